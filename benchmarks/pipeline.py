@@ -22,7 +22,7 @@ from benchmarks.measure import CommandError
 from benchmarks.synthetic import Geometry
 from benchmarks.training import KIT_PACKAGES
 from benchmarks.training_run import Case, prepare
-from hyperpod_ft.planning.pipeline import schedule
+from hyperpod_ft.planning.torch import pipeline_schedule
 from hyperpod_ft.runs.run import Run
 
 GEOMETRY = Geometry(layers=8, hidden=256, intermediate=768, heads=8, kv_heads=4, vocabulary=2048)
@@ -48,7 +48,7 @@ def main() -> None:
                 "ranks": ranks,
                 "micro_batches": micro_batches,
                 "schedule": run.config.parallelism.pipeline_schedule,
-                "formula": schedule.idle_share(run.config, run.plan.degrees),
+                "formula": pipeline_schedule.idle_share(run.config, run.plan.degrees),
                 "idle": statistics.median(idle(passes) for passes in steps),
                 "uneven": statistics.median(_uneven(passes) for passes in steps),
             }

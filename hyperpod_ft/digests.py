@@ -25,7 +25,7 @@ def file_xxh3(path: Path) -> str:
 
 
 def stream_xxh3(stream: RawIOBase) -> str:
-    """As `file_xxh3`, from the stream's position on."""
+    """The digest of `file_xxh3`, from the stream's position on."""
     digest = xxhash.xxh3_128()
     while block := stream.read(_BLOCK_BYTES):
         digest.update(block)

@@ -1,5 +1,7 @@
 """The errors a user can cause. Each reaches the terminal as one line and exit code 2; anything else is a bug."""
 
+from __future__ import annotations  # containers import it before they have the kit's Python
+
 import difflib
 import errno
 import sys
@@ -9,7 +11,7 @@ EXIT_USER_ERROR = 2
 VOLUME_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of the volume, where a traceback does not help.
 VOLUME_ERRORS = (*VOLUME_FULL, errno.EROFS, errno.EACCES, errno.ESTALE)
-_LONGEST = 200
+_MAX_LENGTH = 200
 
 
 class UserError(Exception):
@@ -46,7 +48,7 @@ def first_sentence(error: BaseException) -> str:
     """The first sentence of another library's error message, from its first line, 200 characters at most."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     sentence = line.split(". ")[0].removesuffix(".")
-    return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
+    return sentence if len(sentence) <= _MAX_LENGTH else f"{sentence[:_MAX_LENGTH]}..."
 
 
 def file_of(error: OSError) -> str:

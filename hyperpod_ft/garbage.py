@@ -8,11 +8,11 @@ import gc
 
 
 def pause_collection() -> None:
-    """Before the imports: stop searching for garbage."""
+    """Stop searching for garbage; called before the imports."""
     gc.disable()
 
 
 def resume_collection() -> None:
-    """After the imports: search again, but leave out all objects that exist now."""
+    """Search again, but leave out all objects that exist now; called after the imports."""
     gc.freeze()
     gc.enable()

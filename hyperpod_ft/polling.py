@@ -1,4 +1,4 @@
-"""How often what others do is looked at."""
+"""How often AWS and Slurm are polled."""
 
 import os
 

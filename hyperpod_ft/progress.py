@@ -25,6 +25,11 @@ def format_bytes(size: float) -> str:
     return f"{size / 1e3:.1f} kB"
 
 
+def format_minutes(seconds: float) -> str:
+    """A time to wait: `60 minutes`."""
+    return f"{seconds / 60:.0f} minutes"
+
+
 class ByteProgress:
     """Counts bytes from any thread, and shows them with their rate on stderr."""
 
@@ -85,7 +90,7 @@ def bytes_below(directory: Path) -> int:
     """The total size of all files below a directory, including files still being written."""
     total = 0
     for path in directory.rglob("*"):
-        # another process may remove it meanwhile
+        # another process may remove it
         with contextlib.suppress(FileNotFoundError):
             if path.is_file():
                 total += path.stat().st_size

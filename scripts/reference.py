@@ -45,7 +45,7 @@ def run_file() -> str:
 
 
 def cluster_file() -> str:
-    """The same for the cluster file."""
+    """The cluster file's keys, likewise."""
     lines = [
         "# The cluster file",
         "",
@@ -87,7 +87,7 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _bare(annotation: Any) -> Any:
-    """Without `| None` and the metadata of Annotated."""
+    """The type without `| None` and the metadata of Annotated."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     return get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation

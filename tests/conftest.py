@@ -10,6 +10,8 @@ import pytest
 
 from hyperpod_ft import garbage
 from hyperpod_ft.config import run_file
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.localcluster.programs import find_programs
 from hyperpod_ft.runs.run import Run
 
 # Two threads of torch or numpy in each of several workers on few cores mostly wait for each other, and spin meanwhile.
@@ -54,6 +56,17 @@ def run_file_values(root: Path, **overrides: Any) -> dict[str, Any]:
         else:
             values[section] = value
     return values
+
+
+@pytest.fixture(scope="session")
+def slurm_installed() -> None:
+    """Skip without Slurm, except where it must be there."""
+    try:
+        find_programs()
+    except UserError as error:
+        if os.environ.get("CI") or os.environ.get("HYPERPOD_FT_REQUIRE_SLURM") == "1":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
 
 
 @pytest.fixture

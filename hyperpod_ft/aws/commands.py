@@ -105,7 +105,7 @@ class Commands:
                 whose = f"node {name!r}" if name else "any node"
                 raise UserError(
                     f"cluster {cluster.name}: no lifecycle log for {whose}",
-                    "list nodes with `hyperpod-ft cluster nodes`; a log appears some minutes after its node starts",
+                    "list nodes with `hyperpod-ft cluster nodes`; a log appears a few minutes after its node starts",
                 )
             self.say(f"{cluster_logs.log_group(cluster)} {streams[0]}")
             yield from cluster_logs.lines(logs, cluster, streams[0], follow)
@@ -175,7 +175,7 @@ class Commands:
         # HyperPod reports roles only for clusters whose Slurm it set up; for others the group's name decides
         controller = config.controller.name if config else USUAL_GROUPS[-1]
         if (cluster.group(group).node_type or ("Controller" if group == controller else "")) == "Controller":
-            raise UserError(f"{group} is the controller, of which there is exactly one", "scale another group")
+            raise UserError(f"{group} is the controller group, which always has one instance", "scale another group")
         return cluster
 
     def _nodes(self) -> list[Node]:

@@ -58,7 +58,7 @@ def _find(sagemaker: Any, config: ClusterConfig, subnet_id: str) -> dict[str, An
 
 
 def _create_cluster(sagemaker: Any, request: dict[str, Any], poll_seconds: float) -> bool:
-    """False if the cluster exists: created meanwhile, or by this request when its first answer was lost.
+    """False if the cluster exists: created by another command, or by this request when its first answer was lost.
 
     A new IAM role takes seconds to propagate; until then HyperPod cannot assume it.
     """

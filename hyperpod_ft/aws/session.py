@@ -7,9 +7,11 @@ boto3 finds the credentials itself; none are read, kept or printed here.
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hyperpod_ft import __version__
@@ -17,7 +19,7 @@ from hyperpod_ft.errors import UserError
 
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
 _CONNECTIONS = 10  # botocore's own default
-_LONGEST_MESSAGE = 400
+_MAX_MESSAGE_LENGTH = 400
 
 DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AllAccessDisabled", "403", "Forbidden")
 _THROTTLED = (
@@ -54,6 +56,7 @@ class Session:
     region: str | None = None
     profile: str | None = None
     _clients: dict[tuple[str, int], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def client(self, service: str, *, connections: int = _CONNECTIONS) -> Any:
         """A cached boto3 client with up to `connections` connections. Only inside `explained`.
@@ -61,13 +64,15 @@ class Session:
         Raises botocore's errors for a missing region or an unknown profile, and ImportError without boto3.
         """
         key = service, connections
-        if key not in self._clients:
-            self._clients[key] = self._new(service, connections)
-        return self._clients[key]
+        with self._lock:
+            if key not in self._clients:
+                self._clients[key] = self._new(service, connections)
+            return self._clients[key]
 
     def credentials(self) -> Any:
         """botocore's credentials, to sign what no client sends; None when there are none. Only inside `explained`."""
-        return self._boto3().get_credentials()
+        with self._lock:
+            return self._boto3.get_credentials()
 
     def _new(self, service: str, connections: int) -> Any:
         from botocore.config import Config  # noqa: PLC0415
@@ -79,10 +84,13 @@ class Session:
             max_pool_connections=connections,
             user_agent_extra=f"hyperpod-ft/{__version__}",
         )
-        return self._boto3().client(service, config=config)
+        return self._boto3.client(service, config=config)
 
+    @cached_property
     def _boto3(self) -> Any:
-        """A separate session: boto3's default one is shared by the whole process and is not thread-safe."""
+        """One for all clients, since each session reads boto3's files of endpoints anew. Sessions are not thread-safe:
+        it is used under the lock, and boto3's default one, which the whole process shares, not at all.
+        """
         import boto3  # noqa: PLC0415 - see above
 
         return boto3.Session(profile_name=self.profile, region_name=self.region or os.environ.get("AWS_REGION"))
@@ -150,7 +158,7 @@ def error_message(error: BaseException) -> str:
 def redacted(text: str) -> str:
     """`text` on one line, shortened, without signatures, tokens and access keys."""
     line = _SECRET.sub(lambda match: f"{match[1] or match[2] or ''}...", " ".join(text.split()))
-    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
+    return line if len(line) <= _MAX_MESSAGE_LENGTH else f"{line[:_MAX_MESSAGE_LENGTH]}..."
 
 
 def explain(error: BaseException, remedies: Mapping[str, str]) -> tuple[str, str]:
@@ -164,7 +172,7 @@ def explain(error: BaseException, remedies: Mapping[str, str]) -> tuple[str, str
     if code in DENIED:
         found = _ACTION.search(error_message(error))
         action = found[1] if found else _PERMISSIONS.get(operation, operation)
-        return f"access denied to {action} ({code})", f"allow {action} to these credentials"
+        return f"access denied to {action} ({code})", f"grant these credentials {action}"
     if code in _EXPIRED:
         return f"the AWS credentials have expired ({code})", _RENEW
     if code in _INVALID:

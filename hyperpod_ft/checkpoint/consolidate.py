@@ -165,7 +165,7 @@ def _identity(tensors: Collection[LogicalTensor]) -> dict[str, Any]:
 def _match(
     where: Path, trained: Mapping[str, LogicalTensor], base: Mapping[str, LogicalTensor], is_tied: bool
 ) -> dict[str, LogicalTensor]:
-    """For each name of the base the tensor to write there, in the base's order."""
+    """The tensor to write for each name of the base, in the base's order."""
     both = {tied.OUTPUT, tied.embedding(base) or tied.embedding(trained) or ""} if is_tied else set()
     if either := next((trained[name] for name in sorted(both, reverse=True) if name in trained), None):
         # one parameter under two names: the checkpoint and the base may each have either

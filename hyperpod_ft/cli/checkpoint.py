@@ -25,7 +25,7 @@ app = typer.Typer()
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="New directory to write.")]
 ShardSize = Annotated[
     str | None,
-    typer.Option("--max-shard-size", metavar="GB", help="Limit of each weight file of a model.", show_default="5"),
+    typer.Option("--max-shard-size", metavar="GB", help="Maximum size of each weight file.", show_default="5"),
 ]
 Dtype = Annotated[
     str,

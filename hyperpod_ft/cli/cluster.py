@@ -1,6 +1,5 @@
 """`hyperpod-ft cluster`: each command parses, calls one function and prints. boto3 is imported late."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli import show_cluster
-from hyperpod_ft.cli.confirmation import typed
+from hyperpod_ft.cli import show_cluster, tables
+from hyperpod_ft.cli.confirmation import require_yes, typed
 from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.errors import ConfigError, UserError
 
@@ -152,7 +151,7 @@ def scale(
     commands = _commands(_find(cluster, region), profile)
     removed = commands.instances_removed(group, count)
     if removed and not yes:
-        _confirm(
+        require_yes(
             f"{group}: HyperPod terminates {removed} of its instances, chosen by HyperPod, with their jobs. Continue?"
         )
     with _interruptible():
@@ -174,7 +173,7 @@ def replace_node(
     chosen = commands.find_nodes(node)
     if not yes:
         names = ", ".join(f"{one.group} {one.instance_id}" for one in chosen)
-        _confirm(f"Replace {names}? Their jobs are killed and their local disks lost; the shared volume is kept.")
+        require_yes(f"Replace {names}? Their jobs are killed and their local disks lost; the shared volume is kept.")
     with _interruptible():
         commands.replace(chosen, None if no_wait else timeout)
 
@@ -284,7 +283,7 @@ def _find(reference: str, region: str | None) -> "ClusterReference":
 
 
 def _commands(
-    target: "ClusterReference", profile: str | None, say: Callable[[str], None] = show_cluster.progress
+    target: "ClusterReference", profile: str | None, say: Callable[[str], None] = tables.progress
 ) -> "Commands":
     from hyperpod_ft.aws.commands import Commands  # noqa: PLC0415 - keeps --help quick
 
@@ -302,10 +301,3 @@ def _interruptible() -> Iterator[None]:
             " or `hyperpod-ft cluster delete` to delete them"
         )
         raise
-
-
-def _confirm(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise UserError(f"{question} Not a terminal", "pass --yes")
-    if not typer.confirm(question):
-        raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Asking before something is deleted."""
+"""Asking before something is deleted or changed."""
 
 import sys
 
@@ -15,3 +15,11 @@ def typed(name: str, confirm: str | None) -> str:
         raise UserError(f"cannot confirm the deletion of {name}: not a terminal", f"pass --confirm {name}")
     answer: str = typer.prompt("Type its name to continue")
     return answer
+
+
+def require_yes(question: str) -> None:
+    """Raises UserError without a terminal, and typer's Exit for a no."""
+    if not sys.stdin.isatty():
+        raise UserError(f"{question} Not a terminal", "pass --yes")
+    if not typer.confirm(question):
+        raise typer.Exit(1)

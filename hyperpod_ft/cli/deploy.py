@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hyperpod_ft.cli import show_endpoints
+from hyperpod_ft.cli import show_endpoints, tables
+from hyperpod_ft.cli.confirmation import require_yes
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
@@ -66,16 +67,16 @@ def create(
     """
     found = _run(run, overrides)
     commands = _commands(found, None, profile)
-    planned = commands.preview(found)
-    show_endpoints.planned(planned, commands.price(planned.target.settings.instance_type))
+    deployment = commands.preview(found)
+    show_endpoints.preview(deployment, commands.price(deployment.target.settings.instance_type))
     if dry_run:
-        show_endpoints.requests(planned)
-    commands.check(planned)
+        show_endpoints.requests(deployment)
+    commands.check(deployment)
     if dry_run:
         return
-    with _interruptible(planned.target.name, planned.delete_command):
-        proof = commands.deploy(planned, keep=keep)
-    raise typer.Exit(show_endpoints.deployed(planned, proof))
+    with _interruptible(deployment.target.name, deployment.delete_command):
+        proof = commands.deploy(deployment, keep=keep)
+    raise typer.Exit(show_endpoints.deployed(deployment, proof))
 
 
 @app.command("list")
@@ -139,7 +140,7 @@ def delete(
     """
     name, commands, run = _found(endpoint, region, profile)
     if not yes:
-        show_endpoints.confirm(f"Delete endpoint {name} in {commands.region}?")
+        require_yes(f"Delete endpoint {name} in {commands.region}?")
     with _interruptible(name, f"hyperpod-ft deploy delete {endpoint}"):
         commands.delete(name, run, keep_bundle=keep_bundle)
     print(f"Endpoint {name} no longer costs money{', except its files in S3' * keep_bundle}.")
@@ -167,7 +168,7 @@ def _commands(run: "Run | None", region: str | None, profile: str | None) -> "En
     from hyperpod_ft.serving.endpoint.deployment import region_of  # noqa: PLC0415 - as above
 
     named = region_of(run) if run else None
-    return EndpointCommands.of(region or named, profile, show_endpoints.progress)
+    return EndpointCommands.of(region or named, profile, tables.progress)
 
 
 @contextmanager
@@ -176,7 +177,7 @@ def _interruptible(name: str, delete_command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        show_endpoints.progress(
+        tables.progress(
             f"interrupted: what was created for {name} is kept and may cost money;"
             f" run the command again to continue, or delete it: {delete_command}"
         )

@@ -244,7 +244,8 @@ def compare(
 
     from hyperpod_ft.cli import show_runs
     from hyperpod_ft.launch.launchers import Launchers
-    from hyperpod_ft.runs import figures, references
+    from hyperpod_ft.runs import references
+    from hyperpod_ft.runs.results import figures
 
     found = [references.find(run) for run in runs]
     for known in found:
@@ -271,6 +272,7 @@ def _load(run_file: str, overrides: list[str] | None) -> "Run":
 def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, origin: str = "") -> None:
     from hyperpod_ft import publish
     from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.cli.watch import follow_run
     from hyperpod_ft.launch import submit
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
@@ -281,7 +283,7 @@ def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, orig
         publish.write_text(run.origin, origin)
     references.set_last_run(run)
     show_runs.submitted(run, jobs)
-    if watch and not show_runs.watch(run, launchers):
+    if watch and not follow_run(run, launchers):
         raise typer.Exit(1)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli import show_cluster
+from hyperpod_ft.cli import show_cluster, tables
 from hyperpod_ft.cli.confirmation import typed
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import poll_seconds
@@ -48,7 +48,7 @@ def setup(
         return
     made = training_resources.deploy(
         _session(region, profile),
-        lambda event: show_cluster.progress(f"stack {name}: {event}") if event.worth_reporting else None,
+        lambda event: tables.progress(f"stack {name}: {event}") if event.worth_reporting else None,
         name=name,
         file_system=file_system,
         poll_seconds=poll_seconds(training_resources.POLL_SECONDS),
@@ -105,7 +105,7 @@ def delete(
         raise UserError(f"not deleted: the name is {name}", f"type it, or pass --confirm {name}")
     left = training_resources.delete(
         _session(region, profile),
-        lambda event: show_cluster.progress(f"stack {name}: {event}") if event.worth_reporting else None,
+        lambda event: tables.progress(f"stack {name}: {event}") if event.worth_reporting else None,
         name=name,
         delete_data=delete_data,
         poll_seconds=poll_seconds(training_resources.POLL_SECONDS),

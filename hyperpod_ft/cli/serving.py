@@ -24,7 +24,7 @@ Device = Annotated[str, typer.Option("--device", help="`cpu`, `cuda`, or `auto`:
 def serve(
     reference: Reference = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; any but this machine's own needs an API key.")
+        str, typer.Option("--host", help="Address to listen on; one that other machines can reach needs an API key.")
     ] = "127.0.0.1",
     port: Annotated[
         int | None, typer.Option("--port", min=0, max=65535, help="0: a free one.", show_default="8000; on a node 0")
@@ -116,5 +116,5 @@ def _stop(reference: str | None) -> None:
 
 def _required(run: "Run | None") -> "Run":
     if run is None:
-        raise UserError("--on-node: needs a run, whose file names the cluster", "give a run")
+        raise UserError("--on-node: needs a run, because the run file names the cluster", "give a run")
     return run

@@ -22,11 +22,6 @@ if TYPE_CHECKING:  # --help and the other commands start without them
     from hyperpod_ft.config.cluster_config import ClusterConfig
 
 
-def progress(line: str) -> None:
-    """Print a line of progress with the time."""
-    print(f"{tables.clock()}  {line}", flush=True)
-
-
 def print_to_stderr(line: str) -> None:
     """Print a line to stderr: stdout belongs to the remote command."""
     print(line, file=sys.stderr, flush=True)

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import typer
-
-from hyperpod_ft.cli.tables import clock, console, table
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.cli.tables import clip, console, table
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.terminal import printable
 
@@ -20,18 +17,13 @@ if TYPE_CHECKING:
 
 PRICES_PAGE = "https://aws.amazon.com/sagemaker/ai/pricing/"
 _DIFFERENCES = 3  # answers that are shown
-_ANSWER_WIDTH = 90
-
-
-def progress(line: str) -> None:
-    print(f"{clock()}  {line}", file=sys.stderr, flush=True)
 
 
 def piece(text: str) -> None:
     print(printable(text, keep="\n\t"), end="", flush=True)
 
 
-def planned(deployment: "Deployment", price: float | None) -> None:
+def preview(deployment: "Deployment", price: float | None) -> None:
     """What will be made, how it fits, and what it costs."""
     target, bundle = deployment.target, deployment.bundle
     settings, fit = target.settings, target.fit
@@ -74,9 +66,9 @@ def deployed(deployment: "Deployment", proof: "Proof | None") -> int:
     else:
         print(proof.summary())
         for one in proof.different[:_DIFFERENCES]:
-            print(f"  prompt   {_clip(one.question.prompt)}")
-            print(f"  recorded {_clip(one.question.tuned)}")
-            print(f"  endpoint {_clip(one.answer)}")
+            print(f"  prompt   {clip(one.recorded.prompt)}")
+            print(f"  recorded {clip(one.recorded.tuned)}")
+            print(f"  endpoint {clip(one.answer)}")
         print(f"All answers: {deployment.run.endpoint_proof}")
     print(f"Ask it:    hyperpod-ft deploy ask {name} 'TEXT'")
     print(f'OpenAI:    eval "$(hyperpod-ft deploy url {name})"')
@@ -123,20 +115,7 @@ def listed(found: Sequence["Listed"], region: str, as_json: bool) -> None:
     )
 
 
-def confirm(question: str) -> None:
-    """Raises UserError without a terminal, and typer's Exit for a no."""
-    if not sys.stdin.isatty():
-        raise UserError(f"{question} Not a terminal", "pass --yes")
-    if not typer.confirm(question):
-        raise typer.Exit(1)
-
-
 def _price(price: float | None, instances: int) -> str:
     if price is None:
         return "unknown"
     return f"${price * instances:,.2f} an hour"
-
-
-def _clip(text: str) -> str:
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= _ANSWER_WIDTH else line[: _ANSWER_WIDTH - 1] + "…"

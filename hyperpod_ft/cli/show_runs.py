@@ -1,34 +1,28 @@
-"""Output of the commands about runs: plain lines, and on a terminal a table that follows a run."""
+"""Output of the commands about runs: lines and tables."""
 
-import json
 import sys
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
-from hyperpod_ft.cli.tables import clock, console, shown, table
-from hyperpod_ft.launch.follow import follow, last_lines
-from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.cli.tables import clip, console, shown, table
+from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, NO_MAIL
-from hyperpod_ft.launch.sagemaker.place import tuned_model
+from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
-from hyperpod_ft.runs import figures
-from hyperpod_ft.runs.exact_count import ExactCount
-from hyperpod_ft.runs.figures import Figures
 from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.results import figures
+from hyperpod_ft.runs.results.figures import Figures
+from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.terminal import printable
 
-_LINE_EVERY_SECONDS = 10.0
 _ANSWERS_SHOWN = 8
-_ANSWER_WIDTH = 90
 _STYLES = {
     "done": "green",
     "running": "cyan",
@@ -41,7 +35,7 @@ _STYLES = {
 
 def plan(known: Preview) -> None:
     run, degrees = known.run, known.run.plan.degrees
-    print(f"run       {run.config.name}/{run.plan.run_id}  in {shown(run.directory)}")
+    print(f"run       {run.full_name}  in {shown(run.directory)}")
     training = run.config.training
     print(f"engine    {run.config.engine}, {training.objective}, {training.method}, {training.precision}")
     print(
@@ -66,14 +60,14 @@ def plan(known: Preview) -> None:
     stages = table("stage", "", "why", "nodes", "partition", "fingerprint")
     for stage in known.stages:
         skipped = "not needed by later stages" if stage.reason else "done"
-        resources = stage.planned.resources
+        resources = stage.plan.resources
         stages.add_row(
-            stage.planned.name,
+            stage.plan.name,
             "run" if stage.runs else "skip",
             stage.reason if stage.runs else skipped,
             str(resources.nodes),
             resources.partition or "default",
-            stage.planned.fingerprint,
+            stage.plan.fingerprint,
         )
     console().print(stages)
     if known.training_jobs:
@@ -105,17 +99,17 @@ def _proposal(proposal: Proposal) -> RenderableType:
 
 def submitted(run: Run, jobs: Sequence[Job]) -> None:
     if not jobs:
-        print(f"Nothing to submit: every stage of {run.config.name}/{run.plan.run_id} is done.")
-        print(f"Model: {shown(tuned_model(run))}")
+        print(f"Nothing to submit: every stage of {run.full_name} is done.")
+        print(f"Model: {shown(tuned_model_location(run))}")
         return
     skipped = [stage.name for stage in run.plan.stages if run.is_done(stage.name)]
     stages_of: dict[str, list[str]] = {}
     for job in jobs:  # a training job runs several stages
         stages_of.setdefault(job.job_id, []).append(job.stage)
     listed = ", ".join(f"{' + '.join(stages)} {job_id}" for job_id, stages in stages_of.items())
-    print(f"Submitted {run.config.name}/{run.plan.run_id}: {listed}")
+    print(f"Submitted {run.full_name}: {listed}")
     if jobs[0].launcher == LAUNCHER:
-        print(_created(jobs[0].job_id))  # the first one; the others wait for its records
+        print(created_line(jobs[0].job_id))  # the first one; the others wait for its records
         if run.config.cluster.mail_user:
             print(f"warning: cluster.mail_user: {NO_MAIL} (docs/training-jobs.md)", file=sys.stderr)
     if skipped:
@@ -128,31 +122,31 @@ def submitted(run: Run, jobs: Sequence[Job]) -> None:
 
 def status(current: RunStatus) -> None:
     if current.created:
-        print(_created(current.created))
-    console().print(_status_table(current))
+        print(created_line(current.created))
+    console().print(status_table(current))
     if current.figures:
         print(f"trained: {figures.line(current.figures)}")
-    _advice(current)
+    advice(current)
 
 
-def _created(job: str) -> str:
+def created_line(job: str) -> str:
     return f"created training job {job}"
 
 
-def _status_table(current: RunStatus) -> RenderableType:
+def status_table(current: RunStatus) -> RenderableType:
     stages = table("stage", "state", "job", "")
     for stage in current.stages:
         detail = f"{stage.seconds:.1f} s  {stage.detail}" if stage.seconds is not None else stage.detail
         if stage.stage == "train" and stage.state == "running" and current.progress:
             samples = current.progress.samples_per_second
             rate = f"  {samples:,.2f} samples/s" if samples else ""
-            detail = f"{_progress(current)}{rate}  {detail}"
+            detail = f"{training_progress(current)}{rate}  {detail}"
         detail = ", ".join(part for part in (stage.restarts, detail) if part)
         stages.add_row(stage.stage, Text(stage.state, _STYLES.get(stage.state, "")), stage.job_id, Text(detail))
     return Group(Text(f"{current.name}: {current.state}  ({shown(current.directory)})"), stages)
 
 
-def _progress(current: RunStatus) -> str:
+def training_progress(current: RunStatus) -> str:
     progress = current.progress
     if progress is None:
         return ""
@@ -163,7 +157,7 @@ def _progress(current: RunStatus) -> str:
     return f"step {progress.step}{total}  loss {progress.loss:.4f}{preferred}{rate}{mfu}"
 
 
-def _advice(current: RunStatus) -> None:
+def advice(current: RunStatus) -> None:
     """A failed stage's error message, and in any case what to do next."""
     directory = shown(current.directory)
     if current.note:
@@ -182,74 +176,19 @@ def _advice(current: RunStatus) -> None:
         print(f"Model: {shown(current.model)}")
 
 
-def watch(run: Run, launchers: Launchers) -> bool:
-    """Follow a run until no job is active; returns whether all is done. Ctrl-C ends the watching, not the run."""
-    statuses = follow(run, launchers)
-    try:
-        current = _watch_terminal(statuses) if sys.stdout.isatty() else _watch_lines(statuses)
-    except KeyboardInterrupt:
-        print(f"\nNo longer watching. Stop the run: hyperpod-ft cancel {shown(run.directory)}")
-        raise SystemExit(130) from None
-    if current.state == "done":
-        results(run)
-    _advice(current)
-    return current.state == "done"
-
-
-def _watch_terminal(statuses: Iterable[RunStatus]) -> RunStatus:
-    with Live(console=console(), auto_refresh=False) as live:
-        for current in statuses:
-            if current.created:
-                print(f"{clock()}  {_created(current.created)}", flush=True)
-            if current.note:
-                print(f"{clock()}  {current.note}", file=sys.stderr, flush=True)
-            else:
-                live.update(_status_table(current), refresh=True)
-    return current
-
-
-def _watch_lines(statuses: Iterable[RunStatus]) -> RunStatus:
-    printed: dict[str, str] = {}
-    progress_printed = 0.0
-    for current in statuses:
-        if current.created:
-            print(f"{clock()}  {_created(current.created)}", flush=True)
-        if current.note:
-            print(f"{clock()}  {current.note}", file=sys.stderr, flush=True)
-            continue
-        for stage in current.stages:
-            now = f"{stage.state}, {stage.restarts}" if stage.restarts else stage.state
-            if printed.get(stage.stage) != now and stage.state not in ("pending", "not run"):
-                printed[stage.stage] = now
-                seconds = f" in {stage.seconds:.1f} s" if stage.seconds is not None else ""
-                print(f"{clock()}  {stage.stage:<12} {now}{seconds}", flush=True)
-        training = any(stage.stage == "train" and stage.state == "running" for stage in current.stages)
-        if current.progress and training and time.monotonic() - progress_printed > _LINE_EVERY_SECONDS:
-            progress_printed = time.monotonic()
-            print(f"{clock()}  {'train':<12} {_progress(current)}", flush=True)
-    return current
-
-
 def results(run: Run) -> None:
     """Base and tuned answers side by side, and the figures."""
-    values = json.loads(run.samples_path.read_text(encoding="utf-8"))
-    shown_rows = [*values["prompts"], *values["samples"]][:_ANSWERS_SHOWN]
+    samples = Samples.read(run.samples_path)
     answers = table("prompt", "base model", "tuned model")
-    for row in shown_rows:
-        answers.add_row(*(Text(_clip(row[column])) for column in ("prompt", "base", "tuned")))
+    for row in samples.all_answers[:_ANSWERS_SHOWN]:
+        answers.add_row(*(Text(clip(text)) for text in (row.prompt, row.base, row.tuned)))
     console().print(answers)
-    for split, exact in values["exact_match"].items():
-        if exact["rows"]:
-            print(ExactCount(**exact).line(split))
-    if loss := values["validation_loss"]:
-        print(f"validation loss: base {loss['base']['mean']:.4f}, tuned {loss['tuned']['mean']:.4f}")
+    for split, exact in samples.exact_match.items():
+        if exact.rows:
+            print(exact.line(split))
+    if loss := samples.validation_loss:
+        print(f"validation loss: base {loss.base.mean:.4f}, tuned {loss.tuned.mean:.4f}")
     print(f"All answers: {shown(run.samples_path)}")
-
-
-def _clip(text: str) -> str:
-    """One line, of a width that fits a table."""
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= _ANSWER_WIDTH else line[: _ANSWER_WIDTH - 1] + "…"
 
 
 def runs(root: Path, statuses: Sequence[RunStatus]) -> None:

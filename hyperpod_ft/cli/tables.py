@@ -1,10 +1,12 @@
-"""How the commands print: tables, paths as a person types them, the time."""
+"""How the commands print: tables, paths as a person types them, lines of progress."""
 
 import os
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hyperpod_ft.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,3 +39,14 @@ def shown(path: Path | str) -> str:
 
 def clock() -> str:
     return time.strftime("%H:%M:%S")
+
+
+def progress(line: str) -> None:
+    """Print a line with the time to stderr: stdout belongs to the results."""
+    print(f"{clock()}  {line}", file=sys.stderr, flush=True)
+
+
+def clip(text: str, width: int = 90) -> str:
+    """One line, of a width that fits a table."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= width else line[: width - 1] + "…"

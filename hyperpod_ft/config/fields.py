@@ -6,8 +6,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-EXPERIMENTAL_ON_GPUS = "experimental on GPUs: never run on one."  # the end of a description
-
 _SHOWN = 80  # characters of a user's text that an error repeats
 
 _repr = reprlib.Repr()

@@ -136,5 +136,5 @@ CATALOGUE: dict[str, Instance] = {
 
 
 def names() -> list[str]:
-    """For an error: Trainium's types, and the families of others."""
+    """The known types, as an error lists them: Trainium's, and the families of others."""
     return sorted({name if it.device == "neuron" else name.partition(".")[0] for name, it in CATALOGUE.items()})

@@ -12,14 +12,16 @@ from hyperpod_ft.config.fields import NonNegativeInt, Section, matches
 from hyperpod_ft.config.sections.cluster import Cluster
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.config.sections.deploy import Deploy
+from hyperpod_ft.config.sections.dpo import Dpo
 from hyperpod_ft.config.sections.environment import PythonEnvironment
+from hyperpod_ft.config.sections.generate import Generate
 from hyperpod_ft.config.sections.lora import Lora
+from hyperpod_ft.config.sections.merge import Merge
 from hyperpod_ft.config.sections.model import Model
 from hyperpod_ft.config.sections.neuron import Neuron
 from hyperpod_ft.config.sections.parallelism import Parallelism
-from hyperpod_ft.config.sections.results import Generate, Merge
 from hyperpod_ft.config.sections.sagemaker import SageMaker
-from hyperpod_ft.config.sections.training import Dpo, Training
+from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, check_combinations
 
 EngineName = Literal["torch", "neuron"]

@@ -56,7 +56,7 @@ def _check_evaluation(config: RunConfig) -> None:
         if getattr(training, key) and not training.evaluate_every_steps:
             raise ValueError(f"training.{key}: needs validation losses; set training.evaluate_every_steps")
     if training.weights_dtype != "fp32" and not (training.keep_best or training.save_only_model):
-        raise ValueError("training.weights_dtype: only keep_best and save_only_model save such weights; remove it")
+        raise ValueError("training.weights_dtype: has no effect without keep_best or save_only_model; remove it")
 
 
 def _check_objective(config: RunConfig) -> None:
@@ -72,18 +72,18 @@ def _check_objective(config: RunConfig) -> None:
             raise ValueError("dpo: has no effect without training.objective dpo; remove it")
         return
     if config.engine != "torch":
-        raise ValueError("training.objective: dpo is for engine torch; use it, or objective sft")
+        raise ValueError("training.objective: only engine torch supports dpo; set engine: torch, or objective sft")
     if dataset.packing == "wrapped":
         raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
     if dataset.loss_on != "completion":
         raise ValueError("dataset.loss_on: the prompt of a pair cancels in DPO's loss; leave it at completion")
     if CATALOGUE[config.cluster.instance_type].device == "neuron":
         raise ValueError(
-            "training.objective: dpo needs shapes that change with a batch's pairs, which TorchNeuron would compile"
-            " anew; use a GPU instance type"
+            "training.objective: dpo has shapes that differ from batch to batch, and TorchNeuron would compile for"
+            " each; use a GPU instance type"
         )
     for degree, reason in (
-        ("pipeline_parallel", "has no pipelines"),
+        ("pipeline_parallel", "does not support pipelines"),
         ("context_parallel", "needs all tokens of a pair on one rank"),
     ):
         if getattr(parallelism, degree) > 1:
@@ -128,16 +128,16 @@ def _check_torch(config: RunConfig) -> None:
     stages_on_rank = given.virtual_pipeline_parallel
     if given.pipeline_schedule != "interleaved" and stages_on_rank != type(given)().virtual_pipeline_parallel:
         raise ValueError(
-            "parallelism.virtual_pipeline_parallel: only pipeline_schedule interleaved has several stages on a rank;"
-            " remove it, or set that"
+            "parallelism.virtual_pipeline_parallel: has no effect without pipeline_schedule interleaved; remove it, or"
+            " set that schedule"
         )
     if given.offload == "parameters" and given.sharding not in ("auto", "zero3"):
         raise ValueError(
-            f"parallelism.offload: parameters in host memory are gathered layer by layer, not with sharding"
-            f" {given.sharding}; set sharding to zero3, or leave it out"
+            f"parallelism.offload: parameters needs sharding zero3, not {given.sharding}; set sharding to zero3, or"
+            " leave it out"
         )
     if given.sharding == "replicated" and (given.shard_ranks or 1) > 1:
-        raise ValueError("parallelism.shard_ranks: sharding replicated divides nothing; leave one of them out")
+        raise ValueError("parallelism.shard_ranks: has no effect with sharding replicated; leave one of them out")
     if config.lora.quantization != "none":
         if config.training.method != "lora":
             raise ValueError("lora.quantization: has no effect with training.method full; remove it")
@@ -159,7 +159,7 @@ def _check_torch_neuron(config: RunConfig) -> None:
         section, _, name = key.partition(".")
         if getattr(getattr(config, section), name) not in (unset, None):
             raise ValueError(
-                f"{key}: engine torch does not have it on trn2; set it to {str(unset).lower()} or leave it out"
+                f"{key}: engine torch does not support it on trn2; set it to {str(unset).lower()} or leave it out"
             )
 
 
@@ -207,10 +207,10 @@ def _check_torch_only(config: RunConfig) -> None:
             "training.activation_checkpointing: engine neuron has only none and full, for all layers; choose one"
         )
     if training.optimizer_state != "fp32":
-        raise ValueError("training.optimizer_state: engine neuron stores moments as section neuron says; leave it out")
+        raise ValueError("training.optimizer_state: engine neuron has its own, in section neuron; leave it out")
     if config.sagemaker and config.sagemaker.store and config.cluster.nodes > 1:
         raise ValueError(
-            "sagemaker.store: the nodes of a training with engine neuron write their checkpoints to one volume; set"
+            "sagemaker.store: with engine neuron, several nodes write their checkpoints to one shared volume; set"
             " sagemaker.file_system instead"
         )
 

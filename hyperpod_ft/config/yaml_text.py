@@ -74,7 +74,7 @@ class _Loader(yaml.SafeLoader):
             self._deepest += size.height
         else:
             if node is not None and node.tag not in _TAGS:
-                raise _Refused(f"{shortened(node.tag)} is not a type of value that a file may have", mark)
+                raise _Refused(f"{shortened(node.tag)} is not a supported type of value", mark)
             if isinstance(node, yaml.ScalarNode):
                 node.value = _unicode(node.value, mark)
                 self._characters += len(node.value)
@@ -117,7 +117,7 @@ def _unicode(text: str, mark: yaml.Mark) -> str:
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError as error:
-        raise _Refused("a \\u escape of half a character", mark, "write the character itself") from error
+        raise _Refused("a \\u escape that is half of a surrogate pair", mark, "write the character itself") from error
 
 
 for _tag, (_pattern, _first) in _SCALARS.items():
@@ -127,7 +127,7 @@ for _tag, (_pattern, _first) in _SCALARS.items():
 def _decimal(loader: _Loader, node: yaml.ScalarNode) -> int:
     digits = loader.construct_scalar(node)
     if len(digits) > _MAX_DIGITS:
-        raise _Refused(f"a number of {len(digits):,} digits", node.start_mark, "put text in quotation marks")
+        raise _Refused(f"a number with {len(digits):,} digits", node.start_mark, "put text in quotation marks")
     return int(digits)  # 1.1 would read 010 as octal
 
 

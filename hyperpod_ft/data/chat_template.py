@@ -20,8 +20,9 @@ import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.data import prompts, tokenization
+from hyperpod_ft.data import tokenization
 from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.text import prompts
 from hyperpod_ft.errors import UserError
 
 _SYSTEM = "system"

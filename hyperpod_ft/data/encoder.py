@@ -30,6 +30,8 @@ class Encoded:
 
 
 class Backend(Protocol):
+    """A library that tokenizes: tokenizers or tiktoken."""
+
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Encode each text separately. Adds no special tokens, but recognises those written in the text."""
 
@@ -59,7 +61,7 @@ class Encoder:
 
     @classmethod
     def of(cls, loaded: Tokenizer, backend: Backend | None = None) -> "Encoder":
-        """From a tokenizer of transformers."""
+        """The encoder of a tokenizer of transformers."""
         assert loaded.eos_token_id is not None  # tokenizer.load refuses such a model
         # byte-level tokenizers name one too, which they never use
         unknown = loaded.unk_token_id
@@ -96,7 +98,7 @@ class RankedBackend:
 
     @classmethod
     def of(cls, described: ByteLevelBpe, file: Path) -> "RankedBackend | None":
-        """None if tiktoken is not installed, or one of the model's tokens contains the boundary."""
+        """The backend; None if tiktoken is not installed, or one of the model's tokens contains the boundary."""
         try:
             import tiktoken  # noqa: PLC0415 - an optional dependency
         except ImportError:

@@ -85,7 +85,7 @@ IGNORED = -100  # the label that torch's cross_entropy ignores
 
 
 @dataclass(frozen=True)
-class Places:
+class TokenPositions:
     """Where the tokens of consecutive rows come from and go; pieces fill their rows from the left, in order."""
 
     source: Integers  # in the token stream, int64 [tokens]
@@ -95,15 +95,15 @@ class Places:
     rows: Integers  # of the pieces, from 0
 
 
-def places(layout: Layout, first: int, stop: int) -> Places:
-    """Those of rows `first` to `stop`."""
+def token_positions(layout: Layout, first: int, stop: int) -> TokenPositions:
+    """The token positions of rows `first` to `stop`."""
     low, high = np.searchsorted(layout.rows, [first, stop])
     lengths, rows = layout.lengths[low:high], layout.rows[low:high] - first
     before = lengths.cumsum() - lengths
     within = np.arange(lengths.sum()) - np.repeat(before, lengths)
     source = within + np.repeat(layout.starts[low:high], lengths)
     filled = np.bincount(rows, weights=lengths, minlength=stop - first).astype(np.int64)[:, None]
-    return Places(source, filled, within, lengths, rows)
+    return TokenPositions(source, filled, within, lengths, rows)
 
 
 def fill(
@@ -119,7 +119,7 @@ def fill(
 
     Labels are in the column of their token. Positions restart at 0 with each piece, and with the padding.
     """
-    found = places(layout, first, stop)
+    found = token_positions(layout, first, stop)
     columns, filled = np.arange(max_length, dtype=np.int32), found.filled.astype(np.int32)
     is_token = columns < filled
     shape = (stop - first, max_length)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
-from hyperpod_ft.data.example import Example
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.seq2seq.packing import PairedRows
+from hyperpod_ft.data.text.example import Example
 from hyperpod_ft.errors import UserError
 
 SplitName = Literal["train", "validation"]

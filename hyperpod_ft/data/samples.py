@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.data import formats, reading
+from hyperpod_ft.data import reading
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.example import Example
 from hyperpod_ft.data.prepared import Sample, SplitName
 from hyperpod_ft.data.reading import Chunk, Row
+from hyperpod_ft.data.text import formats
+from hyperpod_ft.data.text.example import Example
 
 SAMPLES_PER_SPLIT = 256
 

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.data import formats, reading
+from hyperpod_ft.data import reading
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.example import Example, RowError
 from hyperpod_ft.data.reading import BadRow, Chunk, Row
 from hyperpod_ft.data.seq2seq.truncation import kept_tokens
+from hyperpod_ft.data.text import formats
+from hyperpod_ft.data.text.example import Example, RowError
 
 TOO_LONG = "longer than max_length"
 NOTHING_TO_LEARN = "no token to learn"
@@ -142,7 +143,7 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
 
 
 def _shortened(tokens: Tokens, dataset: Dataset) -> Tokens:
-    """The same examples, each at most as long as it may be."""
+    """The examples, each cut to the length that it may have."""
     lengths = tokens.lengths
     if dataset.packing == "wrapped":
         return tokens
@@ -171,7 +172,7 @@ def _cut_to_fit(documents: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
 
 
 def _too_long(length: int, target: int, dataset: Dataset) -> str:
-    """Of an example of that many tokens; `target`: of the target, for an encoder-decoder."""
+    """Describes an example of that many tokens; `target`: those of the target, for an encoder-decoder."""
     if dataset.max_target_length is None:
         return f"{length} tokens, dataset.max_length is {dataset.max_length}"
     return (

@@ -1,5 +1,7 @@
 """The base model's tokenizer in transformers, and the token ids of a prompt."""
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -23,6 +25,16 @@ class Tokenizer(Protocol):
     def all_special_ids(self) -> list[int]: ...
     def __call__(self, text: str) -> Any: ...
     def get_chat_template(self) -> str: ...
+
+
+def without_torch() -> None:
+    """For programs that need no torch: transformers loads tokenizers and renders chats without it.
+
+    It saves three seconds and 270 MB; the environment variable USE_TORCH no longer does, since transformers 5. Call it
+    before transformers is imported; the program then cannot import torch.
+    """
+    sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not installed
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that it is not
 
 
 def load(model: Path) -> Tokenizer:

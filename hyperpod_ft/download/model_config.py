@@ -8,7 +8,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.download.file_source import source_of
 from hyperpod_ft.download.listing import FileSource, Listing
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.base_model import config_directory, early_config, model_asset
+from hyperpod_ft.runs.assets import config_directory, early_config, model_asset
 
 _WHERE = "model.source"
 
@@ -27,7 +27,7 @@ def ensure_model_config(config: RunConfig) -> None:
     if not wanted:
         raise UserError(f"{_WHERE}: {asset.source} has no {CONFIG}", "choose a transformers model")
     with publish.lock(final.with_name(f".{final.name}.lock")):
-        if config_directory(config):  # by another command, meanwhile
+        if config_directory(config):  # by another command
             return
         _fetch(source, Listing(wanted, listing.commit), final)
 

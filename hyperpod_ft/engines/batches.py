@@ -81,7 +81,7 @@ class PackedSplit:
         return int(np.count_nonzero(self._split.labels[rows, first:] != IGNORED))
 
     def pairs(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of preferences: how many pairs of documents each row has, int64 [rows].
+        """The number of pairs of documents in each row of preferences, int64 [rows].
 
         Padding at the end of a row begins at position 0 too, but is not a second document.
         """
@@ -127,7 +127,7 @@ class DataOrder:
         return result
 
     def first_rows(self, steps: int) -> NDArray[np.int64]:
-        """The rows that the first so many steps train on, each once, in ascending order."""
+        """The rows that the first `steps` steps train on, each once, in ascending order."""
         if steps * self.rows_per_step >= self.rows:
             return np.arange(self.rows)
         return np.unique(np.concatenate([self.step(step) for step in range(1, steps + 1)]))

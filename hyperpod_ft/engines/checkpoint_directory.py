@@ -39,7 +39,8 @@ from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Descript
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.lora_targets import targets
-from hyperpod_ft.runs.run import BEST, Run, checkpoint_name
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import BEST, checkpoint_name
 
 TRAIN_AGAIN = "run stage train again: hyperpod-ft submit --from train --force"
 
@@ -68,7 +69,7 @@ class Progress:
     def evaluated(self, loss: float, patience: int | None, metrics: Mapping[str, float]) -> "Progress":
         """The progress after a validation; `patience`: after how many in a row without a lower loss it stops.
 
-        `metrics`: what was measured beside the loss.
+        `metrics`: what was measured besides the loss.
         """
         best = self.best_validation_loss is None or loss < self.best_validation_loss
         since = 0 if best else self.evaluations_since_best + 1
@@ -154,18 +155,18 @@ def delete_old(run: Run, newest: Path, *, shared: bool = True) -> None:
 
 
 @dataclass(frozen=True)
-class Written:
+class CheckpointFile:
     """A file of a checkpoint, as the rank reports it that wrote it: its size in bytes, and SHA-256."""
 
     size: int
     sha256: str
 
     @classmethod
-    def of(cls, file: Path, sha256: str) -> "Written":
+    def of(cls, file: Path, sha256: str) -> "CheckpointFile":
         return cls(file.stat().st_size, sha256)
 
 
-def write_description(run: Run, progress: Progress, directory: Path, files: Mapping[str, Written]) -> None:
+def write_description(run: Run, progress: Progress, directory: Path, files: Mapping[str, CheckpointFile]) -> None:
     """Write the description of an otherwise complete checkpoint; `files`: all of its files, by name."""
     config, degrees = run.config, run.plan.degrees
     family = str(read_config(run.base_model).get("model_type", ""))

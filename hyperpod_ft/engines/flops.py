@@ -2,7 +2,7 @@
 
 A dense decoder multiplies each token by every matrix: per parameter, 2 operations forward, 2 for the gradient of the
 matrix's input and 2 for that of the matrix itself (Kaplan et al., arXiv:2001.08361, section 2.1). A frozen matrix, such
-as one with LoRA factors, has no gradient of its own: 4 instead of 6. Attention over T positions adds
+as one with LoRA factors, needs no weight gradient: 4 instead of 6. Attention over T positions adds
 12 * L * H * Q * T for L layers of H heads of size Q (Chowdhery et al., arXiv:2204.02311, appendix B), trained or not,
 since gradients flow through it; as in that paper, nothing is deducted for the causal mask
 or for the borders of packed documents.

@@ -15,7 +15,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.throughput import Throughput
-from hyperpod_ft.runs.metrics import intact_rows
+from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.run import Run
 
 _IN_LINES = ("rewards/margins", "rewards/accuracies")  # of an objective's other metrics, those in the log
@@ -39,7 +39,7 @@ class StepMetrics:
     mfu: float | None
     memory_mb: float  # peak of rank 0: the accelerator's memory, or the process's own on CPU; 1e6 bytes
     seconds: float  # in the training loop so far, over all attempts
-    others: Mapping[str, float]  # the objective's other metrics, keys of their own
+    others: Mapping[str, float]  # the objective's other metrics, each under its own key
 
     def as_dict(self) -> dict[str, Any]:
         values = asdict(self)

@@ -83,7 +83,7 @@ def _why_damaged(directory: Path, processes: Processes, volume: Volume, run: Run
 
 
 def _progress(values: Mapping[str, Any]) -> Progress:
-    """From JSON, which has no tuples."""
+    """Progress read from JSON, which has no tuples."""
     return Progress(**{**values, "resumed_from": tuple(values["resumed_from"])})
 
 

@@ -22,7 +22,7 @@ def flops_per_token(shape: T5Shape, dataset: Dataset, targets: frozenset[str], r
         of_source += (encoder + crossing) * inputs * outputs
         of_target += (decoder - crossing) * inputs * outputs
     of_target += shape.vocabulary * shape.hidden
-    each = 6 if rank is None else 4  # a frozen matrix has no gradient of its own
+    each = 6 if rank is None else 4  # a frozen matrix needs no weight gradient
     operations = each * (source * of_source + target * of_target)
     if rank is not None:
         adapters = shape.adapters(targets, rank)

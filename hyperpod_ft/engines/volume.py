@@ -12,7 +12,7 @@ class Volume:
     """How this rank sees a directory. `leads`: it makes, publishes and removes what is in it on its volume.
 
     `shared`: every rank sees the same directory. Otherwise each node has its own part of what ranks write, and nodes
-    get the parts of others from somewhere else before training (launch/sagemaker/checkpoint_store.py).
+    get the parts of others from somewhere else before training (launch/sagemaker/store/checkpoint_store.py).
     """
 
     leads: bool

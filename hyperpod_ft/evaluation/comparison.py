@@ -2,11 +2,10 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from hyperpod_ft.evaluation.loss import Loss
-from hyperpod_ft.runs.exact_count import ExactCount
+from hyperpod_ft.runs.results.samples import ExactCount, Losses, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.terminal import printable
 
 _COLUMN = 48
@@ -37,14 +36,6 @@ class AnswerPair:
 
 
 @dataclass(frozen=True)
-class Losses:
-    """Both models on the same validation rows."""
-
-    base: Loss
-    tuned: Loss
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Both models' answers and losses: the result of stage generate."""
 
@@ -66,41 +57,35 @@ class Comparison:
         same_loss = self.validation is not None and self.validation.base.mean == self.validation.tuned.mean
         return bool(self.compared) and not self.changed and same_loss
 
-    def figures(self) -> dict[str, Any]:
-        """The numbers alone, for the stage's record."""
-        return {
-            "exact_match": {split: asdict(self.exact(split)) for split in ("train", "validation")},
-            "validation_loss": asdict(self.validation) if self.validation else None,
-            "answers": len(self.compared),
-            "answers_changed": sum(not row.same for row in self.compared),
-        }
-
-    def as_dict(self) -> dict[str, Any]:
-        """`samples.json`."""
-        return self.figures() | {
-            "prompts": [
-                {"prompt": row.prompt, "templated": row.templated, "base": row.base, "tuned": row.tuned}
+    def samples(self) -> Samples:
+        return Samples(
+            {"train": self.exact("train"), "validation": self.exact("validation")},
+            self.validation,
+            len(self.compared),
+            sum(not row.same for row in self.compared),
+            tuple(
+                RecordedAnswers(row.prompt, row.templated, row.base, row.tuned)
                 for row in self.compared
                 if row.origin == "prompts"
-            ],
-            "samples": [
-                {
-                    "split": row.origin,
-                    "prompt": row.prompt,
-                    "templated": row.templated,
-                    "expected": row.expected,
-                    "base": row.base,
-                    "tuned": row.tuned,
-                    "base_exact": row.base_exact,
-                    "tuned_exact": row.tuned_exact,
-                }
+            ),
+            tuple(
+                SampledRow(
+                    row.origin,
+                    row.prompt,
+                    row.templated,
+                    row.expected or "",
+                    row.base,
+                    row.tuned,
+                    row.base_exact,
+                    row.tuned_exact,
+                )
                 for row in self.compared
                 if row.origin != "prompts"
-            ],
-        }
+            ),
+        )
 
     def as_text(self) -> str:
-        """The same for the log of a job: plain text, base left, tuned right."""
+        """The comparison as plain text for the log of a job: base left, tuned right."""
         lines = [line for row in self.compared for line in _side_by_side(row)]
         for split in ("train", "validation"):
             exact = self.exact(split)

@@ -14,7 +14,7 @@ _PROGRESS_SECONDS = 5
 
 
 @dataclass(frozen=True)
-class Answer:
+class GreedyAnswer:
     """`ids` exclude the token that ended the answer; `finished`: there was one."""
 
     text: str
@@ -24,7 +24,7 @@ class Answer:
 
 def answers(
     model: PreTrainedModel, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], max_new_tokens: int
-) -> list[Answer]:
+) -> list[GreedyAnswer]:
     """The model's greedy answer to each prompt (token ids), in order.
 
     Batches hold prompts of similar length, padded on the left and masked, so that every answer of a causal model begins
@@ -33,7 +33,7 @@ def answers(
     padding = pad_id(tokenizer)
     stops = make_greedy(model, tokenizer)
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-    found: dict[int, Answer] = {}
+    found: dict[int, GreedyAnswer] = {}
     printed = time.monotonic()
     for first in range(0, len(order), _BATCH_PROMPTS):
         batch = order[first : first + _BATCH_PROMPTS]
@@ -92,7 +92,7 @@ def _stops(model: PreTrainedModel, tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(token for token in (*named, tokenizer.eos_token_id) if token is not None)
 
 
-def _answer(tokenizer: Tokenizer, ids: list[int], stops: frozenset[int]) -> Answer:
+def _answer(tokenizer: Tokenizer, ids: list[int], stops: frozenset[int]) -> GreedyAnswer:
     end = next((position for position, token in enumerate(ids) if token in stops), None)
     kept = ids if end is None else ids[:end]
-    return Answer(text_of(tokenizer, kept), tuple(kept), end is not None)
+    return GreedyAnswer(text_of(tokenizer, kept), tuple(kept), end is not None)

@@ -11,25 +11,13 @@ from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from hyperpod_ft.config.sections.training import Dpo
+from hyperpod_ft.config.sections.dpo import Dpo
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.data.prepared import PairedSplit, Split
+from hyperpod_ft.runs.results.samples import Loss
 
 # The most tokens in one forward pass; a row is never cut. Bounds the logits: 4,096 x 128,256 x 2 bytes is 1 GB.
 _BATCH_TOKENS = 4096
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A mean over the first `rows` of `rows_available` rows, in nats per label token, or for preferences per pair.
-
-    `tokens`: how many label tokens there are.
-    """
-
-    mean: float
-    tokens: int
-    rows: int
-    rows_available: int
 
 
 @torch.inference_mode()
@@ -46,7 +34,7 @@ def mean_loss(model: PreTrainedModel, split: Split | PairedSplit, max_rows: int)
 
 @dataclass(frozen=True)
 class DocumentLosses:
-    """Of the documents in the first `rows` of `rows_available` rows, in their order.
+    """The losses of the documents in the first `rows` of `rows_available` rows, in their order.
 
     summed: cross entropies in nats over a document's label tokens, float64 [documents]; tokens: how many there are.
     """

@@ -18,12 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
-from hyperpod_ft.runs import metrics
-from hyperpod_ft.runs.container import NOTICE_STATUS, TERMINATED_STATUS
 from hyperpod_ft.runs.restarts import Attempt, NodeFailure
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.signals import NOTICE_STATUS, TERMINATED_STATUS
 
-_LONGEST_PAUSE_SECONDS = 300
+_MAX_PAUSE_SECONDS = 300
 _NODE_FAILURE = TypeAdapter(NodeFailure)
 
 
@@ -118,7 +117,7 @@ def pause_seconds(number: int, accelerators: bool) -> int:
 
     The Neuron runtime takes some seconds to release devices; CPUs need none.
     """
-    return min((15 if accelerators else 1) << (number - 1), _LONGEST_PAUSE_SECONDS)
+    return min((15 if accelerators else 1) << (number - 1), _MAX_PAUSE_SECONDS)
 
 
 def newest_checkpoint(run: Run) -> int:
@@ -128,7 +127,7 @@ def newest_checkpoint(run: Run) -> int:
     """
     written = []
     for step, path in run.checkpoints_by_step().items():
-        with contextlib.suppress(OSError):  # deleted meanwhile
+        with contextlib.suppress(OSError):  # just deleted
             written.append((path.stat().st_mtime_ns, step))
     return max(written, default=(0, 0))[1]
 
@@ -142,9 +141,3 @@ def reference_measured(run: Run) -> int:
         return int(run.reference_count.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return 0
-
-
-def last_step(run: Run) -> int:
-    """The last step in metrics.jsonl; 0 when there is none."""
-    row = metrics.last_row(run.metrics_path)
-    return int(row["step"]) if row else 0

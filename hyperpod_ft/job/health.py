@@ -43,11 +43,11 @@ def problems(reports: Sequence[NodeReport], instance: Instance, replace: Callabl
         if report.temporary_gib is not None and report.temporary_gib < _TEMPORARY_GIB:
             found.append(
                 f"{report.node}: {report.temporary_gib:.1f} GiB free for temporary files, less than {_TEMPORARY_GIB};"
-                " free some"
+                " free some space"
             )
     volume = min((report.volume_gib for report in reports if report.volume_gib is not None), default=None)
     if volume is not None and volume < _VOLUME_GIB:
-        found.append(f"{volume:.1f} GiB free on the shared volume, less than {_VOLUME_GIB}; free some")
+        found.append(f"{volume:.1f} GiB free on the shared volume, less than {_VOLUME_GIB}; free some space")
     return found + _version_differences(reports, replace)
 
 

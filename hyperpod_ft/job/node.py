@@ -19,6 +19,7 @@ from hyperpod_ft.job.job_step import JobStep
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.signals import shell_status
 
 _PRECOMPILE = "--precompile"
 # Below Linux's ephemeral ports. The lifecycle scripts reserve them on nodes (provision/steps/limits.py).
@@ -67,7 +68,7 @@ def master_port(run: Run, step: JobStep) -> int:
     the new rank with that number, which would then wait in init_process_group forever.
     """
     # the run's directory distinguishes clusters that share a host
-    # a training job's hosts have a network of their own
+    # a training job's hosts have their own network
     number = zlib.crc32(bytes(run.directory)) + 101 * int(step.slurm_job or 0) + 13 * step.restarts + step.number
     return MASTER_PORTS[number % len(MASTER_PORTS)]
 
@@ -79,7 +80,7 @@ def main() -> None:
     if CATALOGUE[run.config.cluster.instance_type].has_accelerators or run.plan.degrees.nodes > 1:
         check = [str(run.python), "-m", "hyperpod_ft.job.health", str(run.directory)]
         if status := subprocess.run(check, check=False).returncode:
-            sys.exit(status if status > 0 else 128 - status)
+            sys.exit(shell_status(status))
     step = JobStep.from_environment()
     try:
         meeting = rendezvous(run, step)

@@ -28,14 +28,15 @@ from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.launch.slurm import SlurmAwayError, SlurmLauncher
 from hyperpod_ft.runs import restarts
-from hyperpod_ft.runs.container import NOTICE, NOTICE_STATUS, TERMINATED_STATUS, seconds_to_save
+from hyperpod_ft.runs.container import seconds_to_save
+from hyperpod_ft.runs.job_files import banner
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import STOP_SIGNALS, Attempt
+from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS, TERMINATED_STATUS, shell_status
 
-# Share of the time between Slurm's notice and the limit that the ranks get to save in before the job is requeued.
-_SHARE_TO_SAVE = 0.8
 _POLL_SECONDS = 0.1
 _RECORD_POLL_SECONDS = 1.0  # a file on the shared volume
 # How long the command may take to end once the record is written; then again between SIGTERM and SIGKILL.
@@ -54,12 +55,12 @@ _REQUEUE_RETRY_SECONDS = 5
 class Signals:
     """The signal this process received, and the child that the notice is forwarded to.
 
-    `alone`: nobody else signals the child, as in a training job. Slurm sends SIGTERM to every process of a job.
+    `only_sender`: no one else signals the child, as in a training job. Slurm sends SIGTERM to every process of a job.
     """
 
-    def __init__(self, alone: bool = False) -> None:
+    def __init__(self, only_sender: bool = False) -> None:
         self.received = 0
-        self.alone = alone
+        self.only_sender = only_sender
         self.child: subprocess.Popen[bytes] | None = None
         self._first_at = 0.0
         for number in STOP_SIGNALS:
@@ -70,13 +71,13 @@ class Signals:
         if number == signal.SIGTERM or not self.received:  # SIGTERM outranks the notice
             self.received = number
         # after SIGTERM, torchrun would kill its ranks within half a minute: they get the notice, to save
-        if (number == NOTICE or self.alone) and self.child is not None and self.child.poll() is None:
+        if (number == NOTICE or self.only_sender) and self.child is not None and self.child.poll() is None:
             self.child.send_signal(NOTICE)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        """Start the child. One that arrived meanwhile is forwarded."""
+        """Start the child, and forward a signal that has arrived."""
         self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
-        if self.received and self.alone:
+        if self.received and self.only_sender:
             self.child.send_signal(NOTICE)
         return self.child
 
@@ -117,7 +118,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
             _print(stage, decision, f" in {pause} s")
             signals.wait(pause)
             if not signals.received:
-                print(f"== {stage} job {job_id}, restart {decision.number}", flush=True)
+                print(f"{banner(stage, job_id)}, restart {decision.number}", flush=True)
                 continue
             attempt = replace(attempt, signal=signals.received)
             decision = attempts.decide(attempt, earlier, allowed, bool(step.slurm_job), bool(step.hosts))
@@ -162,13 +163,13 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, beg
     return Attempt(
         job_id=job_id,
         time=utc_now(),
-        status=status if status >= 0 else 128 - status,
+        status=shell_status(status),
         recorded=recorded,
         failures=attempts.failures(directory) if status else (),
         signal=signals.received,
         begun_at=begun_at,
         checkpoint=attempts.newest_checkpoint(run),
-        step=attempts.last_step(run),
+        step=metrics.last_step(run.metrics_path),
     )
 
 
@@ -177,9 +178,8 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
 
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
     """
-    limit = JobStep.from_environment().max_runtime
-    to_save = seconds_to_save(limit) if limit else _SHARE_TO_SAVE * run.plan[stage].resources.warning_seconds
-    seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.alone else _SAVE_TIMEOUT_SECONDS
+    to_save = seconds_to_save(run.plan[stage].resources.warning_seconds, JobStep.from_environment().max_runtime)
+    seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.only_sender else _SAVE_TIMEOUT_SECONDS
     ended = False
     recorded_at, looked_at, told_at = 0.0, 0.0, 0.0
     while child.poll() is None:
@@ -194,7 +194,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
         if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > seconds_to_end:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
-        if signals.alone and signals.received and now - told_at > _TELL_AGAIN_SECONDS:
+        if signals.only_sender and signals.received and now - told_at > _TELL_AGAIN_SECONDS:
             told_at = now
             child.send_signal(NOTICE)
         if signals.received == NOTICE and signals.seconds_since() > to_save:
@@ -222,7 +222,7 @@ def _print(stage: str, decision: Decision, more: str = "") -> None:
 def main() -> int:
     """Run the command line; returns the exit status, and leaves it on the shared volume as every script does."""
     stage, directory, *command = sys.argv[1:]
-    signals = Signals(alone=bool(JobStep.from_environment().hosts))
+    signals = Signals(only_sender=bool(JobStep.from_environment().hosts))
     try:
         run = Run.open(Path(directory))
     except UserError as error:

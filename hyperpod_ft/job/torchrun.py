@@ -13,14 +13,14 @@ from types import FrameType
 from hyperpod_ft.garbage import pause_collection, resume_collection
 from hyperpod_ft.job.attempts import report_failure
 from hyperpod_ft.processes import children
-from hyperpod_ft.runs.container import NOTICE
+from hyperpod_ft.runs.signals import NOTICE, shell_status
 
 
 def main() -> int:
     """Run torchrun with this command line; returns its exit status as a shell would give it."""
     signal.signal(NOTICE, _forward)
     pause_collection()
-    # after the handler: importing torch takes seconds, and a signal would end this process meanwhile
+    # after the handler: importing torch takes seconds, during which a signal would end this process
     from torch.distributed import run  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
@@ -30,7 +30,7 @@ def main() -> int:
         run.main()
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        status = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
+        status = shell_status(failure.exitcode)
         report_failure(rank, status, failure.timestamp)
         print(f"torchrun: rank {rank} ended first, with exit status {status}", file=sys.stderr, flush=True)
         return status

@@ -9,6 +9,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus, StageStatus, status
 from hyperpod_ft.polling import poll_seconds
+from hyperpod_ft.runs.job_files import BANNER
 from hyperpod_ft.runs.run import Run
 
 _AT_WORK = ("running", "pending")
@@ -45,13 +46,22 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
     """The text of a stage's newest log: of the given stage, or of the one that failed, is at work or ended last.
 
     With `until_it_ends`, waits for the stage to start and yields what is added until it ends. A stage without a log
-    yields a line that says so. Raises UserError for an unknown stage.
+    yields a line that says so. Raises UserError for an unknown stage, and when the launcher stops answering for five
+    minutes.
     """
     if stage is not None and stage not in run.plan:
         raise UserError(f"no stage {stage!r} in this run", f"its stages: {', '.join(s.name for s in run.plan.stages)}")
     position, path, job_id = 0, "", ""
+    answered, unanswered = False, 0
     while True:
         current = status(run, launchers)
+        if answered and current.note and until_it_ends:
+            unanswered += 1
+            if unanswered == _ATTEMPTS:
+                raise UserError(current.note, f"later: hyperpod-ft logs -f --run {run.directory}")
+            time.sleep(_RETRY_SECONDS)
+            continue
+        answered, unanswered = not current.note, 0
         chosen = _choose(current, stage)
         # the state is read before the text, so that nothing written before the end is missed
         ended = not until_it_ends or chosen.state not in _AT_WORK
@@ -85,8 +95,7 @@ def fetch_log(run: Run, launchers: Launchers, stage: StageStatus, chosen: str = 
 def last_lines(failed: StageStatus) -> list[str]:
     """The errors that a failed stage printed in its last attempt; the end of its log when it printed none."""
     lines = _tail(Path(failed.log), 400) if failed.log else []
-    # the script prints such a line when it starts
-    started = max((number for number, line in enumerate(lines) if line.startswith("== ")), default=0)
+    started = max((number for number, line in enumerate(lines) if BANNER.match(line)), default=0)
     errors = [line for line in lines[started:] if line.startswith("error: ")]
     return list(dict.fromkeys(errors)) or lines[-_LAST_LINES:]
 

@@ -24,7 +24,7 @@ class Launchers:
 
     @classmethod
     def of(cls, run: Run) -> "Launchers":
-        """With the Slurm the run was last submitted to, if it still exists.
+        """The launchers, with the Slurm that the run was last submitted to, if it still exists.
 
         For a run that was not: the local cluster, for instance type `local`, when it is up and SLURM_CONF is not set.
         """
@@ -49,7 +49,7 @@ class Launchers:
                 launcher.refresh(run)
 
     def advance(self, run: Run) -> str:
-        """`refresh`, and create the job that waits for this program; returns its id, empty when there is none."""
+        """Refresh, and create the job that this program must create; returns its id, or an empty string."""
         created = [launcher.advance(run) for launcher, jobs in self._by_launcher(_unfinished(run)) if jobs]
         return next(filter(None, created), "")
 

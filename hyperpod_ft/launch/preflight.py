@@ -6,17 +6,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.data.prompts import check_prompt, is_chat
+from hyperpod_ft.data.text.prompts import check_prompt, is_chat
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker.groups import groups
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import available
-from hyperpod_ft.planning.model_fit import Fit, check_model_directory
+from hyperpod_ft.planning.model_fit import TrainingFit, check_model_directory
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.planning.training_steps import rows_per_step
-from hyperpod_ft.runs.base_model import config_directory
+from hyperpod_ft.runs.assets import config_directory
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import Steps, steps
@@ -26,7 +26,7 @@ from hyperpod_ft.runs.steps import Steps, steps
 class StagePreview:
     """A stage, whether it will run, and why it is not done; `reason` is empty when it is."""
 
-    planned: StagePlan
+    plan: StagePlan
     runs: bool
     reason: str
 
@@ -48,7 +48,7 @@ class Preview:
 
     run: Run
     stages: tuple[StagePreview, ...]
-    fit: Fit | None  # None: unknown until the model is downloaded
+    fit: TrainingFit | None  # None: unknown until the model is downloaded
     available_bytes: float  # on each rank
     steps: Steps | None  # None: unknown until the dataset is prepared
     rows_per_step: int
@@ -104,7 +104,7 @@ def _training_jobs(run: Run, stages: Sequence[StagePlan]) -> Iterator[TrainingJo
         yield TrainingJobPreview(group.name, names, f"{group.nodes} x ml.{instance_type}", chosen, group.seconds)
 
 
-def check(run: Run) -> Fit | None:
+def check(run: Run) -> TrainingFit | None:
     """Refuse now what would fail in a job later, as far as this machine can see it.
 
     That is: prompts that do not match the dataset's format, an interpreter that does not exist and, for a model that is

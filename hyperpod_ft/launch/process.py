@@ -24,7 +24,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.processes import descendants, is_running
-from hyperpod_ft.runs.container import JOB_ID
+from hyperpod_ft.runs.job_files import JOB_ID
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run

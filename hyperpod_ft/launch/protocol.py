@@ -40,7 +40,7 @@ class Launcher(Protocol):
 
     @property
     def shares_environment(self) -> bool:
-        """Whether its jobs use the environment below `cluster.root`; else each makes one for itself."""
+        """Whether its jobs use the environment below `cluster.root`; otherwise each creates its own."""
 
     def submit(self, run: "Run", stages: Sequence["StagePlan"], submitted: Callable[["Job"], None]) -> None:
         """Submit the stages' scripts, each to start when those of `stages` that it needs have succeeded.

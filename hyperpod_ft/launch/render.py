@@ -16,6 +16,7 @@ from hyperpod_ft import __version__
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.plan import Resources, StagePlan
+from hyperpod_ft.runs.job_files import JOB_ID, banner
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE, shell_templates
 
@@ -67,9 +68,10 @@ def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Ki
 
 
 def _context(run: Run, job: str, resources: Resources, kit: Kit, early: bool, starts_ranks: bool) -> dict[str, Any]:
-    """What the templates read. `job` is a stage's name, or that of a job beside the stages."""
+    """What the templates read. `job` is a stage's name, or that of a job outside the stages."""
     return {
         "stage": job,
+        "banner": banner(job, f"${JOB_ID}"),
         "name": run.config.name,
         "engine": run.config.engine,
         "job_comment": run.job_comment,

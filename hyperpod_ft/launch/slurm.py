@@ -23,7 +23,7 @@ _NO_SLURM = (
 )
 # What Slurm's programs say where they are installed and no cluster is configured.
 _NO_CONFIGURATION = "configuration source"
-# What they say when slurmctld does not answer, whatever was asked of it; any other message is a refusal.
+# The messages when slurmctld does not answer, whatever the request; any other message is a refusal.
 _NO_CONTROLLER = re.compile(r"contact|connect|timed out|answer", re.IGNORECASE)
 _START_CONTROLLER = "check that slurmctld is running"
 
@@ -42,7 +42,7 @@ class _ListedJob:
     comment: str = ""
 
     def is_of(self, run: Run, stages: Sequence[str]) -> bool:
-        """Whether it is a job of one of these stages of the run.
+        """Whether this is a job of one of these stages of the run.
 
         A comment of this kit decides. Where a site has put another in its place, the name does; the caller makes sure
         that the job's id is one of the run's.
@@ -68,7 +68,7 @@ class SlurmLauncher:
         return self.environment.get("SLURM_CONF") or os.environ.get("SLURM_CONF", "")
 
     def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
-        """One sbatch per stage, chained by `afterok`. The jobs inherit this environment: how secrets reach them.
+        """Submit each stage with sbatch, chained by `afterok`. The jobs inherit this environment, and so any secrets.
 
         Raises UserError with sbatch's message; the jobs submitted before it are cancelled then.
         """
@@ -99,7 +99,7 @@ class SlurmLauncher:
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
         """The jobs of the run that have not ended, in whatever state: `jobs`, and others of this user.
 
-        Other users' jobs are not searched: they belong to runs of theirs.
+        Other users' jobs are ignored: they belong to those users' runs.
         """
         found = self._known_jobs(run, jobs, [])
         stages = {run.job_name(stage.name): stage.name for stage in run.plan.stages}

@@ -10,11 +10,12 @@ from typing import Any, Literal
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.place import tuned_model
-from hyperpod_ft.runs import metrics, restarts
-from hyperpod_ft.runs.figures import Figures, figures
+from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
+from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import ISO_UTC
+from hyperpod_ft.runs.results import metrics
+from hyperpod_ft.runs.results.figures import Figures, figures
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import steps
@@ -37,6 +38,8 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class StageStatus:
+    """The state of one stage of a run."""
+
     stage: str
     state: State
     detail: str = ""
@@ -48,6 +51,8 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
+    """The state of a run and of its stages."""
+
     name: str
     directory: str
     model: str  # where the tuned model is, or will be
@@ -71,7 +76,7 @@ class RunStatus:
 def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
     """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note.
 
-    With `advance`, creates the run's next job if that waits for somebody to do it; else only reads.
+    With `advance`, creates the run's next job if it is due; otherwise only reads.
     """
     note = created = ""
     try:
@@ -97,7 +102,7 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
     return RunStatus(
         name=run.config.name,
         directory=str(run.directory),
-        model=tuned_model(run),
+        model=tuned_model_location(run),
         state=_overall(stages),
         stages=stages,
         submitted=min((job.submitted for job in run.jobs()), default=""),

@@ -118,7 +118,7 @@ def _create_run_directory(run: Run) -> None:
         run.logs.mkdir(exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cluster.root: cannot make {run.directory}: {error.strerror}",
+            f"cluster.root: cannot create {run.directory}: {error.strerror}",
             "set it to a directory on the shared volume that you may write to",
         ) from error
 
@@ -129,7 +129,7 @@ def _refuse_another_path(run: Run) -> None:
         root = run_file.open_frozen(run.config_path).root
     except UserError:  # of another version, or damaged: it is rewritten
         return
-    frozen = root / run.config_path.relative_to(run.root)
+    frozen = root / run.relative(run.config_path)
     if root != run.root and frozen.exists() and frozen.samefile(run.config_path):
         raise UserError(
             f"cluster.root: {run.root}: this run was submitted below {root}, the same directory",

@@ -107,19 +107,29 @@ class LocalCluster:
                     first_job_id=self._runtime.next_job_id(block),
                     slurm_version=programs.version_text,
                 )
-                try:
-                    self._runtime.create(spec, programs)
-                    held_fds = (lock.fileno(), block.lock.fileno())
-                    if not self._runtime.start_watch(spec, programs, held_fds, owner):
-                        raise self._failure("the watch over its daemons does not start")
-                    self._wait_until_idle(spec, programs, deadline)
-                    self._command("keep")
-                except BaseException:  # Ctrl-C too
-                    self._runtime.ask("stop")
-                    with suppress(OSError):  # guards of a killed watch may still be running; the next `up` clears
-                        self._runtime.clear()
-                    raise
+                self._start(spec, programs, (lock.fileno(), block.lock.fileno()), owner, deadline)
         return True
+
+    def _start(
+        self,
+        spec: ClusterSpec,
+        programs: Programs,
+        held_fds: tuple[int, ...],
+        owner: ProcessIdentity | None,
+        deadline: float,
+    ) -> None:
+        """Start the daemons and wait until every node is idle; if that fails, none of them is left."""
+        try:
+            self._runtime.create(spec, programs)
+            if not self._runtime.start_watch(spec, programs, held_fds, owner):
+                raise self._failure("the process that watches its daemons does not start")
+            self._wait_until_idle(spec, programs, deadline)
+            self._command("keep")
+        except BaseException:  # Ctrl-C too
+            self._runtime.ask("stop")
+            with suppress(OSError):  # guards of a killed watch may still be running; the next `up` clears
+                self._runtime.clear()
+            raise
 
     def down(self) -> bool:
         """Kill every daemon and job process, and forget the jobs. False if there was nothing to stop."""
@@ -228,7 +238,7 @@ class LocalCluster:
 
     def _command(self, words: str) -> None:
         if self._runtime.ask(words) is None:
-            raise self._failure("the watch over its daemons ended")
+            raise self._failure("the process that watches its daemons ended")
 
     def _failure(self, what: str) -> UserError:
         """An error with the last fatal message of a daemon, if there is one."""

@@ -21,7 +21,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -42,7 +42,7 @@ _CORE = ("munged", "slurmctld")
 
 @dataclass(frozen=True)
 class WatchSpec:
-    """What the watch needs to run a cluster.
+    """What the watching process needs to run a cluster.
 
     Until the starter sends `keep`, the cluster ends with it; after that, with `owner` if any.
 
@@ -58,13 +58,9 @@ class WatchSpec:
     starter: ProcessIdentity
     owner: ProcessIdentity | None
 
-    def to_json(self) -> str:
-        """JSON, for `from_json`."""
-        return json.dumps(asdict(self))
-
     @staticmethod
     def from_json(text: str) -> "WatchSpec":
-        """The inverse of `to_json`."""
+        """From the JSON of its fields."""
         fields = json.loads(text)
         return WatchSpec(
             runtime=fields["runtime"],

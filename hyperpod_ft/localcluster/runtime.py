@@ -8,11 +8,13 @@ not allow spaces); it exists only while the cluster runs.
 import fcntl
 import getpass
 import hashlib
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
@@ -69,7 +71,7 @@ class Runtime:
 
     def create(self, spec: ClusterSpec, programs: Programs) -> None:
         """Write the files that the daemons read."""
-        self.path.mkdir(mode=0o700)  # fails if another process has created it meanwhile
+        self.path.mkdir(mode=0o700)  # fails if another process has created it
         shutil.rmtree(self.logs, ignore_errors=True)
         self.logs.mkdir()
         (self.path / "logs").symlink_to(self.logs, target_is_directory=True)
@@ -78,7 +80,7 @@ class Runtime:
             (self.path / "spool" / name).mkdir(parents=True)
         (self.path / "munge.key").touch(mode=0o600)
         (self.path / "munge.key").write_bytes(os.urandom(128))
-        (self.path / "cluster.json").write_text(spec.to_json())
+        (self.path / "cluster.json").write_text(json.dumps(asdict(spec)))
         host = socket.gethostname().partition(".")[0]
         self.conf.write_text(render_slurm_conf(spec, self.path, getpass.getuser(), host))
         (self.path / "cgroup.conf").write_text(render_cgroup_conf(programs.version))
@@ -108,7 +110,7 @@ class Runtime:
                 starter=starter,
                 owner=owner,
             )
-            (self.path / "watch.json").write_text(watch.to_json())
+            (self.path / "watch.json").write_text(json.dumps(asdict(watch)))
             # If this runs in a Slurm job, the daemons must not inherit its variables.
             inherited = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
             answer = subprocess.run(

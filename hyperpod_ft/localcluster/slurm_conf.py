@@ -5,7 +5,7 @@ versions no longer accept their names.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 MAX_NODES = 31
@@ -32,13 +32,9 @@ class ClusterSpec:
         """slurmctld's port, then each node's."""
         return tuple(range(self.first_port, self.first_port + self.nodes + 1))
 
-    def to_json(self) -> str:
-        """JSON, for `from_json`."""
-        return json.dumps(asdict(self))
-
     @staticmethod
     def from_json(text: str) -> "ClusterSpec":
-        """The inverse of `to_json`."""
+        """From the JSON of its fields."""
         return ClusterSpec(**json.loads(text))
 
 

@@ -1,4 +1,4 @@
-"""What planning asks of an engine: the rules that differ between engines, in one module for each."""
+"""What planning needs from an engine: the rules that differ between engines, in one module for each."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -36,7 +36,7 @@ class Family:
     transposed: bool = False  # weights are [inputs, outputs] (transformers' Conv1D)
     # A norm of queries and one of keys (`q_norm`, `k_norm` of attention): of each head, or of all heads together.
     head_norms: Literal["none", "each", "all"] = "none"
-    # What transformers' attention reads beside the weights: attributes proportional to the rank's query or key heads.
+    # What transformers' attention reads besides the weights: attributes proportional to the rank's query or key heads.
     query_attributes: tuple[str, ...] = ()
     key_attributes: tuple[str, ...] = ()
     # What config.json leaves out: whether input and output embeddings are one matrix, and what has biases, where
@@ -44,7 +44,7 @@ class Family:
     tied: bool = False
     biases: frozenset[Biased] = frozenset()
     norms: int = 2  # of a layer, at the model's width
-    wide_norms: bool = False  # of a form of their own, which keeps input and normalized tensor in fp32
+    wide_norms: bool = False  # of a different form, which keeps input and normalized tensor in fp32
     shared_input: str | None = None  # the module whose output both attention and MLP take in, if it is one
     keys: Mapping[str, str] = field(default_factory=dict)  # spellings in config.json that differ from most families'
 

@@ -10,12 +10,12 @@ from hyperpod_ft.planning.model_shape import ModelShape
 
 
 def targets(lora: Lora, model_type: str) -> tuple[str, ...]:
-    """Ends of modules' names. `model_type`: config.json's."""
+    """The ends of the names of the modules that LoRA adapts. `model_type`: config.json's."""
     return default_targets(model_type) if lora.target_modules is None else lora.target_modules
 
 
 def target_names(lora: Lora, model_type: str) -> frozenset[str]:
-    """Their last parts."""
+    """The last components of the targets' names."""
     return last_parts(targets(lora, model_type))
 
 

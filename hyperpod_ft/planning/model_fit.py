@@ -28,7 +28,7 @@ _FACTORS = (2, 4, 8)  # of nodes, pipeline stages and ranks that share a row
 
 
 @dataclass(frozen=True)
-class Fit:
+class TrainingFit:
     """How a run fits its accelerators."""
 
     sharding: str  # what data-parallel ranks divide, in words
@@ -36,7 +36,7 @@ class Fit:
     pipeline: str | None = None  # how it is cut, in words; None without one
 
 
-def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> Fit:
+def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> TrainingFit:
     """How a run that trains a model on disk fits. Raises UserError when the run cannot train it.
 
     The memory is unknown for families that are not built like Llama: the engine checks those, since it knows their
@@ -53,7 +53,7 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
         check_model(config, degrees, shape)
     sharding = rules.sharding(config, degrees, shape)
     memory = check_memory(config, degrees, shape) if shape is not None else None
-    return Fit(sharding, memory, rules.explain_pipeline(config, degrees, shape) if shape else None)
+    return TrainingFit(sharding, memory, rules.explain_pipeline(config, degrees, shape) if shape else None)
 
 
 def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:

@@ -50,6 +50,8 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
+    """The stages of a run, each after those it needs, and the degrees of parallelism."""
+
     stages: tuple[StagePlan, ...]
     degrees: Degrees
 
@@ -66,6 +68,11 @@ class Plan:
     def run_id(self) -> str:
         """Configurations with the same training are the same run; the stages after it may differ."""
         return self["train"].fingerprint[:12]
+
+    @property
+    def model_stage(self) -> StageName:
+        """The stage that makes the final Hugging Face model."""
+        return "merge" if "merge" in self else "consolidate"
 
     def following(self, name: str) -> tuple[StagePlan, ...]:
         """The stage and all later ones."""

@@ -4,12 +4,7 @@ import re
 
 from hyperpod_ft.runs.run import Run
 
-RUN_TAG = "hyperpod-ft:run"
-
-
-def tag_value(run: Run) -> str:
-    """The value of the tag RUN_TAG: name/id."""
-    return f"{run.config.name}/{run.plan.run_id}"
+RUN_TAG = "hyperpod-ft:run"  # its value is the run's full name
 
 
 def slug(run: Run, longest: int) -> str:

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ft.runs.container import JOB_ID
+from hyperpod_ft.runs.job_files import JOB_ID
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
-from hyperpod_ft.runs.container import NOTICE, NOTICE_STATUS
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
 
 # What asks a training to stop: the notice, or SIGTERM, which scancel sends and torchrun forwards.
 STOP_SIGNALS = (NOTICE, signal.SIGTERM)

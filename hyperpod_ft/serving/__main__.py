@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from hyperpod_ft import publish
+from hyperpod_ft import garbage, publish
 from hyperpod_ft.checkpoint.formats.model_directory import chat_template
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.serving import vllm
-from hyperpod_ft.serving.access import API_KEY, refuse_open, url
-from hyperpod_ft.serving.openai_api import ApiError, Request
-from hyperpod_ft.serving.server import Answers, Server
+from hyperpod_ft.serving.http.access import API_KEY, refuse_open, url
+from hyperpod_ft.serving.http.openai_api import ApiError, Request
+from hyperpod_ft.serving.http.server import Answers, Server
 
 _EXAMPLE = "Which command submits a batch script?"
 
@@ -82,7 +82,7 @@ def _serve(given: argparse.Namespace) -> None:
 
 def _serve_with_vllm(given: argparse.Namespace) -> None:
     if len(given.model) > 1:
-        raise UserError("--model: vLLM serves one model", "give one, and adapters of it")
+        raise UserError("--model: vLLM serves one base model", "give one model, with its adapters")
     key = os.environ.get(API_KEY) or None
     refuse_open(given.host, key)
     port = given.port or vllm.free_port(given.host)
@@ -104,8 +104,11 @@ def _exit(*_: object) -> NoReturn:
 
 def _load(given: argparse.Namespace) -> Answers:
     try:
-        from hyperpod_ft.serving.answering import Answering  # noqa: PLC0415 - imports torch, for seconds
-        from hyperpod_ft.serving.device import device_named  # noqa: PLC0415 - as above
+        garbage.pause_collection()
+        from hyperpod_ft.serving.answers.answering import Answering  # noqa: PLC0415 - imports torch, for seconds
+        from hyperpod_ft.serving.answers.device import device_named  # noqa: PLC0415 - as above
+
+        garbage.resume_collection()
     except ModuleNotFoundError as error:
         raise UserError(f"{sys.executable}: {error}", "pip install 'hyperpod-ft[torch]'") from error
     tokenizer = given.tokenizer or given.model[0][1]

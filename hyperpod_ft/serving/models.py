@@ -55,7 +55,7 @@ def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = Tr
     run = references.find(reference)
     # the adapter is small, and what vLLM adds to the base model
     stored_models.pull(run, [run.tuned_model, *([run.base_model, run.adapter] if base or named else [])])
-    stage = "merge" if "merge" in run.plan else "consolidate"
+    stage = run.plan.model_stage
     if reason := run.why_not_done(stage):
         raise UserError(
             f"{run.directory}: no tuned model yet: stage {stage}: {reason}", f"hyperpod-ft resume {run.directory}"
@@ -64,8 +64,7 @@ def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = Tr
     if base or named:
         kinds.expect("base model", run.base_model, "model")
         directories[BASE] = run.base_model
-    title = f"{run.config.name}/{run.plan.run_id}"
-    return _checked(Models(title, directories, named, run.tuned_model, run))
+    return _checked(Models(run.full_name, directories, named, run.tuned_model, run))
 
 
 def _adapter(text: str) -> tuple[str, Path]:

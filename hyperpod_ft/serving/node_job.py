@@ -57,7 +57,7 @@ def start(
 
 
 def resources(run: Run, time_limit: str | None, *, accelerators: bool) -> Resources:
-    """Those of stage generate, which holds the models too; with `accelerators`, a whole node that has them.
+    """The resources of stage generate, which holds the models too; with `accelerators`, a whole node that has them.
 
     Raises UserError for an invalid time limit.
     """
@@ -101,7 +101,7 @@ def directions(run: Run, job: Job, address: Address) -> list[str]:
     here = address.port if local else 8000
     tunnel = f"ssh -N -L {here}:{address.host}:{address.port} {address.node}"
     return [
-        f"job {job.job_id} serves {run.config.name}/{run.plan.run_id} on {address.node}, port {address.port}",
+        f"job {job.job_id} serves {run.full_name} on {address.node}, port {address.port}",
         *([f"Tunnel: {tunnel}"] * (not local)),
         f"URL:    http://127.0.0.1:{here}/v1",
         f"Log:    {run.log(JOB, job.job_id)}",

@@ -1,4 +1,4 @@
-"""Models of a run of training jobs with a store: those that are asked on this machine are pulled from it first."""
+"""Pull the models of a run from its store, before this machine serves them."""
 
 import sys
 from collections.abc import Collection
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import explained
-from hyperpod_ft.launch.sagemaker.place import place_of
+from hyperpod_ft.launch.sagemaker.store.place import place_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.runs.records import Output
@@ -35,12 +35,12 @@ def pull(run: Run, directories: Collection[Path]) -> None:
 
 
 def _stages(run: Run) -> list[str]:
-    """Those that write models and adapters."""
+    """The stages that write models and adapters."""
     return [stage for stage in ("download", "consolidate", "merge") if stage in run.plan]
 
 
 def _missing(run: Run, directories: Collection[Path]) -> list[Output]:
-    """Files appear when they are complete: one of the recorded size is the recorded one."""
+    """The recorded files below the directories that are not here; a file appears only when it is complete."""
     records = map(run.record, _stages(run))
     return [
         output

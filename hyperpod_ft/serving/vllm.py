@@ -23,7 +23,7 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.processes import die_with_parent
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.access import url
+from hyperpod_ft.serving.http.access import url
 from hyperpod_ft.serving.models import BASE, TUNED, Models
 from hyperpod_ft.serving.vllm_limits import MAX_LORA_RANK, max_lora_rank
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
-from hyperpod_ft.data import chat_template
+from hyperpod_ft.data import chat_template, tokenizer
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -67,4 +67,5 @@ def _last(run: Run) -> Path:
 
 
 if __name__ == "__main__":
+    tokenizer.without_torch()
     main("consolidate", work)

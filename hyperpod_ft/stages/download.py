@@ -16,6 +16,7 @@ from hyperpod_ft.download.file_source import source_of
 from hyperpod_ft.download.listing import dataset_files, model_files
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.runs.assets import dataset_asset, model_asset
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -23,7 +24,7 @@ _MODEL, _DATASET = "model.source", "dataset.source"
 
 
 def work(run: Run) -> Result:
-    model, dataset = run.model_asset, run.dataset_asset
+    model, dataset = model_asset(run.config), dataset_asset(run.config)
     fetched_model = ensure(
         "model",
         _MODEL,

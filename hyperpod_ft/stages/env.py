@@ -31,10 +31,12 @@ _KIT = ("pydantic", "yaml", "numpy", "xxhash", "threadpoolctl", "tiktoken", "tra
 
 # Runs in the environment: tests the imports, and lists the packages for the record.
 _PROBE = """
-import importlib, json, platform, sys
+import gc, importlib, json, platform, sys
 from importlib import metadata
+gc.disable()  # see hyperpod_ft/garbage.py
 for name in sys.argv[1:]:
     importlib.import_module(name)
+gc.freeze()
 packages = {}
 for found in metadata.distributions():
     # of several, the first is the one that is imported
@@ -115,7 +117,7 @@ def check_torch_neuron(python: Path, found: dict[str, Any]) -> None:
     elif [int(number) for number in family] < [2, 13]:
         problem = f"has torch {torch}, and TorchNeuron needs 2.13 or newer; older ones have PyTorch/XLA on Trainium"
     elif plugin.split(".")[:2] != family:
-        problem = f"has torch {torch} and torch-neuronx {plugin}, which are not of one version"
+        problem = f"has torch {torch} and torch-neuronx {plugin}, which are different versions"
     else:
         return
     raise UserError(f"env: {python} {problem}", "set env.python to another interpreter, or leave it out")

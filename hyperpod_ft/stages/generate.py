@@ -18,19 +18,19 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from hyperpod_ft import publish
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import PairedSplit, Prepared, Split
-from hyperpod_ft.data.prompts import is_chat
+from hyperpod_ft.data.text import formats
+from hyperpod_ft.data.text.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import pretrained
-from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison, Losses
-from hyperpod_ft.evaluation.greedy import Answer, answers
-from hyperpod_ft.evaluation.loss import DocumentLosses, Loss, document_losses, mean_loss, preference_losses
+from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
+from hyperpod_ft.evaluation.greedy import GreedyAnswer, answers
+from hyperpod_ft.evaluation.loss import DocumentLosses, document_losses, mean_loss, preference_losses
+from hyperpod_ft.runs.results.samples import Loss, Losses
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -51,7 +51,7 @@ class _Question:
 class _Evaluation:
     """Answers and validation loss of one model; of preferences, the losses of all documents."""
 
-    answers: list[Answer]
+    answers: list[GreedyAnswer]
     loss: Loss | None = None
     documents: DocumentLosses | None = None
 
@@ -92,8 +92,9 @@ def work(run: Run) -> Result:
         )
     if questions and not comparison.changed:
         print(f"generate: both models give the same answers to all {len(questions)} prompts", flush=True)
-    publish.write_json(run.samples_path, comparison.as_dict())
-    return Result((run.samples_path,), comparison.figures())
+    samples = comparison.samples()
+    samples.write(run.samples_path)
+    return Result((run.samples_path,), samples.figures())
 
 
 def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Question]:

@@ -8,6 +8,7 @@ import yaml
 from hyperpod_ft import __version__
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.runs.assets import dataset_asset, model_asset
 from hyperpod_ft.runs.run import Run
 
 # Facts of the training's record, with their labels in the card.
@@ -25,14 +26,14 @@ def model_card(run: Run, chat_template: str) -> str:
     config = run.config
     lora = config.training.method == "lora"
     header: dict[str, Any] = {
-        "base_model": _public_name(run.model_asset),
+        "base_model": _public_name(model_asset(run.config)),
         "library_name": "transformers",
         "pipeline_tag": "text2text-generation" if config.dataset.max_target_length else "text-generation",
         "tags": ["hyperpod-ft", config.training.objective, "lora" if lora else "full-fine-tuning"],
     }
     # the Hub accepts only its own ids
-    if run.dataset_asset.kind == "hub":
-        header["datasets"] = [run.dataset_asset.source]
+    if dataset_asset(run.config).kind == "hub":
+        header["datasets"] = [dataset_asset(run.config).source]
     method = "LoRA"
     if lora:
         variants = [name for name in ("rslora", "dora") if getattr(config.lora, name)]
@@ -40,8 +41,8 @@ def model_card(run: Run, chat_template: str) -> str:
         variants += [f"on a base in {config.lora.quantization}"] * (config.lora.quantization != "none")
         method += f" ({', '.join((f'r {config.lora.r}, alpha {config.lora.alpha:g}', *variants))}), merged"
     rows = {
-        "base model": _pinned(run.model_asset),
-        "dataset": _pinned(run.dataset_asset),
+        "base model": _pinned(model_asset(run.config)),
+        "dataset": _pinned(dataset_asset(run.config)),
         "method": method if lora else "every parameter",
         **_objective(config),
         "run": f"{config.name}, {run.plan.run_id}",
@@ -54,7 +55,7 @@ def model_card(run: Run, chat_template: str) -> str:
     fence = _fence(text)
     return (
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {config.name}\n\n"
-        f"Fine-tuned from {_cell(_public_name(run.model_asset))}.\n\n| | |\n|---|---|\n{table}\n\n"
+        f"Fine-tuned from {_cell(_public_name(model_asset(run.config)))}.\n\n| | |\n|---|---|\n{table}\n\n"
         f"## The run file that made it\n\n{fence}yaml\n{text}{fence}\n"
     )
 

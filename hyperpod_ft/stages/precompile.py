@@ -19,6 +19,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.signals import shell_status
 from hyperpod_ft.stages import stage
 
 
@@ -54,7 +55,7 @@ def _trial(run: Run, command: Sequence[str]) -> dict[str, object]:
         if status or not run.trial_facts.exists():
             ended = f"the command ended with exit status {status}" if status else "the trial did not finish"
             print(f"error: precompile: {ended}; see above", file=sys.stderr)
-            sys.exit(128 - status if status < 0 else status or 1)
+            sys.exit(shell_status(status) or 1)
         facts: dict[str, object] = json.loads(run.trial_facts.read_text(encoding="utf-8"))
         return facts
     finally:

@@ -66,12 +66,12 @@ def _end(name: str, message: str) -> NoReturn:
 
 def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
     """Do the stage's work unless its record says that it is done. Raises UserError when what it needs is missing."""
-    planned = run.plan[name]
-    for need in planned.needs:
+    stage_plan = run.plan[name]
+    for need in stage_plan.needs:
         if reason := run.why_not_done(need):
             raise UserError(f"needs stage {need}: {reason}", f"run it: hyperpod-ft resume {run.directory}")
     # a job must not hold accelerators while another does the same work, unless both use the result
-    patience = _TRAINING_PATIENCE_SECONDS if planned.starts_ranks and not planned.shared else None
+    patience = _TRAINING_PATIENCE_SECONDS if stage_plan.starts_ranks and not stage_plan.shared else None
     with publish.lock(run.lock_path(name), f"{name}: another job is running this stage; waiting for it", patience):
         if run.is_done(name):
             print(f"{name}: already done, nothing to do", flush=True)
@@ -80,8 +80,8 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
         result = work(run)
         Record(
             stage=name,
-            fingerprint=planned.fingerprint,
-            inputs={need: run.plan[need].fingerprint for need in planned.needs},
+            fingerprint=stage_plan.fingerprint,
+            inputs={need: run.plan[need].fingerprint for need in stage_plan.needs},
             # training compares the digests of its rows; models contain their own checksums
             outputs=run.outputs_of(result.outputs, digests=name == "dataset"),
             facts=result.facts,

@@ -43,7 +43,8 @@ from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, join_processes
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.planning.model_fit import check_model_directory
-from hyperpod_ft.runs import restarts, usage
+from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 

@@ -19,7 +19,7 @@ class Journal:
     step: str = ""
 
     def write(self, event: str, message: str = "", seconds: float = 0.0) -> None:
-        """One event. `seconds`: its duration, 0 if it has none."""
+        """Record one event. `seconds`: its duration, 0 if it has none."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         took = f" ({seconds:.1f} s)" if seconds else ""
         suffix = f": {message}" if message else ""

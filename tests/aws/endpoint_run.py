@@ -48,7 +48,7 @@ def make_run(base: Path) -> Run:
     run.base_model.symlink_to(shipped("examples/quickstart/tiny-llama"))
     _adapter(run)
     merge(run.base_model, [WeightedAdapter(run.adapter)], run.tuned_model)
-    run.samples_path.write_text(json.dumps(_comparison(run).as_dict()))
+    _comparison(run).samples().write(run.samples_path)
     for stage, outputs in (("consolidate", [run.adapter]), ("merge", [run.tuned_model])):
         made = run.outputs_of(outputs, digests=False)
         record = Record(stage, run.plan[stage].fingerprint, {}, made, {}, utc_now(), 0.0, "test", "")

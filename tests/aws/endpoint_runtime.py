@@ -25,7 +25,7 @@ _PATH = re.compile(
     r"openai/v1/chat/completions)"
 )
 _REGION = re.compile(r"Credential=[^/]+/\d+/([^/]+)/sagemaker/aws4_request")
-_LARGEST_BODY = 6_291_456
+_MAX_BODY_BYTES = 6_291_456
 _SECONDS = 60  # a container's answer
 _TOKEN = "sagemaker-api-key-"
 _PIECE = 37  # bytes: the parts of a stream end anywhere, as AWS's do
@@ -48,7 +48,7 @@ def respond(world: World, lock: threading.RLock, environ: dict[str, Any], start:
             raise _RefusedError(404, "UnknownOperationException", "no such path")
         name, component, operation = found.groups()
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-        if len(body) > _LARGEST_BODY:
+        if len(body) > _MAX_BODY_BYTES:
             raise _RefusedError(413, "ValidationError", f"request has {len(body)} bytes")
         given = environ.get("HTTP_AUTHORIZATION", "")
         region = _region_of_token(given) if operation.startswith("openai") else _REGION.search(given)[1]  # type: ignore[index]

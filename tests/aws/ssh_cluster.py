@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.aws.hyperpod import api
-from hyperpod_ft.aws.hyperpod.api import Cluster, Group
+from hyperpod_ft.aws.hyperpod.api import Cluster, GroupState
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.ssh import connect as ssh
 from hyperpod_ft.aws.ssh import ssm
@@ -25,7 +25,7 @@ def a_cluster(*names: str, roles: bool = True) -> Cluster:
         f"arn:aws:sagemaker:{REGION}:123456789012:cluster/abc123",
         "InService",
         "",
-        tuple(Group(name, "", 1, 1, "", "", kinds.get(name, "Compute") if roles else "") for name in names),
+        tuple(GroupState(name, "", 1, 1, "", "", kinds.get(name, "Compute") if roles else "") for name in names),
         subnets=(),
         kubernetes=False,
     )

@@ -16,6 +16,13 @@ def create_stack(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     return {"StackId": Stack(region, request).id}
 
 
+@operation("cloudformation", "CreateChangeSet")
+def create_change_set(region: Region, request: dict[str, Any]) -> dict[str, Any]:
+    """The change set of a new stack; no test executes it."""
+    stack = Stack(region, request, reviewed=True)
+    return {"StackId": stack.id, "Id": stack.id.replace(":stack/", ":changeSet/")}
+
+
 @operation("cloudformation", "UpdateStack")
 def update_stack(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     stack = find(region, request["StackName"])
@@ -31,7 +38,8 @@ def delete_stack(region: Region, request: dict[str, Any]) -> dict[str, Any]:
         stack = find(region, request["StackName"])
     except AwsError:
         return {}  # AWS too returns nothing
-    if stack.status.endswith("IN_PROGRESS") and stack.status not in ("DELETE_IN_PROGRESS", "CREATE_IN_PROGRESS"):
+    deletable = ("DELETE_IN_PROGRESS", "CREATE_IN_PROGRESS", "REVIEW_IN_PROGRESS")
+    if stack.status.endswith("IN_PROGRESS") and stack.status not in deletable:
         raise AwsError("ValidationError", f"Stack [{stack.id}] cannot be deleted while in status {stack.status}")
     stack.delete(request.get("RetainResources", []))
     return {}

@@ -33,7 +33,8 @@ class Resource:
 
 
 class Stack:
-    def __init__(self, region: Region, request: dict[str, Any]) -> None:
+    def __init__(self, region: Region, request: dict[str, Any], *, reviewed: bool = False) -> None:
+        """`reviewed`: only a change set is created, which somebody may execute."""
         self.region, self.name = region, request["StackName"]
         self.id = f"arn:aws:cloudformation:{region.name}:{ACCOUNT}:stack/{self.name}/{uuid.uuid4()}"
         self.created = datetime.now(timezone.utc)
@@ -46,6 +47,9 @@ class Stack:
         self.termination_protection = request.get("EnableTerminationProtection", False)
         self._accept(request)
         region.stacks.append(self)
+        if reviewed:
+            self._event("REVIEW_IN_PROGRESS", "User Initiated")
+            return
         region.world.clock.start(self._create(request.get("OnFailure", "ROLLBACK")))
 
     def _accept(self, request: dict[str, Any]) -> None:

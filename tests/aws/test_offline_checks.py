@@ -151,7 +151,7 @@ def test_the_private_subnet_is_the_templates():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [(b"#!/bin/bash\r\ntrue\r\n", "Windows line ends"), (b"true\n", "no #! line"), (b"", "missing")]
+    ("text", "said"), [(b"#!/bin/bash\r\ntrue\r\n", "line endings"), (b"true\n", "no #! line"), (b"", "missing")]
 )
 def test_lifecycle_scripts_that_bash_would_not_run(scripts, text, said):
     (scripts / "provision.sh").write_bytes(text)

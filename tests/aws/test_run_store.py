@@ -18,10 +18,10 @@ from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Descript
 from hyperpod_ft.config import run_file
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.sagemaker import around
-from hyperpod_ft.launch.sagemaker import checkpoint_store
-from hyperpod_ft.launch.sagemaker.store import RunStore
-from hyperpod_ft.launch.sagemaker.stored_checkpoints import superseded
+from hyperpod_ft.job.sagemaker import container_commands
+from hyperpod_ft.launch.sagemaker.store import checkpoint_store
+from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
+from hyperpod_ft.launch.sagemaker.store.stored_checkpoints import superseded
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from tests.aws.conftest import Aws
@@ -159,7 +159,9 @@ def test_small_files_for_status(client: Any, run: Run, other: Run) -> None:
     assert found["metrics.jsonl"] == b'{"step": 1}\n'
     assert {"exits/train_1", "attempts/usage/a.json"} <= found.keys()
     assert not other.base_model.exists()
-    code = {name for name in stored(client, "code") if name.endswith("/hyperpod_ft/launch/sagemaker/store.py")}
+    code = {
+        name for name in stored(client, "code") if name.endswith("/hyperpod_ft/launch/sagemaker/store/run_store.py")
+    }
     assert len(code) == 1
 
 
@@ -228,14 +230,14 @@ def test_graphs_of_a_compilation_that_was_killed_are_kept(
     write(done, whole)
     write(half, whole[:-1])
     pushed: set[str] = set()
-    around.push_graphs(run, RunStore(run, client), pushed)
+    container_commands.push_graphs(run, RunStore(run, client), pushed)
     RunStore(other, client).pull_graphs()
     found = set(tree(other.neuron_cache))
     assert found == {file.relative_to(cache).as_posix() for file in (done, done.parent / "model.done") if file.exists()}
     write(half, whole)
     if engine == "neuron":
         write(half.parent / "model.done", b"")
-    around.push_graphs(run, RunStore(run, client), pushed)
+    container_commands.push_graphs(run, RunStore(run, client), pushed)
     RunStore(other, client).pull_graphs()
     assert (other.neuron_cache / half.relative_to(cache)).read_bytes() == whole
 

@@ -13,7 +13,7 @@ from awscrt.s3 import S3ResponseError
 from boto3.exceptions import RetriesExceededError, S3UploadFailedError
 from botocore.exceptions import ClientError
 
-from hyperpod_ft.aws.s3 import crt, shares, trees
+from hyperpod_ft.aws.s3 import crt, trees, worker_processes
 from hyperpod_ft.aws.s3.download import RANGE_BYTES
 from hyperpod_ft.aws.s3.listing import DIGEST
 from hyperpod_ft.aws.s3.location import Location
@@ -108,7 +108,7 @@ def test_objects_of_other_tools(client: Any, tmp_path: Path) -> None:
 
 def test_a_damaged_object_is_refused(client: Any, tmp_path: Path) -> None:
     client.put_object(Bucket="bucket", Key="a/prefix/f", Body=b"damaged", Metadata={DIGEST: "0" * 32})
-    with pytest.raises(UserError, match="a/prefix/f: arrived with another digest"):
+    with pytest.raises(UserError, match="a/prefix/f: arrived with a different digest"):
         trees.pull(client, URL, tmp_path)
     assert tree(tmp_path) == {}
 
@@ -196,7 +196,7 @@ def test_a_killed_pull_leaves_only_whole_files(client: Any, root: Path, tmp_path
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three processes, however little there is to transfer, and however many processors there are."""
-    monkeypatch.setattr(shares, "_processes", lambda sizes: min(3, len(sizes)))
+    monkeypatch.setattr(worker_processes, "_processes", lambda sizes: min(3, len(sizes)))
 
 
 @pytest.mark.usefixtures("processes")
@@ -236,8 +236,8 @@ def test_an_error_in_one_process_ends_all(
 
 def test_shares_cost_about_the_same() -> None:
     sizes = [5 << 20, 4 << 20, 3 << 20, 2 << 20, 10, 10]
-    assert shares.divided(sizes, lambda size: size, 2) == [[5 << 20, 2 << 20, 10], [4 << 20, 3 << 20, 10]]
-    assert shares.divided([1], lambda size: size, 4) == [[1]]
+    assert worker_processes.divided(sizes, lambda size: size, 2) == [[5 << 20, 2 << 20, 10], [4 << 20, 3 << 20, 10]]
+    assert worker_processes.divided([1], lambda size: size, 4) == [[1]]
 
 
 def test_two_pulls_at_once(client: Any, root: Path, tmp_path: Path) -> None:

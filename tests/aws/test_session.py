@@ -22,7 +22,7 @@ def list_clusters(session: Session) -> None:
         (
             "AccessDeniedException",
             "User: arn:aws:sts::1:assumed-role/a/b is not authorized to perform: sagemaker:ListClusters on resource: *",
-            "access denied to sagemaker:ListClusters (AccessDeniedException); allow sagemaker:ListClusters to these",
+            "access denied to sagemaker:ListClusters (AccessDeniedException); grant these credentials sage",
         ),
         ("UnauthorizedOperation", "You are not authorized.", "access denied to ListClusters (UnauthorizedOperation)"),
         ("ExpiredTokenException", "expired", "the AWS credentials have expired (ExpiredTokenException); renew"),

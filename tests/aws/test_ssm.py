@@ -38,7 +38,7 @@ class TestSessions:
     )
     def test_a_failure_becomes_one_line_with_a_remedy(self, output: str, message: str) -> None:
         with pytest.raises(UserError, match=message):
-            raise ssm.explained(output, "sagemaker-cluster:abc_w-i-0123")
+            raise ssm.session_error(output, "sagemaker-cluster:abc_w-i-0123")
 
     def test_missing_programs(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(ssm, "_USUAL_PLACES", ())

@@ -8,8 +8,8 @@ import pytest
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker import store
-from hyperpod_ft.launch.sagemaker.place import Place, place_of, tuned_model
+from hyperpod_ft.launch.sagemaker.store import run_store
+from hyperpod_ft.launch.sagemaker.store.place import Place, place_of, tuned_model_location
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
@@ -23,7 +23,7 @@ STORE = {"region": REGION, "role": "arn:aws:iam::123456789012:role/ft", "store":
 def machine(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[Run, Place]]:
     """The same run on a machine of its own: another root, the same store."""
     aws.client("s3").create_bucket(Bucket="place", CreateBucketConfiguration={"LocationConstraint": REGION})
-    monkeypatch.setattr(store, "snapshot", lambda copies: copies)  # the kit's own copy has hundreds of files
+    monkeypatch.setattr(run_store, "snapshot", lambda copies: copies)  # the kit's own copy has hundreds of files
 
     def make(name: str) -> tuple[Run, Place]:
         values = run_file_values(tmp_path / name, sagemaker=STORE, cluster__instance_type="c7i.xlarge")
@@ -55,7 +55,7 @@ def test_a_stage_is_done_where_the_store_has_its_outputs(machine: Callable[[str]
     assert not client.tuned_model.exists()
     client.add_job(Job("merge", "x-finish-1", "sagemaker", "2026-01-01T00:00:00Z"))
     model = f"ft/runs/test/{client.plan.run_id}/merged"
-    assert tuned_model(client) == f"s3://place/{model}"
+    assert tuned_model_location(client) == f"s3://place/{model}"
     aws.client("s3").put_object(Bucket="place", Key=f"{model}/model.safetensors", Body=b"another size")
     here.refresh()
     assert "has 12 bytes, was 15" in client.why_not_done("merge")

@@ -1,34 +1,33 @@
-"""A run as training jobs whose containers really run (containers.py), two hosts of two ranks."""
+"""One run file as Slurm jobs, plain processes and training jobs whose containers really run (containers.py)."""
 
 import random
+import re
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
 from tests.aws import training_run
-from tests.aws.training_run import Jobs
+from tests.aws.training_command import Command, wait_for
+from tests.aws.training_run import Jobs, results, resumed_from
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
 
-pytestmark = [pytest.mark.training, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(1200)]
 
-STEPS = {"max_steps": 20, "save_every_steps": 4}
-
-
-@pytest.fixture
-def jobs(aws: "Aws", tmp_path: Path) -> Jobs:
-    return Jobs(aws, tmp_path / "fsx")
+STEPS = {"max_steps": 100, "save_every_steps": 20}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The same run by launcher `process`: all four ranks on this machine, without containers."""
-    run = training_run.make(tmp_path_factory.mktemp("undisturbed"), "process", **STEPS)
+def by_process(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run by launcher `process`: all four ranks on this machine, without containers."""
+    run = training_run.make(tmp_path_factory.mktemp("by-process"), "process", **STEPS)
     deadline = time.monotonic() + training_run.SECONDS
     while Launchers().active(run):
         assert time.monotonic() < deadline
@@ -37,19 +36,81 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_interruptions_change_no_byte(jobs: Jobs, tmp_path: Path, undisturbed: Run) -> None:
+@pytest.fixture(scope="module")
+def cluster(slurm_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
+    cluster.up(nodes=2, cpus=4, bound_to_parent=True)
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture
+def slurm(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+    """The variables with which this process, and what it starts, finds Slurm."""
+    for name, value in cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    return cluster.environment()
+
+
+@pytest.mark.usefixtures("slurm")
+def test_slurm_gives_the_same_bytes(tmp_path: Path, by_process: Run) -> None:
+    run = training_run.make(tmp_path, "slurm", shared=by_process.root, **STEPS)
+    wait_for(lambda: not Launchers().active(run), training_run.SECONDS)
+    assert results(run) == results(by_process)
+
+
+def test_begun_on_slurm_and_finished_as_training_jobs(
+    slurm: Mapping[str, str], aws: "Aws", tmp_path: Path, by_process: Run
+) -> None:
+    """On one file system, by the commands of a user, who cancels the training on Slurm, and a training job."""
+    Jobs(aws, tmp_path / "fsx")
+    command = Command(tmp_path, aws, training_run.values(tmp_path / "fsx" / "ft", **STEPS), slurm)
+    command.run("submit", "run.yaml", "--launcher", "slurm")
+    run = command.opened
+    wait_for(lambda: run.metrics_path.exists() and len(run.metrics_path.read_text().splitlines()) > 20)
+    assert "cancelled train" in command.run("cancel")
+    wait_for(lambda: not Launchers().active(run))
+    assert not run.is_done("train")
+    output = command.run("submit", "run.yaml", "--launcher", "sagemaker")
+    assert "Submitted quick/" in output
+    assert "train quick-" in output
+    assert "still at work" in command.run("submit", "run.yaml", "--launcher", "sagemaker", status=2)
+    assert "cancelled train" in command.run("cancel")
+    command.wait_until_ended()
+    assert "cancelled" in {stage["state"] for stage in command.status()["stages"]}
+    output = command.run("resume", "--watch")
+    assert "generate     done" in output
+    assert command.created() == ["train-1", "train-2", "finish-2"]
+    assert {stage["state"] for stage in command.status()["stages"]} == {"done"}
+    assert "done" in command.run("list")
+    assert "step 100/100" in command.run("logs", "train")
+    for launcher in ("sagemaker", "process"):
+        assert "Nothing to submit" in command.run("submit", "run.yaml", "--launcher", launcher)
+    assert resumed_from(run)
+    assert results(run) == results(by_process)
+
+
+def test_interruptions_change_no_byte(aws: "Aws", tmp_path: Path, by_process: Run) -> None:
     """While it starts and while it trains: all instances gone at once, or SIGTERM with time to save.
 
-    In a store: every host loses its files. test_training_launcher.py has a run on a file system.
+    In a store: every host loses its files.
     """
-    jobs.aws.scenario(seconds={"training.grace": 45})  # PID 1 may not be ready for SIGTERM
-    run = training_run.make(tmp_path / "client", shared=undisturbed.root, **STEPS)
+    jobs = Jobs(aws, tmp_path / "fsx")
+    aws.scenario(seconds={"training.grace": 45})  # PID 1 may not be ready for SIGTERM
+    run = training_run.make(tmp_path / "client", shared=by_process.root, **STEPS)
     (train,) = jobs.names(run)
-    steps = [0, random.randint(1, 7), random.randint(8, 15)]
-    for kind, step in zip(("internal error", "spot", "internal error"), steps, strict=True):
-        jobs.interrupt(train, kind, step)
+    lost = random.choice([0, random.randint(1, 45)])
+    jobs.interrupt(train, "internal error", lost)
+    jobs.interrupt(train, "spot", 46)
     jobs.wait_for_the_run(run)
     jobs.fetch(run)
-    assert training_run.results(run) == training_run.results(undisturbed), steps
+    assert results(run) == results(by_process), lost
     history = [transition["Status"] for transition in jobs.describe(train)["SecondaryStatusTransitions"]]
-    assert history.count("Interrupted") + history.count("Restarting") == 3, (history, steps)
+    assert (history.count("Interrupted"), history.count("Restarting")) == (1, 1), (history, lost)
+    assert jobs.names(run) == [train, train.replace("-train-", "-finish-")]
+    saved = int(re.findall(r"stopped after step (\d+), which is saved", jobs.log(train))[-1])
+    assert resumed_from(run)[-1] == saved, (resumed_from(run), saved)
+    output = str(jobs.describe(train)["OutputDataConfig"]["S3OutputPath"]).partition(f"{training_run.BUCKET}/")[2]
+    for job in jobs.names(run):
+        left = aws.client("s3").list_objects_v2(Bucket=training_run.BUCKET, Prefix=f"{output}/{job}/")
+        assert not left["KeyCount"], "nothing in /opt/ml/model, /opt/ml/output/data or /opt/ml/checkpoints"

@@ -104,6 +104,7 @@ found = {
 print(json.dumps(found))
 END
 echo here >/opt/ml/model/file && echo writable
+mkdir /opt/ml/checkpoints && echo 7 >/opt/ml/checkpoints/step
 touch /etc/here /usr/here 2>/dev/null || echo read-only
 """
 
@@ -136,6 +137,8 @@ def test_a_container_finds_what_sagemaker_documents(jobs: Jobs, aws: "Aws", tmp_
         assert host["data"] == ["rows/b/c.json", "rows/look.sh"]
         assert set(host["tmp"]) <= IMAGE_IN_TMP
     assert printed(jobs).count("writable") == printed(jobs).count("read-only") == 11
+    uploaded = aws.client("s3").list_objects_v2(Bucket=BUCKET, Prefix="output/")["Contents"]
+    assert [found["Key"] for found in uploaded] == ["output/job/checkpoints/step", "output/job/output/model/file"]
 
 
 def test_file_systems_are_mounted_as_asked(jobs: Jobs, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.stack import events
 from hyperpod_ft.aws.stack.events import StackEvent
 from hyperpod_ft.aws.stack.training_resources import TrainingResources, delete, deploy, template
 from hyperpod_ft.cli.sagemaker import STACK
@@ -120,6 +121,22 @@ def test_a_failed_stack_says_why_and_what_to_do(aws: Aws) -> None:
         made()
     aws.scenario(fail_resources={"AWS::IAM::Role": ""})
     delete(SESSION, quiet, name=STACK, poll_seconds=POLL)
+
+
+def test_a_change_set_that_was_not_executed_is_not_waited_for(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "DEADLINE_SECONDS", 5.0)
+    aws.client("cloudformation").create_change_set(
+        StackName=STACK,
+        ChangeSetName="x",
+        ChangeSetType="CREATE",
+        TemplateBody=template(),
+        Parameters=[{"ParameterKey": "FileSystem", "ParameterValue": "false"}],
+        Capabilities=["CAPABILITY_IAM"],
+    )
+    with pytest.raises(UserError, match=r"REVIEW_IN_PROGRESS.*hyperpod-ft sagemaker delete"):
+        made()
+    assert delete(SESSION, quiet, name=STACK, poll_seconds=POLL) is None
+    made()
 
 
 def test_the_commands(kit: Kit) -> None:

@@ -21,6 +21,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.digests import files_below
 from tests.aws.clock import Process
 from tests.aws.containers import Container
 from tests.aws.wire import AwsError
@@ -180,6 +181,7 @@ class TrainingJob:
         """What ends a job whose containers have ended."""
         if outcome == "ended":
             self._become("Uploading")
+        self._upload_what_is_left()
         yield self.region.seconds("training.upload")
         if outcome == "ended" and self._failed:
             reason = self._failed.failure or next((one.failure for one in self.containers if one.failure), "")
@@ -189,6 +191,16 @@ class TrainingJob:
             self._end("Completed")
         else:
             self._end("Stopped", "MaxRuntimeExceeded" if outcome == "too long" else "")
+
+    def _upload_what_is_left(self) -> None:
+        """Files of /opt/ml that SageMaker uploads. It uploads checkpoints while they are written; here it is once."""
+        s3 = self.region.client("s3")
+        bucket, _, prefix = self.request["OutputDataConfig"]["S3OutputPath"].removeprefix("s3://").partition("/")
+        for container in self.containers:
+            for part, name in (("model", "output/model"), ("output/data", "output/data"), ("checkpoints",) * 2):
+                for file in files_below(container.directory / "ml" / part):
+                    below = file.relative_to(container.directory / "ml" / part)
+                    s3.upload_file(str(file), bucket, f"{prefix}/{self.name}/{name}/{below}")
 
     def _train(self) -> Outcome:
         """One start of the containers, and what ended it: themselves, a stop, their time, a spot or internal error."""

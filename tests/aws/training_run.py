@@ -14,7 +14,7 @@ from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.digests import file_sha256, files_below
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.sagemaker.store import RunStore
+from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 
@@ -42,7 +42,13 @@ def values(root: Path, nodes: int = 2, **changes: Any) -> dict[str, Any]:
     return {
         "name": "quick",
         "engine": "torch",
-        "cluster": {"root": str(root), "instance_type": "c7i.4xlarge", "nodes": nodes, "max_restarts": 5},
+        "cluster": {
+            "root": str(root),
+            "instance_type": "c7i.4xlarge",
+            "nodes": nodes,
+            "max_restarts": 5,
+            "cpus_per_cpu_stage": 2,
+        },
         "sagemaker": {
             "spot": True,
             "region": "us-west-2",
@@ -147,6 +153,14 @@ def losses(run: Run) -> dict[int, float]:
     """By step; a step that was trained twice has the last one."""
     rows = (json.loads(line) for line in run.metrics_path.read_text().splitlines())
     return {row["step"]: row["loss"] for row in rows}
+
+
+def resumed_from(run: Run) -> list[int]:
+    """The steps that its training resumed from."""
+    record = run.record("train")
+    assert record is not None
+    found: list[int] = record.facts["resumed_from"]
+    return found
 
 
 def results(run: Run) -> dict[str, Any]:

@@ -6,23 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster
-from hyperpod_ft.localcluster.programs import find_programs
 from tests.slurm.head import Head
 
 TOKEN = "hf_veryverysecrettokenveryverysecret"
-
-
-@pytest.fixture(scope="session")
-def slurm_installed() -> None:
-    """Skip without Slurm, except where it must be there."""
-    try:
-        find_programs()
-    except UserError as error:
-        if os.environ.get("CI") or os.environ.get("HYPERPOD_FT_REQUIRE_SLURM") == "1":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

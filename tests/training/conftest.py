@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, T5
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.processes import Processes
-from hyperpod_ft.runs.container import NOTICE
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.signals import NOTICE
 from hyperpod_ft.stages import stage, train
 from tests.training.forking import Forked, ForkServer
 from tests.unit import tiny_t5

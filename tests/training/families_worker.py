@@ -18,8 +18,8 @@ from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.processes import join_processes
 from hyperpod_ft.engines.torch.model import attention, language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk, chunk_of, divide_attention
-from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
-from tests.unit.planning.test_packing_rules import Result, difference, documents, gradients, model_of
+from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES
+from tests.unit.planning.torch.test_packing_rules import Result, difference, documents, gradients, model_of
 
 # whose documents' borders are not those of chunks
 ROWS = 2

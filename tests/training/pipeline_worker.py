@@ -55,11 +55,11 @@ def measure(run: Run, processes: Processes, sharding: Sharding, out: Path) -> No
 
 
 def whole(held: Mapping[str, tuple[torch.Size, list[Box]]]) -> dict[str, torch.Tensor]:
-    """What all ranks have of tensors, given by shape and boxes; copies must be the same bits. Collective."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, dict(held))
+    """On rank 0, what all ranks have of tensors, given by shape and boxes; copies must be the same bits. Collective."""
+    gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(dict(held), gathered)
     result: dict[str, torch.Tensor] = {}
-    for name, (shape, boxes) in (item for one in gathered for item in one.items()):
+    for name, (shape, boxes) in (item for one in gathered or () for item in one.items()):
         tensor = result.setdefault(name, torch.full(shape, torch.nan))
         for start, values in boxes:
             place = tensor[tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]

@@ -13,7 +13,7 @@ from test_layouts import compare, differences
 from test_sharding import FULL, check, expected_of, job
 from transformers import Gemma2Config, PretrainedConfig
 
-from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
+from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import Jobs, MakeRun, metrics, tiny_llama, train_here, write_rows

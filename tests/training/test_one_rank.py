@@ -14,7 +14,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.throughput import base_parameters, throughput
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs import usage
+from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import MakeRun, TrainProgram, curve, metrics, tiny_llama, train_here
 

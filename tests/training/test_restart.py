@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from hyperpod_ft.runs import usage
+from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, MakeRun, curve, metrics
 from tests.unit.small_volume import small_volume

@@ -40,7 +40,8 @@ def fine_tuned(root: Path) -> Path:
 
 def test_preferences_on_a_fine_tuned_model(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    changes = [f"model.source={fine_tuned(root)}", "training.learning_rate=1.0e-2"]
+    short_answers = ("generate.train_samples=2", "generate.validation_samples=2", "generate.max_new_tokens=4")
+    changes = [f"model.source={fine_tuned(root)}", "training.learning_rate=1.0e-2", *short_answers]
     run = recipe("quickstart-dpo", root, *changes)
     assert {"quickstart", "quickstart-dpo"} <= set(run_file.recipes())
 

@@ -190,6 +190,6 @@ def add_checkpoint(run: Run, tensors: Mapping[str, torch.Tensor], step: int = 7)
     """A complete checkpoint of stage train."""
     directory = save_whole(run.checkpoints / f"step-{step:08d}", tensors)
     progress = checkpoint_directory.Progress(step=step, last_loss=1.25)
-    files = {path.name: checkpoint_directory.Written.of(path, file_sha256(path)) for path in directory.iterdir()}
+    files = {path.name: checkpoint_directory.CheckpointFile.of(path, file_sha256(path)) for path in directory.iterdir()}
     checkpoint_directory.write_description(run, progress, directory, dict(sorted(files.items())))
     return directory

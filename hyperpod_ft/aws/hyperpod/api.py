@@ -9,11 +9,11 @@ from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.errors import UserError, did_you_mean
 
 IN_SERVICE, FAILED, DELETING = "InService", "Failed", "Deleting"
-_MOST_REPLACED = 25  # BatchReplaceClusterNodesRequestNodeIdsList
+_MAX_REPLACED = 25  # BatchReplaceClusterNodesRequestNodeIdsList
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupState:
     """An instance group. While it scales, `current` differs from `target`, regardless of the cluster's status."""
 
     name: str
@@ -33,7 +33,7 @@ class Cluster:
     arn: str
     status: str
     failure: str
-    groups: tuple[Group, ...]
+    groups: tuple[GroupState, ...]
     subnets: tuple[str, ...]
     kubernetes: bool  # orchestrated by EKS, not Slurm
 
@@ -46,7 +46,7 @@ class Cluster:
         """In service, and every group has its target number of instances."""
         return self.status == IN_SERVICE and all(group.current == group.target for group in self.groups)
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> GroupState:
         """Raises UserError if there is no such group."""
         for group in self.groups:
             if group.name == name:
@@ -120,8 +120,8 @@ def scale(client: Any, cluster: Cluster, group: str, count: int) -> None:
 def replace(client: Any, cluster: Cluster, nodes: list[Node]) -> None:
     """Have HyperPod replace instances. Raises UserError that names each instance it refused."""
     refused = []
-    for start in range(0, len(nodes), _MOST_REPLACED):
-        ids = [node.instance_id for node in nodes[start : start + _MOST_REPLACED]]
+    for start in range(0, len(nodes), _MAX_REPLACED):
+        ids = [node.instance_id for node in nodes[start : start + _MAX_REPLACED]]
         answer = client.batch_replace_cluster_nodes(ClusterName=cluster.name, NodeIds=ids)
         refused += [f"{one['NodeId']} ({one['ErrorCode']}: {one['Message']})" for one in answer.get("Failed", [])]
     if refused:
@@ -162,7 +162,7 @@ def of_description(described: dict[str, Any]) -> Cluster:
         status=described["ClusterStatus"],
         failure=described.get("FailureMessage", ""),
         groups=tuple(
-            Group(
+            GroupState(
                 name=group["InstanceGroupName"],
                 instance_type=group.get("InstanceType", ""),
                 current=group.get("CurrentCount", 0),

@@ -41,7 +41,7 @@ def folder(config: ClusterConfig, content: dict[str, bytes]) -> str:
 def check(content: dict[str, bytes]) -> list[Finding]:
     """Errors that would stop a node from running these files."""
     found = [
-        error(f"lifecycle/{name}", "has Windows line ends, which bash rejects", "convert it: sed -i 's/\\r$//'")
+        error(f"lifecycle/{name}", "has Windows line endings, which bash rejects", "convert it: sed -i 's/\\r$//'")
         for name, data in sorted(content.items())
         if b"\r\n" in data
     ]

@@ -25,7 +25,7 @@ class Node:
 
     @property
     def failed(self) -> bool:
-        """Without an instance id, the node lacks capacity, which HyperPod keeps requesting."""
+        """Whether the instance failed. Without an instance id, capacity is missing, which HyperPod keeps requesting."""
         return self.status == "Failure" and bool(self.instance_id)
 
 

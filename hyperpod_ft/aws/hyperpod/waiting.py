@@ -12,6 +12,7 @@ from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.nodes import RUNNING, Node, list_nodes
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import format_minutes
 
 Say = Callable[[str], None]  # takes one line of progress
 POLL_SECONDS = 15.0
@@ -89,7 +90,7 @@ class ClusterWatch:
                 return cluster
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"cluster {self.name}: after {_minutes(timeout_seconds)} still {_pending(cluster, nodes)}",
+                    f"cluster {self.name}: after {format_minutes(timeout_seconds)} still {_pending(cluster, nodes)}",
                     f"HyperPod keeps requesting capacity; check: hyperpod-ft cluster status {self.arguments}; or give"
                     f" up: hyperpod-ft cluster scale {self.arguments} GROUP COUNT",
                 )
@@ -114,7 +115,7 @@ class ClusterWatch:
                 )
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"cluster {self.name}: after {_minutes(timeout_seconds)} still {cluster.status}",
+                    f"cluster {self.name}: after {format_minutes(timeout_seconds)} still {cluster.status}",
                     "run the command again to keep waiting; until then everything costs money",
                 )
             time.sleep(self.poll_seconds)
@@ -175,7 +176,7 @@ def _state(node: Node) -> str:
 
 
 def _lacking(nodes: list[Node]) -> dict[str, str]:
-    """By group, the reasons why nodes have no instance, each once."""
+    """The reasons why nodes have no instance, by group, each once."""
     reasons: dict[str, set[str]] = {}
     for node in nodes:
         if not node.instance_id and node.message:
@@ -200,7 +201,3 @@ def _pending(cluster: Cluster, nodes: list[Node]) -> str:
     ]
     waiting += [f"{group}: {reason}" for group, reason in _lacking(nodes).items()]
     return ", ".join([cluster.status, *short, *waiting])
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes"

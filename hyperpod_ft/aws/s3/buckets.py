@@ -12,6 +12,8 @@ from hyperpod_ft.errors import UserError
 
 @dataclass(frozen=True)
 class Bucket:
+    """A bucket, the number of its objects and their size in bytes."""
+
     name: str
     objects: int
     bytes: int
@@ -29,7 +31,7 @@ def region(client: Any, name: str) -> str:
 
 
 def measure(client: Any, name: str) -> Bucket | None:
-    """None if it no longer exists, or `name` is empty. Takes one call per thousand objects."""
+    """What a bucket holds; None if it no longer exists, or `name` is empty. Takes one call per thousand objects."""
     if not name:
         return None
     objects = size = 0
@@ -50,7 +52,7 @@ def delete(client: Any, name: str) -> None:
     if not name:
         return
     try:
-        # always the first thousand: a marker could skip objects that are written meanwhile
+        # always the first thousand: a marker could skip objects that are being written
         while versions := _first_versions(client, name):
             _delete_versions(client, name, versions)
         client.delete_bucket(Bucket=name)
@@ -74,5 +76,5 @@ def _delete_versions(client: Any, bucket: str, versions: list[dict[str, Any]]) -
     for failed in answer.get("Errors", []):
         raise UserError(
             f"s3://{bucket}/{failed['Key']} cannot be deleted ({failed['Code']})",
-            "allow s3:DeleteObject and s3:DeleteObjectVersion to these credentials",
+            "grant these credentials s3:DeleteObject and s3:DeleteObjectVersion",
         )

@@ -1,7 +1,7 @@
 """AWS's native S3 client (package awscrt), on the instance types for which boto3 chooses it by itself.
 
 boto3 takes it on those with the fastest networks (p4d, p5, p6, trn1.32xlarge, ...) when `boto3[crt]` is installed. It
-transfers a file in parallel ranges of its own, in native threads. It ignores the endpoint that a client was given,
+transfers a file in parallel ranges, in native threads. It ignores the endpoint that a client was given,
 always uses TLS, and cannot connect to an endpoint with a port: so only for AWS's own endpoints.
 """
 

@@ -127,7 +127,7 @@ class _Download:
         if digest and arrived != digest:
             self._partial.unlink(missing_ok=True)
             raise UserError(
-                f"{self._entry.key}: arrived with another digest than it was uploaded with",
+                f"{self._entry.key}: arrived with a different digest from the one it was uploaded with",
                 "run the command again; if it repeats, the object is damaged: upload it again",
             )
         try:
@@ -139,7 +139,7 @@ class _Download:
 
 
 def finish(root: Path, entries: Collection[Entry], *, flush: bool) -> None:
-    """After these objects have become files: `flush` all of it to disk, and remove what other attempts left.
+    """Remove what other attempts at these files left, after flushing the files to disk with `flush`.
 
     Flushed at the end, since a file system that flushes one file writes much of the others too.
     """

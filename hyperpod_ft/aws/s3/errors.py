@@ -10,7 +10,7 @@ _ACTIONS = {"read": "s3:GetObject", "write": "s3:PutObject", "remove": "s3:Delet
 
 def explained_s3(url: str, verb: Literal["read", "write", "remove"]) -> AbstractContextManager[None]:
     """Turn botocore's errors into UserError that say what could not be done with `url`, and what to do."""
-    allow = f"allow s3:ListBucket and {_ACTIONS[verb]} to these credentials"
+    allow = f"grant these credentials s3:ListBucket and {_ACTIONS[verb]}"
     remedies = {
         "NoSuchBucket": "correct the bucket's name",
         "AccessDenied": allow,

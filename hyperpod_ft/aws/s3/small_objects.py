@@ -7,7 +7,7 @@ from hyperpod_ft.aws.s3.errors import explained_s3
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import error_code
 
-_MOST_KEYS = 1000  # of one DeleteObjects
+_MAX_KEYS = 1000  # of one DeleteObjects
 
 
 def read(client: Any, url: str, name: str) -> bytes | None:
@@ -36,7 +36,7 @@ def remove(client: Any, url: str, names: Iterable[str]) -> None:
     location = Location.of(url)
     keys = [{"Key": location.key(name)} for name in names]
     with explained_s3(url, "remove"):
-        for begin in range(0, len(keys), _MOST_KEYS):
+        for begin in range(0, len(keys), _MAX_KEYS):
             client.delete_objects(
-                Bucket=location.bucket, Delete={"Objects": keys[begin : begin + _MOST_KEYS], "Quiet": True}
+                Bucket=location.bucket, Delete={"Objects": keys[begin : begin + _MAX_KEYS], "Quiet": True}
             )

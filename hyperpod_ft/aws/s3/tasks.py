@@ -1,4 +1,4 @@
-"""Runs many small tasks in a few threads: the parts of the files that were begun come before further files.
+"""Runs many small tasks in a few threads, finishing files in progress before starting others.
 
 So only some files are incomplete at any time, and what is in memory is bounded by the number of threads. Not all
 threads work on one file as long as there are others: writes to one file wait for each other.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.s3 import listing as objects
-from hyperpod_ft.aws.s3 import shares
+from hyperpod_ft.aws.s3 import worker_processes
 from hyperpod_ft.aws.s3.download import Downloads, finish
 from hyperpod_ft.aws.s3.errors import explained_s3
 from hyperpod_ft.aws.s3.listing import Entry
@@ -32,7 +32,7 @@ def listing(client: Any, url: str, prefix: str = "") -> list[Entry]:
 
 
 def listed(client: Any, url: str, names: Iterable[str]) -> list[Entry]:
-    """Those of the files of these names that exist, sorted by name."""
+    """The files of these names that exist, sorted by name."""
     with explained_s3(url, "read"):
         found = objects.entries_named(client, Location.of(url), names)
     return [found[name] for name in sorted(found)]
@@ -70,7 +70,9 @@ def push(
                 uploads.abort()
                 raise
 
-        shares.run(client, named, lambda name: named[name].stat().st_size, _threads(client), send_all, progress.add)
+        worker_processes.run(
+            client, named, lambda name: named[name].stat().st_size, _threads(client), send_all, progress.add
+        )
 
 
 def pull(client: Any, url: str, root: Path, prefix: str = "", what: str = "pull", *, flush: bool = True) -> None:
@@ -129,7 +131,7 @@ def pull_entries(
             downloads.close()
 
     with explained_s3(url, "read"):
-        shares.run(client, entries, lambda entry: entry.size, _threads(client), fetch_all, received)
+        worker_processes.run(client, entries, lambda entry: entry.size, _threads(client), fetch_all, received)
         finish(root, entries, flush=flush)
 
 

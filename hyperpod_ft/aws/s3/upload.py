@@ -23,7 +23,7 @@ from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
 
 PART_BYTES = 8 << 20
-_MOST_PARTS = 10_000  # S3's limit
+_MAX_PARTS = 10_000  # S3's limit
 _MIB = 1 << 20
 
 
@@ -126,7 +126,7 @@ def _check_unchanged(path: Path, before: os.stat_result) -> None:
 
 def part_bytes(size: int) -> int:
     """The size of a part of a file of `size` bytes: whole MiB, and not more parts than S3 takes."""
-    return max(PART_BYTES, -(-size // _MOST_PARTS // _MIB) * _MIB)
+    return max(PART_BYTES, -(-size // _MAX_PARTS // _MIB) * _MIB)
 
 
 def _crc32(content: bytes) -> str:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hyperpod_ft.aws.session import redacted
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import UserError, last_line
 
 SSH_DOCUMENT = "AWS-StartSSHSession"  # a tunnel from stdin and stdout to a port of the node
 # The agent splits this document's command into words and runs it without a shell, as ssm-user, or as the user whom the
@@ -93,7 +93,7 @@ def run(aws_cli: AwsCli, target: str, command: str, answer: str, attempts: int =
             return match[1]
         if (known := _known(output, target)) is not None:
             raise known
-    raise explained(output, target)
+    raise session_error(output, target)
 
 
 def tunnel(aws_cli: AwsCli, target: str) -> None:
@@ -109,7 +109,7 @@ def tunnel(aws_cli: AwsCli, target: str) -> None:
             _end(session)
             raise
     if session.returncode:
-        raise explained(output, target)
+        raise session_error(output, target)
 
 
 def _output_of(command: list[str], target: str) -> str:
@@ -154,7 +154,7 @@ def _end(session: "subprocess.Popen[str]") -> None:
             os.killpg(session.pid, number)
 
 
-def explained(output: str, target: str) -> UserError:
+def session_error(output: str, target: str) -> UserError:
     """The error for a failed session, from the output of the CLI or the agent."""
     return _known(output, target) or UserError(
         f"{_node(target)}: no session: {_last_message(output) or 'the AWS CLI gave no error message'}",
@@ -170,7 +170,7 @@ def _known(output: str, target: str) -> UserError | None:
     if "TargetNotConnected" in output:
         return UserError(
             f"{node}: its SSM agent is not connected",
-            "wait some minutes if the node is new; otherwise check that the subnet has a route to a NAT gateway, or"
+            "wait a few minutes if the node is new; otherwise check that the subnet has a route to a NAT gateway, or"
             " replace the node: hyperpod-ft cluster replace-node",
         )
     if user := re.search(r"RunAs user (\S+) does not exist", output):
@@ -207,9 +207,9 @@ def _known(output: str, target: str) -> UserError | None:
 
 def _last_message(output: str) -> str:
     """The CLI's last line, except for those that the plugin prints around every session."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    messages = [line for line in lines if not re.match(r"(Starting|Exiting) session with SessionId", line)]
-    return redacted(messages[-1]) if messages else ""
+    lines = output.splitlines()
+    messages = [line for line in lines if not re.match(r"\s*(Starting|Exiting) session with SessionId", line)]
+    return redacted(last_line("\n".join(messages)))
 
 
 def _node(target: str) -> str:

@@ -59,6 +59,14 @@ def describe(client: Any, name: str) -> dict[str, Any] | None:
     return found[0]
 
 
+def in_progress(status: str) -> bool:
+    """Whether CloudFormation works on a stack of this state.
+
+    REVIEW_IN_PROGRESS is the stack of a change set that was not executed: no request is in progress.
+    """
+    return status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS"
+
+
 def events(client: Any, stack_id: str, after: str = "") -> list[StackEvent]:
     """The events since the last request to CloudFormation, or since the event `after`; oldest first."""
     found: list[StackEvent] = []
@@ -125,7 +133,7 @@ def require(client: Any, stack_id: str, status: str) -> None:
     if status in _DONE:
         return
     name = _name(stack_id)
-    if status.endswith("_IN_PROGRESS"):
+    if in_progress(status):
         raise UserError(f"stack {name} is {status}", "wait until the stack is complete, then run the command again")
     problem = f"stack {name} is {status}: {why(client, stack_id)}"
     if status == "UPDATE_ROLLBACK_COMPLETE":

@@ -22,7 +22,7 @@ class FileSystem:
 
 
 def measure_filesystem(session: Session, fsx_id: str) -> FileSystem | None:
-    """None if it no longer exists, or `fsx_id` is empty."""
+    """The size of a file system; None if it no longer exists, or `fsx_id` is empty."""
     found = _describe(session, fsx_id) if fsx_id else None
     if found is None:
         return None

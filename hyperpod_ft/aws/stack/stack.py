@@ -16,10 +16,11 @@ from typing import Any
 
 from hyperpod_ft.aws.s3 import buckets
 from hyperpod_ft.aws.s3.buckets import Bucket
-from hyperpod_ft.aws.session import Session, error_code, error_message, explained
+from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
-from hyperpod_ft.aws.stack.events import OnStackEvent, StackEvent, describe, last_event, require, settle
+from hyperpod_ft.aws.stack.events import OnStackEvent, StackEvent, describe, in_progress, last_event, require, settle
 from hyperpod_ft.aws.stack.filesystem import FileSystem, delete_filesystem, measure_filesystem
+from hyperpod_ft.aws.stack.operations import outputs, parameters, settled, update
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped
@@ -94,21 +95,21 @@ def deploy(
     """
     with explained(f"stack {parameters.name}"):
         client = session.client("cloudformation")
-        stack = _settled(client, parameters.name, progress, poll_seconds)
+        stack = settled(client, parameters.name, progress, poll_seconds)
         request = _request(parameters)
         if stack is None and (stack_id := _create(client, request)):
             status = settle(client, stack_id, progress, after="", poll_seconds=poll_seconds)
             require(client, stack_id, status)
         else:
-            stack = stack or _settled(client, parameters.name, progress, poll_seconds)
+            stack = stack or settled(client, parameters.name, progress, poll_seconds)
             assert stack is not None, "CreateStack answered AlreadyExists"
             stack_id = str(stack["StackId"])
             _require_ours(stack)
             _require_updatable(client, stack)
-            _update(client, stack_id, request, progress, poll_seconds)
+            require(client, stack_id, update(client, stack_id, request, progress, poll_seconds))
         found = describe(client, stack_id)
         assert found is not None, "a stack is found by its id even after deletion"
-        volume = measure_filesystem(session, _outputs_by_key(found)["FsxId"])
+        volume = measure_filesystem(session, outputs(found)["FsxId"])
         if volume is None or volume.lifecycle == "DELETING":
             raise UserError(
                 f"stack {parameters.name}: its file system was deleted, by hand or by an interrupted delete",
@@ -120,7 +121,7 @@ def deploy(
 def require_deployable(client: Any, name: str) -> None:
     """Raise UserError if `deploy` would. `client`: CloudFormation's."""
     stack = describe(client, name)
-    if stack is not None and not _at_work(stack):
+    if stack is not None and not in_progress(str(stack["StackStatus"])):
         _require_ours(stack)
         _require_updatable(client, stack)
 
@@ -129,7 +130,7 @@ def subnet_id(config: ClusterConfig, client: Any) -> str:
     """The nodes' subnet; empty if the stack has not created it. `client`: CloudFormation's."""
     if config.existing:
         return config.existing.subnet_id
-    return _outputs_by_key(describe(client, config.stack_name) or {}).get("PrivateSubnetId", "")
+    return outputs(describe(client, config.stack_name) or {}).get("PrivateSubnetId", "")
 
 
 def delete(
@@ -147,7 +148,7 @@ def delete(
     """
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
-        stack = _settled(client, name, progress, poll_seconds)
+        stack = settled(client, name, progress, poll_seconds)
         if stack is None:
             return Remaining()
         _require_ours(stack)
@@ -178,22 +179,6 @@ def remains(session: Session, name: str) -> Remaining:
         )
 
 
-def _at_work(stack: dict[str, Any]) -> bool:
-    # REVIEW_IN_PROGRESS is the stack of a change set that was not executed: no request is in progress.
-    status = str(stack["StackStatus"])
-    return status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS"
-
-
-def _settled(client: Any, name: str, progress: OnStackEvent, poll_seconds: float) -> dict[str, Any] | None:
-    """The stack, once CloudFormation has finished any earlier request; None if it does not exist."""
-    stack = describe(client, name)
-    if stack and _at_work(stack):
-        stack_id = str(stack["StackId"])
-        settle(client, stack_id, progress, after="", poll_seconds=poll_seconds)
-        stack = describe(client, name)
-    return stack
-
-
 def _request(parameters: StackParameters) -> dict[str, Any]:
     return {
         "StackName": parameters.name,
@@ -207,7 +192,7 @@ def _request(parameters: StackParameters) -> dict[str, Any]:
 
 
 def _create(client: Any, request: dict[str, Any]) -> str:
-    """The id of the new stack; empty if it exists: created meanwhile, or by this request when its answer was lost."""
+    """The id of the new stack; empty if it exists: another command created it, or this one, whose answer was lost."""
     try:
         return str(client.create_stack(**request)["StackId"])
     except client.exceptions.AlreadyExistsException:
@@ -216,7 +201,7 @@ def _create(client: Any, request: dict[str, Any]) -> str:
 
 def _require_ours(stack: dict[str, Any]) -> None:
     """Raise UserError for a stack that is not of this template, so that it is neither changed nor deleted."""
-    if not {"NatGateway", "FsxStorageGiB"} <= {parameter["ParameterKey"] for parameter in stack.get("Parameters", [])}:
+    if not {"NatGateway", "FsxStorageGiB"} <= parameters(stack).keys():
         raise UserError(
             f"stack {stack['StackName']} was not created by this kit", "choose another name for the cluster"
         )
@@ -228,31 +213,15 @@ def _require_updatable(client: Any, stack: dict[str, Any]) -> None:
         require(client, str(stack["StackId"]), str(stack["StackStatus"]))
 
 
-def _update(client: Any, stack_id: str, request: dict[str, Any], progress: OnStackEvent, poll_seconds: float) -> None:
-    """Update and wait. Succeeds if nothing changes."""
-    before = last_event(client, stack_id)
-    try:
-        client.update_stack(**request)
-    except client.exceptions.ClientError as error:
-        if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
-            return
-        raise
-    require(client, stack_id, settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds))
-
-
-def _outputs_by_key(stack: dict[str, Any]) -> dict[str, str]:
-    return {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
-
-
 def _cluster_resources(stack: dict[str, Any]) -> ClusterResources:
-    outputs = _outputs_by_key(stack)
+    found = outputs(stack)
     return ClusterResources(
-        subnet_id=outputs["PrivateSubnetId"],
-        security_group_ids=(outputs["SecurityGroupId"],),
-        role_arn=outputs["RoleArn"],
-        bucket=outputs["Bucket"],
-        fsx_dns_name=outputs["FsxDnsName"],
-        fsx_mount_name=outputs["FsxMountName"],
+        subnet_id=found["PrivateSubnetId"],
+        security_group_ids=(found["SecurityGroupId"],),
+        role_arn=found["RoleArn"],
+        bucket=found["Bucket"],
+        fsx_dns_name=found["FsxDnsName"],
+        fsx_mount_name=found["FsxMountName"],
     )
 
 
@@ -262,8 +231,8 @@ def _resources(client: Any, stack: dict[str, Any]) -> dict[str, str]:
     A stack that was deleted without this kit no longer lists its file system and bucket; the outputs still name them.
     """
     pages = client.get_paginator("list_stack_resources")
-    outputs = _outputs_by_key(stack)
-    kept = {"FileSystem": outputs.get("FsxId", ""), "Bucket": outputs.get("Bucket", "")}
+    found = outputs(stack)
+    kept = {"FileSystem": found.get("FsxId", ""), "Bucket": found.get("Bucket", "")}
     return kept | {
         resource["LogicalResourceId"]: resource["PhysicalResourceId"]
         for page in pages.paginate(StackName=stack["StackId"])
@@ -275,7 +244,7 @@ def _resources(client: Any, stack: dict[str, Any]) -> dict[str, str]:
 def _keep_data_only(client: Any, stack: dict[str, Any], progress: OnStackEvent, poll_seconds: float) -> None:
     stack_id = str(stack["StackId"])
     _require_updatable(client, stack)
-    kept = [p["ParameterKey"] for p in stack["Parameters"] if p["ParameterKey"] != "NatGateway"]
+    kept = [key for key in parameters(stack) if key != "NatGateway"]
     request = {
         "StackName": stack_id,
         "UsePreviousTemplate": True,
@@ -285,7 +254,7 @@ def _keep_data_only(client: Any, stack: dict[str, Any], progress: OnStackEvent, 
         ],
         "Capabilities": ["CAPABILITY_IAM"],
     }
-    _update(client, stack_id, request, progress, poll_seconds)
+    require(client, stack_id, update(client, stack_id, request, progress, poll_seconds))
 
 
 def _delete_stack(client: Any, stack_id: str, progress: OnStackEvent, poll_seconds: float) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from hyperpod_ft.aws.s3 import buckets
 from hyperpod_ft.aws.s3.buckets import Bucket
-from hyperpod_ft.aws.session import Session, error_code, error_message, explained
+from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack.events import OnStackEvent, describe, last_event, settle, why
+from hyperpod_ft.aws.stack.operations import outputs, parameters, settled, update
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped
 
@@ -48,7 +49,7 @@ def deploy(
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
         request = {"StackName": name, "TemplateBody": template(), "Capabilities": ["CAPABILITY_IAM"]}
-        stack = _settled(client, name, progress, poll_seconds)
+        stack = settled(client, name, progress, poll_seconds)
         if stack is None:
             chosen = {"ParameterKey": "FileSystem", "ParameterValue": str(file_system).lower()}
             stack_id = str(client.create_stack(**request, Parameters=[chosen])["StackId"])
@@ -57,9 +58,9 @@ def deploy(
             stack_id = str(stack["StackId"])
             _require_ours(stack)
             _require_complete(client, name, stack_id, stack["StackStatus"])
-            given = file_system or _parameters(stack)["FileSystem"] == "true"
+            given = file_system or parameters(stack)["FileSystem"] == "true"
             chosen = {"ParameterKey": "FileSystem", "ParameterValue": str(given).lower()}
-            status = _update(client, stack_id, request | {"Parameters": [chosen]}, progress, poll_seconds)
+            status = update(client, stack_id, request | {"Parameters": [chosen]}, progress, poll_seconds)
         _require_complete(client, name, stack_id, status)
         return _resources(describe(client, stack_id) or {})
 
@@ -78,11 +79,11 @@ def delete(
     """
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
-        stack = _settled(client, name, progress, poll_seconds)
+        stack = settled(client, name, progress, poll_seconds)
         if stack is None:
             return None
         _require_ours(stack)
-        stack_id, bucket = str(stack["StackId"]), _outputs(stack).get("Bucket", "")
+        stack_id, bucket = str(stack["StackId"]), outputs(stack).get("Bucket", "")
         if delete_data:
             buckets.delete(session.client("s3"), bucket)
         before = last_event(client, stack_id)
@@ -93,30 +94,9 @@ def delete(
         return buckets.measure(session.client("s3"), bucket)
 
 
-def _settled(client: Any, name: str, progress: OnStackEvent, poll_seconds: float) -> dict[str, Any] | None:
-    """The stack, once CloudFormation has finished any earlier request."""
-    stack = describe(client, name)
-    if stack and str(stack["StackStatus"]).endswith("_IN_PROGRESS"):
-        settle(client, str(stack["StackId"]), progress, after="", poll_seconds=poll_seconds)
-        stack = describe(client, name)
-    return stack
-
-
-def _update(client: Any, stack_id: str, request: dict[str, Any], progress: OnStackEvent, poll_seconds: float) -> str:
-    """Update and wait; returns the stack's state."""
-    before = last_event(client, stack_id)
-    try:
-        client.update_stack(**request)
-    except client.exceptions.ClientError as error:
-        if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
-            return "UPDATE_COMPLETE"
-        raise
-    return settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds)
-
-
 def _require_ours(stack: dict[str, Any]) -> None:
     # of any version of the template: `delete --delete-data` empties the bucket that the stack names
-    if list(_parameters(stack)) != ["FileSystem"] or "of hyperpod-ft need" not in stack.get("Description", ""):
+    if list(parameters(stack)) != ["FileSystem"] or "of hyperpod-ft need" not in stack.get("Description", ""):
         raise UserError(f"stack {stack['StackName']} was not created by this kit", "pass another name with --name")
 
 
@@ -128,14 +108,6 @@ def _require_complete(client: Any, name: str, stack_id: str, status: str) -> Non
         )
 
 
-def _parameters(stack: dict[str, Any]) -> dict[str, str]:
-    return {each["ParameterKey"]: each["ParameterValue"] for each in stack.get("Parameters", [])}
-
-
-def _outputs(stack: dict[str, Any]) -> dict[str, str]:
-    return {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
-
-
 def _resources(stack: dict[str, Any]) -> TrainingResources:
-    outputs = _outputs(stack)
-    return TrainingResources(outputs["Region"], outputs["RoleArn"], outputs["Bucket"])
+    found = outputs(stack)
+    return TrainingResources(found["Region"], found["RoleArn"], found["Bucket"])

@@ -28,7 +28,7 @@ class CheckInput:
 
     @property
     def existing(self) -> Existing:
-        """Only for checks of existing resources, which run when there are some."""
+        """The existing resources; only checks of such resources may ask for them."""
         assert self.config.existing is not None
         return self.config.existing
 

@@ -13,7 +13,7 @@ LUSTRE_PORTS = ((988, 988), (1018, 1023))
 
 
 def file_system(given: CheckInput) -> list[Finding]:
-    """It is Lustre, available, in the subnet's VPC and zone, and reachable from the nodes."""
+    """The file system is Lustre, available, in the subnet's VPC and zone, and reachable from the nodes."""
     fsx, fsx_id = given.clients["fsx"], given.existing.fsx_id
     try:
         (found,) = fsx.describe_file_systems(FileSystemIds=[fsx_id])["FileSystems"]

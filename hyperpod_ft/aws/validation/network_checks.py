@@ -12,7 +12,7 @@ EVERYWHERE = "0.0.0.0/0"
 
 
 def subnet(given: CheckInput) -> list[Finding]:
-    """It exists, is in the cluster's zone, and has addresses for all nodes."""
+    """The subnet exists, is in the cluster's zone, and has addresses for all nodes."""
     found = given.subnet()
     if found is None:
         return [error(SUBNET, f"no subnet {given.existing.subnet_id} in {given.config.region}", "correct the id")]
@@ -139,7 +139,7 @@ def _reaches_s3(given: CheckInput, vpc_id: str, table_id: str) -> bool:
 
 
 def security_groups(given: CheckInput) -> list[Finding]:
-    """They exist, are in the subnet's VPC, and one allows all traffic among its members, as EFA and Slurm require.
+    """The groups exist in the subnet's VPC, and one allows all traffic among its members, as EFA and Slurm require.
 
     "Prerequisites for using SageMaker HyperPod": all traffic in and out, from and to the group itself.
     """

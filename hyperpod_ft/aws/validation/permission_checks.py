@@ -108,7 +108,7 @@ def caller_needs(given: CheckInput) -> list[Need]:
 
 
 def role(given: CheckInput) -> list[Finding]:
-    """It exists, is in this account, and SageMaker may assume it."""
+    """The role exists, is in this account, and SageMaker may assume it."""
     return assumable(given.clients["iam"], given.existing.execution_role_arn, given.account_id, ROLE)
 
 
@@ -130,8 +130,8 @@ def assumable(iam: Any, arn: str, account_id: str, key: str) -> list[Finding]:
         error(
             key,
             f"{_name(arn)} does not trust {_SERVICE}",
-            f"let it: aws iam update-assume-role-policy --role-name {_name(arn)}, with Principal Service {_SERVICE} and"
-            " Action sts:AssumeRole",
+            f"allow it: aws iam update-assume-role-policy --role-name {_name(arn)}, with Principal Service {_SERVICE}"
+            " and Action sts:AssumeRole",
         )
     ]
 
@@ -157,7 +157,7 @@ def needs_of_role(given: CheckInput, needs: list[Need], remedy: str) -> list[Fin
         if lacking := list(dict.fromkeys(lacking)):
             return [error(ROLE, f"{_name(arn)} may not {', '.join(lacking)}", remedy)]
         unseen = f"could not check on which resources {_name(arn)} may act: AWS answered {error_code(problem)}"
-        return [warning(ROLE, unseen, "allow iam:SimulatePrincipalPolicy to yourself")]
+        return [warning(ROLE, unseen, "grant yourself iam:SimulatePrincipalPolicy")]
 
 
 def caller_permissions(given: CheckInput) -> list[Finding]:
@@ -175,7 +175,9 @@ def needs_of_caller(given: CheckInput, needs: list[Need]) -> list[Finding]:
         caller = iam.get_role(RoleName=name.partition("/")[0])["Role"]["Arn"]
     elif kind != "user":
         return [
-            warning(CALLER, f"could not check what {given.caller} may do", "make sure that it may do what it needs")
+            warning(
+                CALLER, f"could not check what {given.caller} may do", "make sure that it has the permissions it needs"
+            )
         ]
     denied = _denied(iam, caller, needs)
     return _findings(CALLER, given.caller, denied, "ask for these permissions, or use other credentials")

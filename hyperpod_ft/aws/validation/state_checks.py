@@ -69,7 +69,7 @@ def _fixed(config: ClusterConfig, stack: dict[str, Any]) -> list[Finding]:
 
 
 def bucket(given: CheckInput) -> list[Finding]:
-    """It exists, and is in the cluster's region."""
+    """The bucket exists, and is in the cluster's region."""
     s3, called = given.clients["s3"], given.existing.bucket
     try:
         region = buckets.region(s3, called)

@@ -197,7 +197,7 @@ def read_config(file: Path) -> AdapterConfig:
 
 
 def parse_config(file: Path, values: Mapping[str, Any]) -> AdapterConfig:
-    """The same from the JSON object in `file`, which errors name."""
+    """The configuration from the JSON object in `file`, which errors name."""
     if values.get("peft_type") != "LORA":
         raise UserError(f"{file}: peft_type is {values.get('peft_type')!r}, not 'LORA'", "merge it with PEFT")
     return validate(file, values, AdapterConfig, _REMEDY)

@@ -56,7 +56,7 @@ class Outgoing:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFiles:
     """The files written, in order, and the number and bytes of their tensors."""
 
     files: tuple[str, ...]
@@ -64,7 +64,9 @@ class Written:
     nbytes: int
 
 
-def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: int, progress: ByteProgress) -> Written:
+def write_model(
+    directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: int, progress: ByteProgress
+) -> WrittenFiles:
     """Write `model.safetensors`, or shards of at most `max_shard_bytes` each and their index.
 
     `directory` comes from `resumable_directory`. A tensor larger than `max_shard_bytes` gets a separate shard.
@@ -83,7 +85,7 @@ def write_model(directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: i
     return written
 
 
-def write_files(directory: Path, files: Mapping[str, Sequence[Outgoing]], progress: ByteProgress) -> Written:
+def write_files(directory: Path, files: Mapping[str, Sequence[Outgoing]], progress: ByteProgress) -> WrittenFiles:
     """Write safetensors files, by name, into a `resumable_directory`. Raises as `write_model` does."""
     before = resumable.finished(directory)
     left = {name: tensors for name, tensors in files.items() if name not in before}
@@ -96,7 +98,7 @@ def write_files(directory: Path, files: Mapping[str, Sequence[Outgoing]], progre
             resumable.note(directory, name, _write_file(directory / name, tensors, pool, progress))
     count = sum(len(tensors) for tensors in files.values())
     nbytes = sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
-    return Written(tuple(files), count, nbytes)
+    return WrittenFiles(tuple(files), count, nbytes)
 
 
 def _check_space(directory: Path, needed: int) -> None:

@@ -144,7 +144,7 @@ def _identity(model: Base, files: Sequence[AdapterFiles], weights: Sequence[floa
 
 
 def _chat_template(files: Sequence[AdapterFiles]) -> str | None:
-    """That of the adapters, which were trained with it, if all have the same one; otherwise the base model's."""
+    """The adapters' chat template if all share one; otherwise the base model's."""
     found = {model_directory.chat_template(one.directory) for one in files}
     return found.pop() if len(found) == 1 else None
 

@@ -38,7 +38,7 @@ class _Range(Inert):
 
 
 class _Properties(Inert):
-    """Its state is (dtype, layout, requires_grad, memory format, pinned)."""
+    """TensorProperties, whose state is (dtype, layout, requires_grad, memory format, pinned)."""
 
 
 def _strided(layout: str) -> str:

@@ -50,7 +50,7 @@ class Sharded:
 
     @property
     def tensors(self) -> tuple[LogicalTensor, ...]:
-        """Of the model and every adapter."""
+        """The tensors of the model and of every adapter."""
         return (*self.model, *(tensor for adapter in self.adapters for tensor in adapter.tensors))
 
 

@@ -24,7 +24,7 @@ BLOCK_BYTES = 8 << 20
 ALIGNMENT = 4096
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux only
 # Smaller reads are faster through the cache than as whole blocks.
-_LEAST_DIRECT_READ = 256 << 10
+_MIN_DIRECT_READ = 256 << 10
 
 _local = threading.local()
 
@@ -77,7 +77,7 @@ def read(path: Path, offset: int, out: Stored) -> None:
     """
     target = out.reshape(-1).data.cast("B")
     try:
-        with _File(path, os.O_RDONLY, direct=len(target) >= _LEAST_DIRECT_READ) as file:
+        with _File(path, os.O_RDONLY, direct=len(target) >= _MIN_DIRECT_READ) as file:
             while target:
                 got = _read_pages(file, target, offset) if file.direct else 0
                 # an unaligned read makes `transfer` fall back to ordinary I/O

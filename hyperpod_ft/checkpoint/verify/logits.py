@@ -89,8 +89,11 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
     clock = time.monotonic()
     merged_tensors, base_tensors, factors = read_tensors(merged), read_tensors(base), read_tensors(adapter)
     bare, live = skeleton(merged), skeleton(base)
-    vocabulary = min(model.config.get_text_config().vocab_size for model in (bare, live))
-    tokens = torch.arange(_TOKENS).mul(7919).add(1).remainder(vocabulary).unsqueeze(0)
+    configs = [model.config.get_text_config() for model in (bare, live)]
+    vocabulary = min(config.vocab_size for config in configs)
+    # an embedding of positions has no row for further ones
+    length = min(_TOKENS, *(getattr(config, "max_position_embeddings", None) or _TOKENS for config in configs))
+    tokens = torch.arange(length).mul(7919).add(1).remainder(vocabulary).unsqueeze(0)
 
     find_merged = _find_in(merged, merged_tensors, _tied(bare, merged, merged_tensors))
     find_base = _find_in(base, base_tensors, _tied(live, base, base_tensors))
@@ -188,7 +191,7 @@ def _saved_name(live: str) -> str:
 
 
 def _find_live(factors: Tensors, find_base: Find) -> Find:
-    """As in PEFT, a tensor in the adapter's file replaces the base's."""
+    """The live tensors: as in PEFT, a tensor in the adapter's file replaces the base's."""
 
     def find(live: str) -> LogicalTensor:
         saved = _saved_name(live)

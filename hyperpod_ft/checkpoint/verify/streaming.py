@@ -77,7 +77,7 @@ class Weights:
         """Rows [first, last), (last - first, ...), fp32."""
         if tensor.dtype not in ARITHMETIC:
             raise UserError(
-                f"tensor {tensor.name} is {tensor.dtype}, which cannot be computed with here",
+                f"tensor {tensor.name} is {tensor.dtype}, for which logits cannot be computed here",
                 "compare with another program",
             )
         row = tensor.elements // max(1, tensor.shape[0])

@@ -40,13 +40,13 @@ class Cluster(Section):
     )
     instance_type: str = Field(
         "local",
-        description="Instance type of the training nodes; `local` trains on the CPUs of any machine, types such as"
-        " `c7i.4xlarge` on theirs.",
+        description="Instance type of the training nodes; `local` trains on the CPUs of any machine, and CPU types"
+        " such as `c7i.4xlarge` train on their CPUs.",
     )
     nodes: PositiveInt = Field(1, le=10_000, description="Number of training nodes.")
     partition: SlurmWord | None = Field(
         None,
-        description="Slurm partition of the stages that use accelerators; HyperPod's default one is `dev`.",
+        description="Slurm partition of the stages that use accelerators; HyperPod's default is `dev`.",
     )
     cpu_partition: SlurmWord | None = Field(
         None, description="Slurm partition of the stages that use only CPUs; the same as `partition` if not set."
@@ -58,14 +58,14 @@ class Cluster(Section):
         "1-00:00:00",
         description="Time limit of the stages that train, in Slurm's format [days-]hours:minutes:seconds.",
     )
-    cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of each other stage.")
+    cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of each of the other stages.")
     max_restarts: NonNegativeInt = Field(
         3,
         description="How many times a training job whose ranks crash is restarted from its newest checkpoint before it"
         " counts as failed. Restarts after the time limit are not counted, nor are those that Slurm"
-        " itself makes by requeueing the job of a lost node. As SageMaker training jobs, crashes and lost instances of"
-        " all jobs of a submission count together; in addition, SageMaker starts each job again so many times after"
-        " internal errors of its own.",
+        " itself makes by requeueing the job of a lost node. For SageMaker training jobs, crashes and lost instances"
+        " are counted over all jobs of a submission; SageMaker also retries each job up to this many times after its"
+        " own internal errors.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
         8,
@@ -83,7 +83,7 @@ class Cluster(Section):
     mail_user: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}", "an e-mail address")] | None = Field(
         None,
         description="Address that Slurm mails when a job fails, reaches its time limit, or can never start. Has no"
-        " effect on SageMaker training jobs: docs/training-jobs.md has a rule of EventBridge for them.",
+        " effect on SageMaker training jobs: docs/training-jobs.md shows an EventBridge rule for them.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict,

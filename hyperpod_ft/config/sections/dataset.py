@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from hyperpod_ft.config.fields import (
-    EXPERIMENTAL_ON_GPUS,
     NonNegativeInt,
     PositiveInt,
     Revision,
@@ -14,6 +13,7 @@ from hyperpod_ft.config.fields import (
     Source,
     shortened,
 )
+from hyperpod_ft.config.sections import EXPERIMENTAL_ON_GPUS
 
 
 class Dataset(Section):
@@ -79,12 +79,12 @@ class Dataset(Section):
 
     @property
     def documents_per_example(self) -> int:
-        """How many documents one row of the dataset becomes: a preference is a chosen and a rejected one."""
+        """The number of documents that one row of the dataset becomes: two for a preference, chosen and rejected."""
         return 2 if self.format == "preference" else 1
 
     @property
     def row_tokens(self) -> int:
-        """Positions of a packed row, those of the decoder included."""
+        """The number of positions of a packed row, the decoder's included."""
         return self.max_length + (self.max_target_length or 0)
 
     @model_validator(mode="after")
@@ -93,13 +93,13 @@ class Dataset(Section):
             return self
         if self.format in ("chat", "text", "preference"):
             raise ValueError(
-                f"format {self.format}: an encoder-decoder learns to answer a source with a target; use"
+                f"format {self.format}: an encoder-decoder is trained on pairs of source and target; use"
                 " prompt-completion, template, dolly or alpaca, or leave max_target_length out"
             )
         if self.loss_on == "all":
             raise ValueError("loss_on all: an encoder-decoder does not predict its prompt; set it to completion")
         if self.packing == "wrapped":
-            raise ValueError("packing wrapped: would part sources from their targets; set it to bfd or none")
+            raise ValueError("packing wrapped: would separate sources from their targets; set it to bfd or none")
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,8 @@ from hyperpod_ft.config.fields import PositiveInt, Section, matches
 from hyperpod_ft.config.sections.sagemaker import Region, RoleArn, S3Url
 from hyperpod_ft.errors import did_you_mean
 
+Container = Literal["vllm", "lmi", "neuron"]
+
 
 class Deploy(Section):
     """The SageMaker endpoint that `hyperpod-ft deploy` creates for the tuned model. Changes nothing in the run."""
@@ -30,7 +32,7 @@ class Deploy(Section):
     region: Region | None = Field(
         None, description="AWS region. If not set: sagemaker.region, or that of the AWS configuration."
     )
-    container: Literal["vllm", "lmi", "neuron"] | None = Field(
+    container: Container | None = Field(
         None,
         description="`vllm` (AWS's vLLM image), `lmi` (AWS's Large Model Inference image), or `neuron` (Hugging Face's"
         " vLLM for inf2 and trn1). If not set: `neuron` on inf2 and trn1, otherwise `vllm`.",
@@ -70,21 +72,23 @@ class Deploy(Section):
         name = value.removeprefix("ml.")
         if name not in hosts.HOSTS:
             families = ", ".join(f"{family}.*" for family in hosts.families())
-            raise ValueError(f"unknown type of an endpoint{did_you_mean(name, hosts.HOSTS) or f'; known: {families}'}")
+            raise ValueError(f"unknown endpoint type{did_you_mean(name, hosts.HOSTS) or f'; known: {families}'}")
         return name
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> "Deploy":
-        if (self.server == "neuron") != (hosts.HOSTS[self.instance_type].device == "neuron"):
+        if (self.container_kind == "neuron") != (hosts.HOSTS[self.instance_type].device == "neuron"):
             raise ValueError(
-                f"container: {self.server} does not run on {self.instance_type}; neuron runs on inf2 and trn1, vllm and"
-                " lmi on GPUs"
+                f"container: {self.container_kind} does not run on {self.instance_type}; neuron runs on inf2 and"
+                " trn1, vllm and lmi on GPUs"
             )
-        if self.model == "adapter" and self.server != "vllm":
-            raise ValueError(f"model: container {self.server} serves no adapters here; use merged, or container vllm")
+        if self.model == "adapter" and self.container_kind != "vllm":
+            raise ValueError(
+                f"model: container {self.container_kind} does not serve adapters; use merged, or container vllm"
+            )
         return self
 
     @property
-    def server(self) -> Literal["vllm", "lmi", "neuron"]:
+    def container_kind(self) -> Container:
         """The container, as set or by the instance type."""
         return self.container or ("neuron" if hosts.HOSTS[self.instance_type].device == "neuron" else "vllm")

@@ -16,8 +16,8 @@ class Lora(Section):
     dropout: Share = Field(0.0, description="Dropout on the input of the adapters.")
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         None,
-        description="Names of the linear modules and embeddings to adapt. If not set: all linears of attention and MLP,"
-        " by the model's family (docs/lora.md); of T5, `q` and `v`.",
+        description="Names of the linear modules and embeddings to adapt. If not set: all linear layers of attention"
+        " and MLP of the model's family (docs/lora.md); for T5, `q` and `v`.",
     )
     rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
     dora: bool = Field(
@@ -36,10 +36,10 @@ class Lora(Section):
 
     @property
     def given_names(self) -> frozenset[str]:
-        """The last parts of the names in `target_modules`."""
+        """The last components of the names in `target_modules`."""
         return last_parts(self.target_modules or ())
 
 
 def last_parts(names: Iterable[str]) -> frozenset[str]:
-    """Of modules' names, or of their ends."""
+    """The last component of each module name."""
     return frozenset(name.rpartition(".")[2] for name in names)

@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from hyperpod_ft.config.fields import EXPERIMENTAL_ON_GPUS, PositiveInt, Section
+from hyperpod_ft.config.fields import PositiveInt, Section
+from hyperpod_ft.config.sections import EXPERIMENTAL_ON_GPUS
 
 
 class Parallelism(Section):
@@ -12,8 +13,8 @@ class Parallelism(Section):
 
     degrees: Literal["manual", "auto"] = Field(
         "manual",
-        description="`auto` chooses tensor_parallel, pipeline_parallel and context_parallel: those that fit and, by an"
-        " estimate, train most tokens a second (engine torch). `hyperpod-ft plan` shows the choice.",
+        description="`auto` chooses tensor_parallel, pipeline_parallel and context_parallel: of the degrees that fit,"
+        " those with the highest estimated tokens per second (engine torch). `hyperpod-ft plan` shows the choice.",
     )
     tensor_parallel: PositiveInt | None = Field(
         None,
@@ -40,23 +41,23 @@ class Parallelism(Section):
     sequence_parallel: bool | None = Field(
         None,
         description="With tensor_parallel, divide the activations between attention and MLP over its ranks too, by"
-        " position (engine torch; engine neuron has neuron.sequence_parallel). It saves memory and sends as many bytes."
-        " If not set: when tensor_parallel x context_parallel divides dataset.max_length.",
+        " position (engine torch; engine neuron has neuron.sequence_parallel). Saves memory at the same communication"
+        " volume. If not set: when tensor_parallel x context_parallel divides dataset.max_length.",
     )
     ranks_per_node: PositiveInt | None = Field(
         None, description="Training processes per node; one per accelerator (logical NeuronCore or GPU) if not set."
     )
     sharding: Literal["auto", "replicated", "zero1", "zero2", "zero3"] = Field(
         "auto",
-        description="What data-parallel ranks divide instead of each holding all of it (engine torch): nothing"
-        " (`replicated`), the optimizer's state (`zero1`), gradients too (`zero2`), weights too (`zero3`). `auto`"
-        " chooses the fastest that fits. docs/parallelism.md compares them. All are"
+        description="What is divided over the data-parallel ranks instead of replicated on each (engine torch):"
+        " nothing (`replicated`), the optimizer's state (`zero1`), gradients too (`zero2`), weights too (`zero3`)."
+        " `auto` chooses the fastest that fits. docs/parallelism.md compares them. All are"
         f" {EXPERIMENTAL_ON_GPUS}",
     )
     shard_ranks: PositiveInt | None = Field(
         None,
-        description="Number of data-parallel ranks that divide it among themselves; the others repeat the same in"
-        " groups of this size (hybrid sharding). If not set: all of them, or with `auto` those of a node if that fits.",
+        description="Number of data-parallel ranks over which the state is sharded; each further group of this size"
+        " holds a replica (hybrid sharding). If not set: all of them, or with `auto` those of a node if that fits.",
     )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none",

@@ -56,19 +56,19 @@ class SageMaker(Section):
         Field(None, description="Container image of every job. If not set, AWS's image for the engine and the device.")
     )
     cpu_instance_type: str = Field(
-        "c7i.4xlarge", description="Instance type of the jobs that use only CPUs: before and after training."
+        "c7i.4xlarge", description="Instance type of the jobs that use only CPUs, before and after training."
     )
     volume_gb: Annotated[PositiveInt, Field(le=16384)] = Field(
         500, description="Size of each instance's volume, in GB. Types with NVMe disks use these instead."
     )
     spot: bool = Field(
         False,
-        description="Train on spot instances: cheaper, and interrupted when AWS needs them. The training then continues"
-        " from its newest checkpoint.",
+        description="Train on spot instances, which are cheaper and which AWS may take back. The training then"
+        " continues from its newest checkpoint.",
     )
     max_wait: TimeLimit = Field(
         "1-00:00:00",
-        description="How long a training may wait for instances with accelerators, or with `spot` for any, in Slurm's"
+        description="How long training may wait for accelerator instances (with `spot`: for any instances), in Slurm's"
         " format [days-]hours:minutes:seconds.",
     )
     keep_alive: Annotated[NonNegativeInt, Field(le=360)] = Field(
@@ -106,7 +106,7 @@ class SageMaker(Section):
     @model_validator(mode="after")
     def _consistent(self) -> "SageMaker":
         if (self.store is None) == (self.file_system is None):
-            raise ValueError("needs either store or file_system, and not both: that is where the run is")
+            raise ValueError("set either store or file_system, not both: the run is kept there")
         if self.spot and self.training_plan:
             raise ValueError("spot and training_plan: the instances of a plan are not spot instances; set one of them")
         return self

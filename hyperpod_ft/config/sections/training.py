@@ -1,11 +1,10 @@
-"""The training loop and its objective: sections `training` and `dpo`."""
+"""Section `training` of a run file: the training loop and its optimizer."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from hyperpod_ft.config.fields import (
-    EXPERIMENTAL_ON_GPUS,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -13,17 +12,7 @@ from hyperpod_ft.config.fields import (
     Section,
     Share,
 )
-
-
-class Dpo(Section):
-    """Direct preference optimization (training.objective dpo)."""
-
-    beta: PositiveFloat = Field(
-        0.1, description="Scale of the rewards: the higher, the closer the model stays to the one it began as."
-    )
-    label_smoothing: Annotated[Share, Field(lt=0.5)] = Field(
-        0.0, description="Assumed share of pairs whose chosen and rejected completions are swapped (conservative DPO)."
-    )
+from hyperpod_ft.config.sections import EXPERIMENTAL_ON_GPUS
 
 
 class Training(Section):
@@ -32,8 +21,8 @@ class Training(Section):
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
     objective: Literal["sft", "dpo"] = Field(
         "sft",
-        description="`sft`: make the labelled tokens likely. `dpo`: prefer chosen over rejected completions (section"
-        " dpo), with a dataset of format preference (engine torch).",
+        description="`sft`: maximize the likelihood of the labelled tokens. `dpo`: prefer chosen over rejected"
+        " completions (section dpo), with a dataset of format preference (engine torch).",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; need not be a whole number.")
     max_steps: PositiveInt | None = Field(None, description="Number of optimizer steps; overrides epochs.")
@@ -62,16 +51,16 @@ class Training(Section):
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
-        description="What layers compute again in the backward pass instead of keeping it: nothing, all but matrix"
-        " products and attention (`selective`, engine torch), or everything (`full`). Needs less memory and more time.",
+        description="What layers recompute in the backward pass instead of keeping it: nothing, all but matrix products"
+        " and attention (`selective`, engine torch), or everything (`full`). Takes less memory and more time.",
     )
     activation_checkpointing_every: PositiveInt = Field(
         1, description="Apply activation_checkpointing to every k-th layer only (engine torch)."
     )
     activation_offload: bool = Field(
         False,
-        description="Keep in host memory, until the backward pass, what autograd keeps of each layer: with"
-        f" activation_checkpointing the layer's input (engine torch). It is {EXPERIMENTAL_ON_GPUS}",
+        description="Keep in host memory, until the backward pass, what autograd saves of each layer; with"
+        f" activation_checkpointing that is the layer's input (engine torch). It is {EXPERIMENTAL_ON_GPUS}",
     )
     compile: bool | None = Field(
         None,
@@ -105,8 +94,8 @@ class Training(Section):
     )
     keep_best: bool = Field(
         False,
-        description="Keep the weights with the lowest validation loss, and make the tuned model of them instead of the"
-        " last ones (engine torch).",
+        description="Keep the weights with the lowest validation loss, and make the tuned model from them instead of"
+        " from the last ones (engine torch).",
     )
     early_stopping_patience: PositiveInt | None = Field(
         None,

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.data.packing import IGNORED, Integers, Layout, places, shuffled
+from hyperpod_ft.data.packing import IGNORED, Integers, Layout, shuffled, token_positions
 from hyperpod_ft.data.seq2seq.vector_packing import best_fit_pairs
 
 
@@ -89,7 +89,7 @@ def _fill(
     layout: Layout, ids: NDArray[np.int32], first: int, stop: int, width: int, pad: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
     """Tokens, document numbers, and where documents begin: each [rows, width]."""
-    found = places(layout, first, stop)
+    found = token_positions(layout, first, stop)
     is_token = np.arange(width) < found.filled
     numbers = np.arange(len(found.rows)) - np.searchsorted(found.rows, found.rows) + 1
 

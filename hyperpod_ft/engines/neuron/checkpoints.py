@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from hyperpod_ft import publish
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
-from hyperpod_ft.engines.checkpoint_directory import Progress, Written, delete_old, write_description
+from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, Progress, delete_old, write_description
 from hyperpod_ft.engines.neuron.gradients import part_held
 from hyperpod_ft.engines.neuron.trainer import Trainer
 from hyperpod_ft.engines.processes import Processes
@@ -87,7 +87,7 @@ class Checkpoints:
         partial, final = self._partial(progress), self._run.checkpoint(progress.step)
         found = self._processes.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
         if self._processes.leads:
-            files = {name: Written.of(partial / name, digest) for part in found for name, digest in part.items()}
+            files = {name: CheckpointFile.of(partial / name, digest) for part in found for name, digest in part.items()}
             write_description(self._run, progress, partial, files)
             publish.replace_directory(final, partial)
             delete_old(self._run, final)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines import volume
-from hyperpod_ft.engines.checkpoint_directory import Progress, Written, delete_old, write_description
+from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, Progress, delete_old, write_description
 from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.staging import Stager
@@ -34,9 +34,9 @@ class Checkpoints:
     def __init__(self, run: Run, processes: Processes, device: torch.device) -> None:
         self._run, self._device = run, device
         self.volume = volume.find(processes, run.checkpoints)
-        # a connection of its own: what waits in a thread would make others of the same connection wait
+        # a separate connection: what waits in a thread would make others of the same connection wait
         self._processes = replace(processes, store=processes.store.clone())
-        # a group of its own: a thread's collectives must not mix with those of training, nor wait for the device
+        # a separate group: a thread's collectives must not mix with those of training, nor wait for the device
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         self._stager = Stager(pinned=devices.pins(device)) if run.config.training.async_save else None
         self._thread: threading.Thread | None = None
@@ -91,10 +91,10 @@ class Checkpoints:
         with self._partial_directory(final) as partial:
             digests = self._write_files(state, partial)
             # DCP waited until every rank had written and synced its file
-            own = {name: asdict(Written.of(partial / name, digest)) for name, digest in sorted(digests.items())}
+            own = {name: asdict(CheckpointFile.of(partial / name, digest)) for name, digest in sorted(digests.items())}
             gathered = self._processes.gather(f"{occasion}/files", own)
             if self.volume.leads:
-                files = {name: Written(**file) for part in gathered for name, file in part.items()}
+                files = {name: CheckpointFile(**file) for part in gathered for name, file in part.items()}
                 write_description(self._run, progress, partial, files)
         if self.volume.leads and final != self._run.best_checkpoint:
             delete_old(self._run, final, shared=self.volume.shared)

@@ -47,7 +47,7 @@ class Evaluation:
 
 
 def evaluation_of(run: Run, objective: Objective, device: torch.device, meshes: Meshes) -> Evaluation | None:
-    """None when the dataset holds out no rows. Raises UserError when the run file needs some."""
+    """The evaluation; None when the dataset holds out no rows. Raises UserError when the run file needs some."""
     directory = run.dataset_path / "validation"
     if directory.is_dir():
         split = objective.open(directory)

@@ -157,17 +157,7 @@ class TrainingLoop:
                     launched.append(self.launch(launched[-1].number + 1 if launched else progress.step + 1, signals))
                 step = launched.popleft().read(self.objective.metrics)
                 stopping = stopping or bool(step.stop_signal)
-                progress = log.advance(progress, step.loss, step.metrics)
-                validation_loss, row_metrics = None, step.metrics
-                if self.evaluation and self._evaluates_after(step.number):
-                    validation_loss, validation_metrics = self._validate(log)
-                    progress = progress.evaluated(
-                        validation_loss, self.config.early_stopping_patience, validation_metrics
-                    )
-                    row_metrics = row_metrics | validation_metrics
-                if self.processes.leads:
-                    log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
-                sanity.check(self.config, progress, self.steps, self.vocabulary)
+                progress = self._after(step, progress, log)
                 last = step.number == self.steps or progress.stopped_early
                 leaving = stopping and not launched
                 self.state.save(progress, last, wanted=last or leaving)
@@ -175,6 +165,23 @@ class TrainingLoop:
                     self.state.finish()
                     raise Interrupted(step.number, step.stop_signal, saved=not self.config.save_only_model)
             self.state.finish()
+        return self._trained(progress)
+
+    def _after(self, step: Step, progress: Progress, log: metrics.MetricsLog) -> Progress:
+        """Validate if it is due, write the step's row, and check its loss. Returns the progress that includes it."""
+        progress = log.advance(progress, step.loss, step.metrics)
+        validation_loss, row_metrics = None, step.metrics
+        if self.evaluation and self._evaluates_after(step.number):
+            validation_loss, validation_metrics = self._validate(log)
+            progress = progress.evaluated(validation_loss, self.config.early_stopping_patience, validation_metrics)
+            row_metrics = row_metrics | validation_metrics
+        if self.processes.leads:
+            log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
+        sanity.check(self.config, progress, self.steps, self.vocabulary)
+        return progress
+
+    def _trained(self, progress: Progress) -> Trained:
+        """What a training that has ended leaves."""
         if progress.stopped_early and self.processes.leads:
             print(
                 f"train: stopped after step {progress.step}: the validation loss was lowest,"

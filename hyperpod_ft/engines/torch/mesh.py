@@ -23,7 +23,7 @@ class Meshes:
     """Axes `pp`, `dp_replicate`, `dp_shard` and `tp`. Ranks along the two dp axes have the same stage and tp slice."""
 
     tokens: DeviceMesh
-    """Axes `dp` and `cp`: each dp rank has rows of its own, and its cp ranks share their tokens.
+    """Axes `dp` and `cp`: each dp rank has its own rows, and its cp ranks share their tokens.
 
     It has the ranks of `dp_replicate` x `dp_shard` with this rank's stage and tp slice.
     """

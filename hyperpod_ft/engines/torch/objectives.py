@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sections.training import Dpo
+from hyperpod_ft.config.sections.dpo import Dpo
 from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
 from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
@@ -23,7 +23,7 @@ class Objective(Protocol):
     """A loss, as sums over batches that are divided by a count over all ranks and micro batches of a step."""
 
     metrics: tuple[str, ...]
-    """What is measured beside the loss, by the names in metrics.jsonl."""
+    """What is measured besides the loss, by the names in metrics.jsonl."""
 
     def open(self, directory: Path) -> PackedSplit:
         """A split of the prepared dataset. Raises UserError when it is damaged or empty."""

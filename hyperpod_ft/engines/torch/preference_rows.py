@@ -37,7 +37,7 @@ class PreferenceSplit(PackedSplit):
         return np.concatenate([np.empty(0, np.int64), *numbers])
 
     def without_reference(self, rows: Rows) -> Rows:
-        """Those of `rows` that have documents with an unknown reference."""
+        """The `rows` that have documents with an unknown reference."""
         unknown = np.concatenate([[0], np.isnan(self.reference).cumsum()])
         return rows[unknown[self._ends[rows]] > unknown[self._begins[rows]]]
 

@@ -127,5 +127,5 @@ def store(run: Run, known: Mapping[str, Floats]) -> None:
 def _inputs(run: Run) -> str:
     """What identifies the model and the rows, on every machine that has them: when files were written does not."""
     files = [path for directory in (run.base_model, run.dataset_path) for path in files_below(directory)]
-    found = [(str(path.relative_to(run.root)), path.stat().st_size) for path in files]
+    found = [(run.relative(path), path.stat().st_size) for path in files]
     return text_sha256(json.dumps([run.plan[stage].fingerprint for stage in ("download", "dataset")] + found))

@@ -42,7 +42,7 @@ class LaunchedStep:
 
     @property
     def grad_norm(self) -> torch.Tensor:
-        """Of all gradients, before clipping: fp32 [], on the device."""
+        """The norm of all gradients, before clipping: fp32 [], on the device."""
         return self._summary[self._count].sqrt()
 
     def read(self, metrics: tuple[str, ...]) -> Step:

@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Mapping
 
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, HOST_NUMBER, HOSTS
-from hyperpod_ft.job.sagemaker import init, interpreter, messages, step
+from hyperpod_ft.job.sagemaker import interpreter, messages, pid1, step
+from hyperpod_ft.job.sagemaker.container_steps import ContainerSteps
 from hyperpod_ft.job.sagemaker.host import ML, Host, JobError, link_root, report_failure
-from hyperpod_ft.job.sagemaker.script import NOTICED, Script, Stop
-from hyperpod_ft.job.sagemaker.store_steps import StoreSteps
-from hyperpod_ft.runs import container
-from hyperpod_ft.runs.container import CODE, FSX, NOTICE_STATUS, TERMINATED_STATUS
+from hyperpod_ft.job.sagemaker.script import SAVES_ON_NOTICE, Script, Stop
+from hyperpod_ft.runs import container, job_files
+from hyperpod_ft.runs.container import CODE, FSX
+from hyperpod_ft.runs.signals import NOTICE_STATUS, TERMINATED_STATUS
 
 # The instance's fastest disk, which a container has for itself.
 SCRATCH = Path("/tmp/hyperpod-ft")  # noqa: S108
 PYTHON = Path("/tmp/hyperpod-ft-python/bin/python")  # noqa: S108
 JOB_ARN = "TRAINING_JOB_ARN"  # with the job's name all that SageMaker is documented to set
-_FAREWELL_SECONDS = 5
+_DISMISS_SECONDS = 5
 # Of a job after which another may come: all is done, or its time is over. After any other status, a stage has failed.
 _ANOTHER_MAY_FOLLOW = (0, NOTICE_STATUS)
 
@@ -36,11 +37,11 @@ def work() -> int:
     """What the child of PID 1 does; returns the container's exit status."""
     try:
         host = Host.read()
-        stop = Stop(notice_after(int(host.told.max_runtime)))
+        stop = Stop(notice_after(int(host.parameters.max_runtime)))
         host.wait_for_names()
-        link_root(Path(host.told.root), SCRATCH if host.told.store else ML / "input/data" / FSX)
-        python = PYTHON if host.told.pins else Path(host.told.python)
-        steps = StoreSteps(host, str(python))
+        link_root(Path(host.parameters.root), SCRATCH if host.parameters.store else ML / "input/data" / FSX)
+        python = PYTHON if host.parameters.pins else Path(host.parameters.python)
+        steps = ContainerSteps(host, str(python))
         prepare(host, steps, python)
         return run_as_first(host, steps, stop) if host.is_first else run_as_other(host, steps, stop)
     except JobError as error:
@@ -52,15 +53,15 @@ def work() -> int:
         raise
 
 
-def prepare(host: Host, steps: StoreSteps, python: Path) -> None:
-    """Make the interpreter, and bring the run here. Raises JobError: the first stage has failed then."""
+def prepare(host: Host, steps: ContainerSteps, python: Path) -> None:
+    """Make the interpreter, and pull the run. Raises JobError: the first stage has failed then."""
     try:
-        interpreter.prepare(python, host.told.pins, ML / "input/data" / CODE)
+        interpreter.prepare(python, host.parameters.pins, ML / "input/data" / CODE)
         os.environ.update(variables(host, python))
         steps.pull_run()
     except JobError:
         if host.is_first:
-            leave_exit_status(host, host.told.stages.split()[0], 1)
+            leave_exit_status(host, host.parameters.stages.split()[0], 1)
             steps.push_state()
         raise
 
@@ -77,21 +78,21 @@ def variables(host: Host, python: Path) -> dict[str, str]:
         "PYTHONPATH": code,
         "HYPERPOD_FT_CODE": code,
         container.CONTAINER_PYTHON: str(python),
-        container.JOB_ID: host.told.job,
-        container.MAX_RUNTIME: host.told.max_runtime,
+        job_files.JOB_ID: host.parameters.job,
+        container.MAX_RUNTIME: host.parameters.max_runtime,
         HOSTS: " ".join(host.hosts),
         HOST_NUMBER: str(host.number),
     }
     if "AWS_REGION" not in os.environ and JOB_ARN in os.environ:
         found["AWS_REGION"] = os.environ[JOB_ARN].split(":")[3]
-    if host.told.store:
-        found[step.STORE] = host.told.store
+    if host.parameters.store:
+        found[step.STORE] = host.parameters.store
     if host.interface:
         found.update({"NCCL_SOCKET_IFNAME": host.interface, "GLOO_SOCKET_IFNAME": host.interface})
     return found
 
 
-def run_as_first(host: Host, steps: StoreSteps, stop: Stop) -> int:
+def run_as_first(host: Host, steps: ContainerSteps, stop: Stop) -> int:
     """Run the stages, dismiss the other hosts, and have the next training job created, if one may follow."""
     status, missing = 1, 0
     try:
@@ -100,8 +101,8 @@ def run_as_first(host: Host, steps: StoreSteps, stop: Stop) -> int:
         # also when nothing else could be pushed: whoever looks at the run from outside sees that a stage has failed
         steps.push_state()
         # the others may still install packages; when this one fails, SageMaker ends them
-        seconds = _FAREWELL_SECONDS if status or stop.requested else messages.JOIN_SECONDS
-        missing = len(host.hosts) - 1 - messages.dismiss(host.told.job, host.hosts, seconds)
+        seconds = _DISMISS_SECONDS if status or stop.requested else messages.JOIN_SECONDS
+        missing = len(host.hosts) - 1 - messages.dismiss(host.parameters.job, host.hosts, seconds)
     # not when it was cancelled, or SageMaker starts this job again
     if status == 0 or (status in _ANOTHER_MAY_FOLLOW and not stop.requested):
         steps.advance()
@@ -112,15 +113,15 @@ def run_as_first(host: Host, steps: StoreSteps, stop: Stop) -> int:
     return status
 
 
-def run_stages(host: Host, steps: StoreSteps, stop: Stop) -> int:
+def run_stages(host: Host, steps: ContainerSteps, stop: Stop) -> int:
     """Run the stages until one has left no record; returns the exit status."""
-    wanted = host.told.stages.split()
-    # with a store, each container checks an environment of its own
+    wanted = host.parameters.stages.split()
+    # with a store, each container checks its own environment
     own = [] if "env" in wanted or steps.is_done("env") else ["env"]
     for stage in [*own, *wanted]:
         if stop.requested:
             return TERMINATED_STATUS
-        if stop.noticed and stage == NOTICED:
+        if stop.noticed and stage == SAVES_ON_NOTICE:
             return NOTICE_STATUS
         try:
             status = run_stage(host, steps, stop, stage)
@@ -137,7 +138,7 @@ def run_stages(host: Host, steps: StoreSteps, stop: Stop) -> int:
     return 0
 
 
-def run_stage(host: Host, steps: StoreSteps, stop: Stop, stage: str) -> int:
+def run_stage(host: Host, steps: ContainerSteps, stop: Stop, stage: str) -> int:
     """Run a stage with what it needs from the store; returns 0 if it has left its record, else an exit status."""
     steps.before(stage)
     with steps.during(stage):
@@ -150,34 +151,34 @@ def run_stage(host: Host, steps: StoreSteps, stop: Stop, stage: str) -> int:
 
 def leave_exit_status(host: Host, stage: str, status: int) -> None:
     """Do what a stage's script does at its end, for one that did not start or was not what failed."""
-    marker = container.exit_marker(host.run_directory, stage, host.told.job)
+    marker = job_files.exit_marker(host.run_directory, stage, host.parameters.job)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.write_text(f"{status}\n", encoding="utf-8")
 
 
 def run_script(host: Host, stage: str, stop: Stop) -> tuple[Script, int]:
     """Run a stage's script; it, and its exit status."""
-    log = container.log(host.run_directory, stage, host.told.job)
-    script = Script(container.script(host.run_directory, stage), stage, {}, log=log)
+    log = job_files.log(host.run_directory, stage, host.parameters.job)
+    script = Script(job_files.script(host.run_directory, stage), stage, {}, log=log)
     return script, script.wait(stop)
 
 
-def run_as_other(host: Host, steps: StoreSteps, stop: Stop) -> int:
+def run_as_other(host: Host, steps: ContainerSteps, stop: Stop) -> int:
     """Run the scripts that the first host asks for, until it says that the job is over."""
 
     def start(stage: str, given: Mapping[str, str]) -> subprocess.Popen[bytes]:
         Path(given[ATTEMPT_DIRECTORY]).mkdir(parents=True, exist_ok=True)
-        script = Script(container.script(host.run_directory, stage), stage, given)
+        script = Script(job_files.script(host.run_directory, stage), stage, given)
         stop.watch(script)
         return script.process
 
-    steps.before(host.told.stages.split()[0])  # while the first host does the same
-    with steps.during(NOTICED):
-        return step.obey_first_host(host.told.job, host.hosts[0], host.number, steps.before, start, stop.expired)
+    steps.before(host.parameters.stages.split()[0])  # while the first host does the same
+    with steps.during(SAVES_ON_NOTICE):
+        return step.serve_first_host(host.parameters.job, host.hosts[0], host.number, steps.before, start, stop.expired)
 
 
 def main() -> None:
-    sys.exit(init.run_as_child(work))
+    sys.exit(pid1.run_as_child(work))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ ML = Path("/opt/ml")
 # A name may be unknown until its instance is there, and instances may start minutes apart. The limit is our choice: we
 # have found none in SageMaker's documentation.
 _NAME_SECONDS = 600
-_LONGEST_FAILURE = 1024  # what SageMaker shows of the file
+_MAX_FAILURE_LENGTH = 1024  # what SageMaker shows of the file
 
 
 class JobError(Exception):
@@ -25,12 +25,12 @@ class JobError(Exception):
 
 @dataclass(frozen=True)
 class Host:
-    """This host, the others, and what the launcher told the job. The first host starts the stages on all of them."""
+    """This host, its peers, and the launcher's parameters. The first host starts the stages on all hosts."""
 
     hosts: tuple[str, ...]  # all of the job, in the order of their numbers
     number: int  # of this host in `hosts`
     interface: str  # network device that reaches the others; empty if unknown
-    told: Hyperparameters
+    parameters: Hyperparameters
 
     @classmethod
     def read(cls, ml: Path = ML) -> Host:
@@ -56,7 +56,7 @@ class Host:
 
     @property
     def run_directory(self) -> Path:
-        return Path(self.told.run_directory)
+        return Path(self.parameters.run_directory)
 
     def wait_for_names(self, seconds: float = _NAME_SECONDS) -> None:
         """Wait until the name of every host is known. Raises JobError after `seconds`."""
@@ -99,7 +99,7 @@ def report_failure(reason: str, ml: Path = ML) -> None:
     file = ml / "output/failure"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(reason[:_LONGEST_FAILURE], encoding="utf-8")
+        file.write_text(reason[:_MAX_FAILURE_LENGTH], encoding="utf-8")
 
 
 def _natural(name: str) -> tuple[str, int]:

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Callable, Iterable
 
+from hyperpod_ft.errors import last_line
 from hyperpod_ft.job.sagemaker.host import JobError
 
 # Where AWS's images have Python, besides PATH.
@@ -50,8 +51,8 @@ def prepare(python: Path, pins: str, code: Path) -> None:
     )
     print(done.stdout, end="", flush=True)
     if done.returncode:
-        last = ([line for line in done.stdout.splitlines() if line.strip()] or ["no error message"])[-1]
-        raise JobError(f"interpreter: cannot install the packages of {pins}: {last}; does the job reach an index?")
+        last = last_line(done.stdout) or "no error message"
+        raise JobError(f"interpreter: cannot install the packages of {pins}: {last}; can the job reach an index?")
 
 
 def _base() -> str:

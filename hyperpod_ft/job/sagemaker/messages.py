@@ -3,10 +3,10 @@
 The other hosts cannot be reached by ssh; they connect to the first one:
 
     to the first host     {"host": 1, "job": "..."}      this host is ready
-                          {"ready": true}                it has what it was asked to bring
+                          {"ready": true}                it has pulled what it was asked to pull
                           {"report": "node-1-1.json", "text": "..."}   a file that it left about the attempt
                           {"ended": 0}                   its script ended, with this exit status
-    from the first host   {"bring": "train", "checkpoint": 40}          what the stage needs, from the store
+    from the first host   {"pull": "train", "checkpoint": 40}           what the stage needs, from the store
                           {"stage": "train", "number": 1700000000, "attempt": "/fsx/..."}
                           {"signal": 10}                 for its script
                           {"end": true}                  the job is over
@@ -35,7 +35,7 @@ class Peer:
     """A host at the other end of a connection."""
 
     def __init__(self, connection: socket.socket) -> None:
-        # an instance that is gone sends nothing more, not even that it is
+        # keep-alive: a lost instance never closes its connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, seconds in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, option):

@@ -3,9 +3,9 @@
     python -m hyperpod_ft.job.sagemaker.step STAGE RUN_DIR COMMAND...     on the first host
 
 The first host waits until all others have connected to it, tells them which stage's script to run (messages.py), and
-waits for their exit statuses (`run_everywhere`). Every other host does as it is told (`obey_first_host`). With a store,
-hosts share no volume: what they report about an attempt are messages too, and before an attempt each brings the
-checkpoint from the store that the first host has found to be the newest complete one, with the files of all hosts.
+waits for their exit statuses (`run_everywhere`). Every other host serves it (`serve_first_host`). With a store, hosts
+share no volume: what they report about an attempt are messages too, and before an attempt each pulls the checkpoint
+from the store that the first host has found to be the newest complete one, with the files of all hosts.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from typing import Any, Callable, Mapping, Sequence
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker.host import JobError
 from hyperpod_ft.job.sagemaker.messages import POLL_SECONDS, Peer, gather, port
-from hyperpod_ft.runs.container import JOB_ID, NOTICE
+from hyperpod_ft.runs.job_files import JOB_ID
+from hyperpod_ft.runs.signals import NOTICE, shell_status
 
 STORE = "HYPERPOD_FT_STORE"  # set when the run is in a store
-_BEFORE = (sys.executable, "-m", "hyperpod_ft.job.sagemaker.around", "before-attempt")
+_BEFORE = (sys.executable, "-m", "hyperpod_ft.job.sagemaker.container_commands", "before-attempt")
 
 # How long others may run after one host has ended: as with `srun --wait=60` in ranks.sbatch.j2. After a failure, srun
-# ends them at once (`--kill-on-bad-exit=1`); here they get ten seconds, our choice, to report failures of their own.
+# ends them at once (`--kill-on-bad-exit=1`); here they get ten seconds, our choice, to report their own failures.
 _GRACE_SECONDS, _GRACE_SECONDS_AFTER_A_FAILURE = 60, 10
 # Between SIGTERM and SIGKILL.
 _TERMINATION_SECONDS = 15
@@ -46,7 +47,7 @@ def run_everywhere(stage: str, run_directory: str, command: Sequence[str]) -> in
     peers = gather(job, hosts, until=lambda: bool(arrived))
     if arrived:
         return 128 + arrived[0]
-    if STORE in os.environ and peers and (status := _bring_everywhere(stage, run_directory, peers, arrived)):
+    if STORE in os.environ and peers and (status := _pull_everywhere(stage, run_directory, peers, arrived)):
         return status
     # higher than in earlier attempts, after a spot interruption too
     attempt = int(time.time())
@@ -60,21 +61,21 @@ def run_everywhere(stage: str, run_directory: str, command: Sequence[str]) -> in
     return max(statuses)
 
 
-def _bring_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arrived: list[int]) -> int:
-    """Bring what the stage needs from the store to this host, then to all others at once; returns an exit status."""
+def _pull_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arrived: list[int]) -> int:
+    """Pull what the stage needs from the store to this host, then to all others at once; returns an exit status."""
     done = subprocess.run([*_BEFORE, run_directory, stage], stdout=subprocess.PIPE, text=True, check=False)
     *printed, outcome = done.stdout.splitlines() or [""]
     print(*printed, sep="\n", flush=True)
     if done.returncode:
         return 1  # a crash, which is retried, even for a user's error: earlier pulls of this job went well
     for peer in peers:
-        peer.send(bring=stage, checkpoint=json.loads(outcome)["checkpoint"])
+        peer.send(pull=stage, checkpoint=json.loads(outcome)["checkpoint"])
     waiting = list(peers)
     while waiting:
         if arrived:
             return 128 + arrived[0]
         for peer in select.select(waiting, [], [], POLL_SECONDS)[0]:
-            if peer.receive() is None:  # a host that cannot bring it ends, and the job with it
+            if peer.receive() is None:  # a host that cannot pull it ends, and the job with it
                 return 1
             waiting.remove(peer)
     return 0
@@ -105,7 +106,7 @@ def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: l
             if message is None or "ended" in message:  # a host without a connection is gone
                 statuses[1 + peers.index(peer)] = int(message["ended"]) if message else 1
         if statuses[0] is None and child.poll() is not None:
-            statuses[0] = _as_a_shell(child.returncode)
+            statuses[0] = shell_status(child.returncode)
         known = [status for status in statuses if status is not None]
         now = time.monotonic()
         if known and deadline is None:
@@ -120,18 +121,18 @@ def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: l
     return [status or 0 for status in statuses]
 
 
-def obey_first_host(
+def serve_first_host(
     job: str,
     first: str,
     number: int,
-    bring: Callable[[str, str], None],
+    pull: Callable[[str, str], None],
     start: Callable[[str, Mapping[str, str]], subprocess.Popen[bytes]],
     expired: Callable[[], bool],
 ) -> int:
     """Serve the first host until it says that the job is over; returns 0, since its exit status is the job's.
 
-    `bring` brings what a stage needs, and the checkpoint of a step ("" for none) here. `start` starts the script of a
-    stage with these variables, in a process group of its own. Gives up when `expired` says so, with status 1.
+    `pull` pulls what a stage needs, and the checkpoint of a step ("" for none). `start` starts the script of a
+    stage with these variables, in its own process group. Gives up when `expired` says so, with status 1.
     """
     while not expired():
         try:
@@ -141,8 +142,8 @@ def obey_first_host(
             continue
         try:
             peer.send(host=number, job=job)
-            while (message := _next(peer, expired)) and "bring" in message:
-                bring(str(message["bring"]), str(message["checkpoint"] or ""))
+            while (message := _next(peer, expired)) and "pull" in message:
+                pull(str(message["pull"]), str(message["checkpoint"] or ""))
                 peer.send(ready=True)
             if message and "end" in message:
                 return 0
@@ -150,7 +151,7 @@ def obey_first_host(
                 variables = {ATTEMPT_NUMBER: str(message["number"]), ATTEMPT_DIRECTORY: str(message["attempt"])}
                 process = start(str(message["stage"]), variables)
                 try:
-                    _obey(peer, process, Path(message["attempt"]), int(message["number"]))
+                    _relay(peer, process, Path(message["attempt"]), int(message["number"]))
                 finally:
                     with suppress(OSError):
                         os.killpg(process.pid, signal.SIGKILL)
@@ -168,7 +169,7 @@ def _next(peer: Peer, expired: Callable[[], bool]) -> dict[str, Any] | None:
     return None
 
 
-def _obey(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number: int) -> None:
+def _relay(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number: int) -> None:
     """Pass on the signals of the first host until the process has ended and the first host knows, or is gone.
 
     What the process leaves in the attempt's directory is sent to it.
@@ -182,7 +183,7 @@ def _obey(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number:
                 sent.add(report)
                 peer.send(report=report.name, text=report.read_text(encoding="utf-8"))
         if ended and not told:
-            peer.send(ended=_as_a_shell(process.returncode))
+            peer.send(ended=shell_status(process.returncode))
             told = True
         if not peer.says_something(POLL_SECONDS):
             continue
@@ -199,10 +200,6 @@ def _keep(path: Path, text: str) -> None:
         partial = path.with_name(f".{path.name}.partial")
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
-
-
-def _as_a_shell(status: int) -> int:
-    return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":

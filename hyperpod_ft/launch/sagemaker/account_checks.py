@@ -18,7 +18,7 @@ from hyperpod_ft.aws.validation import (
 from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.aws.validation.permission_checks import Need
 from hyperpod_ft.aws.validation.validate import Check
-from hyperpod_ft.launch.sagemaker.groups import Group, groups, job_name, section_of
+from hyperpod_ft.launch.sagemaker.groups import Group, groups, job_name, sagemaker_section
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.runs.run import Run
 
@@ -37,7 +37,7 @@ class Checks:
     run: Run
 
     def all(self) -> list[Check]:
-        section = section_of(self.run)
+        section = sagemaker_section(self.run)
         found = [
             Check("quotas", "cluster.instance_type", self.quotas),
             Check("images", "sagemaker.image", self.images),
@@ -61,7 +61,7 @@ class Checks:
     def quotas(self, given: CheckInput) -> list[Finding]:
         """The quota of each instance type, of which other jobs may use a part."""
         limits = quota_checks.limits_of(given.clients["service-quotas"], "sagemaker")
-        section, findings = section_of(self.run), []
+        section, findings = sagemaker_section(self.run), []
         wanted: dict[tuple[str, str], int] = {}
         for group in groups(self.run.plan.stages):
             instance_type, name = group.instance_type(self.run), self._quota(group)
@@ -79,14 +79,14 @@ class Checks:
                 findings.append(error(key, *quota_checks.short(given.config.region, limits[name], needed, 0)))
             elif at_once.get(name, 0) > limits[name]["Value"]:
                 _, request = quota_checks.short(given.config.region, limits[name], at_once[name], 0)
-                problem = f"quota `{name}` is {limits[name]['Value']:g}: too small for a job beside the one before it"
+                problem = f"quota `{name}` is {limits[name]['Value']:g}: too small for a job and the one before it"
                 remedy = f"keep `submit --watch` running, or call `status`, which creates the next job; or {request}"
                 findings.append(warning(key, problem, remedy))
         return findings
 
     def _quota(self, group: Group) -> str:
         """The name of the quota that its instances count towards."""
-        spot = "spot " if section_of(self.run).spot and group.starts_ranks else ""
+        spot = "spot " if sagemaker_section(self.run).spot and group.starts_ranks else ""
         return f"ml.{group.instance_type(self.run)} for {spot}training job usage"
 
     def _at_once(self) -> dict[str, int]:
@@ -126,12 +126,12 @@ class Checks:
         return findings
 
     def role_permissions(self, given: CheckInput) -> list[Finding]:
-        """What the containers do."""
+        """The role allows what the containers do."""
         where = f"arn:{given.partition}:{{}}:{given.config.region}:{given.account_id}"
         stream = f"{where.format('logs')}:log-group:/aws/sagemaker/TrainingJobs:log-stream:job/algo-1-1"
         needs = [Need(("logs:CreateLogStream", "logs:PutLogEvents"), stream), *self._of_store(given)]
         needs.append(Need(("ecr:GetAuthorizationToken",)))
-        if section_of(self.run).file_system:
+        if sagemaker_section(self.run).file_system:
             needs.append(Need(_NETWORK_ACTIONS))
         remedy = "`hyperpod-ft sagemaker setup` makes a role that may, or allow these actions"
         return permission_checks.needs_of_role(given, needs, remedy)
@@ -143,7 +143,7 @@ class Checks:
         return [replace(finding, severity="warning") for finding in found]
 
     def caller_permissions(self, given: CheckInput) -> list[Finding]:
-        """What the commands do."""
+        """These credentials allow what the commands do."""
         (create, pass_role) = self._create(given)
         needs = [
             replace(create, actions=(*create.actions, "sagemaker:StopTrainingJob")),
@@ -160,7 +160,7 @@ class Checks:
 
     def subnets(self, given: CheckInput) -> list[Finding]:
         """All exist and are in one zone, with addresses for every instance."""
-        mounted = section_of(self.run).file_system
+        mounted = sagemaker_section(self.run).file_system
         assert mounted is not None
         zone, findings = None, []
         for subnet_id in mounted.subnets:
@@ -177,11 +177,13 @@ class Checks:
         actions = ("sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob", "sagemaker:AddTags")
         return (
             Need(actions, f"{jobs}/{job_name(self.run, 'train', 1)}"),
-            Need(("iam:PassRole",), section_of(self.run).role, {"iam:PassedToService": "sagemaker.amazonaws.com"}),
+            Need(
+                ("iam:PassRole",), sagemaker_section(self.run).role, {"iam:PassedToService": "sagemaker.amazonaws.com"}
+            ),
         )
 
     def _of_store(self, given: CheckInput) -> list[Need]:
-        store = section_of(self.run).store
+        store = sagemaker_section(self.run).store
         if store is None:
             return []
         location = Location.of(store)
@@ -195,7 +197,7 @@ def _training_plan(given: CheckInput) -> list[Finding]:
 
 
 def _file_system(given: CheckInput) -> list[Finding]:
-    """It is Lustre, in the subnets' zone, and reachable from there."""
+    """The file system is Lustre, in the subnets' zone, and reachable from there."""
     subnet = given.subnet()
     if subnet is None:
         return []  # reported by `subnets`

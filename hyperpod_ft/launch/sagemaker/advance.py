@@ -1,25 +1,26 @@
 """Which training job of a run comes next, and creating it.
 
 Training jobs know no dependencies. A submission records all its jobs at once, under the names they will have; `advance`
-creates the first one whose stages have no records yet. It reads everything anew and is idempotent: `submit`, `resume`,
-`--watch`, `status` and the last act of a container call it, also at the same time, because SageMaker refuses a second
-job of a name. `list`, `logs` and `compare` only read.
+creates the first one whose stages have no records yet. It reads the current state each time and is idempotent:
+`submit`, `resume`, `--watch`, `status` and, at its end, a container call it, also at the same time, because SageMaker
+refuses a second job of the same name. `list`, `logs` and `compare` only read.
 """
 
 from dataclasses import replace
 
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.followers import decide_follower
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, Planned, job_name, planned
-from hyperpod_ft.launch.sagemaker.place import Place
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, RecordedJob, job_name, recorded_jobs
+from hyperpod_ft.launch.sagemaker.store.place import Place
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
-from hyperpod_ft.runs import metrics, restarts
-from hyperpod_ft.runs.container import KILLED_STATUS
+from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import Attempt
+from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.signals import KILLED_STATUS
 
 
 def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> str | None:
@@ -29,7 +30,7 @@ def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> st
     when SageMaker refuses, for example because of a quota.
     """
     place.refresh()
-    for job in planned(run.jobs()):
+    for job in recorded_jobs(run.jobs()):
         left = _left(run, job)
         if not left:
             continue
@@ -43,7 +44,7 @@ def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> st
             return None
         place.refresh()
         if any(_is_cancelled(run, known) for known in (job, next_job)):
-            # meanwhile: `cancel` may have looked for jobs to stop before this one was there
+            # `cancel` may have looked for jobs to stop before this one was there
             jobs.stop(next_job.name)
             return None
         return next_job.name
@@ -54,7 +55,7 @@ def states(run: Run, jobs: TrainingJobs) -> dict[str, JobState]:
     """The states of the newest submission's training jobs, by name, of those that have stages left."""
     found: dict[str, JobState] = {}
     awaited = ended = ""
-    for job in planned(run.jobs()):
+    for job in recorded_jobs(run.jobs()):
         if not _left(run, job):
             continue
         known = jobs.find(job.name)
@@ -63,7 +64,7 @@ def states(run: Run, jobs: TrainingJobs) -> dict[str, JobState]:
         elif _is_cancelled(run, job):
             state = JobState("CANCELLED")
         elif ended:
-            state = JobState("CANCELLED", f"{ended} has not done its stages")
+            state = JobState("CANCELLED", f"{ended} did not finish its stages")
         else:
             state = JobState("PENDING", f"after {awaited}" if awaited else "not created yet")
         found[job.name] = state
@@ -74,21 +75,21 @@ def states(run: Run, jobs: TrainingJobs) -> dict[str, JobState]:
     return found
 
 
-def _left(run: Run, job: Planned) -> list[str]:
+def _left(run: Run, job: RecordedJob) -> list[str]:
     return [stage for stage in job.stages if stage in run.plan and not run.is_done(stage)]
 
 
-def _is_cancelled(run: Run, job: Planned) -> bool:
+def _is_cancelled(run: Run, job: RecordedJob) -> bool:
     return any(run.cancel_marker(stage, job.name).exists() for stage in job.stages)
 
 
-def _create(run: Run, jobs: TrainingJobs, job: Planned, stages: list[str]) -> bool:
+def _create(run: Run, jobs: TrainingJobs, job: RecordedJob, stages: list[str]) -> bool:
     group = Group(job.group, tuple(run.plan[stage] for stage in stages))
     return jobs.create(create_training_job(run, group, job.name, job.code))
 
 
-def _add_follower(run: Run, job: Planned, found: TrainingJob, left: list[str], place: Place) -> Planned | None:
-    """Record the training job that follows one that has ended, and a restart if that is what it is; None: none does."""
+def _add_follower(run: Run, job: RecordedJob, found: TrainingJob, left: list[str], place: Place) -> RecordedJob | None:
+    """Record the job that follows an ended one, counting it as a restart if it is one. Returns None if none follows."""
     stage = next((stage for stage in left if run.plan[stage].starts_ranks), None)
     if stage is None:
         return None  # CPU stages are not repeated
@@ -105,16 +106,15 @@ def _add_follower(run: Run, job: Planned, found: TrainingJob, left: list[str], p
     return follower
 
 
-def _lost(run: Run, job: Planned) -> Attempt:
+def _lost(run: Run, job: RecordedJob) -> Attempt:
     """The attempt of a job that could not report how it ended."""
     checkpoint = max(run.checkpoints_by_step(), default=0)
-    row = metrics.last_row(run.metrics_path)
-    step = int(row["step"]) if row else 0
+    step = metrics.last_step(run.metrics_path)
     return Attempt(job.name, utc_now(), KILLED_STATUS, False, (), 0, checkpoint, checkpoint, step)
 
 
-def _exit_statuses(run: Run, job: Planned, stages: list[str]) -> list[int]:
-    """Those that these stages of the job left; 1 for a damaged one."""
+def _exit_statuses(run: Run, job: RecordedJob, stages: list[str]) -> list[int]:
+    """The exit statuses that these stages of the job left; 1 for a damaged file."""
     markers = [run.exit_marker(stage, job.name) for stage in stages]
     texts = [marker.read_text(encoding="utf-8").strip() for marker in markers if marker.exists()]
     return [int(text) if text.isdigit() else 1 for text in texts]

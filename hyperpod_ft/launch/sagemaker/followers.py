@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob
-from hyperpod_ft.runs.container import KILLED_STATUS, TERMINATED_STATUS
 from hyperpod_ft.runs.restarts import Attempt
+from hyperpod_ft.runs.signals import KILLED_STATUS, TERMINATED_STATUS
 
 # The beginning of a FailureReason that is about SageMaker and not about the job.
 _INTERNAL_ERROR = "InternalServerError"
@@ -22,10 +22,10 @@ Follower = Literal["none", "continuation", "restart"]
 def decide_follower(
     found: TrainingJob, exit_statuses: Collection[int], restarts: Sequence[Attempt], allowed: int
 ) -> Follower:
-    """What follows a training job some stages of which have no records.
+    """Decide what follows a training job when stages of it have no records.
 
     `continuation` of a job that saved a checkpoint and left before its time limit; `restart` of one that was killed or
-    lost its instances, so that nothing in it could report why; `none` for a job that failed for a reason, that somebody
+    lost its instances, so that nothing in it could report why; `none` for a job that failed for a reason, that was
     stopped, that never got instances, or that is still running.
 
     `exit_statuses`: that the stages without records left. `restarts`: of all jobs of the submission, oldest first;

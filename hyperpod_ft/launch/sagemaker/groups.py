@@ -20,8 +20,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "finish": ("consolidate", "merge", "generate"),
 }
 NO_MAIL = "SageMaker sends no mail: it has no effect on training jobs"  # what is wrong with cluster.mail_user
-_LONGEST_NAME = 63  # of a training job
-_LONGEST_NUMBER = 4  # characters
+_MAX_NAME_LENGTH = 63  # of a training job
+_MAX_NUMBER_DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Group:
 
     @property
     def seconds(self) -> int:
-        """Its time limit: that of its stages together."""
+        """The time limit: the sum of its stages' limits."""
         return sum(time_limit_seconds(stage.resources.time_limit) for stage in self.stages)
 
     def instance_type(self, run: Run) -> str:
-        """That of the training where a stage trains or needs whole nodes, else that for CPUs; without `ml.`."""
+        """The training's type if a stage trains or needs whole nodes, otherwise the type for CPUs; without `ml.`."""
         whole = any(stage.resources.exclusive for stage in self.stages)
         cluster = run.config.cluster.instance_type
-        return cluster if self.starts_ranks or whole else section_of(run).cpu_instance_type
+        return cluster if self.starts_ranks or whole else sagemaker_section(run).cpu_instance_type
 
     def accelerated(self, run: Run) -> bool:
         known = CATALOGUE.get(self.instance_type(run))
@@ -56,7 +56,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Planned:
+class RecordedJob:
     """A training job that a submission has recorded, created or not, and the stages it is for."""
 
     name: str
@@ -67,7 +67,7 @@ class Planned:
     code: str  # name of the copy of the kit's code that it runs
 
 
-def section_of(run: Run) -> SageMaker:
+def sagemaker_section(run: Run) -> SageMaker:
     """The run file's section. Raises UserError without one."""
     if run.config.sagemaker is None:
         raise UserError("--launcher sagemaker: the run file has no section sagemaker", "add it (docs/training-jobs.md)")
@@ -87,11 +87,11 @@ def name_prefix(run: Run) -> str:
     Names are unique in an account and region, and two runs of one recipe in two places are two runs: a digest of the
     store or the file system's directory is part of it. Two machines that submit a run to one place mean the same run.
     """
-    section = section_of(run)
+    section = sagemaker_section(run)
     mounted = section.file_system
     place = f"{mounted.id}:{mounted.directory}" if mounted else f"{section.store}"
     tail = f"{run.plan.run_id}-{text_sha256(place)[:4]}-"
-    room = _LONGEST_NAME - len(tail) - 1 - max(map(len, GROUPS)) - 1 - _LONGEST_NUMBER
+    room = _MAX_NAME_LENGTH - len(tail) - 1 - max(map(len, GROUPS)) - 1 - _MAX_NUMBER_DIGITS
     return f"{slug(run, room)}-{tail}"
 
 
@@ -100,7 +100,7 @@ def job_name(run: Run, group: str, number: int) -> str:
 
 
 def number_of(name: str) -> int:
-    """The number at the end of a training job's name."""
+    """The number after the last hyphen: of a training job's name, or the step in that of a checkpoint."""
     return int(name.rpartition("-")[2])
 
 
@@ -112,7 +112,7 @@ def next_number(run: Run, group: str, others: Iterable[str] = ()) -> int:
     return max(taken, default=0) + 1
 
 
-def planned(jobs: Sequence[Job]) -> list[Planned]:
+def recorded_jobs(jobs: Sequence[Job]) -> list[RecordedJob]:
     """The training jobs of the newest submission, in the order of the groups: of each stage the newest."""
     ours = [job for job in jobs if job.launcher == LAUNCHER]
     # in the order in which they were recorded: the clocks of two machines may differ
@@ -126,5 +126,5 @@ def planned(jobs: Sequence[Job]) -> list[Planned]:
                 by_name.setdefault(newest[stage].job_id, []).append(newest[stage])
         for name, of_job in sorted(by_name.items(), key=lambda item: number_of(item[0])):
             stages = tuple(job.stage for job in of_job)
-            found.append(Planned(name, group, number_of(name), stages, submitted, of_job[0].code))
+            found.append(RecordedJob(name, group, number_of(name), stages, submitted, of_job[0].code))
     return found

@@ -25,7 +25,7 @@ _OWN = "set sagemaker.image to the URI of an image"
 def image(config: RunConfig, instance_type: str) -> str:
     """The image of a job of this run on an instance type: the run file's, or else AWS's.
 
-    Raises UserError where AWS has none.
+    Raises UserError where AWS publishes none.
     """
     section = config.sagemaker
     assert section is not None, "only for runs with a section sagemaker"
@@ -35,11 +35,15 @@ def image(config: RunConfig, instance_type: str) -> str:
     device = known.device if known else "cpu"
     tag = _TAGS.get((config.engine, device))
     if tag is None:
-        raise UserError(f"sagemaker.image: AWS has none to train with engine {config.engine} on {instance_type}", _OWN)
+        raise UserError(
+            f"sagemaker.image: AWS publishes no training image for engine {config.engine} on {instance_type}", _OWN
+        )
     if config.engine == "neuron" and config.env.sdk != _NEURON_SDK:
         # the pins of another would lie above this one's runtime and compiler
-        raise UserError(f"sagemaker.image: AWS's has Neuron SDK {_NEURON_SDK}, env.sdk is {config.env.sdk}", _OWN)
+        raise UserError(
+            f"sagemaker.image: AWS's image has Neuron SDK {_NEURON_SDK}, and env.sdk is {config.env.sdk}", _OWN
+        )
     uri = image_uri(section.region, tag)
     if uri is None:
-        raise UserError(f"sagemaker.region: no account with AWS's images is known in {section.region}", _OWN)
+        raise UserError(f"sagemaker.region: the account of AWS's images is not known for {section.region}", _OWN)
     return uri

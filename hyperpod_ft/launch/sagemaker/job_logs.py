@@ -11,13 +11,12 @@ from typing import Any
 from hyperpod_ft.aws import log_streams
 from hyperpod_ft.aws.log_streams import LogStream, line_of
 from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.runs.job_files import BANNER
 from hyperpod_ft.runs.run import Run
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _FIRST_HOST = "algo-1"
 _STREAM = re.compile(r".*/(algo-\d+)-[^/]*")
-# the line with which the script of every stage begins (templates/sbatch/base.sbatch.j2)
-_BEGINS = re.compile(r"== (\w+) job ")
 
 
 class JobLogs:
@@ -38,7 +37,7 @@ class JobLogs:
         events.sort(key=lambda event: event[0])
         lines: dict[str, list[str]] = {}
         for _, host, message in events:
-            begins = _BEGINS.match(message)
+            begins = BANNER.match(message)
             if host == _FIRST_HOST and begins and begins[1] in self._stages:
                 self._stage = begins[1]
             mark = "" if host == _FIRST_HOST else f"{host}: "

@@ -9,9 +9,9 @@ from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker import advance as advancing
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, groups, job_name, name_prefix, next_number, section_of
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, groups, job_name, name_prefix, next_number, sagemaker_section
 from hyperpod_ft.launch.sagemaker.job_logs import JobLogs
-from hyperpod_ft.launch.sagemaker.place import Place, place_of
+from hyperpod_ft.launch.sagemaker.store.place import Place, place_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.launch.snapshot import snapshot
@@ -67,7 +67,7 @@ class SageMakerLauncher:
         return {name: state for name, state in found.items() if name in wanted}
 
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
-        """Also those that another machine has submitted, and jobs of the run that nobody has recorded."""
+        """The run's jobs at work, also those that another machine submitted and those that are not recorded."""
         self._place(run).refresh()
         training_jobs = self._jobs(run)
         recorded = [job for job in run.jobs() if job.launcher == self.name]
@@ -84,7 +84,7 @@ class SageMakerLauncher:
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Mark the jobs first, so that no container creates the one after it, then stop those that exist.
 
-        Also those that a container has created meanwhile: it may have looked for marks just before.
+        Also those that a container has just created: it may have looked for marks before.
         """
         self._stop(run, jobs)
         names = {job.job_id for job in jobs}
@@ -111,7 +111,7 @@ class SageMakerLauncher:
         self._logs[job.job_id].update()
 
     def _jobs(self, run: Run) -> TrainingJobs:
-        region = section_of(run).region
+        region = sagemaker_section(run).region
         return self._regions.setdefault(region, TrainingJobs(region))
 
     def _place(self, run: Run) -> Place:

@@ -124,7 +124,7 @@ def _reason(described: Mapping[str, Any]) -> str:
 
 
 def _elapsed(described: Mapping[str, Any], now: datetime) -> str:
-    """As Slurm writes it: [days-]hours:minutes:seconds; empty before the containers started."""
+    """The elapsed time as Slurm writes it: [days-]hours:minutes:seconds; empty before the containers started."""
     began = described.get("TrainingStartTime")
     if began is None:
         return ""

@@ -10,23 +10,23 @@ from typing import Any
 
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.groups import Group, section_of
+from hyperpod_ft.launch.sagemaker.groups import Group, sagemaker_section
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import pins_file
-from hyperpod_ft.runs.aws_names import RUN_TAG, tag_value
+from hyperpod_ft.runs.aws_names import RUN_TAG
 from hyperpod_ft.runs.container import CODE, ENTRY, FSX, Hyperparameters
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
 
 # Where SageMaker puts the channels below /opt/ml/input/data
 ENTRYPOINT = ("python3", f"/opt/ml/input/data/{CODE}/{ENTRY}")
-MOST_SECONDS = 28 * 86400  # of a training job, and of its wait
-_LEAST_PENDING_SECONDS = 1800
-_MOST_RETRIES = 30
+MAX_SECONDS = 28 * 86400  # of a training job, and of its wait
+_MIN_PENDING_SECONDS = 1800
+_MAX_RETRIES = 30
 # What pip and boto3 need before any script exports it
 _OF_CONNECTIONS = re.compile(r"PIP_.*|.*_PROXY|AWS_CA_BUNDLE|REQUESTS_CA_BUNDLE|SSL_CERT_FILE", re.IGNORECASE)
-_LONGEST_VALUE = 512
+_MAX_VALUE_LENGTH = 512
 # CloudWatch metrics from the lines that training prints for each step (engines/metrics.py)
 _METRICS = {
     "loss": r"^step .* loss ([0-9.]+)",
@@ -40,19 +40,9 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
 
     Raises UserError where the run file cannot be a training job.
     """
-    section = section_of(run)
+    section = sagemaker_section(run)
     instance_type = group.instance_type(run)
-    if instance_type == "local":
-        raise UserError(
-            "cluster.instance_type: a training job needs an instance type, and this is local",
-            "set one, such as c7i.4xlarge (CPUs) or g6.12xlarge",
-        )
-    if group.seconds > MOST_SECONDS:
-        raise UserError(
-            f"cluster.time_limit: the time limits of {', '.join(stage.name for stage in group.stages)} together are"
-            " longer than the 28 days of a training job",
-            "shorten them: a training that reaches its limit is continued by another job",
-        )
+    _require_possible(group, instance_type)
     request: dict[str, Any] = {
         "TrainingJobName": name,
         "RoleArn": section.role,
@@ -72,7 +62,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": group.seconds},
         "Tags": [
-            {"Key": RUN_TAG, "Value": tag_value(run)},
+            {"Key": RUN_TAG, "Value": run.full_name},
             {"Key": "hyperpod-ft:stages", "Value": " ".join(stage.name for stage in group.stages)},
         ],
     }
@@ -85,27 +75,41 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
         }
     if run.config.cluster.max_restarts:
         # SageMaker retries under the same name, and only after its internal errors
-        request["RetryStrategy"] = {"MaximumRetryAttempts": min(run.config.cluster.max_restarts, _MOST_RETRIES)}
+        request["RetryStrategy"] = {"MaximumRetryAttempts": min(run.config.cluster.max_restarts, _MAX_RETRIES)}
     if group.starts_ranks:
         _add_training_settings(request, run, group)
     return request
 
 
+def _require_possible(group: Group, instance_type: str) -> None:
+    if instance_type == "local":
+        raise UserError(
+            "cluster.instance_type: `local` cannot be a training job",
+            "set one, such as c7i.4xlarge (CPUs) or g6.12xlarge",
+        )
+    if group.seconds > MAX_SECONDS:
+        raise UserError(
+            f"cluster.time_limit: the time limits of {', '.join(stage.name for stage in group.stages)} together are"
+            " longer than the 28 days of a training job",
+            "shorten them: a training that reaches its limit is continued by another job",
+        )
+
+
 def _environment(run: Run) -> dict[str, str]:
-    """Of `cluster.environment`, what a container needs before it has the run's files."""
+    """The part of `cluster.environment` that a container needs before it has the run's files."""
     given = run.config.cluster.environment
     wanted = {name: value for name, value in given.items() if _OF_CONNECTIONS.fullmatch(name)}
     for name, value in wanted.items():
-        if len(value) > _LONGEST_VALUE:
+        if len(value) > _MAX_VALUE_LENGTH:
             raise UserError(
-                f"cluster.environment: {name} has {len(value)} characters; SageMaker takes {_LONGEST_VALUE}",
+                f"cluster.environment: {name} has {len(value)} characters; SageMaker takes {_MAX_VALUE_LENGTH}",
                 "shorten it, or set it in an image of your own (sagemaker.image)",
             )
     return wanted
 
 
 def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
-    """What the container is told; all values are strings."""
+    """The launcher's parameters for the container; all values are strings."""
     pins = pins_file(rules_of(run.config.engine).environment_name(run.config)).relative_to(PACKAGE.parent)
     # env.python is an interpreter of the image that has the packages
     own = bool(run.config.env.python)
@@ -118,12 +122,12 @@ def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
         max_runtime=str(group.seconds),
         python=str(run.python) if own else "",
         pins="" if own else pins.as_posix(),
-        store=section_of(run).store or "",
+        store=sagemaker_section(run).store or "",
     ).texts()
 
 
 def _add_training_settings(request: dict[str, Any], run: Run, group: Group) -> None:
-    section = section_of(run)
+    section = sagemaker_section(run)
     request["AlgorithmSpecification"]["MetricDefinitions"] = [
         {"Name": metric, "Regex": regex} for metric, regex in _METRICS.items()
     ]
@@ -135,13 +139,13 @@ def _add_training_settings(request: dict[str, Any], run: Run, group: Group) -> N
     wait = time_limit_seconds(section.max_wait)
     if section.spot:
         request["EnableManagedSpotTraining"] = True
-        stopping["MaxWaitTimeInSeconds"] = min(group.seconds + wait, MOST_SECONDS)
+        stopping["MaxWaitTimeInSeconds"] = min(group.seconds + wait, MAX_SECONDS)
     elif group.accelerated(run):
-        stopping["MaxPendingTimeInSeconds"] = min(max(wait, _LEAST_PENDING_SECONDS), MOST_SECONDS)
+        stopping["MaxPendingTimeInSeconds"] = min(max(wait, _MIN_PENDING_SECONDS), MAX_SECONDS)
 
 
 def _channels(run: Run, code: str) -> list[dict[str, Any]]:
-    section = section_of(run)
+    section = sagemaker_section(run)
     if section.file_system is None:
         source = {
             "S3DataType": "S3Prefix",

@@ -24,7 +24,7 @@ from hyperpod_ft.aws.validation.validate import ValidationResult, run_checks
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker.account_checks import Checks
-from hyperpod_ft.launch.sagemaker.groups import NO_MAIL, Group, groups, job_name, section_of
+from hyperpod_ft.launch.sagemaker.groups import NO_MAIL, Group, groups, job_name, sagemaker_section
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs.run import Run
 
@@ -56,15 +56,15 @@ def validate(run: Run, client: Callable[[str], object] | None) -> ValidationResu
 
 def client_of(run: Run, profile: str | None) -> Callable[[str], object]:
     """boto3's clients in the region of the run's section."""
-    return Session(section_of(run).region, profile).client
+    return Session(sagemaker_section(run).region, profile).client
 
 
 def _offline(run: Run) -> Iterable[Finding]:
-    section = section_of(run)
+    section = sagemaker_section(run)
     if section.region not in known("sagemaker"):
-        yield error("sagemaker.region", f"AWS has no region {section.region} with SageMaker", "correct it")
+        yield error("sagemaker.region", f"SageMaker is not offered in {section.region}", "set another region")
     if run.config.cluster.mail_user:
-        yield warning("cluster.mail_user", NO_MAIL, "a rule of EventBridge does that (docs/training-jobs.md)")
+        yield warning("cluster.mail_user", NO_MAIL, "an EventBridge rule can do that (docs/training-jobs.md)")
     for group in groups(run.plan.stages):
         try:
             request = create_training_job(run, group, job_name(run, group.name, 1), "code")
@@ -87,9 +87,9 @@ def _key_of(path: str, group: Group) -> str:
 def _as_cluster(run: Run) -> ClusterConfig:
     """A cluster file with the run's role, bucket, network and file system, for the checks of clusters.
 
-    Where the run has none, it has ids that no check looks at.
+    Placeholder ids stand for what the run lacks; no check reads them.
     """
-    section, mounted = section_of(run), section_of(run).file_system
+    section, mounted = sagemaker_section(run), sagemaker_section(run).file_system
     training = next(group for group in groups(run.plan.stages) if group.starts_ranks)
     return ClusterConfig.model_validate(
         {
@@ -116,8 +116,8 @@ def _as_cluster(run: Run) -> ClusterConfig:
 
 
 def _renamed(run: Run, result: ValidationResult) -> ValidationResult:
-    """With the run file's keys; without what is about the zone, which a training job has none of."""
-    keys = _KEYS if section_of(run).store else {**_KEYS, state_checks.BUCKET: "sagemaker.output"}
+    """The findings under the run file's keys, without those about the availability zone, which a training job lacks."""
+    keys = _KEYS if sagemaker_section(run).store else {**_KEYS, state_checks.BUCKET: "sagemaker.output"}
     findings = [
         replace(finding, field=keys.get(finding.field, finding.field))
         for finding in result.findings

@@ -3,7 +3,7 @@
 Computation is counted as in engines/flops.py, and with what activation checkpointing computes again. Bytes are those
 that a rank sends: (n - 1)/n of a buffer in an all-gather, reduce-scatter or all-to-all over n ranks, and twice that in
 an all-reduce (Thakur et al., doi 10.1177/1094342005051521, section 4). How long ranks of a pipeline wait is in
-planning/pipeline/schedule.py.
+planning/torch/pipeline_schedule.py.
 
 The efficiencies are assumptions, not measurements of this kit. They are the same for all degrees of a run, and matter
 for the order only where computation and communication are about as long.
@@ -17,7 +17,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.planning.pipeline import schedule
+from hyperpod_ft.planning.torch import pipeline_schedule
 from hyperpod_ft.planning.torch.memory import key_value_copies
 from hyperpod_ft.planning.torch.sharding import Sharding
 
@@ -64,9 +64,9 @@ def step_time(
     passes = layers * (2 + (checkpointing == "full"))
     exchanged = tokens * heads * element_bytes(config) / tensor
     in_context = passes * links.exchange(exchanged, context, stride=tensor, to_each=True)
-    idle = schedule.idle_share(config, degrees)
+    idle = pipeline_schedule.idle_share(config, degrees)
     waiting = (compute + in_tensor + in_context) * idle / (1 - idle)
-    passes_on = 2 * schedule.stages_per_rank(config)
+    passes_on = 2 * pipeline_schedule.stages_per_rank(config)
     sent = passes_on * links.send(activation, stride=tensor * degrees.weight_replicas) if stages > 1 else 0.0
     share = max(parts, key=lambda each: each.parameters)
     return StepTime(compute, in_tensor, in_context, waiting + sent, _data(config, degrees, share, sharding, links))

@@ -20,7 +20,7 @@ class T5Shape(ModelShape):
 
     @property
     def built(self) -> Family:
-        """It has no row in the table of families, whose models are one stack of layers."""
+        """The family, which is not in the table of families: their models are one stack of layers."""
         return Family((self.family,), columns={}, rows=())
 
     @property
@@ -29,7 +29,7 @@ class T5Shape(ModelShape):
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """Of a layer of the encoder; a decoder's second attention has the first four again."""
+        """The matrices of a layer of the encoder; a decoder's second attention has the first four again."""
         attention = dict.fromkeys(("q", "k", "v"), (self.hidden, self.queries)) | {"o": (self.queries, self.hidden)}
         inputs = ("wi_0", "wi_1") if self.gated else ("wi",)
         return attention | dict.fromkeys(inputs, (self.hidden, self.intermediate)) | {"wo": self._outputs}
@@ -62,7 +62,7 @@ class T5Shape(ModelShape):
 
     @property
     def layers_parameters(self) -> int:
-        """Of all layers together, with the bias of each stack, which the first layer has."""
+        """The parameters of all layers together, with the bias of each stack, which the first layer has."""
         linears = sum(sum(self.times(name)) * inputs * outputs for name, (inputs, outputs) in self.matrices.items())
         norms = (2 * self.encoder_layers + 3 * self.decoder_layers) * self.hidden
         return linears + norms + 2 * self.buckets * self.heads

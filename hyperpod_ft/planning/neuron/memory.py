@@ -20,7 +20,7 @@ from hyperpod_ft.planning.model_shape import ModelShape
 
 
 def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
-    """One for each rank of a pipeline: its last stages have the layers left over, and its schedule is 1F1B."""
+    """The share of each pipeline rank: the last stages have the layers left over, and the schedule is 1F1B."""
     stages = degrees.pipeline_parallel
     # in a pipeline, optimum-neuron makes each row a micro batch
     micro_batches = config.training.micro_batch_size * config.training.gradient_accumulation_steps

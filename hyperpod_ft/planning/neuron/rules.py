@@ -123,7 +123,9 @@ def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
             f"choose a model of type {', '.join(_FAMILIES)}",
         )
     if family == "granite" and degrees.pipeline_parallel > 1:
-        raise UserError("parallelism.pipeline_parallel: optimum-neuron has none for granite", "set it to 1")
+        raise UserError(
+            "parallelism.pipeline_parallel: optimum-neuron has no pipeline for granite models", "set it to 1"
+        )
 
 
 def check_model_config(model_config: Mapping[str, Any], degrees: Degrees) -> None:
@@ -179,7 +181,7 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
 
 
 def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
-    """None: neuronx-distributed cuts the model itself, by numbers of layers."""
+    """Nothing to explain: neuronx-distributed cuts the model itself, by numbers of layers."""
     return None
 
 

@@ -21,7 +21,7 @@ from hyperpod_ft.planning.memory import (
     tokens,
 )
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.planning.pipeline import cut, schedule
+from hyperpod_ft.planning.torch import pipeline_cut, pipeline_schedule
 from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
 from hyperpod_ft.planning.torch.sharding import BUCKET_BYTES, Sharding
 
@@ -35,19 +35,19 @@ _MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2 + 8 / 256}
 def bytes_on_fullest_rank(
     config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageShare], sharding: Sharding
 ) -> float:
-    """`stages`: the `shares` of these degrees."""
-    # of alike ranks of a pipeline, the first has the most micro batches in memory
+    """The memory that the fullest rank needs. `stages`: from `shares`."""
+    # of identical ranks of a pipeline, the first has the most micro batches in memory
     different = {replace(stage, in_flight=0): stage for stage in reversed(stages)}
     return max(memory_on_rank(config, degrees, shape, stage, sharding).total for stage in different.values())
 
 
 def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
-    """One for each rank of a pipeline."""
+    """The share of the model that each pipeline rank holds."""
     if isinstance(shape, T5Shape):
         yield t5_memory.share_of(config, degrees, shape)
     else:
-        layers = cut.layers_of_ranks(config, degrees, shape)
-        in_flight = schedule.in_flight(config, degrees)
+        layers = pipeline_cut.layers_of_ranks(config, degrees, shape)
+        in_flight = pipeline_schedule.in_flight(config, degrees)
         yield from stage_shares(config, degrees, shape, layers_of=layers, in_flight=in_flight)
 
 
@@ -99,7 +99,7 @@ def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Sta
     if degrees.pipeline_parallel == 1:
         return 0.0
     # torch has a tensor for each stage's input and its gradient, and for each micro batch
-    stages, micro_batches = schedule.stages_per_rank(config), config.training.gradient_accumulation_steps
+    stages, micro_batches = pipeline_schedule.stages_per_rank(config), config.training.gradient_accumulation_steps
     hidden = tokens(config, degrees) * shape.hidden * element_bytes(config)
     received = 2 * stages * micro_batches * hidden
     if config.parallelism.pipeline_schedule != "gpipe" or not share.last:
@@ -118,13 +118,13 @@ def _attention(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
     softmax = in_fp32_too(config)  # computed in fp32
     fused = any(len(parts) == 3 or "triples" in parts for parts in shape.built.columns.values())
     if fused and not shape.positions:
-        # the value keeps all that its linear computed, beside queries and keys that were rotated
+        # the value keeps all that its linear computed, besides queries and keys that were rotated
         total += element * (shape.queries + keys)
     if shape.softcap:
         # no kernel caps scores: they are there after tanh; keys and values are repeated
         total += (element + softmax) * shape.heads * config.dataset.max_length + element * 2 * shape.queries
     elif CATALOGUE[config.cluster.instance_type].device == "neuron":
-        # a dense mask tells the documents of a row apart; it is not known whether the compiler avoids the softmax
+        # a dense mask separates the documents of a row; it is not known whether the compiler avoids the softmax
         total += softmax * shape.heads * config.dataset.max_length
     return total
 

@@ -14,10 +14,9 @@ from hyperpod_ft.planning.families import Family, divisible_types, family_of
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.neuron import environment as neuron_environment
-from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES, check_packing
-from hyperpod_ft.planning.pipeline import cut, schedule
 from hyperpod_ft.planning.torch import memory as torch_memory
-from hyperpod_ft.planning.torch import sharding_choice
+from hyperpod_ft.planning.torch import pipeline_cut, pipeline_schedule, sharding_choice
+from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES, check_packing
 from hyperpod_ft.planning.torch.sequence_parallel import check_sequence_parallel
 
 TRIAL_LAUNCHER: tuple[str, ...] = ()
@@ -113,8 +112,8 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
     """All that divide the ranks can be trained, on rows that they divide; on Trainium those without a pipeline."""
     if degrees.pipeline_parallel > 1 and on_neuron(config):
         raise UserError(
-            "parallelism.pipeline_parallel: engine torch has none on trn2: what its stages send to one another was not"
-            " examined for TorchNeuron",
+            "parallelism.pipeline_parallel: engine torch does not support pipelines on trn2 (not verified with"
+            " TorchNeuron)",
             "set it to 1",
         )
     length, ranks = config.dataset.max_length, degrees.context_parallel
@@ -124,7 +123,7 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
             f"set max_length to {-(-length // ranks) * ranks}, or context_parallel to a divisor of {length}",
         )
     check_sequence_parallel(config, degrees)
-    schedule.check_micro_batches(config, degrees)
+    pipeline_schedule.check_micro_batches(config, degrees)
 
 
 def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
@@ -134,11 +133,10 @@ def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
             f"model.source: models of type {family} are not causal language models",
             "choose a causal language model, or a T5",
         )
-    cut.check_family(degrees, family)
+    pipeline_cut.check_family(degrees, family)
     if family in FAMILIES and on_neuron(config):
         raise UserError(
-            f"model.source: engine torch does not train models of type {family} on trn2: what a step of theirs asks of"
-            " TorchNeuron was not examined",
+            f"model.source: engine torch does not train {family} models on trn2 (not verified with TorchNeuron)",
             "choose a causal language model, or an instance type with GPUs",
         )
     if family in FAMILIES:  # the engine computes all their attention; setting_combinations has the rest
@@ -173,7 +171,7 @@ def check_model_config(model_config: Mapping[str, Any], degrees: Degrees) -> Non
     if found := _rope_types(model_config) & {"dynamic", "longrope"}:
         raise UserError(
             f"parallelism.context_parallel: the model's rope_type {found.pop()} depends on the longest document of a"
-            " batch, which a rank that has part of each row does not see",
+            " batch, which a rank with only part of each row does not see",
             "set it to 1",
         )
     heads = next((model_config[key] for key in _HEADS if isinstance(model_config.get(key), int)), None)
@@ -189,7 +187,7 @@ def _rope_types(model_config: Mapping[str, Any]) -> set[str]:
 
 
 def _check_heads_over_ranks(degrees: Degrees, heads: int) -> None:
-    """In attention, each rank that shares a row has whole heads of its own. Key/value heads are copied as needed."""
+    """In attention, each rank that shares a row has its own whole heads. Key/value heads are copied as needed."""
     tensor, context = degrees.tensor_parallel, degrees.context_parallel
     if heads % (tensor * context):
         raise UserError(
@@ -212,14 +210,14 @@ def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
 def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     """Ranks that share a row have whole heads; a fused linear of queries, keys and values holds no copies of heads."""
     _check_heads_over_ranks(degrees, shape.heads)
-    cut.check_layers(config, degrees, shape.layers)
-    cut.check_targets(config, degrees, shape)
+    pipeline_cut.check_layers(config, degrees, shape.layers)
+    pipeline_cut.check_targets(config, degrees, shape)
     family = family_of(shape.family)
     fused = family is not None and any(len(outputs) > 1 and "keys" in outputs for outputs in family.columns.values())
     if fused and degrees.tensor_parallel > shape.kv_heads:
         raise UserError(
             f"parallelism.tensor_parallel: {degrees.tensor_parallel} is more than the {shape.kv_heads} key/value heads"
-            f" of a {shape.family} model, whose linears for them are one",
+            f" of a {shape.family} model, whose queries, keys and values share one linear layer",
             f"set it to {listed_divisors(shape.kv_heads)}",
         )
 
@@ -229,7 +227,7 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
 
 
 def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
-    return cut.explain(config, degrees, shape) if degrees.pipeline_parallel > 1 else None
+    return pipeline_cut.explain(config, degrees, shape) if degrees.pipeline_parallel > 1 else None
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:

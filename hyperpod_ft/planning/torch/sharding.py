@@ -71,7 +71,7 @@ def candidates(config: RunConfig, degrees: Degrees) -> Iterator[Sharding]:
 
 
 def _over(shard_ranks: int, mode: Mode, offload: Offload) -> Sharding:
-    """One rank has no other to share with; but parameters in host memory are uploaded layer by layer on it too."""
+    """The sharding over this many ranks. A single rank shards nothing, but may keep parameters in host memory."""
     if shard_ranks == 1 and offload != "parameters":
         return Sharding("replicated", 1, offload)
     return Sharding(mode, shard_ranks, offload)

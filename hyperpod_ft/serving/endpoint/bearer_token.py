@@ -10,7 +10,7 @@ from typing import Any
 
 from hyperpod_ft.errors import UserError
 
-LONGEST_SECONDS = 12 * 3600
+MAX_SECONDS = 12 * 3600
 _PREFIX = "sagemaker-api-key-"
 
 
@@ -24,7 +24,7 @@ def base_url(runtime_url: str, endpoint: str, component: str | None = None) -> s
     return f"{runtime_url}/endpoints/{endpoint}{middle}/openai/v1"
 
 
-def bearer_token(credentials: Any, region: str, seconds: int = LONGEST_SECONDS) -> str:
+def bearer_token(credentials: Any, region: str, seconds: int = MAX_SECONDS) -> str:
     """`credentials` are botocore's, or None when it found none: then UserError is raised."""
     from botocore.auth import SigV4QueryAuth  # noqa: PLC0415 - only this command
     from botocore.awsrequest import AWSRequest  # noqa: PLC0415 - as above

@@ -13,8 +13,8 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.endpoint.endpoint_request import ADAPTER_DIRECTORY
-from hyperpod_ft.serving.endpoint.fit import Served
+from hyperpod_ft.serving.endpoint.create.endpoint_request import ADAPTER_DIRECTORY
+from hyperpod_ft.serving.endpoint.create.fit import Served
 from hyperpod_ft.serving.vllm_limits import MAX_LORA_RANK
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -23,7 +23,7 @@ _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 @dataclass(frozen=True)
-class Part:
+class BundleFiles:
     """Files below one directory, and where they go in the bundle: "" is its top."""
 
     root: Path
@@ -38,7 +38,7 @@ class Bundle:
     `stored`: the S3 prefix of a model that is in the run's store and not here; then there are no parts to upload.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[BundleFiles, ...]
     nbytes: int
     version: str
     served: Served
@@ -50,17 +50,17 @@ class Bundle:
 
 def small_files_in_store(run: Run) -> list[str]:
     """The outputs, relative to `cluster.root`, that deciding needs of a model that only the run's store has."""
-    record = run.record(_last_stage(run))
+    record = run.record(run.plan.model_stage)
     if record is None or run.config.sagemaker is None or run.config.sagemaker.store is None:
         return []
     wanted = [output.path for output in record.outputs if not output.path.endswith(".safetensors")]
-    wanted.append(run.samples_path.relative_to(run.root).as_posix())
+    wanted.append(run.relative(run.samples_path))
     return [path for path in wanted if not (run.root / path).exists()]
 
 
 def bundle_of(run: Run, settings: Deploy) -> Bundle:
     """The files for an endpoint. Raises UserError if they are missing, or no container can serve them."""
-    stage = _last_stage(run)
+    stage = run.plan.model_stage
     if why := run.why_not_done(stage):
         raise UserError(
             f"{run.directory}: stage {stage} {why}: there is no tuned model to deploy",
@@ -69,7 +69,7 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
     config = read_config(run.tuned_model)
     if is_encoder_decoder(config):
         raise UserError(
-            f"{run.tuned_model}: vLLM serves no encoder-decoder such as {config.get('model_type', 'this')}",
+            f"{run.tuned_model}: vLLM does not serve encoder-decoders such as {config.get('model_type', 'this')}",
             "serve it with `hyperpod-ft serve`, or deploy a causal model",
         )
     record = run.record(stage)
@@ -89,24 +89,13 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
         _served(config, sum(output.size for output in weights)),
         _dtype(config),
         chat,
-        stored=None if here else _stored(run),
+        stored=None if here else run.store_url(run.tuned_model),
     )
 
 
 def _version(record: Record) -> str:
-    """Another one for a model that was made again (`submit --force`), which has the same fingerprint."""
+    """The model's version: it differs for a model that was made again (`submit --force`) with the same fingerprint."""
     return f"{record.fingerprint[:12]}-{text_sha256(repr((record.started, record.outputs)))[:6]}"
-
-
-def _stored(run: Run) -> str:
-    """Where the run's store has the tuned model: a store has the same tree as `cluster.root`."""
-    assert run.config.sagemaker is not None, "only a store has what is not here"
-    return f"{run.config.sagemaker.store}/{run.tuned_model.relative_to(run.root).as_posix()}"
-
-
-def _last_stage(run: Run) -> str:
-    """The stage that makes the tuned model."""
-    return "merge" if "merge" in run.plan else "consolidate"
 
 
 def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:
@@ -145,12 +134,12 @@ def _check_adapter(run: Run) -> None:
         )
 
 
-def _part(root: Path, patterns: tuple[str, ...], prefix: str = "") -> Part:
+def _part(root: Path, patterns: tuple[str, ...], prefix: str = "") -> BundleFiles:
     files = {file for pattern in patterns for file in root.glob(pattern) if file.is_file()}
-    return Part(root, tuple(sorted(files)), prefix)
+    return BundleFiles(root, tuple(sorted(files)), prefix)
 
 
-def _size(parts: tuple[Part, ...]) -> int:
+def _size(parts: tuple[BundleFiles, ...]) -> int:
     return sum(file.stat().st_size for part in parts for file in part.files)
 
 

@@ -14,11 +14,11 @@ from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint import account, bearer_token, endpoint_logs
 from hyperpod_ft.serving.endpoint.bundle import small_files_in_store
-from hyperpod_ft.serving.endpoint.creation import Creation
+from hyperpod_ft.serving.endpoint.create.creation import Creation
+from hyperpod_ft.serving.endpoint.create.price import price_per_hour
 from hyperpod_ft.serving.endpoint.deployment import Deployment, bundle_prefix, deployment, is_endpoint_name
 from hyperpod_ft.serving.endpoint.endpoints import Endpoint, Endpoints, require
 from hyperpod_ft.serving.endpoint.invoking import stream
-from hyperpod_ft.serving.endpoint.price import price_per_hour
 from hyperpod_ft.serving.endpoint.proof import Proof
 from hyperpod_ft.serving.endpoint.remove import remove
 from hyperpod_ft.serving.endpoint.waiting import POLL_SECONDS, Watch
@@ -85,12 +85,12 @@ class EndpointCommands:
     def price(self, instance_type: str) -> float | None:
         return price_per_hour(self.session, instance_type, self.region)
 
-    def deploy(self, planned: Deployment, *, keep: bool) -> Proof | None:
+    def deploy(self, deployment: Deployment, *, keep: bool) -> Proof | None:
         """Create the endpoint, wait for it, and send it the run's prompts: see `Creation`. Safe to repeat."""
-        name = planned.target.name
+        name = deployment.target.name
         with self._explained(name):
-            watch = self._watch(name, scales=planned.requests.component is not None)
-            return Creation(planned, self.session, watch, self.say).run(keep=keep)
+            watch = self._watch(name, scales=deployment.requests.component is not None)
+            return Creation(deployment, self.session, watch, self.say).run(keep=keep)
 
     def listed(self) -> list[Listed]:
         """The endpoints of the region that the kit created, newest first."""

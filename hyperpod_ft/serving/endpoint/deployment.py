@@ -11,18 +11,20 @@ from hyperpod_ft.config.hosts import HOSTS
 from hyperpod_ft.config.run_file import RUN_FILE
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.aws_names import slug, tag_value
+from hyperpod_ft.runs.aws_names import slug
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint.bundle import Bundle, bundle_of
-from hyperpod_ft.serving.endpoint.endpoint_request import Requests, Target, requests
-from hyperpod_ft.serving.endpoint.fit import fit
+from hyperpod_ft.serving.endpoint.create.endpoint_request import Requests, Target, requests
+from hyperpod_ft.serving.endpoint.create.fit import fit
 
-_LONGEST_NAME = 54  # of 63: names of models, configurations and components add up to nine characters
+_MAX_NAME_LENGTH = 54  # of 63: names of models, configurations and components add up to nine characters
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
 class Deployment:
+    """What `deploy` creates for a run: its target, files and requests."""
+
     run: Run
     target: Target
     bundle: Bundle
@@ -30,7 +32,7 @@ class Deployment:
 
     @property
     def delete_command(self) -> str:
-        """Deletes all that was created. Names the run, which tells where files were uploaded if no model names them."""
+        """Deletes all that was created. It names the run, which knows where files were uploaded if no model does."""
         return f"hyperpod-ft deploy delete {self.run.directory} --region {self.target.region}"
 
 
@@ -47,7 +49,7 @@ def with_settings(run: Run, overrides: Sequence[str]) -> Run:
     return replace(run, config=run_file.validate(values, "--set"))
 
 
-def settings_of(run: Run) -> Deploy:
+def deploy_section(run: Run) -> Deploy:
     """Section `deploy` of the run. Raises UserError when it is missing."""
     if run.config.deploy is None:
         raise UserError(
@@ -61,12 +63,12 @@ def settings_of(run: Run) -> Deploy:
 def endpoint_name(run: Run) -> str:
     """For example `dolly-llama-0123456789ab`: the run's name in SageMaker's characters, and its id."""
     run_id = run.plan.run_id
-    return f"{slug(run, _LONGEST_NAME - len(run_id) - 1)}-{run_id}"
+    return f"{slug(run, _MAX_NAME_LENGTH - len(run_id) - 1)}-{run_id}"
 
 
 def is_endpoint_name(name: str) -> bool:
     """Whether a name has the form that `endpoint_name` gives."""
-    return bool(_NAME.fullmatch(name)) and len(name) <= _LONGEST_NAME
+    return bool(_NAME.fullmatch(name)) and len(name) <= _MAX_NAME_LENGTH
 
 
 def region_of(run: Run) -> str | None:
@@ -82,7 +84,7 @@ def bundle_prefix(run: Run) -> str | None:
 
 def deployment(run: Run, region: str) -> Deployment:
     """Raises UserError when the model cannot be served, does not fit, or a request is not what AWS accepts."""
-    settings = settings_of(run)
+    settings = deploy_section(run)
     bundle = bundle_of(run, settings)
     role = _given(run, "role")
     if role is None:
@@ -90,7 +92,7 @@ def deployment(run: Run, region: str) -> Deployment:
     found = fit(bundle.served, HOSTS[settings.instance_type], _max_length(run, bundle), settings.max_concurrency)
     target = Target(
         endpoint_name(run),
-        tag_value(run),
+        run.full_name,
         region,
         role,
         bundle.stored or _bundle_url(run, bundle),
@@ -122,7 +124,7 @@ def _given(run: Run, key: Literal["region", "role", "store"]) -> str | None:
 
 
 def _max_length(run: Run, bundle: Bundle) -> int:
-    settings = settings_of(run)
+    settings = deploy_section(run)
     if settings.max_length is not None:
         return settings.max_length
     trained = run.config.dataset.max_length + run.config.generate.max_new_tokens

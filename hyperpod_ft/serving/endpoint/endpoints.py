@@ -14,7 +14,7 @@ from typing import Any
 from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.aws_names import RUN_TAG
-from hyperpod_ft.serving.endpoint.endpoint_request import component_name
+from hyperpod_ft.serving.endpoint.create.endpoint_request import component_name
 
 IN_SERVICE, CREATING, FAILED, DELETING = "InService", "Creating", "Failed", "Deleting"
 # SageMaker's APIs are eventually consistent: a configuration that was just created may not be found yet.
@@ -48,6 +48,8 @@ class Component:
 
 @dataclass(frozen=True)
 class Endpoints:
+    """SageMaker's operations on endpoints and what they consist of. `client` is boto3's."""
+
     client: Any
     say: Callable[[str], None]
 

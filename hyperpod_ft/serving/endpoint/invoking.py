@@ -73,7 +73,7 @@ def _refused(endpoint: str, error: Any) -> UserError:
         )
     if "no capacity" in error_message(error):
         return UserError(
-            f"endpoint {endpoint}: has scaled to zero instances; this request starts one", "ask again in some minutes"
+            f"endpoint {endpoint}: has scaled to zero instances; this request starts one", "ask again in a few minutes"
         )
     return UserError(f"endpoint {endpoint}: {error_code(error)}: {error_message(error)}", "")
 

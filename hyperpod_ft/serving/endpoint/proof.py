@@ -5,42 +5,33 @@ right answer may leave the recorded one at a token that is almost as likely. A w
 adapter, another prompt format) answers otherwise from the start. So each answer is also compared with the base model's.
 """
 
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.errors import UserError
-
-
-@dataclass(frozen=True)
-class Question:
-    """A prompt of samples.json with both models' recorded answers. `templated`: it has all special tokens already."""
-
-    prompt: str
-    templated: bool
-    base: str
-    tuned: str
-
-    @property
-    def telling(self) -> bool:
-        """Whether the answer shows which of the two models gave it."""
-        return self.base.strip() != self.tuned.strip()
+from hyperpod_ft.runs.results.samples import RecordedAnswers
 
 
 @dataclass(frozen=True)
 class Asked:
-    question: Question
+    """The endpoint's answer to a prompt of samples.json, beside the recorded ones."""
+
+    recorded: RecordedAnswers
     answer: str
 
     @property
+    def telling(self) -> bool:
+        """Whether the answer shows which of the two models gave it."""
+        return self.recorded.base.strip() != self.recorded.tuned.strip()
+
+    @property
     def equal(self) -> bool:
-        return self.answer.strip() == self.question.tuned.strip()
+        return self.answer.strip() == self.recorded.tuned.strip()
 
     @property
     def like_tuned(self) -> bool:
         """Whether the answer agrees with the tuned model's for longer than with the base model's."""
-        return self._agrees(self.question.tuned) > self._agrees(self.question.base)
+        return self._agrees(self.recorded.tuned) > self._agrees(self.recorded.base)
 
     def _agrees(self, recorded: str) -> int:
         answer, recorded = self.answer.strip(), recorded.strip()
@@ -52,6 +43,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Proof:
+    """The endpoint's answers to the recorded prompts, compared with the recorded answers."""
+
     asked: tuple[Asked, ...]
 
     @property
@@ -65,12 +58,12 @@ class Proof:
 
     @property
     def telling(self) -> int:
-        return sum(one.question.telling for one in self.asked)
+        return sum(one.telling for one in self.asked)
 
     @property
     def like_tuned(self) -> int:
         """How many of the telling answers agree with the tuned model's for longer than with the base model's."""
-        return sum(one.like_tuned for one in self.asked if one.question.telling)
+        return sum(one.like_tuned for one in self.asked if one.telling)
 
     @property
     def holds(self) -> bool:
@@ -87,30 +80,18 @@ class Proof:
             "equal": self.equal,
             "telling": self.telling,
             "like_tuned": self.like_tuned,
-            "asked": [asdict(one.question) | {"answer": one.answer, "equal": one.equal} for one in self.asked],
+            "asked": [asdict(one.recorded) | {"answer": one.answer, "equal": one.equal} for one in self.asked],
         }
 
 
-def questions(samples: Path) -> list[Question]:
-    """The prompts of samples.json. Raises UserError when it is damaged."""
-    try:
-        values = json.loads(samples.read_text(encoding="utf-8"))
-        return [
-            Question(row["prompt"], row.get("templated", False), row["base"], row["tuned"])
-            for row in (*values["prompts"], *values["samples"])
-        ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{samples}: is damaged", "run stage generate again") from error
-
-
-def completion_request(question: Question, model: str | None, max_new_tokens: int) -> dict[str, Any]:
+def completion_request(recorded: RecordedAnswers, model: str | None, max_new_tokens: int) -> dict[str, Any]:
     """A completion in the way of stage generate: greedy, whatever generation_config.json says."""
     request: dict[str, Any] = {
-        "prompt": question.prompt,
+        "prompt": recorded.prompt,
         "max_tokens": max_new_tokens,
         "temperature": 0,
         "repetition_penalty": 1.0,
-        "add_special_tokens": not question.templated,
+        "add_special_tokens": not recorded.templated,
     }
     return request if model is None else {"model": model, **request}
 

@@ -7,8 +7,9 @@ from hyperpod_ft.aws.s3 import small_objects, trees
 from hyperpod_ft.aws.session import error_code, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.aws_names import RUN_TAG
-from hyperpod_ft.serving.endpoint import endpoint_logs, scaling
-from hyperpod_ft.serving.endpoint.endpoint_request import component_name
+from hyperpod_ft.serving.endpoint import endpoint_logs
+from hyperpod_ft.serving.endpoint.create import scaling
+from hyperpod_ft.serving.endpoint.create.endpoint_request import component_name
 from hyperpod_ft.serving.endpoint.endpoints import DELETING, Endpoints
 from hyperpod_ft.serving.endpoint.waiting import Watch
 
@@ -59,7 +60,7 @@ def _require_tags(endpoints: Endpoints, name: str) -> None:
 
 
 def _delete_component(watch: Watch) -> bool:
-    """As `_delete_endpoint`."""
+    """Request the deletion if none is in progress; returns whether the component still exists."""
     found = watch.endpoints.component(watch.name)
     if found is not None and found.status != DELETING:
         watch.endpoints.delete_component(watch.name)
@@ -67,7 +68,7 @@ def _delete_component(watch: Watch) -> bool:
 
 
 def _delete_endpoint(watch: Watch) -> bool:
-    """Ask for the deletion, as soon as SageMaker accepts it; whether the endpoint still exists."""
+    """Request the deletion if none is in progress; returns whether the endpoint still exists."""
     found = watch.endpoints.find(watch.name)
     if found is not None and found.status != DELETING:
         watch.endpoints.delete_endpoint(watch.name)
@@ -81,7 +82,7 @@ def _remove_bundle(watch: Watch, s3: Any, url: str) -> int:
     names = _names(s3, url)
     small_objects.remove(s3, url, names)
     if left := _names(s3, url):
-        raise UserError(f"{url}: {len(left)} objects cannot be deleted", "allow s3:DeleteObject to these credentials")
+        raise UserError(f"{url}: {len(left)} objects cannot be deleted", "grant these credentials s3:DeleteObject")
     if names:
         watch.say(f"deleted {len(names)} objects at {url}")
     return len(names)

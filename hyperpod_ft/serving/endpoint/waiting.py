@@ -7,6 +7,7 @@ from typing import Any
 
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import format_minutes
 from hyperpod_ft.serving.endpoint import endpoint_logs
 from hyperpod_ft.serving.endpoint.endpoints import CREATING, DELETING, FAILED, IN_SERVICE, Endpoints
 from hyperpod_ft.terminal import printable
@@ -36,7 +37,7 @@ class Watch:
         self._until(self._endpoint_state, timeout_seconds, "endpoint")
 
     def until_component(self, timeout_seconds: float) -> None:
-        """The same for the inference component, of an endpoint in service."""
+        """Wait for the inference component of an endpoint in service."""
         self._until(self._component_state, timeout_seconds, "inference component")
 
     def until_gone(self, exists: Callable[[], bool], what: str, timeout_seconds: float) -> None:
@@ -46,7 +47,7 @@ class Watch:
             self._report(what, DELETING)
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{what} {self.name}: after {_minutes(timeout_seconds)} still not deleted",
+                    f"{what} {self.name}: after {format_minutes(timeout_seconds)} still not deleted",
                     "run the command again; it costs money until it is deleted",
                 )
             time.sleep(self.poll_seconds)
@@ -67,7 +68,7 @@ class Watch:
                 self._report_log(waited)
             if waited > timeout_seconds:
                 raise UserError(
-                    f"{what} {self.name}: after {_minutes(timeout_seconds)} still {status}",
+                    f"{what} {self.name}: after {format_minutes(timeout_seconds)} still {status}",
                     "run the command again to keep waiting",
                 )
             time.sleep(self.poll_seconds)
@@ -102,7 +103,3 @@ class Watch:
         if self._reported.get(what) != state:
             self._reported[what] = state
             self.say(f"{what}: {before}{state}")
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes"

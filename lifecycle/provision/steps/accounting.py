@@ -69,7 +69,7 @@ def _configuration_missing(node: Node) -> list[str]:
     owner = _owner(node)
     password = slurm_conf.password_of(text)
     if not password or text != slurm_conf.slurmdbd(node.identity.address, owner.pw_name, password):
-        return [f"{slurm_conf.SLURMDBD_CONF} is not ours"]
+        return [f"{slurm_conf.SLURMDBD_CONF} was not written by these scripts"]
     status = node.path(slurm_conf.SLURMDBD_CONF).stat()
     if (stat.S_IMODE(status.st_mode), status.st_uid) != (0o600, owner.pw_uid):
         return [f"{slurm_conf.SLURMDBD_CONF} is not {owner.pw_name}'s alone"]

@@ -84,7 +84,9 @@ def _lacking(node: Node, user: PasswdEntry) -> list[str]:
     if _text(public) != line:
         lines.append(f"{public} does not match {key}")
     if _with_once(_text(authorized), line) != _text(authorized):
-        lines.append(f"{authorized} has the key {'not' if line.split()[1] not in _text(authorized) else 'twice'}")
+        lines.append(
+            f"{authorized} {'lacks the key' if line.split()[1] not in _text(authorized) else 'has the key twice'}"
+        )
     for path, mode in ((folder, 0o700), (key, 0o600), (authorized, 0o600)):
         if path.exists() and stat.S_IMODE(path.stat().st_mode) & ~mode:
             lines.append(f"{path} is open to others")

@@ -172,8 +172,8 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         ("".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else ''}]\n" for n in range(30)), ("run.yaml:20: ", "20 levels")),
         ("a: [" + "1, " * 20_000 + "]\n", ("10,000",)),
         ("{" + ", ".join(f"k{n}: 1" for n in range(200)) + "}", ("unknown key", "more problems")),
-        ('name: "\\uD83D"\n', ("run.yaml:1: ", "half a character")),
-        ('{"\\uDE00": 1}\n', ("run.yaml:1: ", "half a character")),
+        ('name: "\\uD83D"\n', ("run.yaml:1: ", "half of a surrogate pair")),
+        ('{"\\uDE00": 1}\n', ("run.yaml:1: ", "half of a surrogate pair")),
         ("seed: " + "1" * 100 + "\n", ("seed", "2147483647")),
         ("seed: " + "1" * 100_000 + "\n", ("run.yaml:1: ", "100,000 digits")),
         ("seed: " + "x" * 100_000 + "\n", ("seed: must be a number (given: 'xxx", "...")),
@@ -396,14 +396,14 @@ def test_objective_and_format_go_together(tmp_path: Path) -> None:
         ({"dataset__loss_on": "all"}, "dataset.loss_on: "),
         (
             {"parallelism": {"pipeline_parallel": 2}},
-            "parallelism.pipeline_parallel: objective dpo has no pipelines; set it to 1",
+            "parallelism.pipeline_parallel: objective dpo does not support pipelines; set it to 1",
         ),
         (
             {"parallelism": {"context_parallel": 2}},
             "parallelism.context_parallel: objective dpo needs all tokens of a pair on one rank",
         ),
         ({"cluster__instance_type": "trn2.48xlarge", "env__python": "/opt/python"}, "use a GPU instance type"),
-        ({"engine": "neuron", "cluster__instance_type": "trn1.32xlarge"}, "dpo is for engine torch"),
+        ({"engine": "neuron", "cluster__instance_type": "trn1.32xlarge"}, "only engine torch supports dpo"),
     ],
 )
 def test_what_preferences_do_not_go_with_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -430,7 +430,7 @@ def test_a_schedule_without_a_pipeline_is_refused(tmp_path: Path) -> None:
         given = {"parallelism": {"pipeline_schedule": schedule}}
         assert "parallelism.pipeline_schedule: has no effect without a pipeline" in refused(tmp_path, **given)
     given = {"parallelism": {"pipeline_parallel": 2, "virtual_pipeline_parallel": 4}}
-    assert "virtual_pipeline_parallel: only pipeline_schedule interleaved" in refused(tmp_path, **given)
+    assert "has no effect without pipeline_schedule interleaved" in refused(tmp_path, **given)
 
 
 def test_activations_that_the_engine_does_not_recompute_are_refused(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.data import chat_template, prompts, tokenization
+from hyperpod_ft.data import chat_template, tokenization
 from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.text import prompts
 from tests.unit import tiny_t5, tiny_tokenizer
 
 TINY_LLAMA = Path(__file__).resolve().parents[3] / "examples" / "quickstart" / "tiny-llama"

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.formats import render
 from hyperpod_ft.data.reading import chunks
 from hyperpod_ft.data.seq2seq.packing import PairedRows, fill_pairs, pack_pairs
+from hyperpod_ft.data.text.formats import render
 from hyperpod_ft.data.tokenization import TOO_LONG, TokenizedChunk, tokenize, tokenize_chunk
 from hyperpod_ft.data.tokenizer import encode, source_ids
 from tests.unit.tiny_tokenizer import make

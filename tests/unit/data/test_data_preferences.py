@@ -9,10 +9,10 @@ import pytest
 
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.example import Example, RowError
-from hyperpod_ft.data.formats import documents, prompt_of
 from hyperpod_ft.data.packing import IGNORED, fill, pack
 from hyperpod_ft.data.reading import chunks
+from hyperpod_ft.data.text.example import Example, RowError
+from hyperpod_ft.data.text.formats import documents, prompt_of
 from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize, tokenize_chunk
 from tests.unit.tiny_tokenizer import CHATML_MARKED, make
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.formats import render
 from hyperpod_ft.data.reading import chunks
+from hyperpod_ft.data.text.formats import render
 from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize, tokenize_chunk
 from hyperpod_ft.data.tokenizer import bos_ids, encode, pad_id, prompt_ids
 from tests.unit.tiny_tokenizer import CHATML, CHATML_MARKED, END, make

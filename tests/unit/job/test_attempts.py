@@ -13,6 +13,7 @@ from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.restarts import Attempt, NodeFailure
+from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -150,12 +151,12 @@ def test_restarts_of_all_jobs_of_a_submission(make_run: MakeRun) -> None:
 def test_history_and_progress_on_disk(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
     assert restarts.history(run, "train") == []
-    assert (attempts.newest_checkpoint(run), attempts.last_step(run)) == (0, 0)
+    assert (attempts.newest_checkpoint(run), metrics.last_step(run.metrics_path)) == (0, 0)
     (run.checkpoints / "step-00000010").mkdir(parents=True)
     (run.checkpoints / ".step-00000020.partial").mkdir()
     (run.checkpoints / "step-00000030.copy").mkdir()
     run.metrics_path.write_text('{"step": 11}\n{"step": 12}\n{"st')
-    assert (attempts.newest_checkpoint(run), attempts.last_step(run)) == (10, 12)
+    assert (attempts.newest_checkpoint(run), metrics.last_step(run.metrics_path)) == (10, 12)
     for _ in range(2):
         restarts.add(run, "train", attempt())
     assert [restart.reason for restart in restarts.history(run, "train")] == ["rank 3: exit 1 at step 12"] * 2
@@ -187,7 +188,7 @@ def test_damaged_files_are_ignored(make_run: MakeRun, tmp_path: Path) -> None:
     run.restarts_path("train").write_text('[{"job_id": "7"}]')
     assert restarts.history(run, "train") == []
     run.metrics_path.write_bytes(b'{"step": 7}\n\xff\xfe{"step"')
-    assert attempts.last_step(run) == 7
+    assert metrics.last_step(run.metrics_path) == 7
 
 
 def test_only_the_last_step_of_a_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

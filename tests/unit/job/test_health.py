@@ -59,12 +59,12 @@ def test_each_problem_is_a_line_with_the_node_and_what_to_do(values: Mapping[str
 
 def test_a_full_disk_is_no_reason_to_replace_a_node() -> None:
     found = problems([fit("node1"), fit("node2", temporary_gib=0.5)], TRN1, replace_words)
-    assert found == ["node2: 0.5 GiB free for temporary files, less than 5; free some"]
+    assert found == ["node2: 0.5 GiB free for temporary files, less than 5; free some space"]
 
 
 def test_a_full_volume_is_not_a_fault_of_a_node() -> None:
     found = problems([fit("node1", volume_gib=2.0), fit("node2", volume_gib=2.1)], TRN1, replace_words)
-    assert found == ["2.0 GiB free on the shared volume, less than 10; free some"]
+    assert found == ["2.0 GiB free on the shared volume, less than 10; free some space"]
 
 
 def test_versions_are_those_of_most_nodes() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ import pytest
 from hyperpod_ft.config import run_file, yaml_file
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.runs.job_files import BANNER, banner
 from hyperpod_ft.runs.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -170,6 +172,17 @@ def test_a_script_that_is_terminated_says_so_in_its_exit_status(make_run: MakeRu
         os.killpg(job.pid, signal.SIGTERM)  # as Slurm does: everything in the step
     assert job.returncode == 143
     assert run.exit_marker("merge", "7").read_text() == "143\n"
+
+
+def test_a_script_prints_the_banner_of_its_stage(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(env__python=shutil.which("true"))
+    run.directory.mkdir(parents=True)
+    environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
+    merge = render(run, KIT)["merge"]
+    done = subprocess.run(["bash"], input=merge, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{banner('merge', '7')} on {os.uname().nodename}, ")
+    begins = BANNER.match(done.stdout)
+    assert begins and begins[1] == "merge"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,11 @@ def test_stages_by_engine_and_method(make_run: MakeRun) -> None:
     ]
 
 
+def test_the_last_stage_that_writes_weights_makes_the_model(make_run: MakeRun) -> None:
+    assert make_run().plan.model_stage == "merge"
+    assert make_run(training__method="full").plan.model_stage == "consolidate"
+
+
 def test_every_stage_needs_only_earlier_ones(make_run: MakeRun) -> None:
     for run in (make_run(), make_run(training__method="full")):
         for position, stage in enumerate(run.plan.stages):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.errors import UserError, last_line
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.submit import cancel, prepare, submit
-from hyperpod_ft.runs import metrics, references
+from hyperpod_ft.runs import references
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
@@ -23,19 +23,6 @@ def test_checkpoints_are_found_by_their_full_names(make_run: Callable[..., Run])
         (run.checkpoints / name).mkdir(parents=True)
     assert list(run.checkpoints_by_step().items()) == [(12, run.checkpoint(12)), (400, run.checkpoint(400))]
     assert run.checkpoint(12).name == "step-00000012"
-
-
-def test_the_last_line_of_what_a_program_said() -> None:
-    assert last_line("first\n  last \n\n  \n") == "last"
-    assert last_line(" \n") == ""
-
-
-def test_rows_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    assert metrics.last_row(path) is None
-    path.write_text('{"step": 1}\n{"ste\n[]\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo')
-    assert [row for _, row in metrics.intact_rows(path)] == [{"step": 1}, {"step": 2, "loss": 1.5}]
-    assert metrics.last_row(path) == {"step": 2, "loss": 1.5}
 
 
 def test_a_run_file_that_cannot_be_submitted_leaves_a_run_that_commands_can_read(

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from hyperpod_ft.data import prompts
+from hyperpod_ft.data.text import prompts
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, generate, merge
 from tests.unit import stage_runs, tiny_checkpoints

@@ -251,8 +251,15 @@ def test_a_full_volume_is_one_line(tmp_path: Path) -> None:
         assert not run.dataset_path.exists()
 
 
-def test_torch_is_not_imported(tmp_path: Path) -> None:
-    run = prepared_run(tmp_path, dolly(3))
+def chats() -> bytes:
+    messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "fox"}]
+    return json.dumps({"messages": messages}).encode()
+
+
+@pytest.mark.parametrize("format_", ["dolly", "chat"])
+def test_torch_is_not_imported(tmp_path: Path, format_: str) -> None:
+    """Chats are rendered by transformers, which would import it if it could."""
+    run = prepared_run(tmp_path, dolly(3) if format_ == "dolly" else chats(), format=format_)
     # a module of that name that cannot be imported: whoever tries fails
     (tmp_path / "poison" / "torch").mkdir(parents=True)
     (tmp_path / "poison" / "torch" / "__init__.py").write_text("raise RuntimeError('torch was imported')")
@@ -266,8 +273,7 @@ def test_transformers_is_imported_for_chats_only(tmp_path: Path) -> None:
     run = prepared_run(tmp_path / "dolly", dolly(3))
     status, output = finished("dataset", run, PYTHONPATH=str(tmp_path / "poison"))
     assert status == 0, output
-    messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "fox"}]
-    chat = prepared_run(tmp_path / "chat", json.dumps({"messages": messages}).encode(), format="chat")
+    chat = prepared_run(tmp_path / "chat", chats(), format="chat")
     status, output = finished("dataset", chat, PYTHONPATH=str(tmp_path / "poison"))
     assert status != 0
     assert "it was imported" in output

@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.data import formats
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import Split
+from hyperpod_ft.data.text import formats
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
 from hyperpod_ft.evaluation.greedy import answers

@@ -289,7 +289,7 @@ def _only_neuron(pins: Path) -> Path:
         ("3.14.0", "2.14.0", "2.14.3.0.1", ""),
         ("3.11.9", "2.13.0", "2.13.3.0.5", r"Python 3\.11\.9, and TorchNeuron needs 3\.12"),
         ("3.12.3", "2.9.1", "2.9.0.2.15", r"torch 2\.9\.1, and TorchNeuron needs 2\.13"),
-        ("3.12.3", "2.13.0", "2.14.3.0.1", "not of one version"),
+        ("3.12.3", "2.13.0", "2.14.3.0.1", "which are different versions"),
         ("3.12.3", "2.13.0", None, "torch-neuronx none"),
     ],
 )

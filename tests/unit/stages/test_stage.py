@@ -20,10 +20,10 @@ from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
-from hyperpod_ft.runs import usage
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.references import all_runs
+from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 from hyperpod_ft.stages import stage
@@ -40,13 +40,13 @@ def finish(run: Run, name: str, outputs: tuple[Path, ...] = ()) -> None:
 
 
 def finish_all(run: Run, *, but: str = "") -> None:
-    for planned in run.plan.stages:
-        if planned.name != but:
-            finish(run, planned.name)
+    for stage_plan in run.plan.stages:
+        if stage_plan.name != but:
+            finish(run, stage_plan.name)
 
 
 def chosen(run: Run, **selection: object) -> list[str]:
-    return [planned.name for planned in choose(run, Selection(**selection))]  # type: ignore[arg-type]
+    return [stage_plan.name for stage_plan in choose(run, Selection(**selection))]  # type: ignore[arg-type]
 
 
 def test_work_leaves_a_record_and_is_not_repeated(make_run: MakeRun) -> None:
@@ -127,7 +127,7 @@ def test_shared_stages_are_shared_between_runs(make_run: MakeRun) -> None:
 
 def test_choice(make_run: MakeRun) -> None:
     run = make_run()
-    everything = [planned.name for planned in run.plan.stages]
+    everything = [stage_plan.name for stage_plan in run.plan.stages]
     assert chosen(run) == everything
     assert chosen(run, only="env") == ["env"]
     finish_all(run)
@@ -164,7 +164,7 @@ def test_a_prepared_run_directory_stands_alone(make_run: MakeRun, tmp_path: Path
     run = make_run()
     scripts = prepare(run, Launchers())
     assert Run.open(run.directory) == run
-    assert [script.stem for script in scripts] == [planned.name for planned in run.plan.stages]
+    assert [script.stem for script in scripts] == [stage_plan.name for stage_plan in run.plan.stages]
     assert json.loads(run.plan_path.read_text())["run_id"] == run.plan.run_id
     moved = tmp_path / "moved"
     run.directory.rename(moved)
@@ -221,8 +221,8 @@ def test_a_run_of_another_version_of_the_kit_can_be_seen_but_not_gone_on_with(
     run = make_run()
     prepare(run, Launchers())
     values = json.loads(run.plan_path.read_text())
-    for planned in values["stages"]:
-        planned["fingerprint"] = f"0123{planned['fingerprint'][4:]}"
+    for stage_plan in values["stages"]:
+        stage_plan["fingerprint"] = f"0123{stage_plan['fingerprint'][4:]}"
     older = run.directory.with_name(values["stages"][3]["fingerprint"][:12])
     run.directory.rename(older)
     (older / "plan.json").write_text(json.dumps(values))

@@ -84,7 +84,7 @@ class _Spec(BaseModel):
 
     @abstractmethod
     def transformations(self, file: Path, module: str) -> dict[str, Transformation]:
-        """By the training's name of a module. Raises UserError when sizes do not divide."""
+        """The transformations, by the name of a module in training. Raises UserError when sizes do not divide."""
 
 
 class _FusedLinearsSpec(_Spec):

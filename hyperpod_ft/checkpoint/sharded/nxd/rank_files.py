@@ -29,7 +29,7 @@ _THREADS = 16
 
 
 class _Reference(Inert):
-    """Its state is {"tid": number}."""
+    """A tensor in a separate file; its state is {"tid": number}."""
 
 
 _NAMES: safe_pickle.Names = {("torch_xla.utils.serialization", "TensorReference"): _Reference}
@@ -110,7 +110,7 @@ def find(model: Path, tensor_parallel: int, pipeline_parallel: int) -> list[list
 
 
 def read(file: Path) -> RankFile:
-    """One rank's file. Raises UserError when it is damaged, or its tensor files are not exactly those that it names."""
+    """Read one rank's file. Raises UserError when it is damaged, or does not name exactly its tensor files."""
     contents = torch_file.describe(file, names=_NAMES)
     if not isinstance(contents, dict) or not all(isinstance(name, str) for name in contents):
         raise UserError(f"{file}: does not hold a state dict", DAMAGED_FILE)
@@ -142,7 +142,7 @@ def read_all(files: Sequence[Path]) -> list[RankFile]:
 
 
 def shards(ranks: Sequence[RankFile], names: Iterable[str]) -> dict[str, tuple[Shard, ...]]:
-    """For each name its parts, by rank. Raises UserError like `RankFile.shard`, or when dtypes or shapes differ."""
+    """The parts of each name, by rank. Raises UserError like `RankFile.shard`, or when dtypes or shapes differ."""
     wanted = list(names)
     with ThreadPoolExecutor(_THREADS) as pool:
         found = pool.map(lambda pair: pair[1].shard(pair[0]), [(name, rank) for name in wanted for rank in ranks])

@@ -127,7 +127,7 @@ def _stages(shards: Path) -> tuple[list[PipelineStage], int]:
 
 
 def _check_degrees(file: Path, tensor_parallel: int, pipeline_parallel: int) -> None:
-    """Only trn_config.json reveals that the last stage is missing altogether."""
+    """Compare the degrees with trn_config.json, which alone reveals that the last stage is missing altogether."""
     if not file.is_file():
         return
     values = read_object(file, "use an earlier checkpoint")

@@ -50,7 +50,7 @@ def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrai
         reason = " ".join(str(error).split())
         raise UserError(f"{directory}: cannot load the model: {type(error).__name__}: {reason}", _REMEDY) from error
     if quantization is not None:
-        raise UserError(f"{directory}: the model is quantized", "take the model in bf16, fp16 or fp32")
+        raise UserError(f"{directory}: the model is quantized", "use the model in bf16, fp16 or fp32")
     return model
 
 

@@ -62,14 +62,14 @@ def locate(model: PreTrainedModel, directory: Path) -> dict[str, LogicalTensor]:
 def _check(tensor: LogicalTensor, expected: torch.Tensor, directory: Path) -> None:
     if tensor.shape != tuple(expected.shape):
         raise UserError(
-            f"{directory}: tensor {tensor.name} has shape {list(tensor.shape)}, but config.json makes it"
+            f"{directory}: tensor {tensor.name} has shape {list(tensor.shape)}, but config.json requires"
             f" {list(expected.shape)}",
             _REMEDY,
         )
     if expected.is_floating_point() and tensor.dtype not in ARITHMETIC:
         raise UserError(
             f"{directory}: tensor {tensor.name} has dtype {tensor.dtype}, which cannot be fine-tuned",
-            "take the model in bf16, fp16 or fp32",
+            "use the model in bf16, fp16 or fp32",
         )
 
 

@@ -197,7 +197,7 @@ class LoraLinear(nn.Linear):
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Whether `adapt` has given it an adapter."""
+    """Whether `adapt` has given the module an adapter."""
     return hasattr(module, "lora_A") or hasattr(module, "lora_embedding_A")
 
 

@@ -155,7 +155,7 @@ class _Call:
 
 
 class _ActivationStore:
-    """Copies to host memory and back, on a stream of their own where the device has streams."""
+    """Copies to host memory and back, on a separate stream where the device has streams."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -171,7 +171,7 @@ class _ActivationStore:
         return _OffloadedStorage(host, source)
 
     def leave(self, call: _Call, storages: list[_OffloadedStorage]) -> None:
-        """After a layer's forward pass: let go on the device what the layer before it kept."""
+        """Release on the device what the layer before kept; called after a layer's forward pass."""
         if self._left:
             # memory that the computing stream frees is used again by that stream
             torch.accelerator.current_stream(self.device).wait_event(self._left)
@@ -184,7 +184,7 @@ class _ActivationStore:
         call.before, self._newest = self._newest, weakref.ref(call)
 
     def bring_back(self, call: _Call) -> None:
-        """Before a layer's backward pass: its own tensors, and those of the layer whose turn is next.
+        """Fetch the tensors of a layer and of the one that is next; called before the layer's backward pass.
 
         That is the layer called before it, also when other micro batches of a pipeline were called since.
         """

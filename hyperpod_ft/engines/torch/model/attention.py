@@ -7,7 +7,7 @@ _preprocess_mask_arguments), through recomputation, sharding and compilation. It
 
 - bounds [1, 1, 1, K]: where each document of the batch begins, its rows laid end to end, then where the last one ends.
   The last entry is repeated up to K, a power of two, so that a compiler sees few shapes. On CUDA in 16 bits this is
-  what flash attention takes; elsewhere each document is a call of its own. Neither makes a tensor of [length, length].
+  what flash attention takes; elsewhere each document is a separate call. Neither makes a tensor of [length, length].
 - numbers [rows, 1, length, 1]: each token's document, for devices that need the same shapes in every step. They build
   a dense mask.
 """
@@ -154,7 +154,7 @@ def _blocks(
     softcap: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Attention [1, heads, length, size] of one document where each block of queries needs a mask of its own."""
+    """Attention [1, heads, length, size] of one document where each block of queries needs its own mask."""
     length = query.shape[2]
     positions = torch.arange(length, device=query.device)
     attended = []

@@ -38,9 +38,9 @@ from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
 from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights
 from hyperpod_ft.planning import parallelism
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.packing_rules import SEPARATING_FAMILIES
-from hyperpod_ft.planning.pipeline import cut as pipeline_cut
+from hyperpod_ft.planning.torch import pipeline_cut
 from hyperpod_ft.planning.torch import rules as torch_rules
+from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES
 from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
 from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.runs.run import Run
@@ -66,42 +66,29 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     matches no module.
     """
     config, mesh = run.config, meshes.weights
+    device = torch.device(mesh.device_type)
     dtype = devices.DTYPES[config.training.precision]
     # FSDP2 computes in bf16 with the fp32 weights that it updates; the other modes keep both
     trained = torch.float32 if config.training.method == "full" and sharding.by_layer else dtype
     model = _skeleton(run, trained)
     weights = locate(model, run.base_model)
-    tensor_parallel_degree = mesh["tp"].size()
-    if tensor_parallel_degree > 1:
-        # by attribute, not from config.json: older model families name these keys differently
-        heads = model.config.num_attention_heads
-        kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
-        parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
-    context_parallel.divide_attention(meshes.tokens["cp"])
-    (paired_model if model.config.is_encoder_decoder else language_model).return_loss(model)
-    if not compiling.compiles(config.training, torch.device(mesh.device_type)):
-        # a compiler finds out by itself what need not be kept, and modules with forward passes of their own would give
-        # each layer a graph of its own
-        gated_mlp.keep_less(model)
-        rms_norm.keep_less(model)
+    _prepare(model, run, meshes)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     if config.training.method == "lora":
         adapters.adapt(model, config.lora, config.seed)
         trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total_parameters += trainable_parameters
     cut = _cut(run, model)
-    divisions: dict[str, Division] = {}
-    if tensor_parallel_degree > 1:
-        divisions = _divide(model, run, mesh["tp"], cut)
+    divisions = _divide(model, run, mesh["tp"], cut) if mesh["tp"].size() > 1 else {}
     own_stages = cut[mesh.get_local_rank("pp") :: mesh["pp"].size()]
     ends = stages.keep(model, own_stages, mesh) if len(cut) > 1 else {}
-    _change_forward(decoder_layers(model), run, torch.device(mesh.device_type))
+    _change_forward(decoder_layers(model), run, device)
     parts = parts_of(model, mesh, divisions)
     parts |= {name: replace(parts[name], ends=group) for name, group in ends.items()}
     if sharding.by_layer:
         shard_by_layer(model, _layers_of(model, own_stages), mesh, sharding, dtype)
     offloaded = torch.device("cpu") if sharding.offload == "parameters" else None
-    skeleton.materialize(model, torch.device(mesh.device_type), parameters_on=offloaded)
+    skeleton.materialize(model, device, parameters_on=offloaded)
     held = parts if sharding.by_layer else {name: part.unsharded for name, part in parts.items()}
     skeleton.fill(model, weights, held)
     if config.training.method == "lora":
@@ -110,12 +97,42 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     if sharding.by_layer:
         trained_weights = ShardedWeights(model, parts, mesh, sharding, several_stages=len(own_stages) > 1)
     else:
-        trained_weights = ReplicatedWeights(model, parts, mesh, offload=sharding.offload == "optimizer")
-        rounded = {name for name, parameter in trained_weights.parameters.items() if parameter.dtype != torch.float32}
-        masters = {name: parts[name].boxes(trained_weights.master(name)) for name in rounded}
-        # from the files, which may hold more digits than the weights that compute
-        skeleton.fill_boxes(masters, weights)
+        trained_weights = _replicated(model, weights, parts, mesh, offload=sharding.offload == "optimizer")
     return ShardedModel(model.train(), trained_weights, own_stages, trainable_parameters, total_parameters)
+
+
+def _prepare(model: PreTrainedModel, run: Run, meshes: Meshes) -> None:
+    """Before it is divided: check its heads, and change its attention, its result and what its layers keep."""
+    tensor_parallel_degree = meshes.weights["tp"].size()
+    if tensor_parallel_degree > 1:
+        # by attribute, not from config.json: older model families name these keys differently
+        heads = model.config.num_attention_heads
+        kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
+        parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
+    context_parallel.divide_attention(meshes.tokens["cp"])
+    (paired_model if model.config.is_encoder_decoder else language_model).return_loss(model)
+    if not compiling.compiles(run.config.training, torch.device(meshes.weights.device_type)):
+        # a compiler finds out by itself what need not be kept, and modules with forward passes of their own would give
+        # each layer a graph of its own
+        gated_mlp.keep_less(model)
+        rms_norm.keep_less(model)
+
+
+def _replicated(
+    model: PreTrainedModel,
+    weights: Mapping[str, LogicalTensor],
+    parts: Mapping[str, Part],
+    mesh: DeviceMesh,
+    *,
+    offload: bool,
+) -> ReplicatedWeights:
+    """Weights whole on each data-parallel rank, with masters of those that compute in fewer digits."""
+    trained = ReplicatedWeights(model, parts, mesh, offload=offload)
+    rounded = {name for name, parameter in trained.parameters.items() if parameter.dtype != torch.float32}
+    masters = {name: parts[name].boxes(trained.master(name)) for name in rounded}
+    # from the files, which may hold more digits than the weights that compute
+    skeleton.fill_boxes(masters, weights)
+    return trained
 
 
 def _cut(run: Run, model: PreTrainedModel) -> tuple[stages.Stage, ...]:

@@ -61,7 +61,7 @@ class _AttentionOverRanks:
         **options: Any,
     ) -> tuple[torch.Tensor, None]:
         """The mask is that of whole rows. Returns [rows, length / ranks, heads, size], and no weights."""
-        # ranks that have no key/value head of their own share one; the gradient of a copy is added to the original's
+        # ranks without their own key/value head share one; the gradient of a copy is added to the original's
         copies = copies_over_context(key.shape[1], self._ranks)
         if copies > 1:
             key, value = (tensor.repeat_interleave(copies, dim=1) for tensor in (key, value))

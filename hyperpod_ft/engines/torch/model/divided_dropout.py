@@ -1,7 +1,7 @@
 """Dropout of tensors that are divided over tensor-parallel ranks: masks are those of one rank that has the whole.
 
 All ranks of a group draw the same random numbers, since most of what they drop out is the same on all of them. Of what
-is divided each draws the mask of the whole, and uses its own part: other elements have masks of their own, and the
+is divided each draws the mask of the whole, and uses its own part: other elements have their own masks, and the
 generators of all ranks stay in one state, also where activations are computed again.
 """
 
@@ -31,7 +31,7 @@ def divide(dropout: nn.Dropout, group: dist.ProcessGroup, dim: int = _SEQUENCE) 
 
 
 class _DividedDropout(nn.Dropout):
-    # a class: a compiler gives layers whose modules have forward passes of their own a graph each
+    # a class: a compiler gives layers whose modules have their own forward functions a graph each
     group: dist.ProcessGroup
     dim: int
 

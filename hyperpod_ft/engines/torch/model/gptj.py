@@ -18,7 +18,7 @@ class DocumentAttention(modeling_gptj.GPTJAttention):
         attention_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
         dropout = self.attn_dropout.p if self.training else 0.0
-        attend = ALL_ATTENTION_FUNCTIONS[attention.NAME]  # ranks that share rows register one of their own
+        attend = ALL_ATTENTION_FUNCTIONS[attention.NAME]  # ranks that share rows register their own
         attended, _ = attend(self, query, key, value, attention_mask, dropout=dropout)
         return attended.transpose(1, 2), None
 

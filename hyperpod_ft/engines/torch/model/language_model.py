@@ -190,6 +190,6 @@ class _Answer(nn.Module):
 
 
 class _Decoded(BaseModelOutputWithPastAndCrossAttentions):
-    """With every field that a family may pass on."""
+    """A decoder's output with every field that a family may pass on."""
 
     router_logits = None

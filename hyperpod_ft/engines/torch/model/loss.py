@@ -25,7 +25,7 @@ from hyperpod_ft.engines.torch.model.tensor_collectives import Copy
 from hyperpod_ft.engines.torch.model.vocabulary_parallel import VocabularyRows, vocabulary_rows_of
 from hyperpod_ft.planning.torch.memory import LOSS_BLOCK
 
-# Of the logits of a block, so many rows at a time stay in a CPU's cache from one operation to the next.
+# The number of rows of a block's logits that stay in a CPU's cache from one operation to the next.
 _CACHED_ROWS = 16
 
 

@@ -73,7 +73,7 @@ class _Dividing:
 
 
 def _even(size: int, group: dist.ProcessGroup) -> range:
-    """This rank's share of so many rows: the first ranks have one more where they do not divide."""
+    """This rank's share of `size` rows; if they do not divide evenly, the first ranks have one more."""
     each, more = divmod(size, group.size())
     begin = group.rank() * each + min(group.rank(), more)
     return range(begin, begin + each + (group.rank() < more))

@@ -14,6 +14,8 @@ BLOCK = 256  # elements of a row that share a scale in int8
 
 
 class Moments(Protocol):
+    """AdamW's moments of one parameter, as they are stored between steps."""
+
     def load(self) -> tuple[torch.Tensor, torch.Tensor]:
         """First and second moment, fp32, in the shape of the part."""
 

@@ -146,7 +146,7 @@ class ScheduledStage(PipelineStage):
 
 
 def pipeline_of(run: Run, meshes: Meshes, device: torch.device, model: ShardedModel, tokens: int) -> Pipeline | None:
-    """None when the model is in one piece. `tokens`: of a row on this rank."""
+    """The pipeline; None when the model is in one piece. `tokens`: of a row on this rank."""
     if meshes.weights["pp"].size() == 1:
         return None
     training = run.config.training

@@ -129,7 +129,7 @@ def _view(decoder: nn.Module, stage: Stage, family: Family) -> nn.Module:
 
 
 class _NoPositions(nn.Module):
-    """In place of an embedding of positions, which the first stage has added."""
+    """Replaces an embedding of positions, which the first stage has added."""
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), device=positions.device)

@@ -91,7 +91,7 @@ class ShardedWeights(TrainedWeights):
         return self._host.masters[name] if self._host else self._shard(name)
 
     def before_backward(self, last: bool) -> None:
-        # each stage has a last backward pass of its own
+        # each stage has its own last backward pass
         self._module.set_requires_all_reduce(last or self._several_stages)
         if self._gather_once:
             self._module.set_reshard_after_backward(last)

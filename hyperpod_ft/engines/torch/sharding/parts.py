@@ -60,7 +60,7 @@ class Part:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the whole parameter."""
+        """The shape of the whole parameter."""
         return self.division.shape
 
     @property
@@ -140,12 +140,14 @@ def parts_of(module: nn.Module, mesh: DeviceMesh, divisions: Mapping[str, Divisi
 
     `divisions`: of those that tensor parallelism changes.
     """
+    # once, not for each parameter: a mesh takes milliseconds to answer
+    shard_ranks, index = mesh["dp_shard"].size(), mesh.get_local_rank("dp_shard")
     return {
         name: Part(
             division=divisions.get(name, Division(parameter.shape)),
             rows=parameter.shape[0],
-            shard_ranks=mesh["dp_shard"].size(),
-            index=mesh.get_local_rank("dp_shard"),
+            shard_ranks=shard_ranks,
+            index=index,
             mesh=mesh,
         )
         for name, parameter in module.named_parameters()

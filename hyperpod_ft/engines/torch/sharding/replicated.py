@@ -18,7 +18,7 @@ from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas
 from hyperpod_ft.engines.torch.sharding.trained_weights import HostMemory, TrainedWeights, in_buckets
 
 
-class Bucket:
+class _Bucket:
     """Parameters that are exchanged in one buffer of one row for each shard rank; `parts` in the order of its columns.
 
     A row holds that rank's parts, one after another, each with room for the largest part of that parameter.
@@ -176,7 +176,7 @@ class ReplicatedWeights(TrainedWeights):
         weights = {name: p.detach() for name, p in self.parameters.items()}
         check_replicas(weights, groups, self.mesh.device_type, step)
 
-    def _on_gradient(self, bucket: Bucket) -> Callable[[torch.Tensor], None]:
+    def _on_gradient(self, bucket: _Bucket) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
             if self._last:
                 bucket.waiting -= 1
@@ -187,7 +187,7 @@ class ReplicatedWeights(TrainedWeights):
     def _reduce_complete(self) -> None:
         """Reduce the buckets whose gradients are complete, in their order, which is the same on all ranks.
 
-        On CUDA on a stream of its own, beside the backward pass.
+        On CUDA on a separate stream, beside the backward pass.
         """
         while self._reduced < len(self._reductions) and not self._reductions[self._reduced].waiting:
             bucket = self._reductions[self._reduced]
@@ -203,10 +203,10 @@ class ReplicatedWeights(TrainedWeights):
                 self._complete(bucket.reduce())
 
 
-def _reductions(parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> list[Bucket]:
-    """In the order in which a backward pass completes them, which is about that of the parameters reversed.
+def _reductions(parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> list[_Bucket]:
+    """The buckets in the order in which a backward pass completes them, which is about that of the parameters reversed.
 
-    Vectors have buckets of their own: a norm comes after its layer's matrices in the order of parameters, but before
+    Vectors have their own buckets: a norm comes after its layer's matrices in the order of parameters, but before
     them in the forward pass. So has each dtype: a model's class may keep some tensors in fp32, and a bucket is gathered
     in one dtype.
     """
@@ -221,4 +221,6 @@ def _reductions(parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> 
         for names in in_buckets(alike, lambda name: parameters[name].numel() * torch.float32.itemsize)
     ]
     made.sort(key=lambda names: position[names[-1]])
-    return [Bucket({name: parameters[name] for name in names}, {name: parts[name] for name in names}) for names in made]
+    return [
+        _Bucket({name: parameters[name] for name in names}, {name: parts[name] for name in names}) for names in made
+    ]

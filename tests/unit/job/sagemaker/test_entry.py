@@ -73,10 +73,10 @@ def host(directory: Path, **scripts: str) -> Host:
     for stage, text in scripts.items():
         (directory / "sbatch" / f"{stage}.sbatch").write_text(f"cd {directory}; {text}")
     (directory / "env").touch()
-    told = Hyperparameters(
+    parameters = Hyperparameters(
         "quick-1", "prepare", " ".join(scripts), str(directory.parent), str(directory), "600", python=sys.executable
     )
-    return Host(("algo-1",), 0, "eth0", told)
+    return Host(("algo-1",), 0, "eth0", parameters)
 
 
 def test_stages_run_in_order_and_the_next_job_is_created(tmp_path: Path, stop: Stop, reasons: list[str]) -> None:
@@ -229,7 +229,11 @@ def test_the_notice_comes_well_before_the_limit() -> None:
 
 
 def test_the_supervisor_waits_for_the_checkpoint_as_long_as_the_notice_allows(tmp_path: Path) -> None:
-    """Most of the 15 minutes: not of Slurm's five."""
+    """Most of SageMaker's 15 minutes, or of Slurm's five."""
     step = JobStep.from_environment(entry.variables(host(tmp_path), Path(sys.executable)))
     assert step.max_runtime == 600
-    assert (seconds_to_save(step.max_runtime), seconds_to_save(8 * 3600)) == (80, 600)
+    assert (seconds_to_save(300, step.max_runtime), seconds_to_save(300, 8 * 3600), seconds_to_save(300)) == (
+        80,
+        600,
+        240,
+    )

@@ -34,7 +34,7 @@ def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     host = Host.read(written(tmp_path, "algo-10"))
     assert host.hosts == ("algo-1", "algo-2", "algo-10")
     assert (host.number, host.is_first, host.interface) == (2, False, "eth0")
-    assert host.told.job == "quick-train-1" and host.run_directory == Path("/fsx/run")
+    assert host.parameters.job == "quick-train-1" and host.run_directory == Path("/fsx/run")
 
 
 def test_what_is_missing_is_one_line(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[4]
 # entry.py and what it imports
 PARTS = (
-    *("__init__", "entry", "host", "init", "interpreter", "messages", "script", "step", "store_steps"),
-    *("../job_step", "../../runs/container"),
+    *("__init__", "container_steps", "entry", "host", "interpreter", "messages", "pid1", "script", "step"),
+    *("../job_step", "../../errors", "../../runs/container", "../../runs/job_files", "../../runs/signals"),
 )
 
 

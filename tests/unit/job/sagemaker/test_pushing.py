@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from hyperpod_ft.job.sagemaker import around
+from hyperpod_ft.job.sagemaker import container_commands
 from hyperpod_ft.runs.run import Run
 
 
@@ -21,12 +21,12 @@ def looks(monkeypatch: pytest.MonkeyPatch, outcomes: list[Exception | None]) -> 
             if error := outcomes.pop(0):
                 raise error
 
-    monkeypatch.setattr(around, "_store", lambda run: Store())
-    monkeypatch.setattr(around, "_STATE_SECONDS", -1.0)
-    monkeypatch.setattr(around.select, "select", lambda *_: ([] if len(outcomes) > 1 else [1], [], []))
-    monkeypatch.setattr(around.sys, "stdin", io.StringIO())
+    monkeypatch.setattr(container_commands, "_store", lambda run: Store())
+    monkeypatch.setattr(container_commands, "_STATE_SECONDS", -1.0)
+    monkeypatch.setattr(container_commands.select, "select", lambda *_: ([] if len(outcomes) > 1 else [1], [], []))
+    monkeypatch.setattr(container_commands.sys, "stdin", io.StringIO())
     run = cast(Run, SimpleNamespace(config=SimpleNamespace(sagemaker=SimpleNamespace(store="s3://bucket/ft"))))
-    around.during(run, "download", 0, 1)
+    container_commands.during(run, "download", 0, 1)
     return seen
 
 

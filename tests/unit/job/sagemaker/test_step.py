@@ -30,8 +30,8 @@ class Follower:
     """A host in a thread of this process; its script is a line of bash."""
 
     def __init__(self, job: str, number: int, script: str) -> None:
-        self.brought: list[tuple[str, str]] = []
-        self.cannot_bring = False
+        self.pulled: list[tuple[str, str]] = []
+        self.cannot_pull = False
         self.started: list[tuple[str, Mapping[str, str]]] = []
         self.script = script
         self.process: subprocess.Popen[bytes] | None = None
@@ -42,12 +42,12 @@ class Follower:
 
     def _follow(self, job: str, number: int) -> None:
         with suppress(messages.JobError):
-            self.status = step.obey_first_host(job, FIRST, number, self._bring, self._start, self.over.is_set)
+            self.status = step.serve_first_host(job, FIRST, number, self._pull, self._start, self.over.is_set)
 
-    def _bring(self, stage: str, checkpoint: str) -> None:
-        if self.cannot_bring:
+    def _pull(self, stage: str, checkpoint: str) -> None:
+        if self.cannot_pull:
             raise messages.JobError("store s3://b/ft: access denied")
-        self.brought.append((stage, checkpoint))
+        self.pulled.append((stage, checkpoint))
 
     def _start(self, stage: str, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         self.started.append((stage, variables))
@@ -120,23 +120,21 @@ def test_every_host_runs_the_stages_script_and_knows_the_attempt(job: str) -> No
         assert again[0] == 0 and all(len(host.started) == 2 for host in hosts)
 
 
-@pytest.mark.parametrize(("checkpoint", "brought"), [("40", "40"), ("null", "")])
-def test_with_a_store_every_host_brings_the_checkpoint_of_the_first_one(
-    job: str, checkpoint: str, brought: str
-) -> None:
+@pytest.mark.parametrize(("checkpoint", "pulled"), [("40", "40"), ("null", "")])
+def test_with_a_store_every_host_pulls_the_checkpoint_of_the_first_one(job: str, checkpoint: str, pulled: str) -> None:
     with followers(job, "exit 0", "exit 0") as hosts:
         status, output = finish(lead(job, 3, "echo started", **{step.STORE: "s3://b/ft", "CHECKPOINT": checkpoint}))
         assert status == 0 and output.splitlines() == ["pulling", "started"]
-        assert [host.brought for host in hosts] == [[("train", brought)]] * 2
+        assert [host.pulled for host in hosts] == [[("train", pulled)]] * 2
         assert all(len(host.started) == 1 for host in hosts)
 
 
-def test_nothing_starts_when_a_host_cannot_bring_what_it_needs(job: str) -> None:
+def test_nothing_starts_when_a_host_cannot_pull_what_it_needs(job: str) -> None:
     """Status 1 is a crash to the supervisor, which tries again; 2, a user's error, would end the training."""
     store = {step.STORE: "s3://b/ft", "CHECKPOINT": "40"}
     with followers(job, "exit 0", "exit 0") as hosts:
         assert finish(lead(job, 3, "echo started", **store, STATUS="2")) == (1, "pulling\n")
-        hosts[1].cannot_bring = True
+        hosts[1].cannot_pull = True
         assert finish(lead(job, 3, "echo started", **store)) == (1, "pulling\n")
         assert not any(host.started for host in hosts)
 

@@ -8,8 +8,7 @@ import pytest
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.sagemaker import launcher as launcher_module
 from hyperpod_ft.runs.run import Run
-from tests.unit.launch.sagemaker.test_training_request import FSX
-from tests.unit.launch.sagemaker.training_jobs_in_memory import Jobs
+from tests.unit.launch.sagemaker.training_jobs_in_memory import FSX, Jobs
 
 
 @pytest.fixture

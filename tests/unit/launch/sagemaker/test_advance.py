@@ -1,16 +1,19 @@
 """Which training job of a run comes next, and that it is created once."""
 
 import threading
+from unittest.mock import Mock
 
 import pytest
 
 from hyperpod_ft import publish
 from hyperpod_ft.cli import main, show_runs
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import follow as follow_module
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.follow import follow, log
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.advance import states
+from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.run import Run
@@ -18,9 +21,9 @@ from hyperpod_ft.runs.selection import Selection
 from tests.unit.launch.sagemaker.training_jobs_in_memory import (
     RUNNING,
     Jobs,
+    advance_run,
     as_jobs,
     finish,
-    go_on,
     name,
     shown,
     submitted,
@@ -35,7 +38,7 @@ def test_each_job_is_created_when_the_records_of_the_one_before_are_there(run: R
         "train": name(run, "train"),
         **dict.fromkeys(("consolidate", "merge", "generate"), name(run, "finish")),
     }
-    jobs.becomes(name(run, "prepare"), RUNNING)
+    jobs.set_state(name(run, "prepare"), RUNNING)
     finish(run, ["env"])
     current = shown(status(run, launchers))
     assert current == {
@@ -44,9 +47,9 @@ def test_each_job_is_created_when_the_records_of_the_one_before_are_there(run: R
     }
     # the record counts, not the state, which SageMaker changes later
     finish(run, ["download", "dataset"])
-    assert go_on(run, jobs) == name(run, "train")
-    assert go_on(run, jobs) is None
-    jobs.becomes(name(run, "train"), RUNNING)
+    assert advance_run(run, jobs) == name(run, "train")
+    assert advance_run(run, jobs) is None
+    jobs.set_state(name(run, "train"), RUNNING)
     finish(run, ["train"])
     status(run, launchers, advance=True)
     assert jobs.created == ["prepare-1", "train-1", "finish-1"]
@@ -64,11 +67,11 @@ def test_a_job_has_only_the_stages_that_are_left(run: Run, jobs: Jobs) -> None:
 
 def test_a_selection_ends_with_its_stages(run: Run, jobs: Jobs) -> None:
     launchers = submitted(run)
-    jobs.becomes(name(run, "prepare"), JobState("FAILED", "no disk"))
+    jobs.set_state(name(run, "prepare"), JobState("FAILED", "no disk"))
     finish(run, ["env", "download"])
     submit.submit(run, launchers, Selection(only="dataset"), "sagemaker")
     finish(run, ["dataset"])
-    assert go_on(run, jobs) is None
+    assert advance_run(run, jobs) is None
     assert jobs.created == ["prepare-1", "prepare-2"]
 
 
@@ -78,30 +81,27 @@ def test_two_at_once_create_one_job(run: Run, jobs: Jobs) -> None:
     both = threading.Barrier(2)
     jobs.before_create = both.wait
     found: list[str | None] = []
-    threads = [threading.Thread(target=lambda: found.append(go_on(run, jobs))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: found.append(advance_run(run, jobs))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found, key=str) == [None, name(run, "train")] or sorted(found, key=str)[::-1] == [
-        name(run, "train"),
-        None,
-    ]
+    assert sorted(found, key=str) == sorted([None, name(run, "train")], key=str)
     assert jobs.created == ["prepare-1", "train-1"]
 
 
 def test_the_last_act_of_a_container_creates_the_next_job(run: Run, jobs: Jobs) -> None:
     submitted(run)
-    jobs.becomes(name(run, "prepare"), RUNNING)
+    jobs.set_state(name(run, "prepare"), RUNNING)
     finish(run, ["env", "download", "dataset"])
-    assert go_on(run, jobs, leaving=name(run, "prepare")) == name(run, "train")
+    assert advance_run(run, jobs, leaving=name(run, "prepare")) == name(run, "train")
 
 
 def test_only_who_is_told_to_creates_jobs(run: Run, jobs: Jobs) -> None:
     """`list`, `logs` and `compare` read; `status RUN` and `--watch` also create, and say so."""
     finish(run, ["env", "download", "dataset"])
     launchers = submitted(run)
-    jobs.becomes(name(run, "train"), JobState("FAILED", "InternalServerError: We encountered an error"))
+    jobs.set_state(name(run, "train"), JobState("FAILED", "InternalServerError: We encountered an error"))
     before = run.jobs()
     assert status(run, launchers).created == ""
     publish.write_text(run.log("train", name(run, "train")), "step 41\n")
@@ -130,6 +130,44 @@ def test_states_say_what_a_job_waits_for(run: Run, jobs: Jobs) -> None:
     submitted(run)
     found = states(run, as_jobs(jobs))
     assert found[name(run, "train")] == JobState("PENDING", f"after {name(run, 'prepare')}")
-    jobs.becomes(name(run, "prepare"), JobState("FAILED"))
+    jobs.set_state(name(run, "prepare"), JobState("FAILED"))
     found = states(run, as_jobs(jobs))
     assert not any(state.active for state in found.values())
+
+
+def test_following_a_log_goes_on_while_sagemaker_does_not_answer(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launchers = submitted(run)
+    finish(run, ["env", "download", "dataset"])
+    train = str(advance_run(run, jobs))
+    jobs.set_state(train, RUNNING)
+    log_file = run.log("train", train)
+    publish.write_text(log_file, "step 1\n")
+    find, looks = jobs.find, iter(("answer", "no answer", "no answer", "end"))
+
+    def answers_at_times(name: str) -> TrainingJob | None:
+        look = next(looks) if name == train else "answer"
+        if look == "no answer":
+            raise UserError(f"training job {name}: ThrottlingException")
+        if look == "end":
+            publish.write_text(log_file, "step 1\nstep 2\n")
+            finish(run, ["train"])
+        return find(name)
+
+    monkeypatch.setattr(jobs, "find", answers_at_times)
+    monkeypatch.setattr(follow_module, "_RETRY_SECONDS", 0.0)
+    assert "".join(log(run, launchers, "train", until_it_ends=True)) == "step 1\nstep 2\n"
+
+
+def test_following_a_log_ends_when_sagemaker_never_answers_again(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launchers = submitted(run)
+    following = log(run, launchers, "env", until_it_ends=True)
+    publish.write_text(run.log("env", name(run, "prepare")), "begun\n")
+    assert next(following) == "begun\n"
+    monkeypatch.setattr(jobs, "find", Mock(side_effect=UserError("training job: no answer")))
+    monkeypatch.setattr(follow_module, "_RETRY_SECONDS", 0.0)
+    with pytest.raises(UserError, match="no answer; later: hyperpod-ft logs -f --run"):
+        next(following)

@@ -19,8 +19,8 @@ from tests.unit.launch.sagemaker.training_jobs_in_memory import (
     COMPLETED,
     RUNNING,
     Jobs,
+    advance_run,
     finish,
-    go_on,
     left_to_be_continued,
     name,
     shown,
@@ -31,12 +31,12 @@ from tests.unit.launch.sagemaker.training_jobs_in_memory import (
 def test_a_training_that_left_early_is_continued(run: Run, jobs: Jobs) -> None:
     finish(run, ["env", "download", "dataset"])
     launchers = submitted(run)
-    jobs.becomes(name(run, "train"), RUNNING)
+    jobs.set_state(name(run, "train"), RUNNING)
     left_to_be_continued(run, name(run, "train"))
-    assert go_on(run, jobs) is None, "it is still running"
-    assert go_on(run, jobs, leaving=name(run, "train")) == name(run, "train", 2)
-    jobs.becomes(name(run, "train"), JobState("FAILED"))
-    assert go_on(run, jobs) is None
+    assert advance_run(run, jobs) is None, "it is still running"
+    assert advance_run(run, jobs, leaving=name(run, "train")) == name(run, "train", 2)
+    jobs.set_state(name(run, "train"), JobState("FAILED"))
+    assert advance_run(run, jobs) is None
     assert shown(status(run, launchers))["train"] == "pending"
     continued = run.latest_jobs()["train"]
     assert (continued.submitted, continued.code) == (run.jobs()[0].submitted, run.jobs()[0].code)
@@ -49,15 +49,15 @@ def test_a_job_that_ends_while_its_run_is_looked_at_has_not_failed(
     """`logs -f` goes on with the log of the job that continues it."""
     launchers = submitted(run)
     finish(run, ["env", "download", "dataset"])
-    assert go_on(run, jobs) == name(run, "train")
-    jobs.becomes(name(run, "train"), RUNNING)
+    assert advance_run(run, jobs) == name(run, "train")
+    jobs.set_state(name(run, "train"), RUNNING)
     find = jobs.find
 
     def ends_when_it_is_looked_at(wanted: str) -> TrainingJob | None:
         monkeypatch.setattr(jobs, "find", find)
         left_to_be_continued(run, name(run, "train"))
-        assert go_on(run, jobs, leaving=name(run, "train")) == name(run, "train", 2)
-        jobs.becomes(name(run, "train"), JobState("FAILED"))
+        assert advance_run(run, jobs, leaving=name(run, "train")) == name(run, "train", 2)
+        jobs.set_state(name(run, "train"), JobState("FAILED"))
         return find(wanted)
 
     monkeypatch.setattr(jobs, "find", ends_when_it_is_looked_at)
@@ -69,12 +69,12 @@ def test_a_restart_is_recorded_with_the_job_that_it_is(run: Run, jobs: Jobs, mon
     """A program that is killed before it has recorded the follower has not used up a restart."""
     finish(run, ["env", "download", "dataset"])
     submitted(run)
-    jobs.becomes(name(run, "train"), JobState("TIMEOUT"))
+    jobs.set_state(name(run, "train"), JobState("TIMEOUT"))
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr(Run, "add_job", Mock(side_effect=KeyboardInterrupt))
-        go_on(run, jobs)
+        advance_run(run, jobs)
     assert restarts.history(run, "train") == []
-    go_on(run, jobs)
+    advance_run(run, jobs)
     assert [restart.job_id for restart in restarts.history(run, "train")] == [name(run, "train")]
 
 
@@ -83,9 +83,9 @@ def test_a_job_that_completed_is_not_repeated_when_its_outputs_are_deleted(run: 
     finish(run, ["env", "download", "dataset"])
     submitted(run)
     finish(run, ["train", "consolidate", "merge", "generate"])
-    jobs.becomes(name(run, "train"), COMPLETED)
+    jobs.set_state(name(run, "train"), COMPLETED)
     run.record_path("train").unlink()
-    assert go_on(run, jobs) is None
+    assert advance_run(run, jobs) is None
     assert jobs.created == ["train-1"]
 
 
@@ -95,10 +95,10 @@ def test_crashes_in_a_container_use_up_the_submissions_restarts(run: Run, jobs: 
     crash = Attempt(name(run, "train"), "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 40, 41)
     restarts.add(run, "train", crash)
     restarts.add(run, "train", replace(crash, job_id="of-an-earlier-submission-train-9"))
-    jobs.becomes(name(run, "train"), JobState("FAILED", "InternalServerError"))
-    assert go_on(run, jobs) == name(run, "train", 2)
-    jobs.becomes(name(run, "train", 2), JobState("FAILED", "InternalServerError"))
-    assert go_on(run, jobs) is None, "two restarts: a crash and a loss"
+    jobs.set_state(name(run, "train"), JobState("FAILED", "InternalServerError"))
+    assert advance_run(run, jobs) == name(run, "train", 2)
+    jobs.set_state(name(run, "train", 2), JobState("FAILED", "InternalServerError"))
+    assert advance_run(run, jobs) is None, "two restarts: a crash and a loss"
     assert "restart 2 of 2" in status(run, launchers).stages[3].restarts
 
 
@@ -106,15 +106,15 @@ def test_lost_instances_are_replaced_as_often_as_restarts_are_allowed(run: Run, 
     finish(run, ["env", "download", "dataset"])
     launchers = submitted(run)
     for number in (1, 2, 3):
-        jobs.becomes(name(run, "train", number), JobState("FAILED", "InternalServerError: We encountered an error"))
-        go_on(run, jobs)
+        jobs.set_state(name(run, "train", number), JobState("FAILED", "InternalServerError: We encountered an error"))
+        advance_run(run, jobs)
     assert jobs.created == ["train-1", "train-2", "train-3"]
     current = status(run, launchers)
     assert current.failed is not None
     assert "InternalServerError" in current.failed.detail
     submit.submit(run, launchers, Selection(), "sagemaker")
-    jobs.becomes(name(run, "train", 4), JobState("TIMEOUT"))
-    assert go_on(run, jobs) == name(run, "train", 5), "another submission has its own restarts"
+    jobs.set_state(name(run, "train", 4), JobState("TIMEOUT"))
+    assert advance_run(run, jobs) == name(run, "train", 5), "another submission has its own restarts"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_no_other_job_would_cure_is_not_continued(
 ) -> None:
     finish(run, ["env", "download", "dataset"])
     launchers = submitted(run)
-    jobs.becomes(name(run, "train"), state, began)
+    jobs.set_state(name(run, "train"), state, began)
     if exit_status:
         publish.write_text(run.exit_marker("train", name(run, "train")), f"{exit_status}\n")
     current = status(run, launchers, advance=True)
@@ -149,12 +149,12 @@ def test_what_no_other_job_would_cure_is_not_continued(
 def test_killed_at_the_limit_it_is_continued(run: Run, jobs: Jobs) -> None:
     finish(run, ["env", "download", "dataset"])
     submitted(run)
-    jobs.becomes(name(run, "train"), JobState("TIMEOUT"))
+    jobs.set_state(name(run, "train"), JobState("TIMEOUT"))
     publish.write_text(run.exit_marker("train", name(run, "train")), f"{128 + signal.SIGTERM}\n")
-    assert go_on(run, jobs) == name(run, "train", 2)
+    assert advance_run(run, jobs) == name(run, "train", 2)
 
 
 def test_stages_on_cpus_are_not_repeated(run: Run, jobs: Jobs) -> None:
     submitted(run)
-    jobs.becomes(name(run, "prepare"), JobState("FAILED", "InternalServerError"))
-    assert go_on(run, jobs) is None
+    jobs.set_state(name(run, "prepare"), JobState("FAILED", "InternalServerError"))
+    assert advance_run(run, jobs) is None

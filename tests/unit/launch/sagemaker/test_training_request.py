@@ -16,26 +16,16 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.metrics import StepMetrics
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.groups import groups, job_name, name_prefix, next_number, number_of, planned
+from hyperpod_ft.launch.sagemaker.groups import groups, job_name, name_prefix, next_number, number_of, recorded_jobs
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from tests.conftest import run_file_values
+from tests.unit.launch.sagemaker.training_jobs_in_memory import FSX, ROLE
 
 GOLDEN = Path(__file__).parent / "golden"
-ROLE = "arn:aws:iam::123456789012:role/ft"
 STORE = {"region": "us-west-2", "role": ROLE, "store": "s3://bucket/ft"}
-FSX = {
-    "region": "eu-central-1",
-    "role": ROLE,
-    "file_system": {
-        "id": "fs-0123456789abcdef0",
-        "directory": "/abcdefgh/hyperpod-ft",
-        "subnets": ["subnet-0123456789abcdef0"],
-        "security_groups": ["sg-0123456789abcdef0"],
-    },
-}
 NEURON = {
     "engine": "neuron",
     "cluster__instance_type": "trn1.32xlarge",
@@ -128,7 +118,7 @@ def test_what_pip_and_the_pulling_of_files_need_reaches_them() -> None:
 
 
 def test_local_is_no_instance_type_of_a_training_job() -> None:
-    with pytest.raises(UserError, match=r"cluster\.instance_type.* local.*set one"):
+    with pytest.raises(UserError, match=r"cluster\.instance_type.*`local`.*set one"):
         requests(make({"sagemaker": STORE}))
 
 
@@ -168,7 +158,7 @@ def test_only_the_newest_submission_is_planned(old: str) -> None:
         Job("train", "x-train-2", "sagemaker", new, code="b"),
         Job("train", "x-train-3", "sagemaker", new, code="b"),
     ]
-    found = [(job.name, job.stages, job.code) for job in planned(jobs)]
+    found = [(job.name, job.stages, job.code) for job in recorded_jobs(jobs)]
     assert found == [
         ("x-prepare-2", ("dataset",), "b"),
         ("x-train-2", ("precompile",), "b"),

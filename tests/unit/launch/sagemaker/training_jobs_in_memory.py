@@ -12,16 +12,28 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.advance import advance
 from hyperpod_ft.launch.sagemaker.groups import job_name
-from hyperpod_ft.launch.sagemaker.place import OnFileSystem
+from hyperpod_ft.launch.sagemaker.store.place import OnFileSystem
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.runs import restarts
-from hyperpod_ft.runs.container import NOTICE, NOTICE_STATUS
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
+from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
 
+ROLE = "arn:aws:iam::123456789012:role/ft"
+# A run file's section sagemaker.
+FSX = {
+    "region": "eu-central-1",
+    "role": ROLE,
+    "file_system": {
+        "id": "fs-0123456789abcdef0",
+        "directory": "/abcdefgh/hyperpod-ft",
+        "subnets": ["subnet-0123456789abcdef0"],
+        "security_groups": ["sg-0123456789abcdef0"],
+    },
+}
 PENDING, RUNNING, COMPLETED = JobState("PENDING"), JobState("RUNNING"), JobState("COMPLETED")
 
 
@@ -57,9 +69,9 @@ class Jobs:
 
     def stop(self, name: str) -> None:
         self.stopped.append(name)
-        self.becomes(name, JobState("CANCELLED"))
+        self.set_state(name, JobState("CANCELLED"))
 
-    def becomes(self, name: str, state: JobState, began: bool = True) -> None:
+    def set_state(self, name: str, state: JobState, began: bool = True) -> None:
         self.found[name] = replace(self.found[name], state=state, began=began)
 
     @property
@@ -78,7 +90,7 @@ def name(run: Run, group: str, number: int = 1) -> str:
     return job_name(run, group, number)
 
 
-def go_on(run: Run, jobs: Jobs, leaving: str = "") -> str | None:
+def advance_run(run: Run, jobs: Jobs, leaving: str = "") -> str | None:
     return advance(run, as_jobs(jobs), OnFileSystem(), leaving)
 
 

@@ -97,7 +97,7 @@ def test_host_memory_is_a_remedy_that_is_not_chosen_unasked(make_run: MakeRun) -
 def test_what_contradicts_itself_is_refused(make_run: MakeRun) -> None:
     for values, words in (
         ({"sharding": "zero1", "offload": "parameters"}, "set sharding to zero3"),
-        ({"sharding": "replicated", "shard_ranks": 2}, "sharding replicated divides nothing"),
+        ({"sharding": "replicated", "shard_ranks": 2}, "no effect with sharding replicated"),
     ):
         with pytest.raises(UserError, match=words):
             make_run(parallelism={"ranks_per_node": 4} | values)

@@ -63,12 +63,12 @@ def keys(run: Run) -> list[str]:
 
 def test_the_bundle_is_the_model_and_nothing_else(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    planned = deployment(run, "us-west-2")
+    found = deployment(run, "us-west-2")
     assert keys(run) == ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
-    assert planned.bundle.chat
-    assert planned.target.bundle.startswith(f"s3://models/kit/endpoints/{endpoint_name(run)}/")
-    assert planned.target.dtype == "bfloat16"  # fp32 weights are served in bf16
-    assert planned.bundle.served.weight_bytes == 2048
+    assert found.bundle.chat
+    assert found.target.bundle.startswith(f"s3://models/kit/endpoints/{endpoint_name(run)}/")
+    assert found.target.dtype == "bfloat16"  # fp32 weights are served in bf16
+    assert found.bundle.served.weight_bytes == 2048
 
 
 def test_an_adapter_comes_with_the_base_models_weights_and_the_tuned_models_tokenizer(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_the_longest_request_is_that_of_training_and_an_answer(tmp_path: Path) -
         ({"deploy": DEPLOY | {"role": None}}, r"deploy\.role: is not set"),
         ({"deploy": DEPLOY | {"model": "adapter"}, "lora": {"dora": True}}, "DoRA"),
         ({"deploy": DEPLOY | {"model": "adapter"}, "lora": {"r": 1024}}, "rank 512 or less"),
-        ({"config": CONFIG | {"model_type": "t5", "is_encoder_decoder": True}}, "no encoder-decoder"),
+        ({"config": CONFIG | {"model_type": "t5", "is_encoder_decoder": True}}, "not serve encoder-decoders"),
         ({"deploy": DEPLOY | {"max_length": 513}}, "512 positions"),
     ],
 )
@@ -154,11 +154,11 @@ def test_a_model_that_only_the_store_has_is_served_from_there(tmp_path: Path) ->
         run.samples_path.relative_to(run.root).as_posix(),
     ]
     (run.tuned_model / "tokenizer.json").write_text("{}")
-    planned = deployment(run, "us-west-2")
-    assert planned.target.bundle == f"s3://kit/runs-of-us/runs/my_run.1/{run.plan.run_id}/merged"
-    assert planned.bundle.parts == ()
-    assert planned.bundle.served.weight_bytes == 2048
-    assert planned.target.role == role
+    found = deployment(run, "us-west-2")
+    assert found.target.bundle == f"s3://kit/runs-of-us/runs/my_run.1/{run.plan.run_id}/merged"
+    assert found.bundle.parts == ()
+    assert found.bundle.served.weight_bytes == 2048
+    assert found.target.role == role
     with pytest.raises(UserError, match=r"deploy\.model.*store only"):
         deployment(with_settings(run, ["deploy.model=adapter"]), "us-west-2")
 

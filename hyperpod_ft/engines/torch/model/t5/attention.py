@@ -9,7 +9,7 @@ What is in place of the attention mask, which transformers hands to every layer 
 dimensions, has one of two forms:
 
 - bounds, int64 [1, 1, 2, K]: where each document's queries (0) and keys (1) begin, rows laid end to end, and where the
-  last ones end. Each document is a call of its own. The padding of a row is its last document, and may be empty.
+  last ones end. Each document is a separate call. The padding of a row is its last document, and may be empty.
 - masks, bool [rows, 1, queries, keys], for devices that need the same shapes in every step, and accelerators, where a
   call for each document would take longer.
 """

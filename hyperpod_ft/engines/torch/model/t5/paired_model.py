@@ -44,7 +44,7 @@ def return_loss(model: PreTrainedModel) -> None:
 
 
 def untie_head(model: PreTrainedModel) -> None:
-    """Give the output layer a weight of its own, as v1.1 has; transformers 5 ties it until it reads the files."""
+    """Give the output layer its own weight, as v1.1 has; transformers 5 ties it until it reads the files."""
     head: Any = model.get_output_embeddings()
     head.weight = nn.Parameter(torch.empty_like(head.weight))
 

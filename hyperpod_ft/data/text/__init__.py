@@ -1,0 +1,1 @@
+"""Rows to text: each format's prompt and completion, chats and templates."""

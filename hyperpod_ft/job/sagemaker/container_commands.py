@@ -1,0 +1,177 @@
+"""What a training job's container does around its stages, with the kit's interpreter:
+
+    python -m hyperpod_ft.job.sagemaker.container_commands COMMAND ARGUMENTS...
+
+    pull-run RUN_DIR ROOT STORE     what `submit` has pushed of the run
+    is-done RUN_DIR STAGE           exit status 0 if the stage has its record
+    before RUN_DIR STAGE [STEP]     with a store: pull what the stage needs, and the newest checkpoint, or that of STEP
+    before-attempt RUN_DIR STAGE    the same; prints {"checkpoint": its step}
+    during RUN_DIR STAGE HOST HOSTS with a store: push what it has finished, until stdin ends
+    after RUN_DIR STAGE             with a store: push its outputs, and then its record
+    state RUN_DIR                   with a store: push metrics, attempts, exit statuses
+    advance RUN_DIR JOB             create the run's next training job; JOB is this one
+
+A user's error is one line and exit status 2, as in every program of the kit.
+"""
+
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.aws.s3 import trees
+from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
+from hyperpod_ft.job import neuron_cache
+from hyperpod_ft.launch.sagemaker import advance
+from hyperpod_ft.launch.sagemaker.groups import number_of
+from hyperpod_ft.launch.sagemaker.store.place import place_of
+from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
+from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
+from hyperpod_ft.runs.run import Run
+
+_POLL_SECONDS = 1.0
+_STATE_SECONDS = 30.0
+
+
+def pull_run(directory: Path, root: Path, store: str) -> None:
+    """Pull the run's plan, scripts and records, of which this machine has nothing yet."""
+    place = directory.relative_to(root).as_posix()
+    with explained(f"cannot read {store}"):
+        client = _client(os.environ.get("AWS_REGION", ""))
+        trees.pull_named(client, store, root, [f"{place}/run.yaml", f"{place}/plan.json"], "pull run")
+        _store(Run.open(directory)).pull_run()
+
+
+def before(run: Run, stage: str, step: int | None = None) -> int | None:
+    """Pull the outputs of the stages that it needs, and what an earlier job of the stage has pushed.
+
+    `step`: of the checkpoint that the first host has; None for the newest. Returns the step of the one that is here.
+    """
+    with _explained(run):
+        store = _store(run)
+        store.pull_needs(stage)
+        if stage == "train" and (checkpoint := store.pull_checkpoint(step)):
+            return number_of(checkpoint.name)
+        if stage == "precompile":
+            store.pull_graphs()
+    return None
+
+
+def during(run: Run, stage: str, host: int, hosts: int) -> None:
+    """Push checkpoints as they are published, shards and compiled graphs as they are finished, and small files.
+
+    Ends when its standard input does, after a last look. What cannot be pushed now is tried again.
+    """
+    store, done, graphs = _store(run), set[tuple[Path, int]](), set[str]()
+    pushed_state, at_end = 0.0, False
+    while True:
+        try:
+            with _explained(run):
+                if stage == "train":
+                    _push_checkpoints(run, store, host, hosts, done)
+                elif stage == "precompile":
+                    push_graphs(run, store, graphs)
+                elif stage in ("consolidate", "merge"):
+                    store.push_finished(run.tuned_model, f"push {stage}")
+                if not host and (at_end or time.monotonic() - pushed_state > _STATE_SECONDS):
+                    store.push_state()
+                    pushed_state = time.monotonic()
+        except Exception as error:  # of any kind, such as a full disk: the training may still have hours to go
+            print_error(stage, str(error) if isinstance(error, UserError) else repr(error))
+            if at_end:
+                raise
+        if at_end:
+            return
+        at_end = bool(select.select([sys.stdin], [], [], _POLL_SECONDS)[0])
+
+
+def _push_checkpoints(run: Run, store: RunStore, host: int, hosts: int, done: set[tuple[Path, int]]) -> None:
+    """Push the checkpoints published since the last call; `done` holds their paths and times."""
+    for directory in [run.best_checkpoint, *run.checkpoints_by_step().values()]:
+        with contextlib.suppress(FileNotFoundError):  # not there, or just removed
+            found = directory, directory.stat().st_mtime_ns
+            if found not in done:
+                store.push_checkpoint(directory, host, hosts)
+                done.add(found)
+
+
+def push_graphs(run: Run, store: RunStore, done: set[str]) -> None:
+    """Push the graphs finished since the last call; `done` holds their names."""
+    if found := neuron_cache.finished(run.neuron_cache) - done:
+        store.push_graphs([run.neuron_cache / name for name in sorted(found)])
+        done |= found
+
+
+def push_state(run: Run) -> None:
+    """Push the run's small files."""
+    with _explained(run):
+        _store(run).push_state()
+
+
+def after(run: Run, stage: str) -> None:
+    """Push the outputs and the record of a stage that is done."""
+    with _explained(run):
+        _store(run).push_state()
+        _store(run).push_stage(stage)
+
+
+def create_next(run: Run, job: str) -> None:
+    """Create the training job that follows this one, if one does."""
+    if run.config.sagemaker is None:
+        return
+    jobs = TrainingJobs(run.config.sagemaker.region)
+    if name := advance.advance(run, jobs, place_of(run, jobs.session), leaving=job):
+        print(f"advance: created training job {name}", flush=True)
+
+
+def _store(run: Run) -> RunStore:
+    assert run.config.sagemaker is not None, "a run of training jobs"
+    return RunStore(run, _client(run.config.sagemaker.region))
+
+
+def _client(region: str) -> Any:
+    return Session(region, None).client("s3", connections=trees.CONNECTIONS)
+
+
+def _explained(run: Run) -> contextlib.AbstractContextManager[None]:
+    assert run.config.sagemaker is not None, "a run of training jobs"
+    return explained(f"store {run.config.sagemaker.store}")
+
+
+def main() -> int:
+    """Run the command line; returns the exit status."""
+    action, directory, *arguments = sys.argv[1:]
+    # S3 may ask clients to slow down for minutes: no user is waiting, and giving up would lose the stage's work
+    os.environ.setdefault("AWS_MAX_ATTEMPTS", "10")
+    try:
+        if action == "pull-run":
+            pull_run(Path(directory), Path(arguments[0]), arguments[1])
+            return 0
+        run = Run.open(Path(directory))
+        if action == "is-done":
+            return int(not run.is_done(arguments[0]))
+        if action == "before":
+            before(run, arguments[0], *map(int, arguments[1:]))
+        elif action == "before-attempt":
+            print(json.dumps({"checkpoint": before(run, arguments[0])}), flush=True)
+        elif action == "during":
+            during(run, arguments[0], int(arguments[1]), int(arguments[2]))
+        elif action == "after":
+            after(run, arguments[0])
+        elif action == "state":
+            push_state(run)
+        elif action == "advance":
+            create_next(run, arguments[0])
+    except UserError as error:
+        print_error(action if action in ("advance", "pull-run", "state") else arguments[0], str(error))
+        return EXIT_USER_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

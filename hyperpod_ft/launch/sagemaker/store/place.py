@@ -1,0 +1,113 @@
+"""Where the client and the containers of training jobs both see a run: one file system, or a store in S3."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hyperpod_ft import publish
+from hyperpod_ft.aws.s3 import small_objects, trees
+from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, sagemaker_section
+from hyperpod_ft.runs.run import Run
+
+if TYPE_CHECKING:
+    from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
+
+
+class Place(Protocol):
+    """Where this machine and the containers both see a run: what the launcher needs of it."""
+
+    def prepare(self) -> None:
+        """Make everything visible that the containers need of a run that is about to start."""
+
+    def refresh(self) -> None:
+        """Bring the small files of the run here: records, jobs, metrics; and which outputs exist."""
+
+    def publish(self, files: Iterable[Path]) -> None:
+        """Make these files, which this program has just written, visible to the others."""
+
+    def discard(self, stages: Sequence[str]) -> None:
+        """Forget that these stages were done."""
+
+
+class OnFileSystem:
+    """The file system that SageMaker mounts is mounted here too: every file is already where the others see it."""
+
+    def prepare(self) -> None: ...
+
+    def refresh(self) -> None: ...
+
+    def publish(self, files: Iterable[Path]) -> None: ...
+
+    def discard(self, stages: Sequence[str]) -> None: ...
+
+
+@dataclass(frozen=True)
+class InStore:
+    """A store in S3 holds the run; here is a copy of its small files."""
+
+    run: Run
+    url: str
+    client: Any  # boto3's for s3
+
+    def prepare(self) -> None:
+        """Stages that were done on this machine, such as a download with a token of the Hub, are pushed too.
+
+        Not `env`: each container makes its own environment.
+        """
+        store = self._store()
+        store.push_run()
+        for stage in self.run.plan.stages:
+            if stage.name != "env" and self.run.is_done(stage.name) and not self._in_store(stage.name):
+                store.push_stage(stage.name)
+
+    def refresh(self) -> None:
+        self._store().pull_records()
+        records = [record for stage in self.run.plan.stages if (record := self.run.record(stage.name))]
+        outputs = {output.path for record in records for output in record.outputs}
+        sizes = {entry.name: entry.size for entry in trees.listed(self.client, self.url, outputs)}
+        publish.write_json(self.run.store_listing, dict(sorted(sizes.items())))
+
+    def publish(self, files: Iterable[Path]) -> None:
+        trees.push(self.client, self.url, self.run.root, files)
+
+    def discard(self, stages: Sequence[str]) -> None:
+        """Raises UserError for a training that is done: a new one would continue from the store's checkpoints."""
+        names = {stage: self.run.relative(self.run.record_path(stage)) for stage in stages}
+        there = {entry.name for entry in trees.listed(self.client, self.url, names.values())}
+        if names.get("train") in there:
+            directory = self.run.store_url(self.run.directory)
+            raise UserError(
+                f"--force: stage train: a new training would continue from {directory}/checkpoints",
+                f"move that away first, and remove {directory}/records/train.json (aws s3 mv --recursive, rm)",
+            )
+        small_objects.remove(self.client, self.url, there)
+
+    def _store(self) -> "RunStore":
+        from hyperpod_ft.launch.sagemaker.store.run_store import RunStore  # noqa: PLC0415 - imports numpy, which others need not
+
+        return RunStore(self.run, self.client)
+
+    def _in_store(self, stage: str) -> bool:
+        """Whether the store has all that a stage recorded, as of the last `refresh`."""
+        record, sizes = self.run.record(stage), self.run.sizes_in_store()
+        return record is not None and all(sizes.get(output.path) == output.size for output in record.outputs)
+
+
+def place_of(run: Run, session: Session) -> Place:
+    store = sagemaker_section(run).store
+    if store is None:
+        return OnFileSystem()
+    with explained(f"store {store}"):
+        return InStore(run, store, session.client("s3", connections=trees.CONNECTIONS))
+
+
+def tuned_model_location(run: Run) -> str:
+    """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
+    section = run.config.sagemaker
+    in_store = run.jobs() and run.jobs()[-1].launcher == LAUNCHER and not run.tuned_model.exists()
+    if section and section.store and in_store:
+        return run.store_url(run.tuned_model)
+    return str(run.tuned_model)

@@ -1,1 +1,0 @@
-"""Pipeline parallelism of engine torch: where a model is cut, and what its schedule costs."""

@@ -1,0 +1,49 @@
+"""The model and the dataset that a run begins with, and where the model's files are.
+
+Nothing here needs a plan: choosing the degrees of one reads the model's config.json.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.errors import UserError
+
+
+def model_asset(config: RunConfig) -> Asset:
+    return Asset(config.model.source, config.model.revision or "")
+
+
+def dataset_asset(config: RunConfig) -> Asset:
+    return Asset(config.dataset.source, config.dataset.revision or "")
+
+
+def base_model(config: RunConfig) -> Path:
+    """The directory in which stage download puts the base model."""
+    return config.root / "models" / model_asset(config).slug
+
+
+def early_config(config: RunConfig) -> Path:
+    """A directory for config.json alone, until the whole model is there."""
+    return config.root / "models" / ".config" / model_asset(config).slug
+
+
+def config_directory(config: RunConfig) -> Path | None:
+    """A directory that has the model's config.json; None when none is on this machine."""
+    for directory in (base_model(config), Path(config.model.source), early_config(config)):
+        if directory.is_absolute() and directory.is_dir():
+            return directory
+    return None
+
+
+def model_config(config: RunConfig) -> dict[str, Any]:
+    """The model's config.json. Raises UserError when it is not on this machine, or is damaged."""
+    directory = config_directory(config)
+    if directory is None:
+        raise UserError(
+            f"parallelism.degrees: auto needs the config.json of {config.model.source}, which is not on this volume",
+            "hyperpod-ft plan RUN_FILE fetches it",
+        )
+    return read_config(directory, "set model.source to the directory of a Hugging Face model")

@@ -1,0 +1,144 @@
+"""The results of a finished training, from its records: the columns of `compare`, and a line of `status`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, get_type_hints
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.results import usage
+from hyperpod_ft.runs.results.samples import ExactCount
+from hyperpod_ft.runs.run import Run
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of the table: its name, and how a value is written."""
+
+    name: str
+    cell: Callable[[Any], str]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:,.1f}"
+
+
+def _answers(exact: ExactCount) -> str:
+    return f"{exact.tuned}/{exact.rows} (base {exact.base})"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One training. None: unknown for this machine or model, not requested, or not recorded by an earlier version.
+
+    A field is a line of the table, in this order, and the fact of that name unless `figures` says otherwise.
+    """
+
+    run: str  # name/id
+    method: Annotated[str, _Line("method", str)]
+    instances: Annotated[str, _Line("instances", str)]  # nodes x type
+    trainable_parameters: Annotated[int | None, _Line("trainable parameters", "{:,d}".format)]
+    steps: Annotated[int | None, _Line("steps", "{:,d}".format)]
+    samples_per_second: Annotated[float | None, _Line("samples/s", "{:,.3f}".format)]  # packed rows
+    # examples of the dataset
+    documents_per_second: Annotated[float | None, _Line("documents/s", "{:,.3f}".format)]
+    tokens_per_second: Annotated[float | None, _Line("tokens/s", "{:,.0f}".format)]  # padding included
+    mfu: Annotated[float | None, _Line("MFU", "{:.1%}".format)]  # 0 to 1
+    seconds_per_step: Annotated[float | None, _Line("s/step", "{:,.3f}".format)]
+    seconds: Annotated[float | None, _Line("minutes", _minutes)]  # in the training loop, over all attempts
+    warm_up_seconds: Annotated[float | None, _Line("warm-up, minutes", _minutes)]
+    precompile_seconds: Annotated[float | None, _Line("precompile, minutes", _minutes)]  # in no other figure
+    attempts: Annotated[int | None, _Line("attempts", "{:,d}".format)]
+    node_hours: Annotated[float | None, _Line("node-hours", "{:,.3f}".format)]
+    accelerator_hours: Annotated[float | None, _Line("accelerator-hours", "{:,.2f}".format)]
+    cost: Annotated[float | None, _Line("cost", "{:,.2f}".format)]
+    first_loss: Annotated[float | None, _Line("base loss, first step", "{:.4f}".format)]
+    final_loss: Annotated[float | None, _Line("final loss", "{:.4f}".format)]
+    base_validation_loss: Annotated[float | None, _Line("base validation loss", "{:.4f}".format)]
+    validation_loss: Annotated[float | None, _Line("final validation loss", "{:.4f}".format)]
+    best_validation_loss: Annotated[float | None, _Line("best validation loss", "{:.4f}".format)]
+    # of DPO, after the last step
+    reward_margin: Annotated[float | None, _Line("rewards/margins", "{:.4f}".format)]
+    reward_accuracy: Annotated[float | None, _Line("rewards/accuracies", "{:.1%}".format)]
+    validation_reward_margin: Annotated[float | None, _Line("validation rewards/margins", "{:.4f}".format)]
+    validation_reward_accuracy: Annotated[float | None, _Line("validation rewards/accuracies", "{:.1%}".format)]
+    exact_train: Annotated[ExactCount | None, _Line("exact answers, train", _answers)]
+    exact_validation: Annotated[ExactCount | None, _Line("exact answers, validation", _answers)]
+
+
+# by the name of its field
+_LINES: dict[str, _Line] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Figures, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
+
+
+def figures(run: Run) -> Figures | None:
+    """The figures from the training's record; None when there is none. Checkpoints may have been deleted since."""
+    trained = _valid(run, "train")
+    if trained is None:
+        return None
+    precompiled = _valid(run, "precompile")
+    generated = _valid(run, "generate")
+    exact = generated.facts.get("exact_match", {}) if generated else {}
+    nodes = run.plan.degrees.nodes
+    facts = trained.facts
+    # the price may be set after the training
+    hours = facts.get("node_hours")
+    cost = usage.cost(run, hours) if hours is not None else None
+    values = {one.name: facts.get(one.name) for one in fields(Figures)} | {
+        "run": run.full_name,
+        "method": run.config.training.method,
+        "instances": f"{nodes} x {run.config.cluster.instance_type}",
+        "reward_margin": facts.get("rewards/margins"),
+        "reward_accuracy": facts.get("rewards/accuracies"),
+        "validation_reward_margin": facts.get("validation_rewards/margins"),
+        "validation_reward_accuracy": facts.get("validation_rewards/accuracies"),
+        "precompile_seconds": precompiled.seconds if precompiled else None,
+        "cost": facts.get("cost") if cost is None else cost,
+        "exact_train": _exact(exact.get("train")),
+        "exact_validation": _exact(exact.get("validation")),
+    }
+    return Figures(**values)
+
+
+def require(run: Run) -> Figures:
+    """Raises UserError when the run is not trained."""
+    found = figures(run)
+    if found is None:
+        raise UserError(f"{run.directory}: is not trained yet", f"see: hyperpod-ft status {run.directory}")
+    return found
+
+
+def _valid(run: Run, stage: str) -> Record | None:
+    record = run.record(stage) if stage in run.plan else None
+    return record if record and record.fingerprint == run.plan[stage].fingerprint else None
+
+
+def _exact(values: dict[str, Any] | None) -> ExactCount | None:
+    return ExactCount(**values) if values and values["rows"] else None
+
+
+def table(compared: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
+    """Lines of a table with a column for each training, its head first. Lines without any value are left out."""
+    yield ("", *(training.run for training in compared))
+    for field, shown in _LINES.items():
+        values = [getattr(training, field) for training in compared]
+        if any(value is not None for value in values):
+            yield (shown.name, *("" if value is None else shown.cell(value) for value in values))
+
+
+def line(training: Figures) -> str:
+    """The speed and the cost of a training in one line."""
+    parts = (
+        ("samples_per_second", "{} samples/s"),
+        ("tokens_per_second", "{} tokens/s"),
+        ("mfu", "MFU {}"),
+        ("seconds_per_step", "{} s/step"),
+        ("seconds", "{} min"),
+        ("accelerator_hours", "{} accelerator-hours"),
+        ("cost", "cost {}"),
+    )
+    known = ((form, _LINES[field].cell, getattr(training, field)) for field, form in parts)
+    return ", ".join(form.format(cell(value)) for form, cell, value in known if value is not None)

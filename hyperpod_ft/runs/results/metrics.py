@@ -1,0 +1,62 @@
+"""The rows of a run's metrics.jsonl."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_TAIL_BYTES = 1 << 14  # some dozens of rows
+
+
+def intact_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines that are valid rows, each with its row, oldest first; none without the file.
+
+    A kill may have truncated a line, a failing disk damaged one. Raises OSError when the file cannot be read.
+    """
+    for line in _lines(path):
+        if row := _row(line):
+            yield line, row
+
+
+def last_row(path: Path) -> dict[str, Any] | None:
+    """The newest intact row; None if the file has none or cannot be read.
+
+    Reads from the end, in blocks that double until one holds a row: the file of a long run is read at every poll.
+    """
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            block = _TAIL_BYTES
+            while True:
+                start = stream.seek(max(0, size - block))
+                lines = stream.read(size - start).decode("utf-8", "replace").splitlines()
+                # a first line that begins before the block is not valid JSON
+                if row := next(filter(None, map(_row, reversed(lines))), None):
+                    return row
+                if start == 0:
+                    return None
+                block *= 2
+    except OSError:
+        return None
+
+
+def last_step(path: Path) -> int:
+    """The step of the newest intact row; 0 when there is none."""
+    row = last_row(path)
+    return int(row["step"]) if row else 0
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None

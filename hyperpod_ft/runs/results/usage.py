@@ -1,0 +1,100 @@
+"""How long the training of a run has held its nodes: one small file per attempt, kept up to date by a thread.
+
+Unlike the progress in checkpoints, it includes the time whose steps were lost, since that is billed too. An attempt
+begins when its stage starts to work, some seconds after its job; the end of one that was killed is known to within
+`_EVERY_SECONDS`.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
+
+from hyperpod_ft import publish
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.runs.jobs import own_job_id
+from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.run import Run
+
+_EVERY_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How long one attempt at a training held the nodes of its run."""
+
+    job_id: str
+    started: str  # ISO 8601, UTC
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    nodes: Annotated[int, Field(ge=0)]
+    accelerators: Annotated[int, Field(ge=0)]  # chips on all nodes; 0 where there are none
+
+
+_USAGE = TypeAdapter(Usage)
+
+
+@contextlib.contextmanager
+def counted(run: Run) -> Iterator[None]:
+    """Record one attempt for as long as the block runs, however it ends. In one process of the job."""
+    started, clock = utc_now(), time.monotonic()
+    job_id = own_job_id()
+    path = run.usage_path / f"{started.replace(':', '')}-{os.getpid()}.json"
+    nodes = run.plan.degrees.nodes
+    accelerators = nodes * CATALOGUE[run.config.cluster.instance_type].devices
+    ended = threading.Event()
+
+    def write() -> None:
+        seconds = round(time.monotonic() - clock, 3)
+        # a full volume is reported by what the training itself writes
+        with contextlib.suppress(OSError):
+            publish.write_json(path, asdict(Usage(job_id, started, seconds, nodes, accelerators)))
+
+    def keep() -> None:
+        while not ended.wait(_EVERY_SECONDS):
+            write()
+
+    write()
+    keeper = threading.Thread(target=keep, name="usage", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        keeper.join()
+        write()
+
+
+def read(run: Run) -> list[Usage]:
+    """Every attempt so far, oldest first; damaged files are skipped."""
+    found = []
+    for path in run.usage_path.glob("*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(_USAGE.validate_json(path.read_bytes()))
+    return sorted(found, key=lambda usage: usage.started)
+
+
+def totals(run: Run) -> dict[str, Any]:
+    """Over all attempts: hours of nodes and of accelerators, and what they cost.
+
+    Accelerator-hours are None where there are no accelerators.
+    """
+    every = read(run)
+    node_hours = sum(attempt.nodes * attempt.seconds for attempt in every) / 3600
+    accelerator_hours = sum(attempt.accelerators * attempt.seconds for attempt in every) / 3600
+    return {
+        "attempts": len(every),
+        "node_hours": round(node_hours, 4),
+        "accelerator_hours": round(accelerator_hours, 4) or None,
+        "cost": cost(run, node_hours),
+    }
+
+
+def cost(run: Run, node_hours: float) -> float | None:
+    """The cost in the currency of `cluster.price_per_node_hour`; None where that is not given."""
+    price = run.config.cluster.price_per_node_hour
+    return None if price is None else round(node_hours * price, 4)

@@ -1,0 +1,237 @@
+"""Where a run, and what runs share, lie on the volume."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.digests import text_sha256
+from hyperpod_ft.planning.plan import Plan
+from hyperpod_ft.runs import assets, job_files
+from hyperpod_ft.runs.container import CONTAINER_PYTHON
+
+BEST = "best"  # name of the checkpoint with the lowest validation loss
+_STEP = re.compile(r"step-(\d{8})")
+
+
+def checkpoint_name(step: int) -> str:
+    """For example `step-00000400`."""
+    return f"step-{step:08d}"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Every path of a run, from its resolved run file and its plan."""
+
+    config: RunConfig
+    plan: Plan
+
+    @property
+    def root(self) -> Path:
+        return self.config.root
+
+    @property
+    def directory(self) -> Path:
+        return self.root / "runs" / self.config.name / self.plan.run_id
+
+    @property
+    def full_name(self) -> str:
+        """For example `dolly-llama/0123456789ab`."""
+        return f"{self.config.name}/{self.plan.run_id}"
+
+    def relative(self, path: Path) -> str:
+        """The name of a path below `root` in records and in a store, which has the same tree."""
+        return path.relative_to(self.root).as_posix()
+
+    def store_url(self, path: Path) -> str:
+        """Where the run's store has a path below `root`."""
+        assert self.config.sagemaker and self.config.sagemaker.store, "a run in a store"
+        return f"{self.config.sagemaker.store}/{self.relative(path)}"
+
+    # What the run directory holds
+
+    @property
+    def config_path(self) -> Path:
+        return self.directory / "run.yaml"
+
+    @property
+    def plan_path(self) -> Path:
+        return self.directory / "plan.json"
+
+    @property
+    def jobs_path(self) -> Path:
+        return self.directory / "jobs.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Sharded checkpoints, one directory `step-00000400` each."""
+        return self.directory / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / checkpoint_name(step)
+
+    @property
+    def best_checkpoint(self) -> Path:
+        """The weights with the lowest validation loss, of a run with `training.keep_best`."""
+        return self.checkpoints / BEST
+
+    def checkpoints_by_step(self) -> dict[int, Path]:
+        """Everything in `checkpoints` named like a checkpoint, complete or not, in ascending order of steps."""
+        found = {
+            int(match[1]): path for path in self.checkpoints.glob("step-*") if (match := _STEP.fullmatch(path.name))
+        }
+        return dict(sorted(found.items()))
+
+    @property
+    def trial(self) -> Path:
+        """Where the trial of stage precompile may write; removed when it ends."""
+        return self.directory / "precompile"
+
+    @property
+    def trial_facts(self) -> Path:
+        """What the trial reports to stage precompile."""
+        return self.trial / "facts.json"
+
+    @property
+    def reference(self) -> Path:
+        """The log-probabilities of preferences before training (objective dpo), one .npy a split."""
+        return self.directory / "reference"
+
+    @property
+    def reference_count(self) -> Path:
+        """How many log-probabilities `reference` has."""
+        return self.reference / "measured"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON object a logged step."""
+        return self.directory / "metrics.jsonl"
+
+    @property
+    def usage_path(self) -> Path:
+        """How long each attempt at training has held its nodes, one file each."""
+        return self.directory / "attempts" / "usage"
+
+    @property
+    def adapter(self) -> Path:
+        """The consolidated PEFT adapter (method lora)."""
+        return self.directory / "adapter"
+
+    @property
+    def tuned_model(self) -> Path:
+        """The final Hugging Face model: merged (method lora), or consolidated (method full)."""
+        return self.directory / ("merged" if self.plan.model_stage == "merge" else "consolidated")
+
+    @property
+    def samples_path(self) -> Path:
+        return self.directory / "samples.json"
+
+    @property
+    def endpoint_proof(self) -> Path:
+        """The answers of the run's endpoint to the prompts of samples.json, as `deploy` asked it last."""
+        return self.directory / "endpoint.json"
+
+    @property
+    def provenance(self) -> Path:
+        return self.directory / "provenance"
+
+    @property
+    def serving(self) -> Path:
+        """Which job serves the run's model (`serve --on-node`), and where."""
+        return self.directory / "serving"
+
+    def script(self, stage: str) -> Path:
+        return job_files.script(self.directory, stage)
+
+    def log(self, stage: str, job_id: str) -> Path:
+        """Slurm's `%x_%j.out`."""
+        return job_files.log(self.directory, stage, job_id)
+
+    def fetched_log(self, stage: str, job_id: str) -> Path:
+        """What CloudWatch has of the log of a training job whose containers do not write to this volume."""
+        return self.log(stage, job_id).with_suffix(".cloudwatch")
+
+    def exit_marker(self, stage: str, job_id: str) -> Path:
+        """Holds the exit status that the script's trap wrote."""
+        return job_files.exit_marker(self.directory, stage, job_id)
+
+    def cancel_marker(self, stage: str, job_id: str) -> Path:
+        """Exists when the job was cancelled on purpose."""
+        return self.exit_marker(stage, job_id).with_suffix(".cancelled")
+
+    def restarts_path(self, stage: str) -> Path:
+        """The attempts at a stage that were followed by another, oldest first."""
+        return self.directory / "attempts" / f"{stage}.json"
+
+    def attempt_directory(self, stage: str, job_id: str) -> Path:
+        """The nodes' reports about a job's latest attempt at a training stage."""
+        return self.directory / "attempts" / f"{stage}-{job_id}"
+
+    @property
+    def origin(self) -> Path:
+        """Holds the run file or recipe that was submitted, with its overrides, as arguments of `submit`."""
+        return self.provenance / "run-file"
+
+    @property
+    def store_listing(self) -> Path:
+        """Sizes, by path relative to `root`, of recorded outputs that a store in S3 holds; only where runs of training
+        jobs are submitted, which does not hold the outputs themselves."""
+        return self.directory / "in-store.json"
+
+    # What runs share
+
+    @property
+    def base_model(self) -> Path:
+        return assets.base_model(self.config)
+
+    @property
+    def raw_dataset(self) -> Path:
+        """The dataset's own files. Which files are wanted is part of the name: two runs may want others."""
+        wanted = text_sha256("\n".join(self.config.dataset.files))[:6]
+        return self.root / "datasets" / "raw" / f"{assets.dataset_asset(self.config).slug}-{wanted}"
+
+    @property
+    def dataset_path(self) -> Path:
+        """The tokenized, packed dataset."""
+        return self.root / "datasets" / self.plan["dataset"].fingerprint
+
+    @property
+    def neuron_cache(self) -> Path:
+        """Compiled graphs of this run's shapes (on Trainium)."""
+        return self.root / "neuron-cache" / self.plan["precompile"].fingerprint
+
+    @property
+    def compile_cache(self) -> Path:
+        """What torch.compile made, by torch, Python and kind of device."""
+        return self.root / "compile-cache"
+
+    @property
+    def code_copies(self) -> Path:
+        """Copies of the kit's code, one for each content that jobs were submitted with."""
+        return self.root / "code"
+
+    @property
+    def environment_path(self) -> Path:
+        """The virtual environment that the `env` stage builds."""
+        return self.root / "envs" / self.plan["env"].fingerprint
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the stages that need torch; in a training job's container, its own."""
+        given = os.environ.get(CONTAINER_PYTHON) or self.config.env.python
+        return Path(given) if given else self.environment_path / "bin" / "python"
+
+    def record_path(self, stage: str) -> Path:
+        stage_plan = self.plan[stage]
+        if stage_plan.shared:
+            return self.root / "records" / f"{stage}-{stage_plan.fingerprint}.json"
+        return self.directory / "records" / f"{stage}.json"
+
+    def lock_path(self, stage: str) -> Path:
+        """Locked while the stage works: two attempts at the same outputs take turns."""
+        return self.record_path(stage).with_suffix(".lock")

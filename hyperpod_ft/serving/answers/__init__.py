@@ -1,0 +1,1 @@
+"""How a request is answered: by torch, token by token, several at once."""

@@ -1,0 +1,255 @@
+"""The models of a server, and their answers to several questions at once.
+
+Each answer is one call of transformers' `generate`, as stage generate makes it, in the thread of its request. Only one
+thread computes at a time; after each token the next one has its turn, so that a long answer delays others only by its
+share.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+from hyperpod_ft.data import tokenizer as tokenizers
+from hyperpod_ft.data.text import chat
+from hyperpod_ft.data.text.example import RowError
+from hyperpod_ft.data.tokenizer import Tokenizer
+from hyperpod_ft.errors import UserError, first_sentence
+from hyperpod_ft.evaluation import pretrained
+from hyperpod_ft.evaluation.greedy import make_greedy, text_of, tokens_before
+from hyperpod_ft.serving.answers import device as devices
+from hyperpod_ft.serving.answers.sampling import sampling
+from hyperpod_ft.serving.answers.text_stream import TextStream
+from hyperpod_ft.serving.answers.turns import Turns
+from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Request
+
+# The most tokens of an answer whose request sets no limit: a model that never ends its answer must not run for minutes.
+_DEFAULT_TOKENS = 256
+# The context of a model whose configuration names none, such as T5: memory may grow with the square of the prompt.
+_DEFAULT_CONTEXT = 16384
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A model in memory; `adapter` is the one to switch on, where it has several. `switch`: None without adapters."""
+
+    model: PreTrainedModel
+    adapter: str | None = None
+    switch: Callable[[str | None], None] | None = None
+
+
+class Answering:
+    """All models of a server. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, models: Mapping[str, _Loaded]) -> None:
+        """`models` by name; the first answers requests that name none."""
+        self._tokenizer, self._models = tokenizer, dict(models)
+        self._stops = {name: make_greedy(one.model, tokenizer) for name, one in self._models.items()}
+        # not the tokenizer's size: that of the tuned model may have tokens which its base model lacks
+        self._vocabulary = {name: _embeddings(one.model) for name, one in self._models.items()}
+        self._turns = Turns()
+        self._failure = ""
+
+    @classmethod
+    def load(
+        cls, models: Mapping[str, Path], adapters: Mapping[str, Path], tokenizer: Path, device: torch.device
+    ) -> "Answering":
+        """Model directories by name, and PEFT adapters of the last of them by name.
+
+        Raises UserError when one cannot be loaded, or does not fit into the device's memory.
+        """
+        loaded = {name: _Loaded(_load(directory, device)) for name, directory in models.items()}
+        if adapters:
+            base = list(loaded)[-1]
+            model = loaded[base].model
+            switch = _with_adapters(model, adapters)
+            loaded[base] = _Loaded(model, None, switch)
+            loaded |= {name: _Loaded(model, name, switch) for name in adapters}
+        return cls(tokenizers.load(tokenizer), loaded)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._models)
+
+    @cached_property
+    def chats(self) -> bool:
+        """Whether the chat template takes a question: there may be none, or one that only refuses."""
+        try:
+            chat.prompt([{"role": "user", "content": "?"}], self._tokenizer)
+        except UserError:
+            return False
+        return True
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can be answered any more, after an error that left the device unusable; else empty."""
+        return self._failure
+
+    def named(self, name: str) -> str:
+        """The name of the model that a request means. Raises ApiError (404) for one that is not served."""
+        if name and name not in self._models:
+            raise ApiError(
+                404, f"model {name!r} is not served here; available: {', '.join(self._models)}", "model_not_found"
+            )
+        return name or next(iter(self._models))
+
+    def answer(self, request: Request, send: Callable[[str], None]) -> Answer:
+        """The answer to one question. `send` gets its text in pieces, in this thread; what it raises ends the answer.
+
+        Raises ApiError when the question is refused, or does not fit into memory.
+        """
+        name = self.named(request.model)
+        ids = self._prompt_ids(request, bool(self._models[name].model.config.is_encoder_decoder))
+        self._check_ids(ids, name)
+        limit = self._limit(request, name, len(ids))
+        try:
+            return self._generate(request, name, ids, limit, send)
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            raise ApiError(503, f"out of memory: {first_sentence(error)}", "out_of_memory") from error
+        except RuntimeError as error:
+            if not devices.is_usable(self._models[name].model.device):
+                self._failure = first_sentence(error)
+            raise
+
+    def _prompt_ids(self, request: Request, paired: bool) -> list[int]:
+        """The prompt's token ids, encoded as stage generate and training do."""
+        if isinstance(request.prompt, tuple):
+            return list(request.prompt)
+        if request.prompt is not None:
+            encode = tokenizers.source_ids if paired else tokenizers.prompt_ids
+            return encode(self._tokenizer, request.prompt)
+        try:
+            text = chat.prompt(request.messages or (), self._tokenizer)
+        except RowError as error:
+            raise ApiError(400, f"messages: {error.problem}") from error
+        except UserError as error:
+            raise ApiError(
+                400, "messages: this model has no chat template; send the whole prompt to /v1/completions instead"
+            ) from error
+        return tokenizers.prompt_ids(self._tokenizer, text, chat=True)
+
+    def _check_ids(self, ids: Sequence[int], name: str) -> None:
+        """Raise ApiError for an id without an embedding, since looking one up on a GPU ends the process's use of it."""
+        known = self._vocabulary[name]
+        if (largest := max(ids, default=0)) >= known:
+            raise ApiError(400, f"the prompt has token id {largest}; the ids of {name} are 0 to {known - 1}")
+
+    def _limit(self, request: Request, name: str, prompt: int) -> int:
+        """How many tokens the answer may have. Raises ApiError when prompt and answer exceed the model's context."""
+        config = self._models[name].model.config
+        if not prompt:
+            raise ApiError(400, "the prompt has no tokens")
+        context = getattr(config, "max_position_embeddings", None) or _DEFAULT_CONTEXT
+        # an encoder-decoder's answer has its own positions, of which the start token takes the first
+        room = context - (1 if config.is_encoder_decoder else prompt)
+        if prompt > context or (request.max_tokens or 1) > room:
+            asked = f" and max_tokens {request.max_tokens}" if request.max_tokens else ""
+            raise ApiError(
+                400, f"the prompt has {prompt} tokens{asked}; {name} has room for {context}", "context_length_exceeded"
+            )
+        return request.max_tokens or min(_DEFAULT_TOKENS, room)
+
+    def _generate(
+        self, request: Request, name: str, ids: Sequence[int], limit: int, send: Callable[[str], None]
+    ) -> Answer:
+        one, stops = self._models[name], self._stops[name]
+        stream = TextStream(lambda made: text_of(self._tokenizer, made), request.stop)
+        made: list[int] = []
+        ended = False
+
+        def after_token(so_far: list[int]) -> bool:
+            nonlocal made, ended
+            ended = so_far[-1] in stops
+            made = so_far[:-1] if ended else so_far
+            piece = stream.update(made, last=ended or len(so_far) == limit)
+            self._turns.release()
+            try:
+                send(piece)
+            finally:
+                self._turns.acquire()
+                _switch_on(one)
+            return stream.stopped
+
+        with self._turns, torch.inference_mode():
+            _switch_on(one)
+            input_ids = torch.tensor([ids], device=one.model.device)
+            one.model.generate(  # type: ignore[operator]
+                input_ids=input_ids,
+                attention_mask=torch.ones_like(input_ids),
+                max_new_tokens=limit,
+                logits_processor=sampling(request, one.model.device),
+                stopping_criteria=StoppingCriteriaList([_AfterToken(tokens_before(one.model, len(ids)), after_token)]),
+            )
+        return Answer(stream.text, "stop" if ended or stream.stopped else "length", len(ids), len(made) + ended)
+
+
+class _AfterToken(StoppingCriteria):
+    """Calls a function with the answer's tokens after each one; it says whether to stop."""
+
+    def __init__(self, before: int, function: Callable[[list[int]], bool]) -> None:
+        self._before, self._function = before, function
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        stop = self._function(input_ids[0, self._before :].tolist())
+        return torch.full((len(input_ids),), stop, device=input_ids.device, dtype=torch.bool)
+
+
+def _embeddings(model: PreTrainedModel) -> int:
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor), "of a module for embeddings, or PEFT's around it"
+    return len(weight)
+
+
+def _switch_on(one: _Loaded) -> None:
+    if one.switch is not None:
+        one.switch(one.adapter)
+
+
+def _load(directory: Path, device: torch.device) -> PreTrainedModel:
+    model = pretrained.load(directory, "auto")
+    try:
+        model.to(device)  # type: ignore[arg-type]  # transformers' wrapper loses the signature
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"{directory}: does not fit into the memory of {device}",
+            "serve one model (--no-base), or divide it over GPUs with vLLM (--with)",
+        ) from error
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
+
+
+def _with_adapters(model: PreTrainedModel, adapters: Mapping[str, Path]) -> Callable[[str | None], None]:
+    """Put PEFT adapters into the model; returns what switches one on, or with None all of them off."""
+    from peft import PeftModel  # noqa: PLC0415 - only for adapters
+
+    wrapped: Any = None
+    for name, directory in adapters.items():
+        try:
+            if wrapped is None:
+                wrapped = PeftModel.from_pretrained(model, str(directory), adapter_name=name)
+            else:
+                wrapped.load_adapter(str(directory), adapter_name=name)
+        except Exception as error:  # a foreign or damaged adapter raises errors of any type
+            raise UserError(
+                f"{directory}: cannot load the adapter: {type(error).__name__}: {first_sentence(error)}",
+                "serve it with the model that it was trained on",
+            ) from error
+    wrapped.eval()
+    current: list[str | None] = []
+
+    def switch(name: str | None) -> None:
+        if current == [name]:
+            return
+        if name is None:
+            wrapped.base_model.disable_adapter_layers()
+        else:
+            wrapped.base_model.enable_adapter_layers()
+            wrapped.set_adapter(name)
+        current[:] = [name]
+
+    return switch

@@ -1,0 +1,155 @@
+"""The HTTP server: OpenAI's paths, those of a SageMaker container, and the chat page. It does not import torch.
+
+Every request ends with an answer or a JSON error that says why. A client that goes away ends its answer.
+"""
+
+import secrets
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from http.server import ThreadingHTTPServer
+from typing import Any, Protocol
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.serving.http import access, openai_api, page
+from hyperpod_ft.serving.http.connection import Connection
+from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Reply, Request
+from hyperpod_ft.terminal import printable
+
+_MAX_ANSWERS = 32  # at once: each keeps keys and values of its tokens in memory
+# Whether a path takes messages; None: as the body says.
+_QUESTIONS: dict[str, bool | None] = {"/v1/chat/completions": True, "/v1/completions": False, "/invocations": None}
+
+
+class Answers(Protocol):
+    """What the server asks: `answering.Answering`."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def chats(self) -> bool: ...
+    @property
+    def failure(self) -> str: ...
+    def named(self, name: str) -> str: ...
+    def answer(self, request: Request, send: Callable[[str], None]) -> Answer: ...
+
+
+class Server(ThreadingHTTPServer):
+    """Listens from the start, and answers 503 until `answers` is set: loading a model takes minutes."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, title: str, api_key: str | None = None) -> None:
+        """Port 0 takes a free one. Raises UserError when it cannot listen there, or only a key would make it safe."""
+        access.refuse_open(host, api_key)
+        self.loopback = access.is_loopback(host)
+        self.title, self.api_key = title, api_key
+        self.answers: Answers | None = None
+        self.started = int(time.time())
+        self.answer_slots = threading.BoundedSemaphore(_MAX_ANSWERS)
+        self.page = page.Page.load()
+        try:
+            self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            super().__init__((str(address[0]), int(address[1])), Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"cannot listen on {host}, port {port}: {reason}", "choose another --port") from error
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the traceback of a connection's error unless the client caused it; requests handle their own errors."""
+        del request, client_address
+        if not isinstance(sys.exc_info()[1], OSError):
+            traceback.print_exc()
+
+
+class Handler(Connection):
+    """The requests of one connection."""
+
+    server: Server
+
+    def get(self, path: str) -> None:
+        self._check_site()
+        if path == "/":
+            shown = self.server.page
+            self.send(200, "text/html; charset=utf-8", shown.render(self.server.title), shown.headers)
+        elif path in ("/health", "/ping"):
+            self._ready()
+            self.send_json(200, {"status": "ready"})
+        elif path == "/v1/models":
+            self._check_key()
+            cards = [self._card(name) for name in self._ready().names]
+            self.send_json(200, {"object": "list", "data": cards})
+        elif path.startswith("/v1/models/"):
+            self._check_key()
+            self.send_json(200, self._card(self._ready().named(path.removeprefix("/v1/models/"))))
+        else:
+            raise self._unknown(path)
+        self.log("200")
+
+    def post(self, path: str) -> None:
+        self._check_site()
+        self._check_key()
+        if path not in _QUESTIONS:
+            raise self._unknown(path)
+        request = openai_api.parse(self.body(), chat=_QUESTIONS[path])
+        answers = self._ready()
+        name = answers.named(request.model)
+        reply = Reply(secrets.token_hex(12), int(time.time()), name, request.messages is not None)
+        if not self.server.answer_slots.acquire(blocking=False):
+            raise ApiError(429, f"busy with {_MAX_ANSWERS} answers; ask again later", "busy")
+        try:
+            answer = (self._stream if request.stream else self._whole)(answers, request, reply)
+        finally:
+            self.server.answer_slots.release()
+        self.log(f"{name} {answer.prompt_tokens}+{answer.completion_tokens} tokens")
+
+    def _whole(self, answers: Answers, request: Request, reply: Reply) -> Answer:
+        answer = answers.answer(request, lambda _: self.check_client())
+        self.send_json(200, reply.whole(answer))
+        return answer
+
+    def _stream(self, answers: Answers, request: Request, reply: Reply) -> Answer:
+        """The head is sent with the first piece, so that a question that is refused gets its own status."""
+
+        def send(text: str) -> None:
+            self.check_client()
+            if self.begin_stream() and (first := reply.first()):
+                self.send_chunk(openai_api.event(first))
+            if text:
+                self.send_chunk(openai_api.event(reply.piece(text)))
+
+        answer = answers.answer(request, send)
+        self.send_chunk(openai_api.event(reply.last(answer)))
+        if request.include_usage:
+            self.send_chunk(openai_api.event(reply.usage(answer)))
+        self.send_chunk(openai_api.END_OF_STREAM)
+        self.send_chunk(b"")
+        return answer
+
+    def _card(self, name: str) -> dict[str, Any]:
+        return openai_api.model_card(name, self.server.started, chat=self._ready().chats)
+
+    def _ready(self) -> Answers:
+        if self.server.answers is None:
+            raise ApiError(503, "the model is still being loaded; ask again in a few seconds", "loading")
+        if failure := self.server.answers.failure:
+            raise ApiError(500, f"the device can no longer be used; restart the server: {failure}", "device_lost")
+        return self.server.answers
+
+    def _check_site(self) -> None:
+        access.check_site(self.server.loopback, self.headers.get("Host", ""), self.headers.get("Origin", ""))
+
+    def _check_key(self) -> None:
+        access.check_key(self.server.api_key, self.headers.get("Authorization", ""))
+
+    def _unknown(self, path: str) -> ApiError:
+        known = [*_QUESTIONS, "/v1/models", "/health", "/ping", "/"]
+        return ApiError(404, f"{self.command} {printable(path)}: unknown; known: {', '.join(known)}", "not_found")

@@ -1,0 +1,91 @@
+"""The commands of a user who runs training jobs, against the stand-in for AWS."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from hyperpod_ft.runs.run import Run
+from tests.aws.kit import ROOT
+
+if TYPE_CHECKING:
+    from tests.aws.conftest import Aws
+
+
+class Command:
+    """`hyperpod-ft` in a directory with a run file, against the stand-in for AWS."""
+
+    def __init__(
+        self, directory: Path, aws: "Aws", values: dict[str, Any], environment: Mapping[str, str] = {}
+    ) -> None:
+        """`environment`: further variables, such as those of a Slurm cluster."""
+        self.directory, self.aws = directory, aws
+        values["cluster"]["instance_type"] = "c7i.xlarge"
+        values["sagemaker"] |= {"spot": False, "region": aws.region, "cpu_instance_type": "m5.large"}
+        (directory / "run.yaml").write_text(yaml.safe_dump(values))
+        self.environment = {
+            **aws.environment,
+            "HOME": str(directory),
+            "XDG_STATE_HOME": str(directory / "state"),
+            "PYTHONPATH": str(ROOT),
+            "HYPERPOD_FT_POLL_SECONDS": "0.2",
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        }
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "hyperpod_ft", *arguments],
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *arguments: str, status: int = 0) -> str:
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == status, output
+        assert "Traceback" not in output
+        return output
+
+    def status(self, status: int = 0) -> Any:
+        return json.loads(self.run("status", "--json", status=status))
+
+    @property
+    def opened(self) -> Run:
+        (path,) = (Path(self.status()["directory"]),)
+        return Run.open(path)
+
+    def wait_until_ended(self) -> None:
+        """A job that was told to stop has two minutes for it."""
+        jobs, deadline = self.aws.client("sagemaker"), time.monotonic() + 130
+        while any(
+            jobs.list_training_jobs(StatusEquals=status)["TrainingJobSummaries"]
+            for status in ("InProgress", "Stopping")
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def jobs(self) -> list[str]:
+        """The names of the training jobs, oldest first."""
+        found = self.aws.client("sagemaker").list_training_jobs(SortBy="CreationTime", SortOrder="Ascending")
+        return [job["TrainingJobName"] for job in found["TrainingJobSummaries"]]
+
+    def created(self) -> list[str]:
+        """The training jobs, by group and number, oldest first."""
+        return ["-".join(name.split("-")[-2:]) for name in self.jobs()]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 200) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

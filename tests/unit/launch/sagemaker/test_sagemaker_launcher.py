@@ -1,0 +1,209 @@
+"""Submitting a run as training jobs, and cancelling it."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft import publish
+from hyperpod_ft.cli import show_runs
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import submit
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.sagemaker import advance as advance_module
+from hyperpod_ft.launch.sagemaker.store.place import OnFileSystem
+from hyperpod_ft.launch.status import status
+from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.runs.records import Output, Record
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection
+from tests.unit.launch.sagemaker.training_jobs_in_memory import (
+    FSX,
+    RUNNING,
+    Jobs,
+    advance_run,
+    finish,
+    left_to_be_continued,
+    name,
+    shown,
+    submitted,
+)
+
+
+def test_an_address_for_slurms_mail_is_answered_by_a_warning(
+    make_run: Callable[..., Run], jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(sagemaker=FSX, cluster__instance_type="c7i.4xlarge", cluster__mail_user="me@example.com")
+    submitted(run)
+    show_runs.submitted(run, run.jobs())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: cluster.mail_user: ")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("training job: no answer")])
+def test_an_interrupted_submission_stops_what_sagemaker_has_accepted(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def create(request: Mapping[str, Any]) -> bool:
+        Jobs.create(jobs, request)
+        raise error
+
+    monkeypatch.setattr(jobs, "create", create)
+    published: list[Path] = []
+    monkeypatch.setattr(OnFileSystem, "publish", lambda _, files: published.extend(files))
+    with pytest.raises((KeyboardInterrupt, UserError)):
+        submitted(run)
+    assert jobs.stopped == [name(run, "prepare")]
+    assert {run.cancel_marker(job.stage, job.job_id) for job in run.jobs()} <= set(published), "containers see it"
+    finish(run, ["env", "download", "dataset"])
+    assert advance_run(run, jobs, leaving=name(run, "prepare")) is None
+
+
+def test_cancel_stops_the_job_and_those_that_wait(run: Run, jobs: Jobs) -> None:
+    launchers = submitted(run)
+    jobs.set_state(name(run, "prepare"), RUNNING)
+    cancelled = submit.cancel(run, launchers)
+    assert {job.stage for job in cancelled} == {stage.name for stage in run.plan.stages}
+    assert jobs.stopped == [name(run, "prepare")]
+    finish(run, ["env", "download", "dataset"])  # it was about to end
+    assert advance_run(run, jobs, leaving=name(run, "prepare")) is None
+    assert shown(status(run, launchers))["train"] == "cancelled"
+    submit.submit(run, launchers, Selection(), "sagemaker")
+    assert jobs.created == ["prepare-1", "train-2"]
+
+
+@pytest.mark.parametrize("moment", ["before it is created", "after `cancel` looked for jobs"])
+def test_cancel_stops_a_job_that_is_created_meanwhile(
+    run: Run, jobs: Jobs, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The container of a training that is continued looks for marks, and `cancel` comes before it creates the job."""
+    launchers = submitted(run)
+    finish(run, ["env", "download", "dataset"])
+    assert advance_run(run, jobs) == name(run, "train")
+    jobs.set_state(name(run, "train"), RUNNING)
+    left_to_be_continued(run, name(run, "train"))
+    if moment == "before it is created":
+        jobs.before_create = lambda: submit.cancel(run, launchers)
+        assert advance_run(run, jobs, leaving=name(run, "train")) is None
+    else:
+
+        def stop(stopped: str) -> None:
+            jobs.set_state(stopped, JobState("CANCELLED"))
+            with monkeypatch.context() as patch:
+                patch.setattr(advance_module, "_is_cancelled", lambda *_: False)
+                advance_run(run, jobs, leaving=stopped)
+
+        monkeypatch.setattr(jobs, "stop", stop)
+        submit.cancel(run, launchers)
+        assert jobs.created[-1] == "train-2"
+    assert jobs.found[name(run, "train", 2)].state.state == "CANCELLED"
+    assert advance_run(run, jobs) is None
+
+
+def test_a_refused_job_leaves_nothing_that_waits(run: Run, jobs: Jobs) -> None:
+    jobs.refuse = "ResourceLimitExceeded"
+    with pytest.raises(UserError, match="ResourceLimitExceeded"):
+        submitted(run)
+    jobs.refuse = ""
+    launchers = submitted(run)
+    assert jobs.created == ["prepare-2"]
+    # later, when the records are there, and nobody watches
+    finish(run, ["env", "download", "dataset"])
+    jobs.refuse = "ResourceLimitExceeded"
+    current = status(run, launchers, advance=True)
+    assert "ResourceLimitExceeded" in current.note
+    assert shown(current)["train"] == "pending"
+    jobs.refuse = ""
+    status(run, launchers, advance=True)
+    assert jobs.created == ["prepare-2", "train-2"]
+
+
+def test_a_second_submission_waits_for_the_first(run: Run, jobs: Jobs) -> None:
+    launchers = submitted(run)
+    with pytest.raises(UserError, match="still at work"):
+        submit.submit(run, launchers, Selection(), "sagemaker")
+
+
+def test_a_job_that_a_killed_submission_left_unrecorded_is_found(run: Run, jobs: Jobs) -> None:
+    launchers = submitted(run)
+    run.jobs_path.unlink()
+    assert {job.job_id for job in launchers.active(run, also="sagemaker")} == {name(run, "prepare")}
+    assert {job.stage for job in run.jobs()} == {"env", "download", "dataset"}
+
+
+def test_what_the_service_would_refuse_is_refused_before_anything_is_recorded(
+    make_run: Callable[..., Run], jobs: Jobs
+) -> None:
+    run = make_run(sagemaker=FSX | {"cpu_instance_type": "x99.huge"}, cluster__instance_type="c7i.4xlarge")
+    with pytest.raises(UserError, match=r"x99\.huge"):
+        submitted(run)
+    assert (run.jobs(), jobs.created) == ([], [])
+
+
+def test_a_run_file_without_the_section_is_refused(make_run: Callable[..., Run], jobs: Jobs) -> None:
+    with pytest.raises(UserError, match="no section sagemaker"):
+        submitted(make_run())
+
+
+def test_an_interpreter_of_the_image_need_not_be_here(make_run: Callable[..., Run], jobs: Jobs) -> None:
+    run = make_run(sagemaker=FSX, cluster__instance_type="c7i.4xlarge", env__python="/opt/venv/bin/python")
+    submitted(run)
+    assert jobs.requests[0]["HyperParameters"]["python"] == "/opt/venv/bin/python"
+
+
+def test_on_slurm_a_run_of_training_jobs_makes_an_environment(make_run: Callable[..., Run], jobs: Jobs) -> None:
+    """Containers have one of their own, and record that; the file system that Slurm's nodes share has none."""
+    run = make_run(sagemaker=FSX, cluster__instance_type="c7i.4xlarge", env={})
+    finish(run, ["env", "download", "dataset"])
+    submitted(run)
+    assert [job.stage for job in run.jobs()] == ["train", "consolidate", "merge", "generate"]
+    submit.cancel(run, Launchers())
+    slurm = Recording()
+    submit.submit(run, Launchers(slurm=slurm), Selection(), "slurm")  # type: ignore[arg-type]
+    assert slurm.stages[:2] == ["env", "train"]
+
+
+@dataclass
+class Recording:
+    """A launcher that only notes what is submitted."""
+
+    name: str = "slurm"
+    shares_environment: bool = True
+    stages: list[str] = field(default_factory=list)
+
+    def submit(self, run: Run, stages: Iterable[Any], submitted: Callable[..., None]) -> None:
+        self.stages += [stage.name for stage in stages]
+
+    def active(self, run: Run, jobs: object) -> list[Any]:
+        return []
+
+
+def test_the_code_of_a_run_is_that_of_its_submission(run: Run, jobs: Jobs) -> None:
+    submitted(run)
+    assert {job["code"] for job in json.loads(run.jobs_path.read_text())} == {"0.1.0-abc"}
+    (channel, _) = jobs.requests[0]["InputDataConfig"]
+    assert channel["DataSource"]["FileSystemDataSource"]["DirectoryPath"] == "/abcdefgh/hyperpod-ft/code/0.1.0-abc"
+
+
+def test_another_launcher_runs_what_only_the_store_has(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its jobs read the outputs on their own volume."""
+    chosen: list[str] = []
+
+    def noted(_: ProcessLauncher, __: Run, stages: Sequence[StagePlan], ___: object) -> None:
+        chosen.extend(stage.name for stage in stages)
+
+    monkeypatch.setattr(ProcessLauncher, "submit", noted)
+    submitted(run)
+    jobs.set_state(name(run, "prepare"), JobState("FAILED"))
+    output, fingerprint = Output("models/a", 3, ""), run.plan["download"].fingerprint
+    record = Record("download", fingerprint, {}, (output,), {}, "2026-01-01T00:00:00Z", 1.0, "algo-1", "x")
+    record.write(run.record_path("download"))
+    publish.write_json(run.store_listing, {output.path: output.size})
+    assert run.is_done("download")
+    submit.submit(run, Launchers(), Selection(), "process")
+    assert "download" in chosen

@@ -1,0 +1,200 @@
+"""The account of node-hours, and the figures that `status` and `compare` show, from records written by hand."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from hyperpod_ft import publish
+from hyperpod_ft.cli import show_runs
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress, status
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.results import figures, usage
+from hyperpod_ft.runs.results.samples import ExactCount
+from hyperpod_ft.runs.run import Run
+
+MakeRun = Callable[..., Run]
+TRN1 = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
+# the 2024 article's LoRA run, as its record would say it
+FACTS = {
+    "trainable_parameters": 6_815_744,
+    "steps": 942,
+    "samples_per_second": 3.554,
+    "documents_per_second": 14.2,
+    "tokens_per_second": 7278.6,
+    "mfu": 0.0801,
+    "seconds_per_step": 3.37,
+    "seconds": 3180.0,
+    "warm_up_seconds": 61.2,
+    "attempts": 2,
+    "node_hours": 1.0,
+    "accelerator_hours": 16.0,
+    "cost": 21.5,
+    "first_loss": 2.1,
+    "final_loss": 1.3,
+}
+
+
+def finish(run: Run, stage: str, facts: dict[str, Any]) -> None:
+    Record(stage, run.plan[stage].fingerprint, {}, (), facts, utc_now(), 90.0, "test", "").write(run.record_path(stage))
+
+
+def add(run: Run, number: int, seconds: float) -> None:
+    attempt = usage.Usage("1", f"2026-01-01T00:00:0{number}Z", seconds, 2, 32)
+    publish.write_json(run.usage_path / f"{number}.json", asdict(attempt))
+
+
+def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
+    run = make_run(**TRN1, cluster__nodes=2, cluster__price_per_node_hour=20.0)
+    add(run, 1, 1800.0)
+    add(run, 2, 900.0)
+    add(run, 3, 900.0)
+    publish.write_text(run.usage_path / "4.json", "{")
+    assert usage.totals(run) == {"attempts": 3, "node_hours": 2.0, "accelerator_hours": 32.0, "cost": 40.0}
+    free = make_run(**TRN1, cluster__nodes=2)
+    assert free.directory == run.directory, "a price makes no other run"
+    assert usage.totals(free)["cost"] is None
+
+
+def test_an_attempt_is_counted_whatever_ends_it(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPERPOD_FT_JOB_ID", "77")
+    run = make_run()
+    with pytest.raises(RuntimeError), usage.counted(run):
+        time.sleep(0.05)
+        raise RuntimeError
+    (attempt,) = usage.read(run)
+    assert attempt.seconds >= 0.05 and (attempt.job_id, attempt.nodes) == ("77", 1)
+    assert attempt.accelerators == 0 and usage.totals(run)["accelerator_hours"] is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "usage"]
+
+
+def test_an_attempt_that_is_killed_is_counted_until_then(make_run: MakeRun) -> None:
+    run = make_run()
+    run.freeze()
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from hyperpod_ft.runs.results import usage; from hyperpod_ft.runs.run import Run\n"
+        "usage._EVERY_SECONDS = 0.05\n"
+        "with usage.counted(Run.open(Path(sys.argv[1]))): time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(run.directory)])
+    try:
+        deadline = time.monotonic() + 30
+        while not any(attempt.seconds >= 0.1 for attempt in usage.read(run)):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    (attempt,) = usage.read(run)
+    assert attempt.seconds >= 0.1
+
+
+def test_figures_come_from_valid_records(make_run: MakeRun) -> None:
+    run = make_run(**TRN1)
+    assert figures.figures(run) is None
+    finish(run, "train", FACTS)
+    exact = {"train": {"rows": 8, "base": 1, "tuned": 6}, "validation": {"rows": 0, "base": 0, "tuned": 0}}
+    finish(run, "generate", {"exact_match": exact})
+    finish(run, "precompile", {})
+    found = figures.figures(run)
+    assert found is not None
+    assert (found.method, found.instances, found.precompile_seconds) == ("lora", "1 x trn1.32xlarge", 90.0)
+    assert found.exact_train == ExactCount(8, 1, 6) and found.exact_validation is None
+    assert {name: getattr(found, name) for name in FACTS} == FACTS
+    priced = figures.figures(make_run(**TRN1, cluster__price_per_node_hour=30.0))
+    assert priced is not None and priced.cost == 30.0, "a price may be given after the training"
+    record = run.record("train")
+    assert record is not None
+    replace(record, fingerprint="other").write(run.record_path("train"))
+    assert figures.figures(run) is None
+
+
+def test_a_record_of_an_earlier_version_has_fewer(make_run: MakeRun) -> None:
+    run = make_run()
+    finish(run, "train", {"steps": 4, "tokens_per_second": 100.0, "seconds": 60.0})
+    found = figures.figures(run)
+    assert found is not None and figures.line(found) == "100 tokens/s, 1.0 min"
+    assert [cells[0] for cells in figures.table([found])][1:] == ["method", "instances", "steps", "tokens/s", "minutes"]
+
+
+def test_preferences_have_rewards(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(training__objective="dpo", dataset__format="preference")
+    rewards = {"rewards/margins": 1.5, "rewards/accuracies": 0.75, "validation_rewards/accuracies": 0.7}
+    finish(run, "train", FACTS | rewards)
+    found = figures.figures(run)
+    assert found is not None
+    cells = dict(list(figures.table([found]))[1:])
+    assert cells["rewards/margins"] == "1.5000" and cells["rewards/accuracies"] == "75.0%"
+    assert cells["validation rewards/accuracies"] == "70.0%" and "validation rewards/margins" not in cells
+    training = StageStatus("train", "running", "1:02", "4")
+    current = RunStatus("test", "/root/runs/test/1", "/root/merged", "running", (training,))
+    show_runs.status(replace(current, progress=TrainingProgress(3, 9, 0.6, None, reward_accuracy=0.75)))
+    assert "step 3/9  loss 0.6000  rewards/accuracies 75.0%" in capsys.readouterr().out
+
+
+def test_status_of_a_training_at_work_has_its_newest_rates(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = StageStatus("train", "running", "1:02 trn-1", "4")
+    current = RunStatus("test", "/root/runs/test/1", "/root/merged", "running", (training,))
+    rates = TrainingProgress(12, 300, 2.31, 7278.6, 3.554, 0.0801)
+    show_runs.status(replace(current, progress=rates))
+    assert "step 12/300  loss 2.3100  7,279 tokens/s  MFU 8.0%  3.55 samples/s  1:02 trn-1" in capsys.readouterr().out
+
+
+def test_status_has_them_once_trained(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(**TRN1)
+    assert status(run, Launchers(SlurmLauncher({"PATH": ""}))).figures is None
+    finish(run, "train", FACTS)
+    current = status(run, Launchers(SlurmLauncher({"PATH": ""})))
+    show_runs.status(current)
+    assert "\ntrained: 3.554 samples/s, 7,279 tokens/s, MFU 8.0%" in capsys.readouterr().out
+    assert current.figures is not None
+    assert figures.line(current.figures) == (
+        "3.554 samples/s, 7,279 tokens/s, MFU 8.0%, 3.370 s/step, 53.0 min, 16.00 accelerator-hours, cost 21.50"
+    )
+    assert json.loads(json.dumps(current.as_dict()))["figures"]["cost"] == 21.5
+
+
+def compare(*arguments: str, expect: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "hyperpod_ft", "compare", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"COLUMNS": "200"},
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stderr if expect else done.stdout
+
+
+def test_compare_prints_the_table_of_the_article(make_run: MakeRun) -> None:
+    lora, full = make_run(**TRN1), make_run(**TRN1, training__method="full")
+    for run in (lora, full):
+        run.freeze()
+    finish(lora, "train", FACTS)
+    refused = compare(str(lora.directory), str(full.directory), expect=2)
+    assert refused.startswith(f"error: {full.directory}: ") and f"hyperpod-ft status {full.directory}" in refused
+    slower = {"trainable_parameters": 8_030_261_248, "samples_per_second": 2.083, "seconds": 5400.0, "cost": None}
+    finish(full, "train", FACTS | slower)
+    head, *lines = compare(str(lora.directory), str(full.directory)).splitlines()
+    assert head.split() == [f"test/{lora.plan.run_id}", f"test/{full.plan.run_id}"]
+    rows = {line[:26].strip(): line[26:].split() for line in lines}
+    assert rows["method"] == ["lora", "full"]
+    assert rows["trainable parameters"] == ["6,815,744", "8,030,261,248"]
+    assert rows["samples/s"] == ["3.554", "2.083"]
+    assert rows["minutes"] == ["53.0", "90.0"]
+    assert rows["cost"] == ["21.50"]
+    assert "exact answers, train" not in rows, "generate has not run"
+    values = json.loads(compare(str(lora.directory), "--json"))
+    assert values[0]["accelerator_hours"] == 16.0 and values[0]["run"] == f"test/{lora.plan.run_id}"

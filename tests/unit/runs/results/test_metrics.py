@@ -1,0 +1,39 @@
+"""Rows of metrics.jsonl."""
+
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.runs.results import metrics
+from hyperpod_ft.runs.results.metrics import last_row
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 14])
+@pytest.mark.parametrize(
+    ("content", "step"),
+    [
+        (b"", None),
+        (b"\n\xff\xfe\n[1]\n", None),
+        (b'{"step": 1}', 1),
+        (b'{"step": 1}\n{"step": 2}\n', 2),
+        (b'{"step": 1}\n{"step": 2}\n{"st', 2),
+        (b'{"step": 1}\n' + b"\0" * 100 + b'\n{"note": "\xc3\xa9"}\n', 1),
+    ],
+)
+def test_the_last_intact_row_is_found_from_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, content: bytes, step: int | None
+) -> None:
+    monkeypatch.setattr(metrics, "_TAIL_BYTES", block)
+    path = tmp_path / "metrics.jsonl"
+    assert last_row(path) is None
+    path.write_bytes(content)
+    row = last_row(path)
+    assert (row and row["step"]) == step
+
+
+def test_rows_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert metrics.last_row(path) is None
+    path.write_text('{"step": 1}\n{"ste\n[]\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo')
+    assert [row for _, row in metrics.intact_rows(path)] == [{"step": 1}, {"step": 2, "loss": 1.5}]
+    assert metrics.last_row(path) == {"step": 2, "loss": 1.5}

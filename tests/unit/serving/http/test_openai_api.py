@@ -1,0 +1,116 @@
+"""Requests of the OpenAI API: what is read, what is refused and why, and the JSON of answers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.serving.http import openai_api
+from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Reply, parse
+
+
+def body(**values: Any) -> bytes:
+    return json.dumps(values).encode()
+
+
+ASKED = [{"role": "user", "content": "a?"}]
+
+
+def test_a_question_without_settings_is_answered_greedily() -> None:
+    request = parse(body(messages=ASKED), chat=True)
+    assert request.messages == ({"role": "user", "content": "a?"},)
+    assert (request.model, request.temperature, request.top_p, request.max_tokens) == ("", 0.0, 1.0, None)
+    assert not request.stream and request.stop == ()
+
+
+def test_settings_are_read() -> None:
+    request = parse(
+        body(
+            model="base",
+            prompt="p",
+            max_tokens=3,
+            temperature=1,
+            top_p=0.5,
+            seed=-4,
+            stop="END",
+            stream=True,
+            stream_options={"include_usage": True},
+            user="ignored",
+            n=1,
+            tools=None,
+        ),
+        chat=False,
+    )
+    assert (request.model, request.prompt, request.max_tokens, request.seed) == ("base", "p", 3, -4)
+    assert (request.temperature, request.top_p, request.stop) == (1.0, 0.5, ("END",))
+    assert request.stream and request.include_usage
+
+
+def test_the_newer_name_of_the_limit_counts() -> None:
+    assert parse(body(messages=ASKED, max_completion_tokens=5, max_tokens=7), chat=True).max_tokens == 5
+
+
+@pytest.mark.parametrize(("given", "read"), [("p", "p"), (["p"], "p"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2))])
+def test_prompts(given: object, read: object) -> None:
+    assert parse(body(prompt=given), chat=False).prompt == read
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    request = parse(body(messages=[{"role": "user", "content": parts}]), chat=True)
+    assert request.messages is not None and request.messages[0]["content"] == "ab"
+
+
+def test_sagemakers_path_takes_both() -> None:
+    assert parse(body(messages=ASKED), chat=None).messages
+    assert parse(body(prompt="p"), chat=None).prompt == "p"
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"{", "JSON"),
+        (b"[" * 100_000, "JSON"),
+        (b"[1]", "object"),
+        (body(), "messages"),
+        (body(messages=[]), "messages"),
+        (body(messages=["a"]), r"messages\.0"),
+        (body(messages=[{"role": "user"}]), r"messages\.0\.content"),
+        (body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), r"messages\.0\.content"),
+        (body(messages=[*ASKED, {"role": "assistant", "content": "b"}]), "assistant"),
+        (body(messages=ASKED, model=3), "model"),
+        (body(messages=ASKED, stream="yes"), "stream"),
+        (body(messages=ASKED, stream_options=[1]), "stream_options"),
+        (body(messages=ASKED, max_tokens=0), "max_tokens"),
+        (body(messages=ASKED, max_tokens=True), "max_tokens"),
+        (body(messages=ASKED, temperature=3), "temperature"),
+        (body(messages=ASKED, temperature=1e-45), "temperature: must be 0"),
+        (body(messages=ASKED, temperature=9e-7), "temperature: must be 0"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}', "temperature"),
+        (body(messages=ASKED, seed=1 << 64), "seed"),
+        (body(messages=ASKED, stop=[1]), "stop"),
+        (body(messages=ASKED, n=2), "n:"),
+        (body(messages=ASKED, logprobs=True), "logprobs"),
+        (body(messages=ASKED, tools=[{"type": "function"}]), "tools"),
+    ],
+)
+def test_what_is_wrong_is_named(content: bytes, named: str) -> None:
+    with pytest.raises(ApiError, match=named) as caught:
+        parse(content, chat=True)
+    assert caught.value.status == 400 and caught.value.as_dict()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("given", [None, "", [], ["a", "b"], [1.5], [-1], [True], 7])
+def test_what_is_no_prompt(given: object) -> None:
+    with pytest.raises(ApiError, match="prompt"):
+        parse(body(prompt=given), chat=False)
+
+
+def test_an_answer_of_each_kind() -> None:
+    answer = Answer("text", "stop", 3, 2)
+    chat = Reply("1", 5, "tuned", chat=True)
+    assert chat.whole(answer)["choices"][0]["message"] == {"role": "assistant", "content": "text"}
+    assert chat.whole(answer)["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    completion = Reply("1", 5, "tuned", chat=False)
+    assert completion.whole(answer)["choices"][0]["text"] == "text" and completion.first() is None
+    assert openai_api.event(completion.piece("é\n")).startswith(b"data: {") and b"\n" not in openai_api.event({})[:-2]
