@@ -79,10 +79,8 @@ def record(directory: Path, benchmark: str, size: str, entry: Mapping[str, Any])
     print(f"wrote {file}")
     concerned = {goal: value for goal, value in goals.reached({benchmark: entries}).items() if size in goal.sizes}
     for goal, value in concerned.items():
-        print(
-            f"{'ok    ' if goal.met(value) else 'MISSED'} {goal.what}: {goal.form.format(value)}"
-            f" (must reach {goal.form.format(goal.must)})"
-        )
+        bound = "no limit" if goal.must is None else f"must reach {goal.form.format(goal.must)}"
+        print(f"{'ok    ' if goal.met(value) else 'MISSED'} {goal.what}: {goal.form.format(value)} ({bound})")
     return all(goal.met(value) for goal, value in concerned.items())
 
 

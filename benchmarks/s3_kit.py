@@ -13,4 +13,4 @@ if __name__ == "__main__":
     if verb == "push":
         trees.push(client, url, directory, files_below(directory))
     else:
-        trees.pull(client, url, directory, flush=False)  # as containers do, and the peers
+        trees.pull(client, url, directory, flush=False)  # as in containers; `measure` does it

@@ -20,6 +20,25 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
 
+def test_a_container_that_may_not_create_the_next_job_says_so_and_status_does(aws: "Aws", tmp_path: Path) -> None:
+    aws.scenario(file_systems={training_run.FSX: str(tmp_path / "fsx")})
+    command = Command(tmp_path, aws, training_run.values(tmp_path / "fsx" / "ft"))
+    command.run("submit", "run.yaml", "--launcher", "sagemaker")
+    denied = {"service": "sagemaker", "operation": "CreateTrainingJob", "code": "AccessDeniedException"}
+    command.aws.scenario(errors=[denied])
+    command.wait_until_ended()
+    assert command.created() == ["prepare-1"]
+    log = training_run.log(command.aws, command.jobs()[0])
+    assert "AccessDeniedException" in log
+    assert "the next training job was not created; hyperpod-ft status creates it" in log
+    described = command.aws.client("sagemaker").describe_training_job(TrainingJobName=command.jobs()[0])
+    assert described["TrainingJobStatus"] == "Completed", "its own stages are done"
+    command.run("status")
+    assert command.created() == ["prepare-1", "train-1"]
+    command.run("cancel")
+    command.wait_until_ended()
+
+
 @pytest.fixture
 def in_store(aws: "Aws", tmp_path: Path) -> Command:
     bucket = {"LocationConstraint": aws.region}

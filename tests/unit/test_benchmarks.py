@@ -15,7 +15,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from benchmarks import goals, rounds, table, tensors, text
+from benchmarks import command, goals, rounds, table, tensors, text
 from benchmarks.command import RESULTS, ROOT
 from benchmarks.goals import ALONE, COPY, GOALS, KIT, REPEATED
 from benchmarks.measure import CommandError
@@ -366,6 +366,13 @@ def test_figures() -> None:
     assert reached["LoRA, fp32, rows of 2048, tokens per CPU second over TRL's"] == (pytest.approx(1.5), False)
     memory = "LoRA, fp32, rows of 2048, peak memory beyond the imports over TRL's"
     assert reached[memory] == (pytest.approx(1 / 3), True), "over the peer that needs least"
+
+
+def test_a_figure_without_a_limit_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    walls = {goals.KIT: 2.0, goals.S5CMD: 1.0}
+    entry = {"contenders": {name: {"rounds": [{"wall": wall}]} for name, wall in walls.items()}}
+    assert command.record(tmp_path, "s3", "pull", entry)
+    assert "0.50x (no limit)" in capsys.readouterr().out
 
 
 def test_tables() -> None:

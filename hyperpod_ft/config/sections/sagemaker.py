@@ -74,7 +74,8 @@ class SageMaker(Section):
     keep_alive: Annotated[NonNegativeInt, Field(le=360)] = Field(
         0,
         description="Minutes for which the training's instances wait for another job after it (a warm pool). They cost"
-        " as much as busy ones.",
+        " as much as busy ones. Only another training uses them, such as one that continues this one: the job after a"
+        " training that is done has CPUs, or one instance.",
     )
     training_plan: (
         Annotated[
