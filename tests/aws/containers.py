@@ -66,7 +66,6 @@ class Container:
             "HOME": "/tmp",
             "LANG": "C.UTF-8",
             # of the execution role; the endpoint is this stand-in
-            "AWS_REGION": job.region.name,
             "AWS_ACCESS_KEY_ID": "role",
             "AWS_SECRET_ACCESS_KEY": "role",
             "AWS_EC2_METADATA_DISABLED": "true",
