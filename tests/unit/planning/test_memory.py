@@ -255,6 +255,7 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
         ("gptj-6b-full-p4d", GPTJ_6B, 31.6),
         ("llama3-8b-dpo-p5", LLAMA_3_8B, 28.4),
         ("qwen3-8b-lora-training-job", QWEN3_8B, 16.8),
+        ("qwen3-8b-full-training-job", QWEN3_8B, 26.5),
     ],
 )
 def test_recipes_fit(recipe: str, model_config: dict[str, Any], gib: float) -> None:
