@@ -26,5 +26,5 @@ shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecyc
 
 say "pytest"
 # Three workers keep two cores busy, since tests with Slurm wait much; a fourth gains nothing. The files that take longest
-# come first by name.
+# come first by name, or by tests/conftest.py.
 exec pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder "$@"

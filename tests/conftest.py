@@ -26,6 +26,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 garbage.pause_collection()  # until all tests are imported
 
 
+# Long files whose names would put them last: they would keep one of several workers busy when the others are done.
+_FIRST = ("tests/unit/stages/", "tests/unit/test_benchmarks.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
+
+
 def pytest_collection_finish() -> None:
     garbage.resume_collection()
 
