@@ -90,10 +90,14 @@ def test_another_host_has_its_ranks_save_at_sigterm(tmp_path: Path) -> None:
 
 
 def test_the_time_after_sigterm_is_limited(tmp_path: Path) -> None:
-    process = start(tmp_path, "trap '' TERM; touch started; while :; do sleep 0.05; done", stage="train")
+    text = "trap '' TERM; echo $$ >pid; mv pid started; while :; do sleep 0.05; done"
+    process = start(tmp_path, text, stage="train")
     wait_for(tmp_path / "started")
-    process.send_signal(signal.SIGTERM)
-    assert end(process)[-1].startswith("status 143")
+    try:
+        process.send_signal(signal.SIGTERM)
+        assert end(process)[-1].startswith("status 143")
+    finally:  # in a container it ends with PID 1
+        os.killpg(int((tmp_path / "started").read_text()), signal.SIGKILL)
 
 
 def test_the_notice_comes_from_a_timer_and_is_for_training(tmp_path: Path) -> None:
