@@ -55,19 +55,24 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
     answered, unanswered = False, 0
     while True:
         current = status(run, launchers)
-        if answered and current.note and until_it_ends:
-            unanswered += 1
-            if unanswered == _ATTEMPTS:
-                raise UserError(current.note, f"later: hyperpod-ft logs -f --run {run.directory}")
-            time.sleep(_RETRY_SECONDS)
-            continue
-        answered, unanswered = not current.note, 0
-        chosen = _choose(current, stage)
+        chosen, note = _choose(current, stage), current.note
         # the state is read before the text, so that nothing written before the end is missed
         ended = not until_it_ends or chosen.state not in _AT_WORK
         if chosen.job_id != job_id:  # a training job that continues another has its own log
             position, path, job_id = 0, "", chosen.job_id
-        path = fetch_log(run, launchers, chosen, path)
+        try:
+            path = fetch_log(run, launchers, chosen, path)
+        except UserError as error:
+            if not (answered and until_it_ends):
+                raise
+            note = note or str(error)
+        if answered and note and until_it_ends:
+            unanswered += 1
+            if unanswered == _ATTEMPTS:
+                raise UserError(note, f"later: hyperpod-ft logs -f --run {run.directory}")
+            time.sleep(_RETRY_SECONDS)
+            continue
+        answered, unanswered = not note, 0
         if path:
             stage = chosen.stage
             with Path(path).open(encoding="utf-8", errors="replace") as stream:

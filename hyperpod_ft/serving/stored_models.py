@@ -1,6 +1,8 @@
 """Pull the models of a run from its store, before this machine serves them."""
 
+import calendar
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -9,8 +11,15 @@ from hyperpod_ft.aws.session import explained
 from hyperpod_ft.launch.sagemaker.store.place import place_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.progress import format_bytes
-from hyperpod_ft.runs.records import Output
+from hyperpod_ft.runs.records import ISO_UTC, Output, Record
 from hyperpod_ft.runs.run import Run
+
+
+def refresh(run: Run) -> None:
+    """Look whether training jobs have made the tuned model since the last look. Raises UserError."""
+    section = run.config.sagemaker
+    if section is not None and run.store_listing.exists() and run.why_not_done(run.plan.model_stage):
+        place_of(run, TrainingJobs(section.region).session).refresh()
 
 
 def pull(run: Run, directories: Collection[Path]) -> None:
@@ -22,10 +31,7 @@ def pull(run: Run, directories: Collection[Path]) -> None:
     section = run.config.sagemaker
     if section is None or section.store is None or not run.store_listing.exists():
         return
-    if all(map(run.record, _stages(run))) and not _missing(run, directories):
-        return
     session = TrainingJobs(section.region).session
-    place_of(run, session).refresh()  # the jobs may have ended since the last look
     if missing := _missing(run, directories):
         size = format_bytes(sum(output.size for output in missing))
         print(f"pulling {len(missing)} files, {size}, from {section.store} to {run.root}", file=sys.stderr, flush=True)
@@ -48,9 +54,13 @@ def _missing(run: Run, directories: Collection[Path]) -> list[Output]:
         if record is not None
         for output in record.outputs
         if any((run.root / output.path).is_relative_to(directory) for directory in directories)
-        and not _is_there(run.root / output.path, output.size)
+        and not is_here(run, record, output)
     ]
 
 
-def _is_there(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
+def is_here(run: Run, record: Record, output: Output) -> bool:
+    """Whether this machine has a recorded file, and not one that was pulled before the stage ran again."""
+    path = run.root / output.path
+    if not path.is_file() or path.stat().st_size != output.size:
+        return False
+    return path.stat().st_mtime >= calendar.timegm(time.strptime(record.started, ISO_UTC))

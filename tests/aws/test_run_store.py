@@ -436,6 +436,25 @@ def test_the_first_node_does_not_wait_for_votes_of_an_attempt_that_was_lost(
     assert (run.checkpoint(4) / "__1_0.distcp").read_bytes() == b"ONE"
 
 
+def test_the_best_weights_of_a_step_are_pushed_though_later_ones_are_better(
+    client: Any, run: Run, other: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One directory on the volume has the best weights of every step, one after the other."""
+    make_checkpoint(run, 3, CONTENT, here=NODES[0], best=True)
+    make_checkpoint(other, 3, CONTENT, here=NODES[1], best=True)
+
+    def training_goes_on(seconds: float) -> None:
+        make_checkpoint(run, 5, CONTENT | {"__0_0.distcp": b"ZERO"}, here=NODES[0], best=True)
+        monkeypatch.setattr(time, "sleep", vote)
+
+    def vote(seconds: float) -> None:
+        assert RunStore(other, client).push_checkpoint(other.best_checkpoint, 1, 2)
+
+    monkeypatch.setattr(time, "sleep", training_goes_on)
+    assert RunStore(run, client).push_checkpoint(run.best_checkpoint, 0, 2)
+    assert f"{below(run, run.checkpoints)}/best-00000003/checkpoint.json" in stored(client)
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_node_that_has_gone_on_without_a_checkpoint(client: Any, run: Run, other: Run) -> None:
     """Its training has removed step 4 before it came to push it."""

@@ -139,11 +139,11 @@ def test_create_continues_if_another_was_quicker(kit: Kit, monkeypatch: pytest.M
     """Between its check and its request; also when botocore retries because an answer was lost."""
     config, session = cluster_config.load(kit.file), Session("us-west-2")
     create(config, session, print, 0.02)
-    describe, settled = api.describe, stack._settled
+    describe, settled = api.describe, stack.settled
     clusters: list[None] = [None, None]
     stacks: list[None] = [None]
     monkeypatch.setattr(api, "describe", lambda *a: clusters.pop() if clusters else describe(*a))
-    monkeypatch.setattr(stack, "_settled", lambda *a: stacks.pop() if stacks else settled(*a))
+    monkeypatch.setattr(stack, "settled", lambda *a: stacks.pop() if stacks else settled(*a))
     create(config, session, print, 0.02)
     operations = [operation for _, operation in kit.aws.requests()]
     assert (operations.count("CreateStack"), operations.count("CreateCluster")) == (2, 2)

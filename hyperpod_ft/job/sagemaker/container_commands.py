@@ -50,7 +50,8 @@ def pull_run(directory: Path, root: Path, store: str) -> None:
 def before(run: Run, stage: str, step: int | None = None) -> int | None:
     """Pull the outputs of the stages that it needs, and what an earlier job of the stage has pushed.
 
-    `step`: of the checkpoint that the first host has; None for the newest. Returns the step of the one that is here.
+    `step`: of the checkpoint that the first host has, 0 if it has none; None for the newest. Returns the step of the
+    checkpoint that is here.
     """
     with _explained(run):
         store = _store(run)

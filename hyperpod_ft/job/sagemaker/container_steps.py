@@ -32,10 +32,10 @@ class ContainerSteps:
         if self._store:
             self._call("pull-run", self._host.parameters.root, self._store)
 
-    def before(self, stage: str, checkpoint: str = "") -> None:
-        """Pull what a stage needs, and the newest checkpoint, or that of this step."""
+    def before(self, stage: str, checkpoint: int | None = None) -> None:
+        """Pull what a stage needs, and the newest checkpoint, or that of this step; 0: none."""
         if self._store:
-            self._call("before", stage, *([checkpoint] if checkpoint else []))
+            self._call("before", stage, *([] if checkpoint is None else [str(checkpoint)]))
 
     @contextmanager
     def during(self, stage: str) -> Iterator[None]:

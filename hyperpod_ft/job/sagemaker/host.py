@@ -83,6 +83,8 @@ def link_root(root: Path, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         if root == target:
             return
+        if target in root.parents:
+            raise JobError(f"cluster.root: {root} is below {target}, which it would be a link to; set another one")
         root.parent.mkdir(parents=True, exist_ok=True)
         if root.is_dir() and not root.is_symlink():
             root.rmdir()  # an image may have it, empty

@@ -6,7 +6,7 @@ The other hosts cannot be reached by ssh; they connect to the first one:
                           {"ready": true}                it has pulled what it was asked to pull
                           {"report": "node-1-1.json", "text": "..."}   a file that it left about the attempt
                           {"ended": 0}                   its script ended, with this exit status
-    from the first host   {"pull": "train", "checkpoint": 40}           what the stage needs, from the store
+    from the first host   {"pull": "train", "checkpoint": 40}           what the stage needs, from the store; 0: none
                           {"stage": "train", "number": 1700000000, "attempt": "/fsx/..."}
                           {"signal": 10}                 for its script
                           {"end": true}                  the job is over
@@ -29,6 +29,7 @@ _PORTS = range(31_000, 32_000)
 POLL_SECONDS = 0.1
 JOIN_SECONDS = 1200  # a host may still install packages
 _HELLO_SECONDS = 5.0  # a host sends it at once; a port scanner never does
+_MAX_HELLO_BYTES = 1024
 
 
 class Peer:
@@ -67,10 +68,16 @@ class Peer:
 
     def hello(self) -> dict[str, Any]:
         """Its first message; empty when there is none within `_HELLO_SECONDS`."""
-        self._connection.settimeout(_HELLO_SECONDS)
-        message = self.receive() or {}
+        deadline = time.monotonic() + _HELLO_SECONDS
+        with suppress(OSError):
+            while b"\n" not in self._received and len(self._received) < _MAX_HELLO_BYTES:
+                self._connection.settimeout(max(0.01, deadline - time.monotonic()))
+                more = self._connection.recv(_MAX_HELLO_BYTES)
+                if not more or time.monotonic() > deadline:
+                    break
+                self._received += more
         self._connection.settimeout(None)
-        return message
+        return (b"\n" in self._received and self.receive()) or {}
 
     def says_something(self, seconds: float) -> bool:
         """Whether a message or the end of the connection arrives within this time."""

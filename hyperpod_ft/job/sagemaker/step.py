@@ -69,13 +69,13 @@ def _pull_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arri
     if done.returncode:
         return 1  # a crash, which is retried, even for a user's error: earlier pulls of this job went well
     for peer in peers:
-        peer.send(pull=stage, checkpoint=json.loads(outcome)["checkpoint"])
+        peer.send(pull=stage, checkpoint=json.loads(outcome)["checkpoint"] or 0)
     waiting = list(peers)
     while waiting:
         if arrived:
             return 128 + arrived[0]
         for peer in select.select(waiting, [], [], POLL_SECONDS)[0]:
-            if peer.receive() is None:  # a host that cannot pull it ends, and the job with it
+            if peer.receive() is None:  # it is gone, or cannot pull: a crash, as above
                 return 1
             waiting.remove(peer)
     return 0
@@ -125,14 +125,15 @@ def serve_first_host(
     job: str,
     first: str,
     number: int,
-    pull: Callable[[str, str], None],
+    pull: Callable[[str, int], None],
     start: Callable[[str, Mapping[str, str]], subprocess.Popen[bytes]],
     expired: Callable[[], bool],
 ) -> int:
     """Serve the first host until it says that the job is over; returns 0, since its exit status is the job's.
 
-    `pull` pulls what a stage needs, and the checkpoint of a step ("" for none). `start` starts the script of a
-    stage with these variables, in its own process group. Gives up when `expired` says so, with status 1.
+    `pull` pulls what a stage needs, and the checkpoint of a step (0 for none); after a JobError the attempt does not
+    start, and the host waits for the next one. `start` starts the script of a stage with these variables, in its own
+    process group. Gives up when `expired` says so, with status 1.
     """
     while not expired():
         try:
@@ -143,7 +144,7 @@ def serve_first_host(
         try:
             peer.send(host=number, job=job)
             while (message := _next(peer, expired)) and "pull" in message:
-                pull(str(message["pull"]), str(message["checkpoint"] or ""))
+                pull(str(message["pull"]), int(message["checkpoint"]))
                 peer.send(ready=True)
             if message and "end" in message:
                 return 0
@@ -156,6 +157,8 @@ def serve_first_host(
                     with suppress(OSError):
                         os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
+        except JobError as error:
+            print(f"step: {error}", file=sys.stderr, flush=True)
         finally:
             peer.close()
     return 1

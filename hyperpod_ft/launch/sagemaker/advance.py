@@ -6,8 +6,10 @@ creates the first one whose stages have no records yet. It reads the current sta
 refuses a second job of the same name. `list`, `logs` and `compare` only read.
 """
 
+import contextlib
 from dataclasses import replace
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.followers import decide_follower
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, RecordedJob, job_name, recorded_jobs
@@ -42,7 +44,8 @@ def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> st
         next_job = job if found is None else _add_follower(run, job, found, left, place)
         if next_job is None or not _create(run, jobs, next_job, left):
             return None
-        place.refresh()
+        with contextlib.suppress(UserError):  # the job is there, whether marks can be seen or not
+            place.refresh()
         if any(_is_cancelled(run, known) for known in (job, next_job)):
             # `cancel` may have looked for jobs to stop before this one was there
             jobs.stop(next_job.name)

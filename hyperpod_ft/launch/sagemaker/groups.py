@@ -105,9 +105,13 @@ def number_of(name: str) -> int:
 
 
 def next_number(run: Run, group: str, others: Iterable[str] = ()) -> int:
-    """The first number that no job of the group has had: of those recorded, and of `others`, further names."""
+    """The first number that no job of the group has had: of those recorded or marked as cancelled, and of `others`,
+    further names."""
     beginning = f"{name_prefix(run)}{group}-"
     names = [job.job_id for job in run.jobs() if job.launcher == LAUNCHER]
+    # a submission that failed may have left marks without the record of its jobs
+    marks = [run.cancel_marker(stage.name, f"{beginning}*") for stage in run.plan.stages]
+    names += [found.stem[found.stem.index(beginning) :] for mark in marks for found in mark.parent.glob(mark.name)]
     taken = [number_of(name) for name in [*names, *others] if name.startswith(beginning)]
     return max(taken, default=0) + 1
 

@@ -52,7 +52,7 @@ class SageMakerLauncher:
         except BaseException:
             # SageMaker may have accepted a job, whose container would create the next one
             with contextlib.suppress(UserError):
-                self.cancel(run, recorded)
+                self._stop(run, recorded)
             raise
 
     def refresh(self, run: Run) -> None:
@@ -84,11 +84,17 @@ class SageMakerLauncher:
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Mark the jobs first, so that no container creates the one after it, then stop those that exist.
 
-        Also those that a container has just created: it may have looked for marks before.
+        Also those that a container has just created: it may have looked for marks before. Raises UserError when it
+        cannot be seen whether there are any.
         """
         self._stop(run, jobs)
         names = {job.job_id for job in jobs}
-        if created := [job for job in self.active(run, jobs) if job.job_id not in names]:
+        try:
+            created = [job for job in self.active(run, jobs) if job.job_id not in names]
+        except UserError as error:
+            problem = f"cancelled, but a container may have created another training job: {error.problem}"
+            raise UserError(problem, f"{error.remedy}; then: hyperpod-ft cancel {run.directory}") from error
+        if created:
             self._stop(run, created)
 
     def _stop(self, run: Run, jobs: Sequence[Job]) -> None:

@@ -1,5 +1,6 @@
 """Which files of a run an endpoint is given, and what they are: read from the run's directory, never written."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint.create.endpoint_request import ADAPTER_DIRECTORY
 from hyperpod_ft.serving.endpoint.create.fit import Served
+from hyperpod_ft.serving.stored_models import is_here
 from hyperpod_ft.serving.vllm_limits import MAX_LORA_RANK
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -76,7 +78,7 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
     assert record is not None, "a stage that is done has one"
     version, chat = _version(record), _has_chat_template(run.tuned_model)
     weights = [output for output in record.outputs if output.path.endswith(".safetensors")]
-    here = all((run.root / output.path).is_file() for output in weights)
+    here = all(is_here(run, record, output) for output in weights)
     if settings.model == "adapter":
         if not here:
             raise UserError("deploy.model: base model and adapter are in the run's store only", "set it to merged")
@@ -95,7 +97,8 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
 
 def _version(record: Record) -> str:
     """The model's version: it differs for a model that was made again (`submit --force`) with the same fingerprint."""
-    return f"{record.fingerprint[:12]}-{text_sha256(repr((record.started, record.outputs)))[:6]}"
+    made = [record.started, *([output.path, output.size] for output in record.outputs)]
+    return f"{record.fingerprint[:12]}-{text_sha256(json.dumps(made))[:6]}"
 
 
 def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:

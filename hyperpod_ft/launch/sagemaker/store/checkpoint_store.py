@@ -189,7 +189,9 @@ class CheckpointStore:
                 break
             if any(node in missing and is_later(voted, name) for voted, node in map(vote_of, listed)):
                 return False
-            if _read(directory) not in (None, described):
+            now = _read(directory)
+            # not of another step: the directory of the best weights is always the same
+            if now is not None and now != described and stored_name(directory, now) == name:
                 return False
             if time.monotonic() > deadline:
                 problem = f"node {missing[0]} has not pushed its files within {PATIENCE_SECONDS:.0f} s"

@@ -8,7 +8,7 @@ with them. All raise UserError for what a user can correct.
 
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +73,7 @@ class RunStore:
 
         They replace those on this machine. A training that is at work may be replacing some of them.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                self._pull_records()
-                return
-            except ObjectReplacedError:
-                if attempt == _ATTEMPTS:
-                    raise
+        _until_none_is_replaced(self._pull_records)
 
     def _pull_records(self) -> None:
         directories = tuple(f"{self._directory}/{name}/" for name in ("records", *_STATE_DIRECTORIES))
@@ -171,15 +165,19 @@ class RunStore:
         """Before training: pull the newest complete checkpoint, and what else training continues from.
 
         Every node calls it and gets the files of all; the nodes after the first one with the `step` of the checkpoint
-        that the first one got. Returns the checkpoint's directory; None without one. Raises UserError when all are
-        damaged.
+        that the first one got, 0 if it got none. Returns the checkpoint's directory; None without one. Raises UserError
+        when all are damaged.
         """
-        found = self._checkpoints.pull(step)
+        found = None if step == 0 else self._checkpoints.pull(step)
+        _until_none_is_replaced(self._pull_state)
+        return found
+
+    def _pull_state(self) -> None:
+        """Pull what training continues from besides its checkpoint, as far as this machine lacks it."""
         listed = trees.listing(self._client, f"{self._url}/{self._directory}")
         wanted = [entry for entry in listed if entry.name.startswith(("attempts/", f"{_REFERENCE}/", "metrics.jsonl"))]
         missing = [entry for entry in wanted if not (self._run.directory / entry.name).exists()]
         trees.pull_entries(self._client, f"{self._url}/{self._directory}", self._run.directory, missing, flush=False)
-        return found
 
     def _push(self, files: Iterable[Path], what: str) -> None:
         trees.push(self._client, self._url, self._run.root, files, f"push {what}")
@@ -190,6 +188,17 @@ class RunStore:
     @property
     def _directory(self) -> str:
         return self._run.relative(self._run.directory)
+
+
+def _until_none_is_replaced(pull: Callable[[], None]) -> None:
+    """Pull small files again while others replace some of them. Raises ObjectReplacedError after five attempts."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            pull()
+            return
+        except ObjectReplacedError:
+            if attempt == _ATTEMPTS:
+                raise
 
 
 def _markers(files: Iterable[Path]) -> list[Path]:

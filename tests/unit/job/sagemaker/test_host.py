@@ -84,6 +84,8 @@ def test_the_root_may_be_the_directory_itself(tmp_path: Path) -> None:
     for _ in range(2):
         link_root(root, root)
         assert root.is_dir() and not root.is_symlink()
+    with pytest.raises(JobError, match="is below"):
+        link_root(root / "runs", root)
 
 
 def test_the_first_reason_is_the_jobs(tmp_path: Path) -> None:

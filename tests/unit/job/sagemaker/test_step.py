@@ -30,7 +30,7 @@ class Follower:
     """A host in a thread of this process; its script is a line of bash."""
 
     def __init__(self, job: str, number: int, script: str) -> None:
-        self.pulled: list[tuple[str, str]] = []
+        self.pulled: list[tuple[str, int]] = []
         self.cannot_pull = False
         self.started: list[tuple[str, Mapping[str, str]]] = []
         self.script = script
@@ -41,10 +41,9 @@ class Follower:
         self.thread.start()
 
     def _follow(self, job: str, number: int) -> None:
-        with suppress(messages.JobError):
-            self.status = step.serve_first_host(job, FIRST, number, self._pull, self._start, self.over.is_set)
+        self.status = step.serve_first_host(job, FIRST, number, self._pull, self._start, self.over.is_set)
 
-    def _pull(self, stage: str, checkpoint: str) -> None:
+    def _pull(self, stage: str, checkpoint: int) -> None:
         if self.cannot_pull:
             raise messages.JobError("store s3://b/ft: access denied")
         self.pulled.append((stage, checkpoint))
@@ -120,8 +119,8 @@ def test_every_host_runs_the_stages_script_and_knows_the_attempt(job: str) -> No
         assert again[0] == 0 and all(len(host.started) == 2 for host in hosts)
 
 
-@pytest.mark.parametrize(("checkpoint", "pulled"), [("40", "40"), ("null", "")])
-def test_with_a_store_every_host_pulls_the_checkpoint_of_the_first_one(job: str, checkpoint: str, pulled: str) -> None:
+@pytest.mark.parametrize(("checkpoint", "pulled"), [("40", 40), ("null", 0)])
+def test_with_a_store_every_host_pulls_the_checkpoint_of_the_first_one(job: str, checkpoint: str, pulled: int) -> None:
     with followers(job, "exit 0", "exit 0") as hosts:
         status, output = finish(lead(job, 3, "echo started", **{step.STORE: "s3://b/ft", "CHECKPOINT": checkpoint}))
         assert status == 0 and output.splitlines() == ["pulling", "started"]
@@ -137,6 +136,10 @@ def test_nothing_starts_when_a_host_cannot_pull_what_it_needs(job: str) -> None:
         hosts[1].cannot_pull = True
         assert finish(lead(job, 3, "echo started", **store)) == (1, "pulling\n")
         assert not any(host.started for host in hosts)
+        hosts[1].cannot_pull = False
+        assert finish(lead(job, 3, "echo started", **store)) == (0, "pulling\nstarted\n"), (
+            "it waits for the next attempt"
+        )
 
 
 def test_the_job_is_over_when_the_first_host_says_so(job: str) -> None:
@@ -209,10 +212,21 @@ def test_a_stranger_that_says_half_a_line_is_not_waited_for(job: str, monkeypatc
     monkeypatch.setattr(messages, "_HELLO_SECONDS", 0.2)
     with ThreadPoolExecutor() as pool:
         gathered = pool.submit(messages.gather, job, [FIRST, "algo-2"], until=lambda: False)
-        with connected(job) as stranger, connected(job) as host:
+        over = threading.Event()
+        with connected(job) as stranger, connected(job) as slow, connected(job) as host:
             stranger.sendall(b'{"host"')
+            drips = pool.submit(drip, slow, over)
             messages.Peer(host).send(host=1, job=job)
             assert len(gathered.result(30)) == 1
+            over.set()
+            drips.result(30)
+
+
+def drip(connection: socket.socket, over: threading.Event) -> None:
+    """Send a byte now and then, and never a whole line."""
+    with suppress(OSError):
+        while not over.wait(0.1):
+            connection.sendall(b".")
 
 
 def connected(job: str) -> socket.socket:
