@@ -87,12 +87,13 @@ class Cluster:
         return node.start(*node.provision_command(), log=log), log
 
     def job(self, node: Node, script: str, *options: str, user: str = USER, seconds: float = 30) -> str:
-        """Submit a job as a user from its home, wait for it, and return what it wrote."""
+        """Submit a job as a user from its home, wait for it, and return what it wrote, without srun's waiting for nodes."""
         number = self.submit(node, script, *options, user=user)
         state = self.wait_for_job(number, seconds)
         output = node.run("sh", "-c", f"cat slurm-{number}.out", user=user).stdout
         assert state == "COMPLETED", f"job {number} is {state}: {output}"
-        return output
+        waiting = (f"srun: Job {number} step creation ", f"srun: Step created for StepId={number}.")
+        return "".join(line for line in output.splitlines(keepends=True) if not line.startswith(waiting))
 
     def submit(self, node: Node, script: str, *options: str, user: str = USER) -> int:
         """sbatch; returns the job's number."""

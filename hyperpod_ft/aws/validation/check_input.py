@@ -73,6 +73,6 @@ def why_not_checked(error: Exception, clients: Mapping[str, Any]) -> tuple[str, 
     operation = getattr(error, "operation_name", "")
     models = [client.meta.service_model for client in clients.values()]
     service = next((model.signing_name for model in models if operation in model.operation_names), "")
-    if f"allow {operation} " in remedy and service:  # AWS's message does not name the service
+    if remedy.endswith(f" {operation}") and service:  # AWS's message does not name the service
         remedy = remedy.replace(operation, f"{service}:{operation}")
     return problem, remedy or "run validate again later"
