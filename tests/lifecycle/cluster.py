@@ -87,7 +87,7 @@ class Cluster:
         return node.start(*node.provision_command(), log=log), log
 
     def job(self, node: Node, script: str, *options: str, user: str = USER, seconds: float = 30) -> str:
-        """Submit a job as a user from its home, wait for it, and return what it wrote, except srun's notes about waiting."""
+        """Submit a job as a user from its home and wait; returns its output without srun's notes about waiting."""
         number = self.submit(node, script, *options, user=user)
         state = self.wait_for_job(number, seconds)
         output = node.run("sh", "-c", f"cat slurm-{number}.out", user=user).stdout
