@@ -70,7 +70,7 @@ class Session:
             return self._clients[key]
 
     def credentials(self) -> Any:
-        """botocore's credentials, to sign what no client sends; None when there are none. Only inside `explained`."""
+        """botocore's credentials, to sign requests that no client sends; None without any. Only inside `explained`."""
         with self._lock:
             return self._boto3.get_credentials()
 

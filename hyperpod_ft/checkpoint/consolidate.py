@@ -129,7 +129,9 @@ def consolidate_model(
         tensors = _match(where, tensors, weights, _is_tied(base, weights))
         written_as = {name: weights[name].dtype for name in tensors}
     if dtype != "base":
-        written_as = {n: DTYPE_OF_TORCH_NAME[dtype] if old in ARITHMETIC else old for n, old in written_as.items()}
+        written_as = {
+            name: DTYPE_OF_TORCH_NAME[dtype] if stored in ARITHMETIC else stored for name, stored in written_as.items()
+        }
     identity = _identity(tensors.values()) | {"dtypes": written_as, "shard": max_shard_bytes, "template": chat_template}
     refuse_damage(checkpoint.model, checkpoint.archives)
     refuse_divergence(checkpoint.model, where)

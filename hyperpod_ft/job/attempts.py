@@ -1,4 +1,4 @@
-"""What the supervisor does after an attempt at a training, and what it knows about the attempt.
+"""What the supervisor does after an attempt at a training run, and what it knows about the attempt.
 
 Each node that failed reports a `NodeFailure`, because the exit statuses of torchrun (always 1) and srun (the highest)
 hide which rank failed first. `decide` is a pure function of them. An attempt that is followed by another is added to
@@ -19,7 +19,6 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.runs.restarts import Attempt, NodeFailure
-from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import NOTICE_STATUS, TERMINATED_STATUS
 
 _MAX_PAUSE_SECONDS = 300
@@ -118,26 +117,3 @@ def pause_seconds(number: int, accelerators: bool) -> int:
     The Neuron runtime takes some seconds to release devices; CPUs need none.
     """
     return min((15 if accelerators else 1) << (number - 1), _MAX_PAUSE_SECONDS)
-
-
-def newest_checkpoint(run: Run) -> int:
-    """Step of the checkpoint that was written last; 0 when there is none.
-
-    Not the highest step: when a checkpoint is damaged, training resumes from an earlier one.
-    """
-    written = []
-    for step, path in run.checkpoints_by_step().items():
-        with contextlib.suppress(OSError):  # just deleted
-            written.append((path.stat().st_mtime_ns, step))
-    return max(written, default=(0, 0))[1]
-
-
-def reference_measured(run: Run) -> int:
-    """How many of DPO's reference log-probabilities are stored.
-
-    Not when they were: a job that measures the same part as the one before it has made no progress.
-    """
-    try:
-        return int(run.reference_count.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return 0

@@ -47,7 +47,7 @@ _SIGNAL_DELIVERY_SECONDS = 1
 _SAVE_TIMEOUT_SECONDS = 45  # more than Slurm's KillWait
 # Of the 120 s between SageMaker's SIGTERM and SIGKILL.
 _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS = 90
-_TELL_AGAIN_SECONDS = 3  # ranks that had not started yet missed the first notice
+_REPEAT_NOTICE_SECONDS = 3  # ranks that had not started yet missed the first notice
 _REQUEUE_TIMEOUT_SECONDS = 60
 _REQUEUE_RETRY_SECONDS = 5
 
@@ -104,13 +104,13 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
     step = JobStep.from_environment()
     accelerators = CATALOGUE[run.config.cluster.instance_type].has_accelerators
     allowed = run.config.cluster.max_restarts
-    begun_at, reference = attempts.newest_checkpoint(run), attempts.reference_measured(run)
+    begun_at, reference = restarts.last_written_step(run), restarts.reference_measured(run)
     if not step.restarts and not step.hosts:  # the names of training jobs are not used again
         restarts.forget(run, stage, job_id)
     while True:
         earlier = restarts.of_submission(run, stage, job_id)
         attempt = _attempt(run, stage, command, signals, begun_at, job_id)
-        attempt = replace(attempt, measured=attempts.reference_measured(run) > reference)
+        attempt = replace(attempt, measured=restarts.reference_measured(run) > reference)
         decision = attempts.decide(attempt, earlier, allowed, bool(step.slurm_job), bool(step.hosts))
         if decision.action == "retry":
             restarts.add(run, stage, attempt)
@@ -168,7 +168,7 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, beg
         failures=attempts.failures(directory) if status else (),
         signal=signals.received,
         begun_at=begun_at,
-        checkpoint=attempts.newest_checkpoint(run),
+        checkpoint=restarts.last_written_step(run),
         step=metrics.last_step(run.metrics_path),
     )
 
@@ -181,7 +181,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
     to_save = seconds_to_save(run.plan[stage].resources.warning_seconds, JobStep.from_environment().max_runtime)
     seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.only_sender else _SAVE_TIMEOUT_SECONDS
     ended = False
-    recorded_at, looked_at, told_at = 0.0, 0.0, 0.0
+    recorded_at, looked_at, noticed_at = 0.0, 0.0, 0.0
     while child.poll() is None:
         now = time.monotonic()
         if not recorded_at and now - looked_at > _RECORD_POLL_SECONDS:
@@ -194,8 +194,8 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
         if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > seconds_to_end:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
-        if signals.only_sender and signals.received and now - told_at > _TELL_AGAIN_SECONDS:
-            told_at = now
+        if signals.only_sender and signals.received and now - noticed_at > _REPEAT_NOTICE_SECONDS:
+            noticed_at = now
             child.send_signal(NOTICE)
         if signals.received == NOTICE and signals.seconds_since() > to_save:
             break  # ranks hang, or a step takes longer than the time left

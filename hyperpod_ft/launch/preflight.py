@@ -76,7 +76,7 @@ class Preview:
 
 def preview(run: Run) -> Preview:
     """Raises UserError as `check` does."""
-    fit = check(run)
+    fit = check_run(run)
     will_run = {stage.name for stage in choose(run)}
     rows = rows_per_step(run.config.training, run.plan.degrees.data_parallel)
     return Preview(
@@ -104,12 +104,13 @@ def _training_jobs(run: Run, stages: Sequence[StagePlan]) -> Iterator[TrainingJo
         yield TrainingJobPreview(group.name, names, f"{group.nodes} x ml.{instance_type}", chosen, group.seconds)
 
 
-def check(run: Run) -> TrainingFit | None:
-    """Refuse now what would fail in a job later, as far as this machine can see it.
+def check_run(run: Run) -> TrainingFit | None:
+    """The estimate of what the training needs; None while the model is not here.
 
-    That is: prompts that do not match the dataset's format, an interpreter that does not exist and, for a model that is
-    here already, degrees that do not divide it and accelerators that it does not fit (stage download checks any other).
-    None when the model is not here. Raises UserError.
+    Refuses now what would fail in a job later, as far as this machine can see it: prompts that do not
+    match the dataset's format, an interpreter that does not exist and, for a model that is here already, degrees that
+    do not divide it and accelerators that it does not fit (stage download checks any other).
+    Raises UserError.
     """
     for number, prompt in enumerate(run.config.generate.prompts):
         # a chat takes the model's own template

@@ -13,7 +13,7 @@ from hyperpod_ft import __version__, publish
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.preflight import check
+from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan, plan
@@ -99,7 +99,7 @@ def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Ite
 
 
 def _prepare(run: Run) -> list[Path]:
-    check(run)
+    check_run(run)
     kit = Kit(Path(sys.executable), snapshot(run.code_copies))
     run.freeze()
     scripts = render(run, kit)
@@ -141,7 +141,7 @@ def _refuse_another_path(run: Run) -> None:
 def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     """Remove the records of these stages; put them back when the block fails.
 
-    A training that is forced must not resume from its checkpoints: they are kept under another name.
+    A training run that is forced must not resume from its checkpoints: they are kept under another name.
     """
     moved: list[tuple[Path, Path]] = []
     records = [run.record_path(stage.name) for stage in stages]

@@ -193,7 +193,7 @@ def test_deleting_with_data_continues_after_an_interruption(aws: Aws) -> None:
     assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remaining()
 
 
-def test_a_stack_deleted_past_the_kit_keeps_its_data_and_its_network(aws: Aws) -> None:
+def test_a_stack_deleted_outside_the_kit_keeps_its_data_and_its_network(aws: Aws) -> None:
     """Why `delete` updates: AWS cannot delete the network of a file system that must be kept."""
     deploy(SESSION, HP, poll_seconds=POLL)
     stack_id = aws.client("cloudformation").describe_stacks(StackName="hp")["Stacks"][0]["StackId"]
@@ -231,7 +231,7 @@ def test_no_stack(aws: Aws) -> None:
     assert remains(SESSION, "hp") == Remaining()
 
 
-def test_cfn_lint_has_nothing_to_say() -> None:
+def test_cfn_lint_reports_nothing() -> None:
     regions = ["us-west-2", "us-east-1", "us-east-2", "ap-south-1", "eu-north-1"]
     assert cfnlint.api.lint(stack.template(), config=cfnlint.api.ManualArgs(regions=regions)) == []
     assert len(stack.template()) < 51200, "what CloudFormation takes in a request"

@@ -50,7 +50,7 @@ def in_store(aws: "Aws", tmp_path: Path) -> Command:
     return Command(tmp_path, aws, values)
 
 
-def test_a_run_in_a_store_goes_on_while_nobody_watches(in_store: Command, tmp_path: Path) -> None:
+def test_a_run_in_a_store_continues_unwatched(in_store: Command, tmp_path: Path) -> None:
     """Only `submit` runs here until the model is there: each job's container creates the next.
 
     Training lasts longer than its job may: it saves when notice comes, and another job goes on from there.

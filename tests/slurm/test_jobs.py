@@ -108,7 +108,7 @@ def test_an_interrupted_submission_cancels_what_it_made(
         time.sleep(0.1)
 
 
-def test_a_sites_own_ways(
+def test_site_customizations_of_slurm(
     slurm: SlurmLauncher, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = waiting(make_run)

@@ -28,12 +28,12 @@ class Need:
 def role_needs(given: CheckInput) -> list[Need]:
     """The permissions of AmazonSageMakerClusterInstanceRolePolicy, and those that AWS adds for a customer's VPC ("IAM
     role for SageMaker HyperPod")."""
-    where = f"{given.partition}:{{}}:{given.config.region}:{given.account_id}"
-    logs = f"arn:{where.format('logs')}:log-group:/aws/sagemaker/Clusters/{given.config.name}/0123456789ab"
+    arn_of = f"arn:{given.partition}:{{}}:{given.config.region}:{given.account_id}"
+    logs = f"{arn_of.format('logs')}:log-group:/aws/sagemaker/Clusters/{given.config.name}/0123456789ab"
     bucket = f"arn:{given.partition}:s3:::{given.existing.bucket}"
-    interface = f"arn:{where.format('ec2')}:network-interface/eni-0123456789abcdef0"
-    network = [f"arn:{where.format('ec2')}:subnet/{given.existing.subnet_id}"]
-    network += [f"arn:{where.format('ec2')}:security-group/{group}" for group in given.existing.security_group_ids]
+    interface = f"{arn_of.format('ec2')}:network-interface/eni-0123456789abcdef0"
+    network = [f"{arn_of.format('ec2')}:subnet/{given.existing.subnet_id}"]
+    network += [f"{arn_of.format('ec2')}:security-group/{group}" for group in given.existing.security_group_ids]
     # the managed policy's condition on S3: buckets of the same account
     own = {"aws:ResourceAccount": given.account_id, "aws:PrincipalAccount": given.account_id}
     vpc_id = (given.subnet() or {"VpcId": "vpc-0123456789abcdef0"})["VpcId"]
@@ -61,7 +61,7 @@ def role_needs(given: CheckInput) -> list[Need]:
                 "ec2:DetachNetworkInterface",
             ),
             interface,
-            {"ec2:Vpc": f"arn:{where.format('ec2')}:vpc/{vpc_id}"},
+            {"ec2:Vpc": f"{arn_of.format('ec2')}:vpc/{vpc_id}"},
         ),
         Need(("ec2:CreateTags",), interface),
         Need(
@@ -79,9 +79,9 @@ def role_needs(given: CheckInput) -> list[Need]:
 def caller_needs(given: CheckInput) -> list[Need]:
     """The permissions that `cluster create` needs, in order of use."""
     config = given.config
-    where = f"arn:{given.partition}:{{}}:{config.region}:{given.account_id}"
-    cluster = f"{where.format('sagemaker')}:cluster/0123456789ab"
-    stack = f"{where.format('cloudformation')}:stack/{config.stack_name}/0"
+    arn_of = f"arn:{given.partition}:{{}}:{config.region}:{given.account_id}"
+    cluster = f"{arn_of.format('sagemaker')}:cluster/0123456789ab"
+    stack = f"{arn_of.format('cloudformation')}:stack/{config.stack_name}/0"
     bucket = f"arn:{given.partition}:s3:::{config.existing.bucket if config.existing else 'sagemaker-lifecycle'}"
     role = (
         config.existing.execution_role_arn
@@ -98,16 +98,16 @@ def caller_needs(given: CheckInput) -> list[Need]:
             Need(("cloudformation:CreateStack", "cloudformation:DescribeStackEvents"), stack),
             Need(("iam:CreateRole", "iam:PutRolePolicy"), role),
             Need(("s3:CreateBucket",), bucket),
-            Need(("fsx:CreateFileSystem",), f"{where.format('fsx')}:file-system/fs-0123456789abcdef0"),
-            Need(("ec2:CreateVpc",), f"{where.format('ec2')}:vpc/vpc-0123456789abcdef0"),
-            Need(("ec2:CreateSubnet",), f"{where.format('ec2')}:subnet/subnet-0123456789abcdef0"),
-            Need(("ec2:CreateNatGateway",), f"{where.format('ec2')}:natgateway/nat-0123456789abcdef0"),
-            Need(("ec2:CreateSecurityGroup",), f"{where.format('ec2')}:security-group/sg-0123456789abcdef0"),
+            Need(("fsx:CreateFileSystem",), f"{arn_of.format('fsx')}:file-system/fs-0123456789abcdef0"),
+            Need(("ec2:CreateVpc",), f"{arn_of.format('ec2')}:vpc/vpc-0123456789abcdef0"),
+            Need(("ec2:CreateSubnet",), f"{arn_of.format('ec2')}:subnet/subnet-0123456789abcdef0"),
+            Need(("ec2:CreateNatGateway",), f"{arn_of.format('ec2')}:natgateway/nat-0123456789abcdef0"),
+            Need(("ec2:CreateSecurityGroup",), f"{arn_of.format('ec2')}:security-group/sg-0123456789abcdef0"),
         ]
     return needs
 
 
-def role(given: CheckInput) -> list[Finding]:
+def role_is_assumable(given: CheckInput) -> list[Finding]:
     """The role exists, is in this account, and SageMaker may assume it."""
     return assumable(given.clients["iam"], given.existing.execution_role_arn, given.account_id, ROLE)
 
@@ -139,10 +139,10 @@ def assumable(iam: Any, arn: str, account_id: str, key: str) -> list[Finding]:
 def role_permissions(given: CheckInput) -> list[Finding]:
     """The role has the permissions that HyperPod's nodes need."""
     remedy = "attach AmazonSageMakerClusterInstanceRolePolicy and AWS's additions for a VPC, or allow these actions"
-    return needs_of_role(given, role_needs(given), remedy)
+    return check_role_has(given, role_needs(given), remedy)
 
 
-def needs_of_role(given: CheckInput, needs: list[Need], remedy: str) -> list[Finding]:
+def check_role_has(given: CheckInput, needs: list[Need], remedy: str) -> list[Finding]:
     """The role has these permissions."""
     arn, iam = given.existing.execution_role_arn, given.clients["iam"]
     try:
@@ -162,10 +162,10 @@ def needs_of_role(given: CheckInput, needs: list[Need], remedy: str) -> list[Fin
 
 def caller_permissions(given: CheckInput) -> list[Finding]:
     """The caller has the permissions that `cluster create` needs."""
-    return needs_of_caller(given, caller_needs(given))
+    return check_caller_has(given, caller_needs(given))
 
 
-def needs_of_caller(given: CheckInput, needs: list[Need]) -> list[Finding]:
+def check_caller_has(given: CheckInput, needs: list[Need]) -> list[Finding]:
     """The caller has these permissions."""
     iam, caller = given.clients["iam"], given.caller
     kind, _, name = caller.split(":", 5)[5].partition("/")

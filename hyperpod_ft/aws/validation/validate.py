@@ -105,7 +105,7 @@ def account_checks(config: ClusterConfig) -> list[Check]:
         Check("security groups", network_checks.GROUPS, network_checks.security_groups, (network_checks.GROUPS,)),
         Check("FSx", filesystem_checks.FSX, filesystem_checks.file_system, (filesystem_checks.FSX,)),
         Check("bucket", state_checks.BUCKET, state_checks.bucket, (state_checks.BUCKET,)),
-        Check("role", permission_checks.ROLE, permission_checks.role, (permission_checks.ROLE,)),
+        Check("role", permission_checks.ROLE, permission_checks.role_is_assumable, (permission_checks.ROLE,)),
         Check(
             "permissions of the role",
             permission_checks.ROLE,

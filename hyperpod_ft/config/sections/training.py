@@ -84,7 +84,7 @@ class Training(Section):
     )
     save_only_model: bool = Field(
         False,
-        description="Save only the trained weights, at the end: smaller and faster, but a training that is interrupted"
+        description="Save only the trained weights, at the end: smaller and faster, but an interrupted training run"
         " starts again (engine torch).",
     )
     evaluate_every_steps: PositiveInt | None = Field(

@@ -181,7 +181,7 @@ class TrainingLoop:
         return progress
 
     def _trained(self, progress: Progress) -> Trained:
-        """What a training that has ended leaves."""
+        """What a training run that has ended leaves."""
         if progress.stopped_early and self.processes.leads:
             print(
                 f"train: stopped after step {progress.step}: the validation loss was lowest,"

@@ -1,4 +1,4 @@
-"""The state of a training: when and how much of it a checkpoint holds, and how training resumes from one."""
+"""The state of a training run: when and how much of it a checkpoint holds, and how training resumes from one."""
 
 from dataclasses import replace
 from typing import Any
@@ -55,7 +55,7 @@ class TrainingState:
         self._checkpoints.finish()
 
     def resume(self, steps: int) -> Progress:
-        """Load the newest complete checkpoint of a training of `steps` steps; without one, start at step 0.
+        """Load the newest complete checkpoint of a training run of `steps` steps; without one, start at step 0.
 
         Raises RuntimeError when nodes have different ones.
         """

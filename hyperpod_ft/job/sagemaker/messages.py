@@ -94,7 +94,7 @@ def port(job: str) -> int:
 
 
 def gather(job: str, hosts: Sequence[str], until: Callable[[], bool], seconds: float = JOIN_SECONDS) -> list[Peer]:
-    """The hosts after the first one, in order, when all have come; those that have when `until` says so.
+    """The hosts after the first one, in order, once all have joined; or those that have when `until()` becomes true.
 
     Raises JobError when some have not come after `seconds`.
     """
@@ -119,10 +119,10 @@ def gather(job: str, hosts: Sequence[str], until: Callable[[], bool], seconds: f
 def dismiss(job: str, hosts: Sequence[str], seconds: float) -> int:
     """Tell the other hosts that the job is over, also those that come within this time; returns how many have come."""
     deadline = time.monotonic() + seconds
-    told: list[Peer] = []
+    peers: list[Peer] = []
     with suppress(OSError):
-        told = gather(job, hosts, until=lambda: time.monotonic() > deadline)
-    for peer in told:
+        peers = gather(job, hosts, until=lambda: time.monotonic() > deadline)
+    for peer in peers:
         peer.send(end=True)
         peer.close()
-    return len(told)
+    return len(peers)

@@ -96,7 +96,7 @@ class Script:
             self.last_line = text or self.last_line
 
     def stop(self) -> None:
-        """SIGTERM: a training saves a checkpoint, other stages end."""
+        """SIGTERM: a training run saves a checkpoint, other stages end."""
         with suppress(ProcessLookupError):
             if self.stage not in SUPERVISED:
                 os.killpg(self.process.pid, signal.SIGTERM)
@@ -106,7 +106,7 @@ class Script:
                 self.notice()
 
     def notice(self) -> None:
-        """The notice of the time limit: a training saves and ends."""
+        """The notice of the time limit: a training run saves and ends."""
         if self.stage == SAVES_ON_NOTICE:
             self.process.send_signal(NOTICE)
 

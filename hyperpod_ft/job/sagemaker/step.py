@@ -133,7 +133,7 @@ def serve_first_host(
 
     `pull` pulls what a stage needs, and the checkpoint of a step (0 for none); after a JobError the attempt does not
     start, and the host waits for the next one. `start` starts the script of a stage with these variables, in its own
-    process group. Gives up when `expired` says so, with status 1.
+    process group. Gives up with status 1 when `expired()` is true.
     """
     while not expired():
         try:
@@ -165,7 +165,7 @@ def serve_first_host(
 
 
 def _next(peer: Peer, expired: Callable[[], bool]) -> dict[str, Any] | None:
-    """The next message, however long it takes; None when the first host is gone, or `expired` says so."""
+    """The next message, however long it takes; None when the first host is gone or `expired()` is true."""
     while not expired():
         if peer.says_something(POLL_SECONDS):
             return peer.receive()
@@ -177,7 +177,7 @@ def _relay(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number
 
     What the process leaves in the attempt's directory is sent to it.
     """
-    told = False
+    reported = False
     sent: set[Path] = set()
     while True:
         ended = process.poll() is not None
@@ -185,15 +185,15 @@ def _relay(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number
             if not report.name.startswith("."):  # not whole yet
                 sent.add(report)
                 peer.send(report=report.name, text=report.read_text(encoding="utf-8"))
-        if ended and not told:
+        if ended and not reported:
             peer.send(ended=shell_status(process.returncode))
-            told = True
+            reported = True
         if not peer.says_something(POLL_SECONDS):
             continue
         message = peer.receive()
         if message is None:
             return
-        if not told:
+        if not reported:
             process.send_signal(int(message["signal"]))
 
 

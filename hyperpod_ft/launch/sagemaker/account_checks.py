@@ -41,7 +41,7 @@ class Checks:
         found = [
             Check("quotas", "cluster.instance_type", self.quotas),
             Check("images", "sagemaker.image", self.images),
-            Check("role", permission_checks.ROLE, permission_checks.role),
+            Check("role", permission_checks.ROLE, permission_checks.role_is_assumable),
             Check("permissions of the role", permission_checks.ROLE, self.role_permissions),
             Check("permissions of the role to create the next job", permission_checks.ROLE, self.next_job_permissions),
             Check("your permissions", permission_checks.CALLER, self.caller_permissions),
@@ -90,7 +90,7 @@ class Checks:
         return f"ml.{group.instance_type(self.run)} for {spot}training job usage"
 
     def _at_once(self) -> dict[str, int]:
-        """Instances, by quota, that count while a container creates the job after its own, which may be a training
+        """Instances, by quota, that count while a container creates the job after its own, which may be a training run
         that continues it."""
         found = groups(self.run.plan.stages)
         followed = [*itertools.pairwise(found), *((group, group) for group in found if group.starts_ranks)]
@@ -134,12 +134,12 @@ class Checks:
         if sagemaker_section(self.run).file_system:
             needs.append(Need(_NETWORK_ACTIONS))
         remedy = "`hyperpod-ft sagemaker setup` makes a role that may, or allow these actions"
-        return permission_checks.needs_of_role(given, needs, remedy)
+        return permission_checks.check_role_has(given, needs, remedy)
 
     def next_job_permissions(self, given: CheckInput) -> list[Finding]:
         """The last act of a job creates the next one; without these permissions, `status` does."""
         remedy = "allow these, or keep `submit --watch` running: `status` creates the next job too"
-        found = permission_checks.needs_of_role(given, list(self._create(given)), remedy)
+        found = permission_checks.check_role_has(given, list(self._create(given)), remedy)
         return [replace(finding, severity="warning") for finding in found]
 
     def caller_permissions(self, given: CheckInput) -> list[Finding]:
@@ -156,7 +156,7 @@ class Checks:
                 ":log-group:/aws/sagemaker/TrainingJobs:*",
             ),
         ]
-        return permission_checks.needs_of_caller(given, needs)
+        return permission_checks.check_caller_has(given, needs)
 
     def subnets(self, given: CheckInput) -> list[Finding]:
         """All exist and are in one zone, with addresses for every instance."""

@@ -111,9 +111,18 @@ def _add_follower(run: Run, job: RecordedJob, found: TrainingJob, left: list[str
 
 def _lost(run: Run, job: RecordedJob) -> Attempt:
     """The attempt of a job that could not report how it ended."""
-    checkpoint = max(run.checkpoints_by_step(), default=0)
-    step = metrics.last_step(run.metrics_path)
-    return Attempt(job.name, utc_now(), KILLED_STATUS, False, (), 0, checkpoint, checkpoint, step)
+    checkpoint = restarts.last_written_step(run)
+    return Attempt(
+        job_id=job.name,
+        time=utc_now(),
+        status=KILLED_STATUS,
+        recorded=False,
+        failures=(),
+        signal=0,
+        begun_at=checkpoint,
+        checkpoint=checkpoint,
+        step=metrics.last_step(run.metrics_path),
+    )
 
 
 def _exit_statuses(run: Run, job: RecordedJob, stages: list[str]) -> list[int]:

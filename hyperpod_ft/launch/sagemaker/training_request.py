@@ -91,7 +91,7 @@ def _require_possible(group: Group, instance_type: str) -> None:
         raise UserError(
             f"cluster.time_limit: the time limits of {', '.join(stage.name for stage in group.stages)} together are"
             " longer than the 28 days of a training job",
-            "shorten them: a training that reaches its limit is continued by another job",
+            "shorten them: a training run that reaches its limit is continued by another job",
         )
 
 

@@ -130,7 +130,7 @@ def table(compared: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
 
 
 def line(training: Figures) -> str:
-    """The speed and the cost of a training in one line."""
+    """The speed and the cost of a training run in one line."""
     parts = (
         ("samples_per_second", "{} samples/s"),
         ("tokens_per_second", "{} tokens/s"),

@@ -26,7 +26,7 @@ _EVERY_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Usage:
-    """How long one attempt at a training held the nodes of its run."""
+    """How long one attempt at a training run held the nodes of its run."""
 
     job_id: str
     started: str  # ISO 8601, UTC

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.preflight import check
+from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -35,8 +35,8 @@ def test_an_interpreter_without_packages_for_trainium_is_refused(
         parallelism={"tensor_parallel": 4},
     )
     if not refused:
-        check(run)
+        check_run(run)
         return
     with pytest.raises(UserError, match=r"env\.python: .*is Python 3\.1\d, and engine .* needs 3\.1") as error:
-        check(run)
+        check_run(run)
     assert len(str(error.value).splitlines()) == 1

@@ -55,7 +55,7 @@ class _Bucket:
         first = next(iter(gradients.values()))
         buffer = first.new_zeros(self._shard_ranks, self._width)
         pairs = [pair for name, gradient in gradients.items() for pair in self._pieces(buffer, name, gradient)]
-        torch._foreach_copy_([place for place, _ in pairs], [piece for _, piece in pairs])
+        torch._foreach_copy_([view for view, _ in pairs], [piece for _, piece in pairs])
         # their memory is not needed while the buffer is reduced
         del pairs, first
         gradients.clear()
@@ -75,12 +75,12 @@ class _Bucket:
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
         first = next(iter(weights.values()))
         own = first.new_zeros(self._width)
-        for name, place in self._parts_of(own):
-            place.copy_(self.parts[name].of(weights[name]))
+        for name, view in self._parts_of(own):
+            view.copy_(self.parts[name].of(weights[name]))
         buffer = first.new_empty(self._shard_ranks, own.numel())
         dist.all_gather_into_tensor(buffer.view(-1), own, group=self._mesh.get_group("dp_shard"))
         pairs = [pair for name, weight in weights.items() for pair in self._pieces(buffer, name, weight)]
-        torch._foreach_copy_([piece for _, piece in pairs], [place for place, _ in pairs])
+        torch._foreach_copy_([piece for _, piece in pairs], [view for view, _ in pairs])
 
     def _parts_of(self, row: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """The views of a row that this rank's parts take up."""

@@ -74,7 +74,7 @@ class InStore:
         trees.push(self.client, self.url, self.run.root, files)
 
     def discard(self, stages: Sequence[str]) -> None:
-        """Raises UserError for a training that is done: a new one would continue from the store's checkpoints."""
+        """Raises UserError for a training run that is done: a new one would continue from the store's checkpoints."""
         names = {stage: self.run.relative(self.run.record_path(stage)) for stage in stages}
         there = {entry.name for entry in trees.listed(self.client, self.url, names.values())}
         if names.get("train") in there:

@@ -71,7 +71,7 @@ class RunStore:
     def pull_records(self) -> None:
         """Pull the small files that `status`, `logs` and `list` read: records, jobs, metrics, attempts, exit statuses.
 
-        They replace those on this machine. A training that is at work may be replacing some of them.
+        They replace those on this machine. A training run that is at work may be replacing some of them.
         """
         _until_none_is_replaced(self._pull_records)
 
@@ -89,7 +89,7 @@ class RunStore:
     def push_stage(self, stage: str) -> None:
         """Push the outputs of a stage that has finished on this machine, and then its record.
 
-        When the nodes of a training share no volume, the first one calls this after `push_checkpoint`.
+        When the nodes of a training run share no volume, the first one calls this after `push_checkpoint`.
         """
         record = self._run.record(stage)
         if record is None:

@@ -56,7 +56,7 @@ def superseded(names: Collection[str], newest: str, keep: int) -> list[str]:
     """Complete checkpoints that can be removed, now that `newest` is complete too.
 
     Of those for a restart, `newest` and the last `keep` - 1 others stay: training may have resumed from before a
-    damaged one, so that `newest` has not the highest step. A training that resumes from the first of them needs the
+    damaged one, so that `newest` has not the highest step. A training run that resumes from the first of them needs the
     best weights as of then, and all later ones.
     """
     steps = sorted((name for name in names if not is_best(name) and name != newest), key=number_of)
