@@ -25,6 +25,6 @@ mypy
 shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh tests/lifecycle/*.sh tests/aws/*.sh
 
 say "pytest"
-# Three workers keep two cores busy, since tests with Slurm wait much; a fourth gains nothing. The files that take longest
-# come first by name, or by tests/conftest.py.
-exec pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder "$@"
+# Four workers keep two cores busy: with three, they were idle for a quarter of the time, since tests with Slurm and
+# containers wait much. The files that take longest come first by name, or by tests/conftest.py.
+exec pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder "$@"

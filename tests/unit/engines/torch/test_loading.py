@@ -289,7 +289,7 @@ def test_a_missing_expert_is_named(models: dict[str, Path], tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        ({"hidden_size": 64}, r"has shape \[400, 32\], but config\.json makes it \[400, 64\]"),
+        ({"hidden_size": 64}, r"has shape \[400, 32\], but config\.json requires \[400, 64\]"),
         ({"num_hidden_layers": 3}, r"are missing: model\.layers\.2\."),
         ({"num_hidden_layers": None}, "cannot load the model: "),
         ({"num_attention_heads": 0}, "cannot load the model: "),
