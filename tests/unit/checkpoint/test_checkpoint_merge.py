@@ -2,13 +2,11 @@
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -457,20 +455,23 @@ from pathlib import Path
 from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 
+root, shards = Path(sys.argv[1]), int(sys.argv[2])
 write = direct.DirectWriter.write
 def slow(*arguments):
     time.sleep(0.02)
+    while len(list((root / ".merged.partial").glob("model-*"))) > shards:
+        time.sleep(1)  # until it is killed
     write(*arguments)
 direct.DirectWriter.write = slow
-root = Path(sys.argv[1])
 merge(root / "base", [WeightedAdapter(root / "adapter")], root / "merged", max_shard_bytes=20_000)
 """
 
 
-def kill_when(tmp_path: Path, reached: Callable[[], bool]) -> None:
-    process = subprocess.Popen([sys.executable, "-c", SLOW_MERGE, str(tmp_path)])
+def kill_when(tmp_path: Path, shards: int) -> None:
+    """Kill a merge that has begun this many shards, or one more."""
+    process = subprocess.Popen([sys.executable, "-c", SLOW_MERGE, str(tmp_path), str(shards)])
     deadline = time.monotonic() + 60
-    while not reached():
+    while len(list((tmp_path / ".merged.partial").glob("model-*"))) < shards:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
@@ -481,12 +482,10 @@ def test_after_kills_it_goes_on_and_gives_the_same_files(tmp_path: Path) -> None
     make(tmp_path)
     run(tmp_path, "whole", max_shard_bytes=20_000)
     partial = tmp_path / ".merged.partial"
-    chosen = random.Random(os.getpid())
     shards = len(list((tmp_path / "whole").glob("*.safetensors")))
     seen: dict[str, tuple[int, int]] = {}
     for least in (1, shards // 3, 2 * shards // 3):
-        kill_when(tmp_path, lambda least=least: len(list(partial.glob("model-*"))) >= least)  # type: ignore[misc]
-        time.sleep(chosen.random() * 0.02)
+        kill_when(tmp_path, least)
         assert not (tmp_path / "merged").exists()
         kept = {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in partial.glob("model-*")}
         journal = json.loads((partial / ".finished.json").read_text())["finished"]
@@ -503,7 +502,7 @@ def test_after_kills_it_goes_on_and_gives_the_same_files(tmp_path: Path) -> None
 def test_what_a_kill_left_is_not_used_for_another_merge(tmp_path: Path, what: str) -> None:
     make(tmp_path)
     partial = tmp_path / ".merged.partial"
-    kill_when(tmp_path, lambda: len(list(partial.glob("model-*"))) >= 3)
+    kill_when(tmp_path, 3)
     options: dict[str, object] = {"max_shard_bytes": 20_000}
     if what == "adapter":
         factors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
