@@ -501,7 +501,6 @@ def test_after_kills_it_goes_on_and_gives_the_same_files(tmp_path: Path) -> None
 @pytest.mark.parametrize("what", ["adapter", "configuration", "base", "dtype", "weight"])
 def test_what_a_kill_left_is_not_used_for_another_merge(tmp_path: Path, what: str) -> None:
     make(tmp_path)
-    partial = tmp_path / ".merged.partial"
     kill_when(tmp_path, 3)
     options: dict[str, object] = {"max_shard_bytes": 20_000}
     if what == "adapter":
