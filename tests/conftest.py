@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from hyperpod_ft import garbage
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.localcluster.programs import find_programs
 from hyperpod_ft.runs.run import Run
 
@@ -75,6 +76,18 @@ def slurm_installed() -> None:
         if os.environ.get("CI") or os.environ.get("HYPERPOD_FT_REQUIRE_SLURM") == "1":
             pytest.fail(str(error))
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def cluster(slurm_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """The local cluster of this test process: two nodes of four CPUs, gone when the process is, even by SIGKILL.
+
+    Shared by the tests of a worker: leave its nodes idle. Pass `cluster.environment()` to what you start.
+    """
+    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
+    cluster.up(nodes=2, cpus=4, bound_to_parent=True)
+    yield cluster
+    cluster.down()
 
 
 @pytest.fixture

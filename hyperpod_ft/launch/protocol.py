@@ -66,7 +66,7 @@ class Launcher(Protocol):
     def advance(self, run: "Run") -> str:
         """`refresh`, then create the job whose turn it is, where jobs do not wait for one another themselves.
 
-        Returns its id; empty when there is none to create.
+        Returns its id, or an empty string if no job is due.
         """
 
     def fetch_log(self, run: "Run", job: "Job") -> None:

@@ -125,7 +125,7 @@ def describe(restarts: Sequence[Attempt], allowed: int) -> str:
 
 
 def last_written_step(run: Run) -> int:
-    """Step of the checkpoint that was written last; 0 when there is none.
+    """The step of the checkpoint that was written last, or 0 without one.
 
     Not the highest step: when a checkpoint is damaged, training resumes from an earlier one.
     """

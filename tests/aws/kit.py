@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,19 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 NAME = "ml-cluster"
+
+
+def start(directory: Path, environment: Mapping[str, str], *arguments: str) -> "subprocess.Popen[str]":
+    """Start `hyperpod-ft` in a directory; its standard output has its standard error too."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "hyperpod_ft", *arguments],
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 class Kit:
@@ -33,15 +47,7 @@ class Kit:
 
     def start(self, *arguments: str, group: str = "cluster") -> "subprocess.Popen[str]":
         """`group`: of commands; without one, `arguments` name it."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "hyperpod_ft", *([group] if group else []), *arguments],
-            cwd=self.directory,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return start(self.directory, self.environment, *([group] if group else []), *arguments)
 
     def run_any(self, *arguments: str, status: int = 0) -> str:
         """Another command than those of `hyperpod-ft cluster`."""

@@ -3,7 +3,7 @@
 import random
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,14 +34,6 @@ def by_process(tmp_path_factory: pytest.TempPathFactory) -> Run:
         time.sleep(0.1)
     assert run.is_done("generate")
     return run
-
-
-@pytest.fixture(scope="module")
-def cluster(slurm_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
-    cluster.up(nodes=2, cpus=4, bound_to_parent=True)
-    yield cluster
-    cluster.down()
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def in_store(aws: "Aws", tmp_path: Path) -> Command:
 def test_a_run_in_a_store_continues_unwatched(in_store: Command, tmp_path: Path) -> None:
     """Only `submit` runs here until the model is there: each job's container creates the next.
 
-    Training lasts longer than its job may: it saves when notice comes, and another job goes on from there.
+    Training takes longer than the job's time limit: it saves a checkpoint on notice, and another job resumes from it.
     """
     command = in_store
     command.run("submit", "run.yaml", "--launcher", "sagemaker")
@@ -81,7 +81,7 @@ def test_a_run_in_a_store_continues_unwatched(in_store: Command, tmp_path: Path)
 
 
 def freeze_until_notice(command: Command) -> None:
-    """Suspend the rank that trains until it has been told that the time limit is close."""
+    """Suspend the training rank until the notice of the time limit has reached it."""
     wait_for(
         lambda: "train-1" in command.created() and "\nstep 1/400" in training_run.log(command.aws, command.jobs()[1])
     )

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hyperpod_ft.runs.run import Run
-from tests.aws.kit import ROOT
+from tests.aws.kit import ROOT, start
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -39,15 +38,7 @@ class Command:
         }
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, "-m", "hyperpod_ft", *arguments],
-            cwd=self.directory,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return start(self.directory, self.environment, *arguments)
 
     def run(self, *arguments: str, status: int = 0) -> str:
         process = self.start(*arguments)

@@ -67,7 +67,7 @@ class Peer:
         return None
 
     def hello(self) -> dict[str, Any]:
-        """Its first message; empty when there is none within `_HELLO_SECONDS`."""
+        """Its first message, or an empty one if none arrives within `_HELLO_SECONDS`."""
         deadline = time.monotonic() + _HELLO_SECONDS
         with suppress(OSError):
             while b"\n" not in self._received and len(self._received) < _MAX_HELLO_BYTES:

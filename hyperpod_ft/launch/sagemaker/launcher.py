@@ -93,7 +93,8 @@ class SageMakerLauncher:
             created = [job for job in self.active(run, jobs) if job.job_id not in names]
         except UserError as error:
             problem = f"cancelled, but a container may have created another training job: {error.problem}"
-            raise UserError(problem, f"{error.remedy}; then: hyperpod-ft cancel {run.directory}") from error
+            again = f"run hyperpod-ft cancel {run.directory} again"
+            raise UserError(problem, f"{error.remedy}; then {again}" if error.remedy else again) from error
         if created:
             self._stop(run, created)
 

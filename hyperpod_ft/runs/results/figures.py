@@ -75,7 +75,7 @@ _LINES: dict[str, _Line] = {
 
 
 def figures(run: Run) -> Figures | None:
-    """The figures from the training's record; None when there is none. Checkpoints may have been deleted since."""
+    """The figures in the training's record, or None before it exists. Checkpoints may have been deleted since."""
     trained = _valid(run, "train")
     if trained is None:
         return None

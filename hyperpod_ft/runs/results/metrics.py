@@ -42,7 +42,7 @@ def last_row(path: Path) -> dict[str, Any] | None:
 
 
 def last_step(path: Path) -> int:
-    """The step of the newest intact row; 0 when there is none."""
+    """The step of the newest intact row, or 0 without one."""
     row = last_row(path)
     return int(row["step"]) if row else 0
 

@@ -5,7 +5,6 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import openai
@@ -14,64 +13,18 @@ import pytest
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.serving.http import server as servers
 from hyperpod_ft.serving.http.access import API_KEY
-from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Request
+from hyperpod_ft.serving.http.openai_api import ApiError, Request
 from hyperpod_ft.serving.http.server import Server
+from tests.unit.serving.http.made_up import MadeUp
 
 CHAT = "/v1/chat/completions"
 QUESTION = json.dumps({"messages": [{"role": "user", "content": "a?"}]})
 JSON = {"Content-Type": "application/json"}
 
 
-@dataclass
-class MadeUp:
-    """Answers with the words that `words` yields."""
-
-    words: Callable[[Request], Iterator[str]]
-    ended: threading.Event = field(default_factory=threading.Event)
-    names: tuple[str, ...] = ("tuned", "base")
-    chats: bool = True
-    failure: str = ""
-
-    def named(self, name: str) -> str:
-        if name not in ("", *self.names):
-            raise ApiError(404, f"no {name}", "model_not_found")
-        return name or "tuned"
-
-    def answer(self, request: Request, send: Callable[[str], None]) -> Answer:
-        text = ""
-        try:
-            for word in self.words(request):
-                text += word
-                send(word)
-        finally:
-            self.ended.set()
-        return Answer(text, "stop", 1, len(text))
-
-
-def two_words(_: Request) -> Iterator[str]:
-    yield from ("one ", "two")
-
-
 def endless(_: Request) -> Iterator[str]:
     while True:
         yield "x"
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Server]]:
-    started = []
-
-    def make(words: Callable[[Request], Iterator[str]] | None = two_words, **options: Any) -> Server:
-        server = Server(**{"host": "127.0.0.1", "port": 0, "title": "a <run>"} | options)
-        server.answers = MadeUp(words) if words else None
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        started.append(server)
-        return server
-
-    yield make
-    for server in started:
-        server.shutdown()
-        server.server_close()
 
 
 def ask(server: Server, method: str, path: str, content: str | None = None, **headers: str) -> tuple[int, Any]:

@@ -14,7 +14,7 @@ from hyperpod_ft.serving.http.server import Server
 from tests.unit.serving import tuned
 from tests.unit.serving.conftest import Serving
 from tests.unit.serving.http.browser import ENTER, ESCAPE, RELEASE, SHIFT, TAB, Browser, browser, installed
-from tests.unit.serving.http.test_http_server import MadeUp
+from tests.unit.serving.http.made_up import MadeUp
 
 pytestmark = pytest.mark.skipif(
     not installed(), reason="chromium and chromedriver are missing; ./scripts/test.sh installs them on Debian"
@@ -27,23 +27,6 @@ PICTURES = os.environ.get("HYPERPOD_FT_PAGE_PICTURES")
 def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with browser(tmp_path_factory.mktemp("chromium")) as opened:
         yield opened
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Server]]:
-    started = []
-
-    def make(words: Callable[[Request], Iterator[str]], **options: str) -> Server:
-        server = Server("127.0.0.1", 0, "made up", **options)
-        server.answers = MadeUp(words)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        started.append(server)
-        return server
-
-    yield make
-    for server in started:
-        server.shutdown()
-        server.server_close()
 
 
 def picture(window: Browser, name: str) -> None:
