@@ -19,7 +19,8 @@ forgets everything: resources, scenario, requests. `GET /_test/requests` lists [
     training_plans     {name: fields of DescribeTrainingPlan}
     file_systems       {FSx id: local directory}: what training jobs mount; the first part of a DirectoryPath, the
                        mount name, stands for it
-    interruptions      {training job: "spot" | "internal error"}: happens to it while it trains, once
+    interruptions      {training job: [["spot" | "internal error", step], ...]}: happen to it one after another, each
+                       when it has printed `step N/` of at least that step; step 0: as soon as its containers run
     errors             [{"service", "operation" (or absent), "code", "message", "status": 400, "times": 1}]: calls that
                        are answered with an error, e.g. ThrottlingException for the first three DescribeCluster
 """
@@ -69,7 +70,7 @@ class Scenario:
     endpoint_container: dict[str, Any] = field(default_factory=dict)
     prices: dict[str, float] = field(default_factory=dict)
     file_systems: dict[str, str] = field(default_factory=dict)
-    interruptions: dict[str, str] = field(default_factory=dict)
+    interruptions: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def merge(self, changes: dict[str, Any]) -> None:

@@ -88,12 +88,10 @@ def test_interruptions_change_no_byte(aws: "Aws", tmp_path: Path, by_process: Ru
     In a store: every host loses its files.
     """
     jobs = Jobs(aws, tmp_path / "fsx")
-    aws.scenario(seconds={"training.grace": 45})  # PID 1 may not be ready for SIGTERM
     run = training_run.make(tmp_path / "client", shared=by_process.root, **STEPS)
     (train,) = jobs.names(run)
     lost = random.choice([0, random.randint(1, 45)])
-    jobs.interrupt(train, "internal error", lost)
-    jobs.interrupt(train, "spot", 46)
+    aws.scenario(interruptions={train: [("internal error", lost), ("spot", 46)]})
     jobs.wait_for_the_run(run)
     jobs.fetch(run)
     assert results(run) == results(by_process), lost

@@ -208,7 +208,7 @@ def test_a_spot_job_starts_again_on_other_instances(jobs: Jobs, aws: "Aws") -> N
         StoppingCondition={"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 600},
     )
     until_log_has(jobs, "ready")
-    aws.scenario(interruptions={name: "spot"})
+    aws.scenario(interruptions={name: [("spot", 0)]})
     wait_for(lambda: printed(jobs).count("ready") == 2, jobs, name)
     jobs.sagemaker.stop_training_job(TrainingJobName=name)
     ended = jobs.wait(name)
@@ -222,7 +222,7 @@ def test_internal_errors_are_retried_if_the_job_says_so(jobs: Jobs, aws: "Aws", 
     strategy: dict[str, Any] = {"RetryStrategy": {"MaximumRetryAttempts": retries}} if retries else {}
     name = create(jobs, WAITS, **strategy)
     until_log_has(jobs, "ready")
-    aws.scenario(interruptions={name: "internal error"})
+    aws.scenario(interruptions={name: [("internal error", 0)]})
     if retries:
         wait_for(lambda: printed(jobs).count("ready") == 2, jobs, name)
         assert "Restarting" in history(jobs.describe(name))

@@ -9,6 +9,7 @@ SageMaker's developer guide (training algorithm containers, managed spot trainin
 quote. The times of StoppingCondition are not scaled; the 120 s between SIGTERM and SIGKILL are scenario.py's.
 """
 
+import re
 import shutil
 import signal
 import tempfile
@@ -48,6 +49,7 @@ _CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
 )
 _POLL = 0.02
+_STEP = re.compile(r"step (\d+)/")
 Outcome = Generator[float, None, str]
 
 
@@ -76,6 +78,7 @@ class TrainingJob:
         self.disk = Path(tempfile.mkdtemp(prefix="training-job-"))
         self.downloads = self.disk / "channels"
         self._starts = 0
+        self._step = 0  # the highest that its log shows
         self._retries = request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
         region.training_jobs[self.name] = self
         self._become("Starting")
@@ -237,7 +240,6 @@ class TrainingJob:
 
     def _watch(self, streams: dict[Container, str]) -> Outcome:
         """Until all containers have ended, one has failed, or something else happens to the job."""
-        interruptions = self.region.world.scenario.interruptions
         limit = timedelta(seconds=self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
         assert self.training_began is not None
         while True:
@@ -250,8 +252,10 @@ class TrainingJob:
                 return "stopped"
             if datetime.now(timezone.utc) - self.training_began > limit:
                 return "too long"
-            if self.name in interruptions:
-                return "internal error" if interruptions.pop(self.name) == "internal error" else "interrupted"
+            interruptions = self.region.world.scenario.interruptions.get(self.name)
+            if interruptions and self._step >= interruptions[0][1]:
+                kind, _ = interruptions.pop(0)
+                return "internal error" if kind == "internal error" else "interrupted"
             yield _POLL
 
     def _terminate(self, streams: dict[Container, str]) -> Process:
@@ -290,6 +294,7 @@ class TrainingJob:
         for container, stream in streams.items():
             if lines := [line for line in container.new_lines() if line]:
                 self._log_lines(stream, lines)
+                self._step = max([self._step, *(int(found[1]) for found in map(_STEP.match, lines) if found)])
 
     def _log_lines(self, stream: str, lines: list[str]) -> None:
         logs, now = self.region.client("logs"), int(time.time() * 1000)

@@ -1,14 +1,11 @@
 """A run of the shipped tiny Llama as SageMaker training jobs, for tests: its submission, its jobs, how it ended."""
 
 import json
-import re
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from botocore.exceptions import ClientError
 
 from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.digests import file_sha256, files_below
@@ -120,18 +117,6 @@ class Jobs:
         if run.config.sagemaker and run.config.sagemaker.store:
             for stage in ("consolidate", "merge", "generate"):
                 RunStore(run, self.aws.client("s3")).pull_stage(stage)
-
-    def step(self, name: str) -> int:
-        """The highest step that a job has printed."""
-        try:
-            return max((int(step) for step in re.findall(r"^step (\d+)/", self.log(name), re.MULTILINE)), default=0)
-        except ClientError:  # no log yet
-            return 0
-
-    def interrupt(self, name: str, kind: str, step: int) -> None:
-        """Interrupt a job when it has come to this step; at step 0 as soon as its containers run."""
-        self.wait(name, lambda found: found["SecondaryStatus"] == "Training" and self.step(name) >= step)
-        self.aws.scenario(interruptions={name: kind})
 
     def log(self, name: str) -> str:
         return log(self.aws, name)

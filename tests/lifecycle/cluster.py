@@ -92,7 +92,7 @@ class Cluster:
         state = self.wait_for_job(number, seconds)
         output = node.run("sh", "-c", f"cat slurm-{number}.out", user=user).stdout
         assert state == "COMPLETED", f"job {number} is {state}: {output}"
-        waiting = (f"srun: Job {number} step creation ", f"srun: Step created for StepId={number}.")
+        waiting = (f"srun: Job {number} step creation ", "srun: Step created for ")
         return "".join(line for line in output.splitlines(keepends=True) if not line.startswith(waiting))
 
     def submit(self, node: Node, script: str, *options: str, user: str = USER) -> int:
