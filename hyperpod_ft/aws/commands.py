@@ -16,8 +16,9 @@ from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, ClusterWatch
 from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.ssh import connect as ssh
+from hyperpod_ft.aws.ssh import key as ssh_key
 from hyperpod_ft.aws.ssh import ssm
-from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS
+from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS, login_user
 from hyperpod_ft.aws.ssh.config import SshFiles
 from hyperpod_ft.aws.ssh.connect import SshRequest, SshRoute
 from hyperpod_ft.aws.stack.events import describe
@@ -109,6 +110,11 @@ class Commands:
                 )
             self.say(f"{cluster_logs.log_group(cluster)} {streams[0]}")
             yield from cluster_logs.lines(logs, cluster, streams[0], follow)
+
+    def login_user(self, identity: Path | None) -> str:
+        """Who has the caller's key on the nodes. `identity`: a key file; None: the usual one."""
+        users = self.target.config.users if self.target.config else ()
+        return login_user(users, ssh_key.find(identity, Path.home() / ".ssh").line)
 
     def ssh_route(self, request: SshRequest) -> SshRoute:
         """The ssh route to the requested node."""

@@ -204,7 +204,12 @@ def ssh_command(
         typer.Option("--group", help="Connect to the first running node of this group. Default: the login group."),
     ] = None,
     node: Annotated[str | None, typer.Option("--node", help="Connect to this node: instance id or host name.")] = None,
-    user: Annotated[str, typer.Option("--user", "-l", help="User on the node.")] = "ubuntu",
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user", "-l", help="User on the node. Default: the cluster file's user with your key, or ubuntu."
+        ),
+    ] = None,
     identity: Annotated[Path | None, typer.Option("--identity", "-i", help="Key file, private or public.")] = None,
     forward: Annotated[
         list[str] | None, typer.Option("-L", metavar="PORT:HOST:PORT", help="Forward a port, as ssh does.")
@@ -221,9 +226,12 @@ def ssh_command(
 ) -> None:
     """Log in to a node through SSM (docs/reaching-nodes.md)."""
     from hyperpod_ft.aws.ssh import connect as ssh  # noqa: PLC0415
+    from hyperpod_ft.aws.ssh.choice import IMAGE_USER  # noqa: PLC0415
 
+    commands = _commands(_find(cluster, region), profile)
+    user = user or (IMAGE_USER if ssm else commands.login_user(identity))
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
-    route = _commands(_find(cluster, region), profile).ssh_route(request)
+    route = commands.ssh_route(request)
     if dry_run:
         print(ssh.preview(route, request))
     elif print_config:

@@ -29,6 +29,8 @@ InstanceType = Annotated[
 MOUNT_PATH = r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+"
 MountPath = Annotated[str, matches(MOUNT_PATH, "an absolute path of letters, digits and ._-, such as /fsx")]
 LINUX_USER = r"[a-z_][a-z0-9_-]{0,31}"
+# a line of authorized_keys without options, as lifecycle/provision/settings.py reads it
+PUBLIC_KEY = r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}( [^\x00-\x1f\x7f]*)?"
 FSX_FIRST_GIB, FSX_STEP_GIB = 1200, 2400  # sizes of FSx for Lustre SSD file systems
 FIRST_USER_ID, LAST_USER_ID = (
     1001,
@@ -121,6 +123,14 @@ class User(Section):
     )
     gid: Annotated[PositiveInt, Field(ge=FIRST_USER_ID, le=LAST_USER_ID)] | None = Field(
         None, description="Id of the user's own group; the user id if not set."
+    )
+
+    public_keys: tuple[
+        Annotated[str, matches(PUBLIC_KEY, "one line of a public key file, such as ~/.ssh/id_ed25519.pub")], ...
+    ] = Field(
+        (),
+        description="Public ssh keys of this person, as in `id_ed25519.pub`: they open this account, and `cluster ssh`"
+        " logs in as the user who has the caller's key.",
     )
 
     @property

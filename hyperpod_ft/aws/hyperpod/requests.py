@@ -99,7 +99,10 @@ def settings(config: ClusterConfig, resources: ClusterResources) -> dict[str, An
             "mount_path": config.fsx.mount_path,
         },
         "groups": {group.name: _NODE_TYPES[type(group)].lower() for group in config.groups},
-        "users": [{"name": user.name, "uid": user.uid, "gid": user.group_id} for user in config.users],
+        "users": [
+            {"name": user.name, "uid": user.uid, "gid": user.group_id, "public_keys": list(user.public_keys)}
+            for user in config.users
+        ],
         "accounting": config.accounting,
         "metrics": config.metrics,
     }

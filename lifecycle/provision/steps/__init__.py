@@ -15,6 +15,7 @@ from provision.steps.neuron import Neuron
 from provision.steps.prolog_epilog import PrologEpilog
 from provision.steps.slurm import Slurm
 from provision.steps.slurm_configuration import SlurmConfiguration
+from provision.steps.ssh_hosts import SshHosts
 from provision.steps.ssh_keys import SshKeys
 from provision.steps.users import Users
 
@@ -27,6 +28,7 @@ STEPS: tuple[Step, ...] = (
     Users(),
     Home(),
     SshKeys(),
+    SshHosts(),
     Logrotate(),
     PrologEpilog(),
     SlurmConfiguration(),

@@ -73,6 +73,14 @@ def test_the_packaged_file_is_the_flagships_cluster() -> None:
         ({"users": [{"name": "ubuntu", "uid": 2001}]}, "users.0.name: "),
         ({"users": [{"name": "a; rm -rf /", "uid": 2001}]}, "a Linux user name"),
         ({"users": [{"name": "a", "uid": 1000}]}, "users.0.uid: "),
+        (
+            {"users": [{"name": "a", "uid": 2001, "public_keys": ["-----BEGIN OPENSSH PRIVATE KEY-----"]}]},
+            "users.0.public_keys.0: must be one line of a public key file",
+        ),
+        (
+            {"users": [{"name": "a", "uid": 2001, "public_keys": ["command=x ssh-rsa AA"]}]},
+            "users.0.public_keys.0: must",
+        ),
         ({"accounting": True}, "accounting: "),
         ({"tags": {"aws:x": "1"}}, "tags: aws:x"),
     ],
@@ -120,9 +128,10 @@ def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:
 
 
 def test_nodes_get_their_groups_and_users(tmp_path: Path) -> None:
-    settings = requests.settings(load(tmp_path, users=[{"name": "alice", "uid": 2001}]), RESOURCES)
+    users = [{"name": "alice", "uid": 2001, "public_keys": ["ssh-ed25519 AAAA alice@laptop"]}]
+    settings = requests.settings(load(tmp_path, users=users), RESOURCES)
     assert settings["groups"] == {"controller-machine": "controller", "workers-1": "compute"}
-    assert settings["users"] == [{"name": "alice", "uid": 2001, "gid": 2001}]
+    assert settings["users"] == [{"gid": 2001, **users[0]}]
 
 
 def test_a_described_group_can_be_requested_again(tmp_path: Path) -> None:
@@ -138,6 +147,7 @@ def test_nodes_accept_what_the_cluster_file_accepts() -> None:
 
     assert settings._MOUNT_PATH.pattern == cluster_config.MOUNT_PATH
     assert settings._USER.pattern == cluster_config.LINUX_USER
+    assert settings._PUBLIC_KEY.pattern == cluster_config.PUBLIC_KEY
 
 
 @pytest.mark.parametrize("path", ["/fsx/", "//fsx", "/.fsx", "/fsx/../x", "/", "fsx", "/fsx "])
