@@ -426,6 +426,14 @@ def test_what_needs_a_failed_step_is_not_run_and_the_rest_is(node: Node) -> None
     assert events(node) == [("a", "failed"), ("b", "not_run"), ("c", "not_run"), ("d", "changed"), ("", "failed")]
 
 
+def test_the_failure_of_an_advisory_step_is_a_warning(node: Node) -> None:
+    step = Marker("a", lambda path: None)
+    step.attempts, step.advisory = 1, True
+    assert runner.run([step, Marker("b", needs=("a",))], node, dry_run=False)
+    assert events(node) == [("a", "warning"), ("b", "changed"), ("", "finished")]
+    assert "still missing: no a" in node.path("steps.jsonl").read_text()
+
+
 def test_a_deadline_ends_a_step_and_its_commands(node: Node) -> None:
     def hang(path: Path) -> None:
         with subprocess.Popen(["sleep", "300"]) as process:
