@@ -4,7 +4,8 @@
 #   bash provision.sh [--dry-run] [--only STEP ...]     (all arguments are passed to `python3 -m provision`)
 #
 # HyperPod's agent ships /var/log/provision/provisioning.log to CloudWatch, until a failed script ends:
-# hence the wait at the end. Environment: PROVISION_DNS_SECONDS (60), PROVISION_FAILURE_WAIT_SECONDS (60).
+# hence the wait at the end. Environment: PROVISION_DNS_SECONDS (60), PROVISION_SLURM_SECONDS (60; see
+# provision/steps/slurm.py), PROVISION_FAILURE_WAIT_SECONDS (60).
 set -uo pipefail
 
 LOG=/var/log/provision/provisioning.log

@@ -22,6 +22,14 @@ class File:
     mode: int = 0o644
 
 
+def read(node: Node, path: str) -> str:
+    """The text of a file on the node, "" if it is missing."""
+    try:
+        return node.path(path).read_text()
+    except FileNotFoundError:
+        return ""
+
+
 def difference(node: Node, file: File) -> list[str]:
     """How the file differs: nothing, or one line."""
     path = node.path(file.path)
