@@ -165,6 +165,6 @@ def created(config: ClusterConfig, cluster: Cluster, file: Path) -> None:
     print(f"Log in:      hyperpod-ft cluster ssh {file}")
     print(
         f"In run files: cluster.root: {config.fsx.mount_path}/<user>/hyperpod-ft, "
-        f"instance_type: {worker.instance_type}, nodes: {count}, partition: {worker.partition}"
+        f"instance_type: {worker.instance_type}, nodes: {count}, partition: {worker.slurm_partition}"
     )
     print(f"It costs money until you run: hyperpod-ft cluster delete {file}")
