@@ -9,8 +9,9 @@ from typing import Any
 
 from hyperpod_ft.aws.cluster_reference import ClusterReference
 from hyperpod_ft.aws.create import create
-from hyperpod_ft.aws.hyperpod import api, cluster_logs
+from hyperpod_ft.aws.hyperpod import api, cluster_logs, events
 from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.events import Event
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, ClusterWatch, Say
 from hyperpod_ft.aws.remove import remove
@@ -63,6 +64,25 @@ class Commands:
     def status(self) -> tuple[Cluster, list[Node]]:
         with self._explained():
             return self._require(), self._nodes()
+
+    def why_missing(self, cluster: Cluster) -> dict[str, str]:
+        """Why groups have fewer instances than requested, by group, where HyperPod tells."""
+        return events.why_missing(self._sagemaker, cluster)
+
+    def events(self, group: str | None, node: str | None, limit: int) -> list[Event]:
+        """The newest events, the oldest of them first, with the reasons of what failed."""
+        with self._explained():
+            cluster = self._require()
+            if not cluster.continuous:
+                raise UserError(
+                    f"cluster {cluster.name} has no events: HyperPod keeps them with continuous provisioning only",
+                    "see `hyperpod-ft cluster status` and `hyperpod-ft cluster logs`",
+                )
+            hosts = {one.hostname: one.instance_id for one in self._nodes()} if node else {}
+            found = events.newest(self._sagemaker, cluster.name, limit, group, hosts.get(node or "", node))
+            if group and not found:
+                cluster.group(group)
+            return [events.with_reason(self._sagemaker, cluster.name, event) for event in reversed(found)]
 
     def instances_removed(self, group: str, count: int) -> int:
         """How many instances a group would lose."""

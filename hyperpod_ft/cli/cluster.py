@@ -123,8 +123,9 @@ def status(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
-    found, nodes = _commands(_find(cluster, region), profile).status()
-    raise typer.Exit(show_cluster.status(found, nodes, as_json))
+    commands = _commands(_find(cluster, region), profile)
+    found, nodes = commands.status()
+    raise typer.Exit(show_cluster.status(found, nodes, commands.why_missing(found), as_json))
 
 
 @app.command()
@@ -134,6 +135,20 @@ def nodes(
     """List every node with its state."""
     _, found = _commands(_find(cluster, region), profile).status()
     show_cluster.nodes(found, as_json)
+
+
+@app.command()
+def events(
+    cluster: Reference = str(DEFAULT_FILE),
+    group: Annotated[str | None, typer.Option("--group", help="Only events of this instance group.")] = None,
+    node: Annotated[str | None, typer.Option("--node", help="Only events of this instance id or host name.")] = None,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many, the newest.")] = 50,
+    region: Region = None,
+    profile: Profile = None,
+    as_json: Json = False,
+) -> None:
+    """List what HyperPod did to a cluster with continuous provisioning, and why something failed."""
+    show_cluster.events(_commands(_find(cluster, region), profile).events(group, node, count), as_json)
 
 
 @app.command()

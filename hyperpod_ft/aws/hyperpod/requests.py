@@ -62,7 +62,7 @@ def _group(
         request["SlurmConfig"] = {"NodeType": _NODE_TYPES[type(group)]}
     if isinstance(group, Workers):
         if api:
-            request["SlurmConfig"]["PartitionNames"] = [group.partition]
+            request["SlurmConfig"]["PartitionNames"] = [group.slurm_partition]
         if group.deep_health_checks:
             request["OnStartDeepHealthChecks"] = list(group.deep_health_checks)
         if group.training_plan_arn:
@@ -77,7 +77,7 @@ def provisioning_parameters(config: ClusterConfig, resources: ClusterResources) 
         "workload_manager": "slurm",
         "controller_group": config.controller.name,
         "worker_groups": [
-            {"instance_group_name": group.name, "partition_name": group.partition} for group in config.workers
+            {"instance_group_name": group.name, "partition_name": group.slurm_partition} for group in config.workers
         ],
         "fsx_dns_name": resources.fsx_dns_name,
         "fsx_mountname": resources.fsx_mount_name,
