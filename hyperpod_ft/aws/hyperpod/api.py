@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.hyperpod.nodes import Node
-from hyperpod_ft.aws.hyperpod.requests import group_specification
+from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.errors import UserError, did_you_mean
 

@@ -106,27 +106,3 @@ def settings(config: ClusterConfig, resources: ClusterResources) -> dict[str, An
         "accounting": config.accounting,
         "metrics": config.metrics,
     }
-
-
-def group_specification(described: dict[str, Any]) -> dict[str, Any]:
-    """An instance group of `DescribeCluster`'s answer in the form that `UpdateCluster` takes, unchanged."""
-    kept = (
-        "InstanceGroupName",
-        "InstanceType",
-        "LifeCycleConfig",
-        "ExecutionRole",
-        "ThreadsPerCore",
-        "InstanceStorageConfigs",
-        "OnStartDeepHealthChecks",
-        "TrainingPlanArn",
-        "OverrideVpcConfig",
-        "ScheduledUpdateConfig",
-        "SlurmConfig",
-        "CapacityRequirements",
-        "NetworkInterface",
-    )
-    specification = {key: described[key] for key in kept if described.get(key)}
-    specification["InstanceCount"] = described["TargetCount"]
-    if described.get("MinCount"):
-        specification["MinInstanceCount"] = described["MinCount"]
-    return specification
