@@ -21,7 +21,7 @@ from hyperpod_ft.config.fields import (
 )
 from hyperpod_ft.config.instances import CATALOGUE, names
 
-_SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
+SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The job scripts set these.
 _RESERVED_NAMES = re.compile(
@@ -109,7 +109,7 @@ class Cluster(Section):
                 raise ValueError(f"{shown(name)} is not a valid name of an environment variable")
             if _RESERVED_NAMES.fullmatch(name):
                 raise ValueError(f"{shortened(name)} is set by the job scripts; remove it")
-            if _SECRET_NAME.search(name) or holds_secret(content):
+            if SECRET_NAME.search(name) or holds_secret(content):
                 raise ValueError(f"{shortened(name)} looks like a secret; export it in the shell that submits instead")
             no_control_characters(content)
         return value
