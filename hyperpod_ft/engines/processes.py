@@ -1,4 +1,4 @@
-"""The processes of one training job, as torchrun started them, and the store that connects them."""
+"""The processes of one job, as torchrun started them, and the store that connects them."""
 
 import json
 import os

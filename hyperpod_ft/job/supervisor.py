@@ -1,4 +1,4 @@
-"""Supervise a training job on its first node: start the ranks, and start them again when they crash, until done.
+"""Supervise a job's ranks on its first node: start them, and again when they crash, until the stage is done.
 
     python -m hyperpod_ft.job.supervisor STAGE RUN_DIR COMMAND...
 
@@ -178,7 +178,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
 
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
     """
-    to_save = seconds_to_save(run.plan[stage].resources.warning_seconds, JobStep.from_environment().max_runtime)
+    to_save = seconds_to_save(run.plan[stage].resources.notice_seconds, JobStep.from_environment().max_runtime)
     seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.only_sender else _SAVE_TIMEOUT_SECONDS
     ended = False
     recorded_at, looked_at, noticed_at = 0.0, 0.0, 0.0

@@ -46,8 +46,8 @@ class RunPaths:
 
     def store_url(self, path: Path) -> str:
         """Where the run's store has a path below `root`."""
-        assert self.config.sagemaker and self.config.sagemaker.store, "a run in a store"
-        return f"{self.config.sagemaker.store}/{self.relative(path)}"
+        assert self.config.store, "a run in a store"
+        return f"{self.config.store}/{self.relative(path)}"
 
     # What the run directory holds
 

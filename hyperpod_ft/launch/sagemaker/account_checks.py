@@ -183,7 +183,7 @@ class Checks:
         )
 
     def _of_store(self, given: CheckInput) -> list[Need]:
-        store = sagemaker_section(self.run).store
+        store = self.run.config.store
         if store is None:
             return []
         location = Location.of(store)

@@ -67,8 +67,8 @@ class EndpointCommands:
     def preview(self, run: Run) -> Deployment:
         """What `deploy` would create. Changes nothing in AWS; small files of a run in a store are fetched."""
         if names := small_files_in_store(run):
-            assert run.config.sagemaker and run.config.sagemaker.store, "only a store has such files"
-            trees.pull_named(self.session.client("s3"), run.config.sagemaker.store, run.root, names)
+            assert run.config.store, "only a store has such files"
+            trees.pull_named(self.session.client("s3"), run.config.store, run.root, names)
         return deployment(run, self.region)
 
     def check(self, planned: Deployment) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -108,6 +109,22 @@ def test_serve_with_becomes_its_parent(tuned_run: Run, tmp_path: Path) -> None:
     assert started.process.wait(30) == 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_template_in_the_tokenizer_configuration_is_asked_as_a_chat(tuned_run: Run, tmp_path: Path) -> None:
+    """Llama 3 Instruct keeps its template there."""
+    model = tmp_path / "instruct"
+    shutil.copytree(tuned_run.tuned_model, model)
+    template = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").unlink()
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    for given, path in ((template, "chat/completions"), (None, "completions")):
+        (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": given}))
+        started = serve(str(model), "--with", str(stand_in(tmp_path / path.replace("/", "-"))))
+        started.process.terminate()
+        assert started.process.wait(30) == 0
+        (command,) = [shown for shown in started.printed if shown.startswith("curl ")]
+        assert f"/v1/{path} " in command
 
 
 def test_what_goes_wrong_is_one_line(tuned_run: Run, tmp_path: Path) -> None:
