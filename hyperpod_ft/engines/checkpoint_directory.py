@@ -169,11 +169,11 @@ class CheckpointFile:
 def write_description(run: Run, progress: Progress, directory: Path, files: Mapping[str, CheckpointFile]) -> None:
     """Write the description of an otherwise complete checkpoint; `files`: all of its files, by name."""
     config, degrees = run.config, run.plan.degrees
-    family = str(read_config(run.base_model).get("model_type", ""))
-    built = family_of(family)
+    model_type = str(read_config(run.base_model).get("model_type", ""))
+    family = family_of(model_type)
     lora = config.lora.model_dump() | {
-        "target_modules": targets(config.lora, family),
-        "fan_in_fan_out": built is not None and built.transposed,
+        "target_modules": targets(config.lora, model_type),
+        "fan_in_fan_out": family is not None and family.transposed,
         "task": "SEQ_2_SEQ_LM" if config.dataset.max_target_length else "CAUSAL_LM",
     }
     described = Description(

@@ -66,7 +66,7 @@ def throughput(run: Run, rows_per_step: int, max_length: int, trainable_paramete
     if shape := t5_shape(model_config):
         lora = run.config.lora
         rank = lora.r if run.config.training.method == "lora" else None
-        names = target_names(lora, shape.family)
+        names = target_names(lora, shape.model_type)
         flops: float | None = t5_flops.flops_per_token(shape, run.config.dataset, names, rank)
     else:
         flops = flops_per_token(model_config, total, trained, max_length, tied=tied)

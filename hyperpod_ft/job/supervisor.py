@@ -26,7 +26,7 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
-from hyperpod_ft.launch.slurm import SlurmAwayError, SlurmLauncher
+from hyperpod_ft.launch.slurm import SlurmLauncher, SlurmUnreachableError
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.container import seconds_to_save
 from hyperpod_ft.runs.job_files import banner
@@ -135,12 +135,12 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
 
 
 def _requeue(job_id: str, signals: Signals) -> None:
-    """Requeue the job; try again while Slurm's controller is away. Raises UserError when Slurm refuses."""
+    """Requeue the job; try again while Slurm's controller is unreachable. Raises UserError when Slurm refuses."""
     deadline = time.monotonic() + _REQUEUE_TIMEOUT_SECONDS
     while True:
         try:
             SlurmLauncher().requeue(job_id)
-        except SlurmAwayError:
+        except SlurmUnreachableError:
             if time.monotonic() > deadline:
                 raise
             signals.wait(_REQUEUE_RETRY_SECONDS, (signal.SIGTERM,))

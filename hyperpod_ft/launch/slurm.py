@@ -28,7 +28,7 @@ _NO_CONTROLLER = re.compile(r"contact|connect|timed out|answer", re.IGNORECASE)
 _START_CONTROLLER = "check that slurmctld is running"
 
 
-class SlurmAwayError(UserError):
+class SlurmUnreachableError(UserError):
     """Slurm's controller does not answer; it may later."""
 
 
@@ -84,12 +84,12 @@ class SlurmLauncher:
                 self.cancel(run, left)
             raise
 
-    def submit_beside(self, run: Run, name: str) -> Job:
-        """Submit the script `name` of the run that belongs to no stage. Raises UserError with sbatch's message."""
+    def submit_extra(self, run: Run, name: str) -> Job:
+        """Submit a script of the run that belongs to no stage, by its name. Raises UserError with sbatch's message."""
         return self._job(name, self._sbatch(run, name, []))
 
-    def active_beside(self, run: Run, name: str) -> list[Job]:
-        """This user's jobs of `submit_beside` that have not ended, by their name and comment."""
+    def active_extra(self, run: Run, name: str) -> list[Job]:
+        """This user's jobs of `submit_extra` that have not ended, by their name and comment."""
         return [
             self._job(name, listed.job_id)
             for listed in self._queue(["--me", f"--name={run.job_name(name)}"])
@@ -143,7 +143,7 @@ class SlurmLauncher:
     def requeue(self, job_id: str) -> None:
         """End a running job and let it wait again under the same id.
 
-        Raises UserError with scontrol's message; it is a SlurmAwayError when the controller does not answer.
+        Raises UserError with scontrol's message; it is a SlurmUnreachableError when the controller does not answer.
         """
         done = self._run(["scontrol", "requeue", job_id])
         if done.returncode:
@@ -253,7 +253,9 @@ class SlurmLauncher:
         except FileNotFoundError as error:
             raise UserError(f"{arguments[0]}: not found on this machine", _NO_SLURM) from error
         except subprocess.TimeoutExpired as error:
-            raise SlurmAwayError(f"{arguments[0]}: no answer in {_TIMEOUT_SECONDS} s", _START_CONTROLLER) from error
+            raise SlurmUnreachableError(
+                f"{arguments[0]}: no answer in {_TIMEOUT_SECONDS} s", _START_CONTROLLER
+            ) from error
 
 
 def _failure(program: str, stderr: str, remedy: str) -> UserError:
@@ -262,7 +264,7 @@ def _failure(program: str, stderr: str, remedy: str) -> UserError:
     if _NO_CONFIGURATION in stderr:
         return UserError(f"{program}: {message}", _NO_SLURM)
     if _NO_CONTROLLER.search(message):
-        return SlurmAwayError(f"{program}: {message}", _START_CONTROLLER)
+        return SlurmUnreachableError(f"{program}: {message}", _START_CONTROLLER)
     return UserError(f"{program}: {message}", remedy)
 
 

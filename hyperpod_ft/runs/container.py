@@ -43,7 +43,7 @@ class Hyperparameters:
         """Read a job's description or SageMaker's file. Raises TypeError when one is missing."""
         return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
-    def texts(self) -> dict[str, str]:
+    def as_strings(self) -> dict[str, str]:
         """The hyperparameters of CreateTrainingJob, without the empty ones."""
         return {field.name: text for field in fields(self) if (text := getattr(self, field.name))}
 

@@ -123,7 +123,7 @@ def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
         python=str(run.python) if own else "",
         pins="" if own else pins.as_posix(),
         store=run.config.store or "",
-    ).texts()
+    ).as_strings()
 
 
 def _add_training_settings(request: dict[str, Any], run: Run, group: Group) -> None:

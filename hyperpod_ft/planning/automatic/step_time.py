@@ -60,7 +60,7 @@ def step_time(
     # each block sums its output in the forward pass, and its input's gradient in the backward pass
     sums = layers * (4 + {"none": 0, "selective": 1, "full": 2}[checkpointing])
     in_tensor = 2 * sums * links.exchange(activation, tensor, stride=1)
-    heads = 2 * shape.queries + 2 * shape.keys * key_value_copies(degrees, shape)
+    heads = 2 * shape.query_width + 2 * shape.key_width * key_value_copies(degrees, shape)
     passes = layers * (2 + (checkpointing == "full"))
     exchanged = tokens * heads * element_bytes(config) / tensor
     in_context = passes * links.exchange(exchanged, context, stride=tensor, to_each=True)
@@ -76,7 +76,7 @@ def _flops_per_token(config: RunConfig, shape: ModelShape) -> float:
     """Operations on a token, recomputed ones included. Adapters, less than one percent of a model, are not counted."""
     training = config.training
     multiplied = shape.parameters - (0 if shape.tied else shape.vocabulary * shape.hidden)
-    attention = shape.layers * shape.queries * config.dataset.max_length
+    attention = shape.layers * shape.query_width * config.dataset.max_length
     total = float((6 if training.method == "full" else 4) * multiplied + 12 * attention)
     if training.activation_checkpointing == "full":
         in_layers = multiplied - shape.vocabulary * shape.hidden

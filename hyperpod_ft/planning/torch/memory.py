@@ -68,9 +68,9 @@ def memory_on_rank(
         input_share=1.0,
         attention=_attention(config, degrees, shape),
         # a fused gate is activated by transformers' code
-        activated=any(len(parts) == 2 for parts in shape.built.columns.values()),
+        activated=any(len(parts) == 2 for parts in shape.family.columns.values()),
         normalized=compiled and config.training.method == "full",
-        exchanged=element * (2 * shape.queries + 2 * shape.keys * key_value_copies(degrees, shape))
+        exchanged=element * (2 * shape.query_width + 2 * shape.key_width * key_value_copies(degrees, shape))
         if degrees.context_parallel > 1
         else 0.0,
         norm_input=FP32 if compiled else element,
@@ -113,16 +113,16 @@ def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Sta
 def _attention(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
     """Bytes per token: query, key, value; and the output, as computed and as o_proj's input."""
     element = element_bytes(config)
-    keys = shape.keys * key_value_copies(degrees, shape)
-    total: float = element * (3 * shape.queries + 2 * keys)
+    keys = shape.key_width * key_value_copies(degrees, shape)
+    total: float = element * (3 * shape.query_width + 2 * keys)
     softmax = in_fp32_too(config)  # computed in fp32
-    fused = any(len(parts) == 3 or "triples" in parts for parts in shape.built.columns.values())
+    fused = any(len(parts) == 3 or "triples" in parts for parts in shape.family.columns.values())
     if fused and not shape.positions:
         # the value keeps all that its linear computed, besides queries and keys that were rotated
-        total += element * (shape.queries + keys)
+        total += element * (shape.query_width + keys)
     if shape.softcap:
         # no kernel caps scores: they are there after tanh; keys and values are repeated
-        total += (element + softmax) * shape.heads * config.dataset.max_length + element * 2 * shape.queries
+        total += (element + softmax) * shape.heads * config.dataset.max_length + element * 2 * shape.query_width
     elif CATALOGUE[config.cluster.instance_type].device == "neuron":
         # a dense mask separates the documents of a row; it is not known whether the compiler avoids the softmax
         total += softmax * shape.heads * config.dataset.max_length

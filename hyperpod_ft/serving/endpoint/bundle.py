@@ -21,7 +21,7 @@ from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint.create.endpoint_request import ADAPTER_DIRECTORY
-from hyperpod_ft.serving.endpoint.create.fit import Served
+from hyperpod_ft.serving.endpoint.create.fit import ServedModel
 from hyperpod_ft.serving.stored_models import is_here
 from hyperpod_ft.serving.vllm_limits import MAX_LORA_RANK
 
@@ -48,7 +48,7 @@ class Bundle:
     parts: tuple[BundleFiles, ...]
     nbytes: int
     version: str
-    served: Served
+    served: ServedModel
     dtype: str
     chat: bool  # has a chat template
     lora_rank: int | None = None
@@ -151,11 +151,11 @@ def _size(parts: tuple[BundleFiles, ...]) -> int:
     return sum(file.stat().st_size for part in parts for file in part.files)
 
 
-def _served(config: Mapping[str, Any], weights: int) -> Served:
+def _served(config: Mapping[str, Any], weights: int) -> ServedModel:
     shape = model_shape(config)
     heads = shape.heads if shape else config.get("num_attention_heads", config.get("n_head", 1))
     positions = config.get("max_position_embeddings", config.get("n_positions"))
-    return Served(
+    return ServedModel(
         weight_bytes=weights // 2 if _stored_dtype(config) == "float32" else weights,
         shape=shape,
         heads=heads,

@@ -20,7 +20,7 @@ _SUGGESTED = 3  # types in a refusal
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """What is loaded. `weight_bytes`: as served, with adapters; `shape`: None for families that the kit cannot size."""
 
     weight_bytes: int
@@ -64,7 +64,7 @@ class ServingFit:
         return f"{taken} + {self.cache:.2f} GiB of KV cache for a request of {self.max_length:,} tokens, of {budget}"
 
 
-def fit(served: Served, instance: EndpointInstance, max_length: int, concurrency: int) -> ServingFit:
+def fit(served: ServedModel, instance: EndpointInstance, max_length: int, concurrency: int) -> ServingFit:
     """The division of a model over all devices of an instance. Raises UserError, with arithmetic, if it does not fit.
 
     `max_length` is a request's longest length in tokens, `concurrency` how many the server may compute at once.
@@ -106,14 +106,14 @@ def _longest(found: ServingFit, concurrency: int) -> int:
     return int(found.max_length * found.free / (found.cache * needed)) // 64 * 64
 
 
-def _divided(served: Served, instance: EndpointInstance, max_length: int) -> ServingFit:
+def _divided(served: ServedModel, instance: EndpointInstance, max_length: int) -> ServingFit:
     degree = _degree(served, instance.devices)
     return ServingFit(
         instance, degree, max_length, served.weight_bytes / degree / _GIB, _cache(served, degree, max_length)
     )
 
 
-def _degree(served: Served, devices: int) -> int:
+def _degree(served: ServedModel, devices: int) -> int:
     """The largest power of two of devices over which the heads divide: all memory of the instance is paid for."""
     heads, kv_heads = served.heads, served.shape.kv_heads if served.shape else served.heads
     degree = 1
@@ -127,7 +127,7 @@ def _shares(kv_heads: int, degree: int) -> bool:
     return kv_heads % degree == 0 or degree % kv_heads == 0
 
 
-def _cache(served: Served, degree: int, max_length: int) -> float | None:
+def _cache(served: ServedModel, degree: int, max_length: int) -> float | None:
     """KV cache of one request on one device, GiB: keys and values of each layer, for the rank's heads."""
     shape = served.shape
     if shape is None:

@@ -3,7 +3,7 @@ import pytest
 from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.serving.endpoint.create.fit import MEMORY_SHARE, WORK_GIB, Served, fit
+from hyperpod_ft.serving.endpoint.create.fit import MEMORY_SHARE, WORK_GIB, ServedModel, fit
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -17,10 +17,10 @@ LLAMA_8B = {
 }
 
 
-def llama() -> Served:
+def llama() -> ServedModel:
     shape = model_shape(LLAMA_8B)
     assert shape is not None
-    return Served(2 * shape.parameters, shape, 32, 131072, "llama")
+    return ServedModel(2 * shape.parameters, shape, 32, 131072, "llama")
 
 
 def test_weights_and_cache_are_divided_over_all_devices() -> None:
@@ -39,7 +39,7 @@ def test_more_devices_than_key_value_heads_hold_copies_of_a_head() -> None:
 
 
 def test_a_degree_divides_the_heads() -> None:
-    served = Served(1 << 30, None, heads=6, positions=None, model_type="other")
+    served = ServedModel(1 << 30, None, heads=6, positions=None, model_type="other")
     assert fit(served, ENDPOINT_INSTANCES["p5.48xlarge"], 4096, 1).tensor_parallel == 2
 
 
@@ -67,8 +67,8 @@ def test_a_request_has_no_more_tokens_than_the_model_has_positions() -> None:
 
 
 def test_weights_alone_count_when_the_cache_is_unknown() -> None:
-    found = fit(Served(30 << 30, None, 8, None, "new-family"), ENDPOINT_INSTANCES["g6e.xlarge"], 4096, 8)
+    found = fit(ServedModel(30 << 30, None, 8, None, "new-family"), ENDPOINT_INSTANCES["g6e.xlarge"], 4096, 8)
     assert found.longest_requests is None
     assert "not counted" in found.arithmetic()
     with pytest.raises(UserError, match=r"40\.00 GiB of weights"):
-        fit(Served(40 << 30, None, 8, None, "new-family"), ENDPOINT_INSTANCES["g6e.xlarge"], 4096, 8)
+        fit(ServedModel(40 << 30, None, 8, None, "new-family"), ENDPOINT_INSTANCES["g6e.xlarge"], 4096, 8)
