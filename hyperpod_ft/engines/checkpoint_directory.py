@@ -116,8 +116,8 @@ def remove_leftovers(run: Run) -> None:
 def discard_later_best(run: Run, step: int) -> None:
     """Discard the best weights when they are of a step after `step`, from which training resumes.
 
-    One rank a volume. Their attempt is abandoned: the steps are trained again, on accelerators with other bits, and
-    another may be best.
+    One rank on each volume calls it. The steps after `step` are trained again; on accelerators their bits may differ,
+    so that another step may be best.
     """
     with contextlib.suppress(UserError):  # unusable ones are replaced, or found by `check_best`
         if description.read(run.best_checkpoint).step > step:

@@ -119,7 +119,7 @@ def _states(run: Run, launchers: Launchers) -> Mapping[str, JobState]:
 
 
 def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
-    """A job runs its stages one after the other: what its launcher says is about the first that is left."""
+    """A job runs its stages one after the other, so its state is that of its first unfinished stage."""
     jobs: set[str] = set()
     found = []
     for stage in stages:

@@ -191,7 +191,7 @@ class RunPaths:
 
     @property
     def raw_dataset(self) -> Path:
-        """The dataset's own files. Which files are wanted is part of the name: two runs may want others."""
+        """The dataset's own files. Its name contains a digest of dataset.files: two runs may select different ones."""
         wanted = text_sha256("\n".join(self.config.dataset.files))[:6]
         return self.root / "datasets" / "raw" / f"{assets.dataset_asset(self.config).slug}-{wanted}"
 

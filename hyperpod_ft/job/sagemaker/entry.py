@@ -3,7 +3,7 @@
     python3 /opt/ml/input/data/code/entry.py
 
 The first host runs the stages' scripts, the same ones that Slurm runs; the others do what it tells them when ranks
-start. Its last act is to create the run's next training job. Exit status: 0 when every stage has left its record,
+start. At its end it creates the run's next training job. Exit status: 0 when every stage has left its record,
 whatever its processes did afterwards. What the launcher tells a container are hyperparameters (runs/container.py).
 """
 

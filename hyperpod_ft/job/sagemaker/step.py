@@ -200,7 +200,7 @@ def _relay(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number
 
 
 def _write_report(path: Path, text: str) -> None:
-    """Write another host's report, unless the hosts share a volume, and it is there."""
+    """Write another host's report, unless it is on a shared volume already."""
     if not path.exists():
         partial = path.with_name(f".{path.name}.partial")
         partial.write_text(text, encoding="utf-8")

@@ -28,8 +28,8 @@ from hyperpod_ft.runs.signals import KILLED_STATUS
 def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> str | None:
     """Create the training job whose turn it is; returns its name, None if there is nothing to create.
 
-    `leaving`: the job that this program is the last act of, which SageMaker still lists as running. Raises UserError
-    when SageMaker refuses, for example because of a quota.
+    `leaving`: the job whose container calls this at its end, and which SageMaker still lists as running. Raises
+    UserError when SageMaker refuses, for example because of a quota.
     """
     place.refresh()
     for job in recorded_jobs(run.jobs()):

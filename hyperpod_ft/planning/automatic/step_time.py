@@ -115,8 +115,8 @@ class _Links:
     def exchange(self, size: float, ranks: int, stride: int, to_each: bool = False) -> float:
         """Seconds in which `ranks` ranks, every `stride`-th one, gather or scatter `size` bytes once.
 
-        Over nodes, the group's ranks on one node pass on what the others need one after another, each over its own part
-        of the network; with `to_each` everything that a rank sends is for one other.
+        Across nodes, each rank of the group on a node sends its part over its own share of the network. `to_each`: each
+        rank sends different data to every other.
         """
         if ranks * stride <= self._ranks_per_node:
             bandwidth = self._link

@@ -141,8 +141,8 @@ def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
         return base * element + adapters * FP32 + quantized
     layers = base + adapters - share.end_parameters
     bucket = _weights_in_bucket(config, share)
-    # of zero3, the current bucket and the next, which is prefetched, and one as received. What zero2 receives is there
-    # before there are gradients. Embedding and output matrix stay gathered
+    # zero3 holds the current bucket, the next one, which is prefetched, and one as received. zero2 receives its weights
+    # before any gradient exists. Embedding and output matrix stay gathered
     gathered = layers if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
     on_device = 0.0 if sharding.offload == "parameters" else _at_rest(config, share) / sharding.shard_ranks
     return on_device + (gathered + share.end_parameters) * element + quantized
@@ -170,9 +170,9 @@ def _layers_in_bucket(config: RunConfig, share: StageShare) -> int:
 
 
 def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> float:
-    """Gradients are fp32. While they are reduced, a bucket of them is there as computed, and once more as sent.
+    """Gradients are fp32. While a bucket is reduced, it is in memory twice: as computed and as sent.
 
-    Beside them, zero2's forward pass has weights as received, which are gone before the gradients are there.
+    zero2 also holds weights as received during the forward pass; they are released before the gradients exist.
     """
     whole, ranks = float(share.trainable * FP32), sharding.shard_ranks
     accumulated = config.training.gradient_accumulation_steps > 1

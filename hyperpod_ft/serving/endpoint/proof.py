@@ -72,8 +72,8 @@ class Proof:
 
     def summary(self) -> str:
         return (
-            f"{self.equal} of {len(self.asked)} answers equal samples.json; of {self.distinguishing} where base and tuned"
-            f" model differ, {self.like_tuned} are nearer to the tuned one"
+            f"{self.equal} of {len(self.asked)} answers equal samples.json; of {self.distinguishing} where base and"
+            f" tuned model differ, {self.like_tuned} are nearer to the tuned one"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Proof:
 
 
 def completion_request(recorded: RecordedAnswers, model: str | None, max_new_tokens: int) -> dict[str, Any]:
-    """A completion in the way of stage generate: greedy, whatever generation_config.json says."""
+    """The request for a completion as stage generate makes it: greedy, regardless of generation_config.json."""
     request: dict[str, Any] = {
         "prompt": recorded.prompt,
         "max_tokens": max_new_tokens,

@@ -46,7 +46,7 @@ class OnFileSystem:
 
 @dataclass(frozen=True)
 class InStore:
-    """A store in S3 holds the run; here is a copy of its small files."""
+    """A store in S3 holds the run; this machine has a copy of its small files."""
 
     run: Run
     url: str
