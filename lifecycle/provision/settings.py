@@ -54,7 +54,6 @@ class Settings:
     """Role (one of ROLES) of each instance group."""
     users: tuple[User, ...]
     accounting: bool
-    metrics: bool
 
 
 def read_settings(file: Path) -> Settings:
@@ -92,7 +91,6 @@ def _settings(data: Mapping[str, Any]) -> Settings:
             for user in data["users"]
         ),
         accounting=_yes_no("accounting", data["accounting"]),
-        metrics=_yes_no("metrics", data["metrics"]),
     )
 
 

@@ -18,7 +18,6 @@ SETTINGS: dict[str, Any] = {
     "groups": {"controller-machine": "controller", "login-group": "login", "worker-group-1": "compute"},
     "users": [{"name": "alice", "uid": 2001, "gid": 2001}, {"name": "bob", "uid": 2002, "gid": 2002}],
     "accounting": False,
-    "metrics": False,
 }
 
 

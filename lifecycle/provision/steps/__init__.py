@@ -10,7 +10,6 @@ from provision.steps.identify import Identify
 from provision.steps.keep_scripts import KeepScripts
 from provision.steps.limits import Limits
 from provision.steps.logrotate import Logrotate
-from provision.steps.metrics import Metrics
 from provision.steps.neuron import Neuron
 from provision.steps.prolog_epilog import PrologEpilog
 from provision.steps.slurm import Slurm
@@ -32,5 +31,4 @@ STEPS: tuple[Step, ...] = (
     SlurmConfiguration(),
     Accounting(),
     Slurm(),
-    Metrics(),
 )

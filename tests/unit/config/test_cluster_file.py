@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from hyperpod_ft.aws.hyperpod import requests
+from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.config import cluster_config
 from hyperpod_ft.config.cluster_config import ClusterConfig
@@ -22,6 +23,12 @@ RESOURCES = ClusterResources(
     fsx_mount_name="4owupbev",
 )
 URI = "s3://sagemaker-hyperpod-1/lifecycle/ml/0123"
+
+DATABASE = {
+    "endpoint": "jobs.c1.us-west-2.rds.amazonaws.com",
+    "secret_arn": "arn:aws:secretsmanager:us-west-2:123456789012:secret:jobs-AbCdEf",
+}
+RDS = {"accounting": "rds", "accounting_database": DATABASE}
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -74,6 +81,12 @@ def test_the_packaged_file_is_the_flagships_cluster() -> None:
         ({"users": [{"name": "a; rm -rf /", "uid": 2001}]}, "a Linux user name"),
         ({"users": [{"name": "a", "uid": 1000}]}, "users.0.uid: "),
         ({"accounting": True}, "accounting: "),
+        ({"accounting": "rds"}, "accounting: rds and the section accounting_database go together"),
+        ({"accounting_database": DATABASE}, "accounting: rds and the section accounting_database go together"),
+        ({**RDS, "continuous_provisioning": False}, "accounting: rds needs"),
+        ({**RDS, "provisioning": "legacy"}, "accounting: rds needs"),
+        ({**RDS, "region": "us-east-1"}, "accounting_database.secret_arn: not in region us-east-1"),
+        ({**RDS, "accounting_database": {**DATABASE, "endpoint": "db:3306"}}, "accounting_database.endpoint: must be"),
         ({"tags": {"aws:x": "1"}}, "tags: aws:x"),
     ],
 )
@@ -101,7 +114,7 @@ def test_with_api_each_group_has_its_role_and_storage(tmp_path: Path) -> None:
 
 
 def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:
-    config = load(tmp_path, provisioning="legacy", login={}, accounting=True)
+    config = load(tmp_path, provisioning="legacy", login={}, accounting="controller")
     request = requests.create_cluster(config, RESOURCES, URI)
     assert "Orchestrator" not in request
     assert "NodeProvisioningMode" not in request
@@ -119,6 +132,33 @@ def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:
     }
 
 
+def test_an_accounting_database_of_ones_own_is_asked_for(tmp_path: Path) -> None:
+    request = requests.create_cluster(load(tmp_path, **RDS), RESOURCES, URI)
+    assert request["Orchestrator"]["Slurm"] == {
+        "SlurmConfigStrategy": "Managed",
+        "AccountingDatabase": {"Endpoint": DATABASE["endpoint"], "Port": 3306, "SecretArn": DATABASE["secret_arn"]},
+    }
+    named = load(tmp_path, **RDS | {"accounting_database": {**DATABASE, "name": "jobs"}})
+    assert (
+        requests.create_cluster(named, RESOURCES, URI)["Orchestrator"]["Slurm"]["AccountingDatabase"]["Name"] == "jobs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "installed"),
+    [
+        ({}, False),
+        ({"provisioning": "legacy", "accounting": "controller"}, True),
+        ({"provisioning": "legacy"}, False),
+        (RDS, False),
+    ],
+)
+def test_the_scripts_install_a_database_only_where_they_are_to(
+    tmp_path: Path, changes: dict[str, Any], installed: bool
+) -> None:
+    assert requests.settings(load(tmp_path, **changes), RESOURCES)["accounting"] is installed
+
+
 def test_nodes_get_their_groups_and_users(tmp_path: Path) -> None:
     settings = requests.settings(load(tmp_path, users=[{"name": "alice", "uid": 2001}]), RESOURCES)
     assert settings["groups"] == {"controller-machine": "controller", "workers-1": "compute"}
@@ -129,7 +169,7 @@ def test_a_described_group_can_be_requested_again(tmp_path: Path) -> None:
     asked = requests.create_cluster(load(tmp_path), RESOURCES, URI)["InstanceGroups"][1]
     described = {key: value for key, value in asked.items() if key != "InstanceCount"}
     described |= {"CurrentCount": 1, "TargetCount": 2, "Status": "InService"}
-    assert requests.group_specification(described) == asked
+    assert group_specification(described) == asked
 
 
 def test_nodes_accept_what_the_cluster_file_accepts() -> None:
