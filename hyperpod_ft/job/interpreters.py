@@ -63,12 +63,13 @@ def create_on_top_of(base: Path, environment: Path) -> None:
 def find(versions: tuple[str, ...]) -> str | None:
     """The running interpreter, or one on PATH, of one of these versions and with ensurepip."""
     for candidate in (sys.executable, *(shutil.which(f"python{version}") for version in versions)):
-        if candidate and _version(candidate) in versions:
+        if candidate and version_of(candidate) in versions:
             return candidate
     return None
 
 
-def _version(python: str) -> str:
+def version_of(python: str) -> str:
+    """`3.11`, of an interpreter that has ensurepip; empty for any other."""
     # it may be only a shim, or lack ensurepip, which is a separate package on Debian
     try:
         done = subprocess.run([python, "-c", _SUITABLE], capture_output=True, text=True, check=False)

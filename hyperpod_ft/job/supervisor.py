@@ -26,7 +26,8 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
-from hyperpod_ft.launch.slurm import SlurmLauncher, SlurmUnreachableError
+from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm_programs import SlurmUnreachableError
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.container import seconds_to_save
 from hyperpod_ft.runs.job_files import banner

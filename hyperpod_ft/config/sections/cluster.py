@@ -21,7 +21,7 @@ from hyperpod_ft.config.fields import (
 )
 from hyperpod_ft.config.instances import CATALOGUE, names
 
-_SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
+SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The job scripts set these.
 _RESERVED_NAMES = re.compile(
@@ -46,7 +46,9 @@ class Cluster(Section):
     nodes: PositiveInt = Field(1, le=10_000, description="Number of training nodes.")
     partition: SlurmWord | None = Field(
         None,
-        description="Slurm partition of the stages that use accelerators; HyperPod's default is `dev`.",
+        description="Slurm partition of the stages that use accelerators. On a cluster of `hyperpod-ft cluster create`"
+        " the family of the instance type, such as `trn1`; HyperPod's default partition `dev` has all nodes, those for"
+        " login included.",
     )
     cpu_partition: SlurmWord | None = Field(
         None, description="Slurm partition of the stages that use only CPUs; the same as `partition` if not set."
@@ -107,7 +109,7 @@ class Cluster(Section):
                 raise ValueError(f"{shown(name)} is not a valid name of an environment variable")
             if _RESERVED_NAMES.fullmatch(name):
                 raise ValueError(f"{shortened(name)} is set by the job scripts; remove it")
-            if _SECRET_NAME.search(name) or holds_secret(content):
+            if SECRET_NAME.search(name) or holds_secret(content):
                 raise ValueError(f"{shortened(name)} looks like a secret; export it in the shell that submits instead")
             no_control_characters(content)
         return value
