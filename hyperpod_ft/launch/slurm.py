@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import partitions, slurm_programs
 from hyperpod_ft.launch.protocol import JobState
@@ -154,7 +153,7 @@ class SlurmLauncher:
         return self._field(["node", first], "NodeAddr")
 
     def _check_partition(self, run: Run, stages: Sequence[StagePlan]) -> None:
-        instance = CATALOGUE[run.config.cluster.instance_type]
+        instance = run.config.instance
         whole_nodes = any(stage.resources.exclusive for stage in stages)
         if instance.has_accelerators and whole_nodes and partitions.HYPERPOD.is_dir():
             listing = self._run(["sinfo", "--noheader", "--exact", "--format=%P|%c"])
