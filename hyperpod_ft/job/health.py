@@ -22,10 +22,10 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job.attempts import report_failure
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.job.node_report import NodeReport, observe
+from hyperpod_ft.launch.partitions import HYPERPOD
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.runs.run import Run
 
-HYPERPOD = Path("/opt/sagemaker_cluster")  # exists only on HyperPod's nodes
 _EXIT_MISSING_REPORT = 1
 _REPORT_SECONDS = 60
 # Room for a few checkpoints of an adapter, and for what compilers leave in /tmp; full training reports a full volume.
@@ -35,8 +35,17 @@ _PACKAGES_LISTED = 5  # in one line
 
 
 def problems(reports: Sequence[NodeReport], instance: Instance, replace: Callable[[str], str]) -> list[str]:
-    """One line for each problem; `replace(node)` says how to have a node replaced."""
-    found: list[str] = []
+    """One line for each problem; `replace(node)` says how to have a node replaced.
+
+    A node of another type is a good one in the wrong place: nothing else about it matters, and it is not replaced.
+    """
+    others = [report for report in reports if report.instance_type not in ("", instance.name)]
+    found = [
+        f"{report.node}: is a {report.instance_type}, not a {instance.name}; set cluster.partition to a partition that"
+        f" has {instance.name} nodes only"
+        for report in others
+    ]
+    reports = [report for report in reports if report not in others]
     for report in reports:
         found += [f"{report.node}: {fault}" for fault in report.faults]
         found += [f"{report.node}: {what}; {replace(report.node)}" for what in _of_node(report, instance)]

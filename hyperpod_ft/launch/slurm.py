@@ -10,8 +10,9 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch import slurm_programs
+from hyperpod_ft.launch import partitions, slurm_programs
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.slurm_programs import START_CONTROLLER, failure, without_defaults
 from hyperpod_ft.planning.plan import StagePlan
@@ -58,8 +59,10 @@ class SlurmLauncher:
     def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
         """Submit each stage with sbatch, chained by `afterok`. The jobs inherit this environment, and so any secrets.
 
-        Raises UserError with sbatch's message; the jobs submitted before it are cancelled then.
+        Raises UserError with sbatch's message, the jobs submitted before it are cancelled then; and for a partition
+        that does not have nodes of one size.
         """
+        self._check_partition(run, stages)
         jobs: dict[str, Job] = {}
         try:
             for stage in stages:
@@ -149,6 +152,13 @@ class SlurmLauncher:
         nodes = self._field(["job", job_id], "NodeList")
         (first, *_) = self.host_names(nodes) or [nodes]
         return self._field(["node", first], "NodeAddr")
+
+    def _check_partition(self, run: Run, stages: Sequence[StagePlan]) -> None:
+        instance = CATALOGUE[run.config.cluster.instance_type]
+        whole_nodes = any(stage.resources.exclusive for stage in stages)
+        if instance.has_accelerators and whole_nodes and partitions.HYPERPOD.is_dir():
+            listing = self._run(["sinfo", "--noheader", "--exact", "--format=%P|%c"])
+            partitions.check_partition(listing.stdout, run.config.cluster.partition, instance.name)
 
     def _job(self, stage: str, job_id: str) -> Job:
         return Job(stage, job_id, self.name, utc_now(), self._conf)

@@ -59,8 +59,10 @@ def _missing(run: Run, directories: Collection[Path]) -> list[Output]:
 
 
 def is_here(run: Run, record: Record, output: Output) -> bool:
-    """Whether this machine has a recorded file, and not one that was pulled before the stage ran again."""
+    """Whether this machine has a recorded file, and not one that was pulled from a store before the stage ran again."""
     path = run.root / output.path
     if not path.is_file() or path.stat().st_size != output.size:
         return False
+    if not run.store_listing.exists():
+        return True  # the stage wrote it here
     return path.stat().st_mtime >= calendar.timegm(time.strptime(record.started, ISO_UTC))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.hyperpod.nodes import Node
-from hyperpod_ft.aws.hyperpod.requests import group_specification
+from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.errors import UserError, did_you_mean
 
@@ -36,6 +36,7 @@ class Cluster:
     groups: tuple[GroupState, ...]
     subnets: tuple[str, ...]
     kubernetes: bool  # orchestrated by EKS, not Slurm
+    continuous: bool = False  # HyperPod keeps trying to launch instances, and keeps events
 
     @property
     def id(self) -> str:
@@ -147,7 +148,7 @@ def find_node(nodes: list[Node], wanted: str) -> Node:
     for node in nodes:
         if wanted and wanted in (node.instance_id, node.hostname):
             return node
-    known = [node.instance_id for node in nodes]
+    known = [node.instance_id for node in nodes if node.instance_id]
     raise UserError(
         f"no node {wanted!r}" + did_you_mean(wanted, known),
         "give an instance id or host name from `hyperpod-ft cluster nodes`",
@@ -175,4 +176,5 @@ def of_description(described: dict[str, Any]) -> Cluster:
         ),
         subnets=tuple(described.get("VpcConfig", {}).get("Subnets", [])),
         kubernetes="Eks" in described.get("Orchestrator", {}),
+        continuous=described.get("NodeProvisioningMode") == "Continuous",
     )

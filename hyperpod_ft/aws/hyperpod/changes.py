@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.hyperpod.request_fields import group_keys, key_of_group
-from hyperpod_ft.aws.hyperpod.requests import group_specification
+from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.config.cluster_config import ClusterConfig
 
 _ENTRIES = ("OnCreate", "OnInitComplete")

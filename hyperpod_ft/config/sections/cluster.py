@@ -46,7 +46,9 @@ class Cluster(Section):
     nodes: PositiveInt = Field(1, le=10_000, description="Number of training nodes.")
     partition: SlurmWord | None = Field(
         None,
-        description="Slurm partition of the stages that use accelerators; HyperPod's default is `dev`.",
+        description="Slurm partition of the stages that use accelerators. On a cluster of `hyperpod-ft cluster create`"
+        " the family of the instance type, such as `trn1`; HyperPod's default partition `dev` has all nodes, those for"
+        " login included.",
     )
     cpu_partition: SlurmWord | None = Field(
         None, description="Slurm partition of the stages that use only CPUs; the same as `partition` if not set."
