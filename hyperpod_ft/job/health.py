@@ -1,4 +1,4 @@
-"""Check the nodes of a training job before it starts: what they have, against their instance type and each other.
+"""Check the nodes of a job before its ranks start: what they have, against their instance type and each other.
 
     python -m hyperpod_ft.job.health RUN_DIR        on every node of a job step, or on one node by hand
 

@@ -63,12 +63,12 @@ def torch_neuron_of_image(directory: Path = Path("/opt")) -> Path | None:
     return found[-1] if found else None
 
 
-def create_above(base: Path, environment: Path) -> None:
+def create_on_top_of(base: Path, environment: Path) -> None:
     """Create a virtual environment that also has the packages of `base`, the interpreter of another one."""
     _create([str(base), "-m", "venv", str(environment)])
     for site_packages in environment.glob("lib/python*/site-packages"):
-        beneath = base.parent.parent / site_packages.relative_to(environment)
-        (site_packages / "beneath.pth").write_text(f"{beneath}\n", encoding="utf-8")
+        packages = base.parent.parent / site_packages.relative_to(environment)
+        (site_packages / "base.pth").write_text(f"{packages}\n", encoding="utf-8")
 
 
 def find(versions: tuple[str, ...]) -> str | None:

@@ -1,4 +1,4 @@
-"""Inventory of one node of a training job: devices, network interfaces, free space and versions."""
+"""Inventory of one node of a job that starts ranks: devices, network interfaces, free space and versions."""
 
 import os
 import re

@@ -75,12 +75,12 @@ class SlurmLauncher:
                 self.cancel(run, left)
             raise
 
-    def submit_beside(self, run: Run, name: str) -> Job:
-        """Submit the script `name` of the run that belongs to no stage. Raises UserError with sbatch's message."""
+    def submit_extra(self, run: Run, name: str) -> Job:
+        """Submit a script of the run that belongs to no stage, by its name. Raises UserError with sbatch's message."""
         return self._job(name, self._sbatch(run, name, []))
 
-    def active_beside(self, run: Run, name: str) -> list[Job]:
-        """This user's jobs of `submit_beside` that have not ended, by their name and comment."""
+    def active_extra(self, run: Run, name: str) -> list[Job]:
+        """This user's jobs of `submit_extra` that have not ended, by their name and comment."""
         return [
             self._job(name, listed.job_id)
             for listed in self._queue(["--me", f"--name={run.job_name(name)}"])
@@ -134,7 +134,7 @@ class SlurmLauncher:
     def requeue(self, job_id: str) -> None:
         """End a running job and let it wait again under the same id.
 
-        Raises UserError with scontrol's message; it is a SlurmAwayError when the controller does not answer.
+        Raises UserError with scontrol's message; it is a SlurmUnreachableError when the controller does not answer.
         """
         done = self._run(["scontrol", "requeue", job_id])
         if done.returncode:

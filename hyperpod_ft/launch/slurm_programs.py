@@ -18,7 +18,7 @@ _NO_CONTROLLER = re.compile(r"contact|connect|timed out|answer", re.IGNORECASE)
 START_CONTROLLER = "check that slurmctld is running"
 
 
-class SlurmAwayError(UserError):
+class SlurmUnreachableError(UserError):
     """Slurm's controller does not answer; it may later."""
 
 
@@ -28,7 +28,7 @@ def run(
     directory: Path | None = None,
     seconds: float = _TIMEOUT_SECONDS,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's programs. Raises UserError if it is not installed, SlurmAwayError if it takes longer."""
+    """Run one of Slurm's programs. Raises UserError if it is not installed, SlurmUnreachableError if it takes longer."""
     try:
         return subprocess.run(
             arguments,
@@ -44,7 +44,7 @@ def run(
     except FileNotFoundError as error:
         raise UserError(f"{arguments[0]}: not found on this machine", _NO_SLURM) from error
     except subprocess.TimeoutExpired as error:
-        raise SlurmAwayError(f"{arguments[0]}: no answer in {seconds:g} s", START_CONTROLLER) from error
+        raise SlurmUnreachableError(f"{arguments[0]}: no answer in {seconds:g} s", START_CONTROLLER) from error
 
 
 def message_of(stderr: str) -> str:
@@ -63,7 +63,7 @@ def failure(program: str, stderr: str, remedy: str) -> UserError:
     if _NO_CONFIGURATION in stderr:
         return UserError(f"{program}: {message}", _NO_SLURM)
     if _NO_CONTROLLER.search(message):
-        return SlurmAwayError(f"{program}: {message}", START_CONTROLLER)
+        return SlurmUnreachableError(f"{program}: {message}", START_CONTROLLER)
     return UserError(f"{program}: {message}", remedy)
 
 

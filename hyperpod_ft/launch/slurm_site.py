@@ -106,7 +106,7 @@ class SlurmSite:
     ) -> tuple[str, str]:
         """Run a command once on each of these nodes of one partition, in one small job; returns its output and errors.
 
-        Raises SlurmAwayError if that takes more than two minutes.
+        Raises SlurmUnreachableError if that takes more than two minutes.
         """
         done = self._run(
             [

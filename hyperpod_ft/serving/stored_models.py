@@ -28,16 +28,16 @@ def pull(run: Run, directories: Collection[Path]) -> None:
     May be killed at any moment and called again: complete files stay. Does nothing for a run that is not in a store.
     Raises UserError when the store cannot be read, or lacks a file.
     """
-    section = run.config.sagemaker
-    if section is None or section.store is None or not run.store_listing.exists():
+    section, store = run.config.sagemaker, run.config.store
+    if section is None or store is None or not run.store_listing.exists():
         return
     session = TrainingJobs(section.region).session
     if missing := _missing(run, directories):
         size = format_bytes(sum(output.size for output in missing))
-        print(f"pulling {len(missing)} files, {size}, from {section.store} to {run.root}", file=sys.stderr, flush=True)
-        with explained(f"store {section.store}"):
+        print(f"pulling {len(missing)} files, {size}, from {store} to {run.root}", file=sys.stderr, flush=True)
+        with explained(f"store {store}"):
             client = session.client("s3", connections=trees.CONNECTIONS)
-            trees.pull_named(client, section.store, run.root, [output.path for output in missing], "pull model")
+            trees.pull_named(client, store, run.root, [output.path for output in missing], "pull model")
 
 
 def _stages(run: Run) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lifecycle.cluster import Cluster, snapshot
-from tests.lifecycle.instances import CONTROLLER, Instance
+from tests.lifecycle.instances import CONTROLLER, SETTINGS, Instance
 from tests.lifecycle.nodes import LIGHT, SCRIPTS, Node, container, why_not_here
 
 pytestmark = pytest.mark.skipif(bool(why_not_here(LIGHT)), reason=why_not_here(LIGHT))

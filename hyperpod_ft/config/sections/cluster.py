@@ -63,8 +63,8 @@ class Cluster(Section):
     cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of each of the other stages.")
     max_restarts: NonNegativeInt = Field(
         3,
-        description="How many times a training job whose ranks crash is restarted from its newest checkpoint before it"
-        " counts as failed. Restarts after the time limit are not counted, nor are those that Slurm"
+        description="How many times the ranks of a job are restarted from the newest checkpoint after a crash"
+        " before the job counts as failed. Restarts after the time limit are not counted, nor are those that Slurm"
         " itself makes by requeueing the job of a lost node. For SageMaker training jobs, crashes and lost instances"
         " are counted over all jobs of a submission; SageMaker also retries each job up to this many times after its"
         " own internal errors.",
