@@ -28,7 +28,7 @@ def run(
     directory: Path | None = None,
     seconds: float = _TIMEOUT_SECONDS,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's programs. Raises UserError if it is not installed, SlurmUnreachableError if it takes longer."""
+    """Run one of Slurm's programs. Raises UserError if it is missing, SlurmUnreachableError if it takes longer."""
     try:
         return subprocess.run(
             arguments,
