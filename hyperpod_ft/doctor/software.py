@@ -76,7 +76,7 @@ def _pinned(config: RunConfig, name: str) -> Diagnosis:
         missing = [*filter(None, pool.map(lambda pin: why_not_found(pin, repositories, version), neuron))]
         missing += filter(None, pool.map(lambda pin: why_not_found(pin, (), version), others))
     if missing:
-        return differs("packages", ", ".join(missing), remedy)
+        return differs("packages", ", ".join(dict.fromkeys(missing)), remedy)
     return ok("packages", f"found for Python {version}: {', '.join(pin.split(' ')[0] for pin in (*neuron, *others))}")
 
 
