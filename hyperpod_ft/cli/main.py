@@ -11,7 +11,7 @@ import typer
 
 from hyperpod_ft import __version__
 from hyperpod_ft.cli.checkpoint import app as checkpoint_app
-from hyperpod_ft.cli.cluster import app as cluster_app
+from hyperpod_ft.cli.cluster.commands import app as cluster_app
 from hyperpod_ft.cli.deploy import app as deploy_app
 from hyperpod_ft.cli.doctor import app as doctor_app
 from hyperpod_ft.cli.example_file import copy_example

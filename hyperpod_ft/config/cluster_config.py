@@ -178,6 +178,21 @@ class Existing(Section):
     )
 
 
+class AccountingDatabase(Section):
+    """Your own MySQL-compatible database, such as Amazon RDS, with `accounting: rds`."""
+
+    endpoint: Annotated[
+        str, matches(r"(?=.{1,255}$)[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?", "a host name, without a port")
+    ] = Field(description="Host name of the database. Its security group must admit the nodes.")
+    port: Annotated[PositiveInt, Field(le=65535)] = Field(3306, description="Port of the database.")
+    name: Annotated[str, matches(r"[a-zA-Z0-9$_]{1,64}", "letters, digits, $ and _")] | None = Field(
+        None, description="Name of the schema; by default `slurm_acct_db_` and the cluster's id."
+    )
+    secret_arn: Annotated[
+        str, matches(r"arn:aws[a-z\-]*:secretsmanager:[a-z0-9\-]*:[0-9]{12}:secret:.+", "the ARN of a secret")
+    ] = Field(description="Secret of Secrets Manager with the name and password of a user who may create the schema.")
+
+
 class ClusterConfig(Section):
     """One cluster."""
 
@@ -210,15 +225,14 @@ class ClusterConfig(Section):
         " missing workers. If false, one worker that cannot be launched fails the whole cluster. Only with"
         " provisioning `api`.",
     )
-    accounting: bool = Field(
-        False,
-        description="Set up Slurm accounting (MariaDB and slurmdbd on the controller). Only with provisioning"
-        " `legacy`.",
+    accounting: Literal["controller", "rds"] | None = Field(
+        None,
+        description="Where the database of Slurm's accounting is. `controller`: a MariaDB there, which HyperPod sets up"
+        " without this key too, and the scripts of provisioning `legacy` only with it. `rds`: that of"
+        " `accounting_database`, which outlives the controller; only with `continuous_provisioning`, and there is no"
+        " way back.",
     )
-    metrics: bool = Field(
-        False,
-        description="Serve metrics of nodes and NeuronCores, if the image has node_exporter and neuron-monitor.",
-    )
+    accounting_database: AccountingDatabase | None = None
     tags: dict[str, str] = Field(default_factory=dict, description="Tags of every resource; at most 40.")
     existing: Existing | None = None
 
@@ -251,10 +265,14 @@ class ClusterConfig(Section):
         _unique("gid", [str(user.group_id) for user in self.users])
         if self.provisioning == "api":
             _check_partitions(self.workers)
-        if self.accounting and self.provisioning == "api":
+        if (self.accounting == "rds") != (self.accounting_database is not None):
+            raise ValueError("accounting: rds and the section accounting_database go together; set both or neither")
+        if self.accounting == "rds" and not (self.provisioning == "api" and self.continuous_provisioning):
             raise ValueError(
-                "accounting: only with provisioning legacy; with api, HyperPod sets up Slurm; remove it, or set legacy"
+                "accounting: rds needs provisioning: api and continuous_provisioning: true; set these, or controller"
             )
+        if self.accounting_database and self.accounting_database.secret_arn.split(":")[3] != self.region:
+            raise ValueError(f"accounting_database.secret_arn: not in region {self.region}; name a secret there")
         return self
 
 

@@ -28,7 +28,7 @@ def run(
     directory: Path | None = None,
     seconds: float = _TIMEOUT_SECONDS,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's programs. Raises UserError if it is missing, SlurmUnreachableError if it takes longer."""
+    """Run a program of Slurm's. Raises UserError if it is not installed, SlurmUnreachableError if it takes too long."""
     try:
         return subprocess.run(
             arguments,

@@ -58,7 +58,6 @@ class Settings:
     """Role (one of ROLES) of each instance group."""
     users: tuple[User, ...]
     accounting: bool
-    metrics: bool
 
 
 def read_settings(file: Path) -> Settings:
@@ -97,7 +96,6 @@ def _settings(data: Mapping[str, Any]) -> Settings:
             for user in data["users"]
         ),
         accounting=_yes_no("accounting", data["accounting"]),
-        metrics=_yes_no("metrics", data["metrics"]),
     )
 
 

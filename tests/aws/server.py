@@ -6,7 +6,8 @@ What is moto's (PyPI, pinned): EC2, IAM, S3, STS, CloudWatch Logs, SSM documents
 What the modules beside this one add, because moto lacks it or differs from AWS:
 
     cluster*.py, nodes.py       SageMaker HyperPod: every cluster operation; states and nodes over time, lifecycle logs;
-                                what is refused: buckets, missing scripts, roles, networks, Slurm groups, quotas
+                                what is refused: buckets, missing scripts, roles, networks, Slurm groups, quotas;
+                                extensions
     stack*.py, template.py,     CloudFormation: states, events, roll-back, retained resources, refused deletion
     *resource*.py
     endpoints.py, endpoint_*.py endpoints, inference components and their runtime: each starts the kit's own server
@@ -47,6 +48,7 @@ from werkzeug.serving import make_server
 from tests.aws import (  # noqa: F401
     account,
     bucket_access,
+    cluster_extensions,
     cluster_operations,
     endpoint_runtime,
     endpoints,

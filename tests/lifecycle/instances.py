@@ -21,7 +21,6 @@ SETTINGS: dict[str, Any] = {
         {"name": "bob", "uid": 2002, "gid": 2002, "public_keys": []},
     ],
     "accounting": False,
-    "metrics": False,
 }
 
 

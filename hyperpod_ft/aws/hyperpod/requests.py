@@ -26,12 +26,24 @@ def create_cluster(config: ClusterConfig, resources: ClusterResources, lifecycle
         "NodeRecovery": config.node_recovery,
     }
     if config.provisioning == "api":
-        request["Orchestrator"] = {"Slurm": {"SlurmConfigStrategy": "Managed"}}
+        request["Orchestrator"] = {"Slurm": _slurm(config)}
         if config.continuous_provisioning:
             request["NodeProvisioningMode"] = "Continuous"
     if config.tags:
         request["Tags"] = [{"Key": key, "Value": value} for key, value in sorted(config.tags.items())]
     return request
+
+
+def _slurm(config: ClusterConfig) -> dict[str, Any]:
+    slurm: dict[str, Any] = {"SlurmConfigStrategy": "Managed"}
+    if database := config.accounting_database:
+        slurm["AccountingDatabase"] = {
+            "Endpoint": database.endpoint,
+            "Port": database.port,
+            "SecretArn": database.secret_arn,
+            **({"Name": database.name} if database.name else {}),
+        }
+    return slurm
 
 
 def _group(
@@ -103,6 +115,5 @@ def settings(config: ClusterConfig, resources: ClusterResources) -> dict[str, An
             {"name": user.name, "uid": user.uid, "gid": user.group_id, "public_keys": list(user.public_keys)}
             for user in config.users
         ],
-        "accounting": config.accounting,
-        "metrics": config.metrics,
+        "accounting": config.accounting == "controller",
     }

@@ -12,7 +12,6 @@ from provision.steps.identify import Identify
 from provision.steps.keep_scripts import KeepScripts
 from provision.steps.limits import Limits
 from provision.steps.logrotate import Logrotate
-from provision.steps.metrics import Metrics
 from provision.steps.neuron import Neuron
 from provision.steps.slurm import Slurm
 from provision.steps.slurm_configuration import SlurmConfiguration
@@ -38,5 +37,4 @@ STEPS: tuple[Step, ...] = (
     Associations(),
     SlurmDaemons(),
     Slurm(),
-    Metrics(),
 )

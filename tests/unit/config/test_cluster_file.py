@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from hyperpod_ft.aws.hyperpod import requests
+from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.config import cluster_config, run_file
 from hyperpod_ft.config.cluster_config import ClusterConfig
@@ -23,6 +24,12 @@ RESOURCES = ClusterResources(
 )
 TRN1 = {"name": "trainium", "instance_type": "ml.trn1.32xlarge"}
 URI = "s3://sagemaker-hyperpod-1/lifecycle/ml/0123"
+
+DATABASE = {
+    "endpoint": "jobs.c1.us-west-2.rds.amazonaws.com",
+    "secret_arn": "arn:aws:secretsmanager:us-west-2:123456789012:secret:jobs-AbCdEf",
+}
+RDS = {"accounting": "rds", "accounting_database": DATABASE}
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -83,6 +90,12 @@ def test_the_packaged_file_is_the_flagships_cluster() -> None:
             "users.0.public_keys.0: must",
         ),
         ({"accounting": True}, "accounting: "),
+        ({"accounting": "rds"}, "accounting: rds and the section accounting_database go together"),
+        ({"accounting_database": DATABASE}, "accounting: rds and the section accounting_database go together"),
+        ({**RDS, "continuous_provisioning": False}, "accounting: rds needs"),
+        ({**RDS, "provisioning": "legacy"}, "accounting: rds needs"),
+        ({**RDS, "region": "us-east-1"}, "accounting_database.secret_arn: not in region us-east-1"),
+        ({**RDS, "accounting_database": {**DATABASE, "endpoint": "db:3306"}}, "accounting_database.endpoint: must be"),
         ({"tags": {"aws:x": "1"}}, "tags: aws:x"),
         ({"workers": [{**TRN1, "partition": "dev"}]}, "workers.0.partition: HyperPod puts all nodes into dev"),
         (
@@ -135,7 +148,7 @@ def test_a_cpu_group_beside_the_workers_gets_no_training_jobs(tmp_path: Path) ->
 
 
 def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:
-    config = load(tmp_path, provisioning="legacy", login={}, accounting=True)
+    config = load(tmp_path, provisioning="legacy", login={}, accounting="controller")
     request = requests.create_cluster(config, RESOURCES, URI)
     assert "Orchestrator" not in request
     assert "NodeProvisioningMode" not in request
@@ -153,6 +166,33 @@ def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:
     }
 
 
+def test_an_accounting_database_of_ones_own_is_asked_for(tmp_path: Path) -> None:
+    request = requests.create_cluster(load(tmp_path, **RDS), RESOURCES, URI)
+    assert request["Orchestrator"]["Slurm"] == {
+        "SlurmConfigStrategy": "Managed",
+        "AccountingDatabase": {"Endpoint": DATABASE["endpoint"], "Port": 3306, "SecretArn": DATABASE["secret_arn"]},
+    }
+    named = load(tmp_path, **RDS | {"accounting_database": {**DATABASE, "name": "jobs"}})
+    assert (
+        requests.create_cluster(named, RESOURCES, URI)["Orchestrator"]["Slurm"]["AccountingDatabase"]["Name"] == "jobs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "installed"),
+    [
+        ({}, False),
+        ({"provisioning": "legacy", "accounting": "controller"}, True),
+        ({"provisioning": "legacy"}, False),
+        (RDS, False),
+    ],
+)
+def test_the_scripts_install_a_database_only_where_they_are_to(
+    tmp_path: Path, changes: dict[str, Any], installed: bool
+) -> None:
+    assert requests.settings(load(tmp_path, **changes), RESOURCES)["accounting"] is installed
+
+
 def test_nodes_get_their_groups_and_users(tmp_path: Path) -> None:
     users = [{"name": "alice", "uid": 2001, "public_keys": ["ssh-ed25519 AAAA alice@laptop"]}]
     settings = requests.settings(load(tmp_path, users=users), RESOURCES)
@@ -164,7 +204,7 @@ def test_a_described_group_can_be_requested_again(tmp_path: Path) -> None:
     asked = requests.create_cluster(load(tmp_path), RESOURCES, URI)["InstanceGroups"][1]
     described = {key: value for key, value in asked.items() if key != "InstanceCount"}
     described |= {"CurrentCount": 1, "TargetCount": 2, "Status": "InService"}
-    assert requests.group_specification(described) == asked
+    assert group_specification(described) == asked
 
 
 def test_nodes_accept_what_the_cluster_file_accepts() -> None:
