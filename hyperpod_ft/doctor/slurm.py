@@ -121,7 +121,9 @@ def auto_resume(site: SlurmSite) -> Diagnosis:
         return ok("auto-resume", f"not a node of HyperPod: no {HYPERPOD}")
     if why := site.refuses_auto_resume():
         return differs(
-            "auto-resume", why, "srun must load HyperPod's plugin: see plugstack.conf, and update the software"
+            "auto-resume",
+            why,
+            "srun must load HyperPod's plugin: see plugstack.conf there, or update HyperPod's software",
         )
     return ok("auto-resume", "srun accepts --auto-resume=1")
 
