@@ -26,6 +26,12 @@ _NO_CONFIGURATION = "configuration source"
 # The messages when slurmctld does not answer, whatever the request; any other message is a refusal.
 _NO_CONTROLLER = re.compile(r"contact|connect|timed out|answer", re.IGNORECASE)
 _START_CONTROLLER = "check that slurmctld is running"
+# Refusals of sbatch that another run file would not avoid.
+_SITE_REMEDIES = {
+    "topology configuration is not available": "Slurm's topology has a fault: see docs/lifecycle.md, or ask your "
+    "administrator",
+    "Invalid account": "ask for a Slurm account (docs/lifecycle.md), or correct the run file's cluster.account",
+}
 
 
 class SlurmAwayError(UserError):
@@ -194,7 +200,9 @@ class SlurmLauncher:
             arguments += [f"--dependency=afterok:{':'.join(parents)}", "--kill-on-invalid-dep=yes"]
         done = self._run([*arguments, str(run.script(stage))], run)
         if done.returncode:
-            raise _failure(f"sbatch {stage}", done.stderr, "correct the run file's cluster section")
+            remedies = (remedy for said, remedy in _SITE_REMEDIES.items() if said in done.stderr)
+            remedy = next(remedies, "correct the run file's cluster section")
+            raise _failure(f"sbatch {stage}", done.stderr, remedy)
         # a site's wrapper may print a greeting first
         ids = [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S*)?", line)]
         if not ids:

@@ -57,6 +57,16 @@ def test_nodes_that_are_provisioned_at_once_before_slurm_starts_run_a_job(cluste
     assert cluster.job(cluster.controller, "id -u; pwd").split()[0] == "2001"
 
 
+def test_the_cluster_is_as_awkward_as_real_ones(cluster: Cluster) -> None:
+    """What these tests rely on; see hyperpod.py and image.py."""
+    controller, login = cluster.controller, cluster.nodes[-1]
+    assert controller.run("sinfo", "-h", "-o", "%P %D").stdout.split("\n") == ["dev* 2", "trn1 2", ""]
+    assert login.run("systemctl", "is-active", "slurmd", check=False).stdout == "inactive\n"
+    stranger = ("runuser", "-u", "nobody", "--", "sbatch", "--chdir=/tmp", "--wrap=true")
+    assert "Invalid account" in controller.run(*stranger, check=False).stderr
+    assert "python3-venv" in login.run("python3", "-m", "venv", "/tmp/venv", check=False).stdout
+
+
 def test_users_may_submit_and_what_jobs_took_is_accounted(cluster: Cluster) -> None:
     number = cluster.submit(cluster.nodes[-1], "true", "--nodes=2")
     cluster.wait_for_job(number)
