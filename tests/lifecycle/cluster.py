@@ -97,9 +97,13 @@ class Cluster:
         finally:
             thread.join()
         if self.api:
-            for node in sorted(nodes, key=lambda node: node is not self.controller):
-                hyperpod.start_slurm(node, self.controller)
+            self.start_slurm(nodes)
             wait_until(lambda: USER in self.controller.run("sacctmgr", "-n", "show", "association").stdout)
+
+    def start_slurm(self, nodes: Iterable[Node]) -> None:
+        """What HyperPod does on the API-driven path, the controller first."""
+        for node in sorted(nodes, key=lambda node: node is not self.controller):
+            hyperpod.start_slurm(node, self.controller)
 
     def start_provisioning(self, node: Node) -> "tuple[subprocess.Popen[str], Path]":
         """provision.sh as HyperPod runs it, and where its output goes."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lifecycle import hyperpod
 from tests.lifecycle.cluster import USER, Cluster, daemons, disk, log_of, runs_a_job, shared_disk
 from tests.lifecycle.instances import CONTROLLER, LOGIN, WORKERS, Instance
 from tests.lifecycle.nodes import Node, container, kill_tree, wait_until
@@ -122,7 +121,7 @@ def test_a_worker_is_replaced_while_slurm_has_set_its_name_aside(cluster: Cluste
     new = Instance(lost.instance.group, lost.instance.address, "i-0fedcba9876543210", lost.instance.instance_type)
     cluster.instances[place] = new
     worker = cluster.nodes[place] = cluster.power_on(new)
-    hyperpod.start_slurm(worker, cluster.controller)
+    cluster.start_slurm([worker])
     before = (_slurm_files(worker), daemons(worker))
 
     cluster.provision([worker])
@@ -191,7 +190,8 @@ def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: 
             kill_tree(process.pid)
             process.wait(30)
 
-    cluster.provision(cluster.nodes)
+    # This time HyperPod starts Slurm while the scripts run.
+    cluster.provision(cluster.nodes, meanwhile=lambda: cluster.start_slurm(cluster.nodes))
 
     assert [set(disk(node)) for node in cluster.nodes] == wanted
     runs_a_job(cluster, cluster.nodes[-1])
