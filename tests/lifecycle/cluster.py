@@ -146,6 +146,22 @@ def runs_a_job(cluster: Cluster, node: Node) -> None:
     assert said[2:] == ["2001:2001"] * 2
 
 
+def provisioning_again_changes_nothing(cluster: Cluster) -> None:
+    """On all nodes at once, while a job runs on the workers."""
+    number = cluster.submit(cluster.controller, "srun sleep 6", "--nodes=2", "--output=/dev/null")
+    wait_until(lambda: "RUNNING" in cluster.controller.run("squeue", "-h", "-j", str(number), "-o", "%T").stdout)
+    home = shared_disk(cluster.controller)
+    before = [(disk(node), daemons(node)) for node in cluster.nodes]
+
+    cluster.provision(cluster.nodes)
+
+    for node, (files, processes) in zip(cluster.nodes, before, strict=True):
+        assert disk(node) == files
+        assert daemons(node) == processes
+    assert shared_disk(cluster.controller) == home
+    assert cluster.wait_for_job(number) == "COMPLETED"
+
+
 def log_of(node: Node) -> str:
     """What provision.sh has logged there so far."""
     return (node.root / "var/log/provision/provisioning.log").read_text()

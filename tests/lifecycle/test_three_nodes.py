@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lifecycle.cluster import USER, Cluster, daemons, disk, log_of, runs_a_job, shared_disk
+from tests.lifecycle.cluster import USER, Cluster, daemons, disk, log_of, provisioning_again_changes_nothing, runs_a_job
 from tests.lifecycle.instances import CONTROLLER, LOGIN, WORKERS, Instance
 from tests.lifecycle.nodes import Node, container, kill_tree, wait_until
 
@@ -97,18 +97,7 @@ def test_users_reach_every_node_by_ssh_without_being_asked(cluster: Cluster) -> 
 
 
 def test_provisioning_again_everywhere_at_once_changes_nothing(cluster: Cluster) -> None:
-    number = cluster.submit(cluster.nodes[-1], "srun sleep 6", "--nodes=2", "--output=/dev/null")
-    wait_until(lambda: "RUNNING" in cluster.controller.run("squeue", "-h", "-j", str(number), "-o", "%T").stdout)
-    home = shared_disk(cluster.controller)
-    before = [(disk(node), daemons(node)) for node in cluster.nodes]
-
-    cluster.provision(cluster.nodes)
-
-    for node, (files, processes) in zip(cluster.nodes, before, strict=True):
-        assert disk(node) == files
-        assert daemons(node) == processes
-    assert shared_disk(cluster.controller) == home
-    assert cluster.wait_for_job(number) == "COMPLETED"
+    provisioning_again_changes_nothing(cluster)
 
 
 def test_a_worker_is_replaced_while_slurm_has_set_its_name_aside(cluster: Cluster) -> None:
