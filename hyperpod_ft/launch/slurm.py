@@ -19,6 +19,13 @@ from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import JOB_COMMENT, Run
 
+# Refusals of sbatch that another run file would not avoid.
+_SITE_REMEDIES = {
+    "topology configuration is not available": "Slurm's topology has a fault: see docs/lifecycle.md, or ask your "
+    "administrator",
+    "Invalid account": "ask for a Slurm account (docs/lifecycle.md), or correct the run file's cluster.account",
+}
+
 
 @dataclass(frozen=True)
 class _ListedJob:
@@ -191,7 +198,9 @@ class SlurmLauncher:
             arguments += [f"--dependency=afterok:{':'.join(parents)}", "--kill-on-invalid-dep=yes"]
         done = self._run([*arguments, str(run.script(stage))], run)
         if done.returncode:
-            raise failure(f"sbatch {stage}", done.stderr, "correct the run file's cluster section")
+            remedies = (remedy for said, remedy in _SITE_REMEDIES.items() if said in done.stderr)
+            remedy = next(remedies, "correct the run file's cluster section")
+            raise failure(f"sbatch {stage}", done.stderr, remedy)
         # a site's wrapper may print a greeting first
         ids = [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S*)?", line)]
         if not ids:

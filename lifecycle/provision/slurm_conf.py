@@ -14,7 +14,7 @@ INCLUDED_CONF = "/opt/slurm/etc/accounting.conf"
 TOPOLOGY_CONF = "/opt/slurm/etc/topology.conf"
 TOPOLOGY_YAML = "/opt/slurm/etc/topology.yaml"
 SLURMDBD_CONF = "/opt/slurm/etc/slurmdbd.conf"
-EPILOGS = "/opt/slurm/etc/epilog.d"
+EPILOG = "/opt/slurm/etc/epilog.d/800_hyperpod-ft.sh"
 DATABASE = "slurm_acct_db"
 DATABASE_USER = "slurm"
 SLURMDBD_PORT = 6819
@@ -107,7 +107,7 @@ def topology_faults(conf: str, topology_conf: str, topology_yaml: str) -> list[s
 
 def included(accounting_host: str) -> str:
     """The file that slurm.conf includes. `accounting_host`: the host of slurmdbd, "" without accounting."""
-    text = f"{MARK}\nEpilog={EPILOGS}/*\n"
+    text = f"{MARK}\nEpilog=/opt/slurm/etc/epilog.d/*\n"
     if accounting_host:
         text += (
             "JobAcctGatherType=jobacct_gather/linux\n"

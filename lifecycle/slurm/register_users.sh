@@ -15,6 +15,7 @@ if [[ $(setting AccountingStorageType) != accounting_storage/slurmdbd ]]; then
   exit 0
 fi
 cluster=$(setting ClusterName)
+cluster=${cluster,,} # as the database has it
 known=$(timeout 30 sacctmgr --noheader --parsable2 show association "cluster=$cluster" format=user)
 for user in "$@"; do
   if ! grep --quiet --line-regexp --fixed-strings -- "$user" <<<"$known"; then

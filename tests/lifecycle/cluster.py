@@ -97,9 +97,13 @@ class Cluster:
         finally:
             thread.join()
         if self.api:
-            for node in sorted(nodes, key=lambda node: node is not self.controller):
-                hyperpod.start_slurm(node, self.controller)
+            self.start_slurm(nodes)
             wait_until(lambda: USER in self.controller.run("sacctmgr", "-n", "show", "association").stdout)
+
+    def start_slurm(self, nodes: Iterable[Node]) -> None:
+        """What HyperPod does on the API-driven path, the controller first."""
+        for node in sorted(nodes, key=lambda node: node is not self.controller):
+            hyperpod.start_slurm(node, self.controller)
 
     def start_provisioning(self, node: Node) -> "tuple[subprocess.Popen[str], Path]":
         """provision.sh as HyperPod runs it, and where its output goes."""
@@ -140,6 +144,22 @@ def runs_a_job(cluster: Cluster, node: Node) -> None:
     said = cluster.job(node, _TWO_NODES, "--nodes=2", f"--nodelist={','.join(names)}").split()
     assert sorted(said[:2]) == names
     assert said[2:] == ["2001:2001"] * 2
+
+
+def provisioning_again_changes_nothing(cluster: Cluster) -> None:
+    """On all nodes at once, while a job runs on the workers."""
+    number = cluster.submit(cluster.controller, "srun sleep 6", "--nodes=2", "--output=/dev/null")
+    wait_until(lambda: "RUNNING" in cluster.controller.run("squeue", "-h", "-j", str(number), "-o", "%T").stdout)
+    home = shared_disk(cluster.controller)
+    before = [(disk(node), daemons(node)) for node in cluster.nodes]
+
+    cluster.provision(cluster.nodes)
+
+    for node, (files, processes) in zip(cluster.nodes, before, strict=True):
+        assert disk(node) == files
+        assert daemons(node) == processes
+    assert shared_disk(cluster.controller) == home
+    assert cluster.wait_for_job(number) == "COMPLETED"
 
 
 def log_of(node: Node) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lifecycle.cluster import USER, Cluster, daemons, disk, log_of, runs_a_job, shared_disk
+from tests.lifecycle.cluster import USER, Cluster, log_of, provisioning_again_changes_nothing, runs_a_job
 from tests.lifecycle.instances import CONTROLLER, LOGIN, WORKERS, Instance
 from tests.lifecycle.nodes import Node, container, wait_until
 
@@ -61,18 +61,7 @@ def test_the_password_of_the_database_is_slurmdbds_alone(cluster: Cluster) -> No
 
 
 def test_provisioning_again_everywhere_at_once_changes_nothing(cluster: Cluster) -> None:
-    number = cluster.submit(cluster.nodes[-1], "srun sleep 6", "--nodes=2", "--output=/dev/null")
-    wait_until(lambda: "RUNNING" in cluster.controller.run("squeue", "-h", "-j", str(number), "-o", "%T").stdout)
-    home = shared_disk(cluster.controller)
-    before = [(disk(node), daemons(node)) for node in cluster.nodes]
-
-    cluster.provision(cluster.nodes)
-
-    for node, (files, processes) in zip(cluster.nodes, before, strict=True):
-        assert disk(node) == files
-        assert daemons(node) == processes
-    assert shared_disk(cluster.controller) == home
-    assert cluster.wait_for_job(number) == "COMPLETED"
+    provisioning_again_changes_nothing(cluster)
 
 
 def test_a_worker_that_slurm_keeps_down_because_it_rebooted_is_resumed_and_said(cluster: Cluster) -> None:

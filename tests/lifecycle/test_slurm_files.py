@@ -181,6 +181,26 @@ def test_what_slurm_says_of_a_node(line: str, state: str, rest: str, problem: st
     assert "Comment" not in found.reason
 
 
+@pytest.mark.parametrize(
+    ("running", "reported"),
+    [
+        ({"Epilog": "/opt/slurm/etc/epilog.d/*", "EpilogMsgTime": "2000 usec"}, False),
+        ({"Epilog[0]": "/opt/site.sh", "Epilog[1]": "/opt/slurm/etc/epilog.d/*.sh"}, False),
+        ({"Epilog": "/opt/slurm/etc/epilog.d/700_dcgm_job_map_cleanup.sh"}, True),
+        ({"Epilog": "(null)", "EpilogSlurmctld": "/opt/slurm/etc/epilog.d/*"}, True),
+    ],
+)
+def test_a_slurm_that_does_not_run_our_epilog_is_reported(
+    node: Node, monkeypatch: pytest.MonkeyPatch, running: dict[str, str], reported: bool
+) -> None:
+    monkeypatch.setattr(slurm_state, "unreachable", lambda node: [])
+    monkeypatch.setattr(slurm_state, "running_configuration", lambda node: running)
+    found = Slurm().missing(node)
+    assert [line.partition(",")[0] for line in found] == [
+        "Slurm does not run /opt/slurm/etc/epilog.d/800_hyperpod-ft.sh"
+    ] * reported
+
+
 @pytest.mark.parametrize("starts_after", [None, 20])
 def test_slurm_is_waited_for_a_minute_at_most(
     node: Node, monkeypatch: pytest.MonkeyPatch, starts_after: float | None

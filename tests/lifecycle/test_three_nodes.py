@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lifecycle import hyperpod
-from tests.lifecycle.cluster import USER, Cluster, daemons, disk, log_of, runs_a_job, shared_disk
+from tests.lifecycle.cluster import USER, Cluster, daemons, disk, log_of, provisioning_again_changes_nothing, runs_a_job
 from tests.lifecycle.instances import CONTROLLER, LOGIN, WORKERS, Instance
 from tests.lifecycle.nodes import Node, container, kill_tree, wait_until
 
@@ -37,6 +36,16 @@ def test_nodes_that_are_provisioned_at_once_before_slurm_starts_run_a_job(cluste
     runs_a_job(cluster, cluster.nodes[-1])
     # Without a partition: to `dev`, which has all nodes.
     assert cluster.job(cluster.controller, "id -u; pwd").split()[0] == "2001"
+
+
+def test_the_cluster_is_as_awkward_as_real_ones(cluster: Cluster) -> None:
+    """What these tests rely on; see hyperpod.py and image.py."""
+    controller, login = cluster.controller, cluster.nodes[-1]
+    assert controller.run("sinfo", "-h", "-o", "%P %D").stdout.split("\n") == ["dev* 2", "trn1 2", ""]
+    assert login.run("systemctl", "is-active", "slurmd", check=False).stdout == "inactive\n"
+    stranger = ("runuser", "-u", "nobody", "--", "sbatch", "--chdir=/tmp", "--wrap=true")
+    assert "Invalid account" in controller.run(*stranger, check=False).stderr
+    assert "python3-venv" in login.run("python3", "-m", "venv", "/tmp/venv", check=False).stdout
 
 
 def test_users_may_submit_and_what_jobs_took_is_accounted(cluster: Cluster) -> None:
@@ -70,18 +79,7 @@ def test_users_reach_every_node_by_ssh_without_being_asked(cluster: Cluster) -> 
 
 
 def test_provisioning_again_everywhere_at_once_changes_nothing(cluster: Cluster) -> None:
-    number = cluster.submit(cluster.nodes[-1], "srun sleep 6", "--nodes=2", "--output=/dev/null")
-    wait_until(lambda: "RUNNING" in cluster.controller.run("squeue", "-h", "-j", str(number), "-o", "%T").stdout)
-    home = shared_disk(cluster.controller)
-    before = [(disk(node), daemons(node)) for node in cluster.nodes]
-
-    cluster.provision(cluster.nodes)
-
-    for node, (files, processes) in zip(cluster.nodes, before, strict=True):
-        assert disk(node) == files
-        assert daemons(node) == processes
-    assert shared_disk(cluster.controller) == home
-    assert cluster.wait_for_job(number) == "COMPLETED"
+    provisioning_again_changes_nothing(cluster)
 
 
 def test_a_worker_is_replaced_while_slurm_has_set_its_name_aside(cluster: Cluster) -> None:
@@ -94,7 +92,7 @@ def test_a_worker_is_replaced_while_slurm_has_set_its_name_aside(cluster: Cluste
     new = Instance(lost.instance.group, lost.instance.address, "i-0fedcba9876543210", lost.instance.instance_type)
     cluster.instances[place] = new
     worker = cluster.nodes[place] = cluster.power_on(new)
-    hyperpod.start_slurm(worker, cluster.controller)
+    cluster.start_slurm([worker])
     before = (_slurm_files(worker), daemons(worker))
 
     cluster.provision([worker])
@@ -163,7 +161,8 @@ def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: 
             kill_tree(process.pid)
             process.wait(30)
 
-    cluster.provision(cluster.nodes)
+    # This time HyperPod starts Slurm while the scripts run.
+    cluster.provision(cluster.nodes, meanwhile=lambda: cluster.start_slurm(cluster.nodes))
 
     assert [set(disk(node)) for node in cluster.nodes] == wanted
     runs_a_job(cluster, cluster.nodes[-1])

@@ -28,7 +28,7 @@ StartLimitIntervalSec=0
 ExecStart={folder}/slurm/register_users.sh {users}
 RemainAfterExit=yes
 Restart=on-failure
-RestartSec=10
+RestartSec=5
 
 [Install]
 WantedBy=multi-user.target

@@ -10,7 +10,7 @@ from typing import Sequence
 
 from provision.files import File, FilesStep
 from provision.node import Node
-from provision.slurm_conf import EPILOGS
+from provision.slurm_conf import EPILOG
 
 
 class Epilog(FilesStep):
@@ -18,4 +18,4 @@ class Epilog(FilesStep):
 
     def files(self, node: Node) -> Sequence[File]:
         # These scripts are in /tmp, which is lost at a reboot.
-        return [File(f"{EPILOGS}/800_hyperpod-ft.sh", (node.scripts / "slurm/epilog.sh").read_text(), 0o755)]
+        return [File(EPILOG, (node.scripts / "slurm/epilog.sh").read_text(), 0o755)]

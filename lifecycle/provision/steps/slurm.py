@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from fnmatch import fnmatch
 from typing import Sequence
 
 from provision import slurm_conf, slurm_state
@@ -36,7 +37,7 @@ class Slurm(Step):
         if unreachable := slurm_state.unreachable(node):
             return [*found, *unreachable]
         if node.identity.role == "controller":
-            return [*found, *_epilogs_not_run(node)]
+            return [*found, *_epilog_not_run(node)]
         return _without_jobs(node) if node.identity.role == "compute" else []
 
     def do(self, node: Node) -> None:
@@ -50,13 +51,13 @@ class Slurm(Step):
             time.sleep(0.5)
 
 
-def _epilogs_not_run(node: Node) -> list[str]:
+def _epilog_not_run(node: Node) -> list[str]:
     running = slurm_state.running_configuration(node)
-    # Slurm 24.05 and newer number them: Epilog[0].
+    # Newer versions of Slurm number them: Epilog[0].
     epilogs = [text for key, text in running.items() if re.fullmatch(r"Epilog(\[\d+\])?", key)]
-    if any(text.startswith(slurm_conf.EPILOGS) for text in epilogs):
+    if any(fnmatch(slurm_conf.EPILOG, pattern) for pattern in epilogs):
         return []
-    return [f"Slurm runs no epilogs of {slurm_conf.EPILOGS}, so what jobs leave behind keeps running"]
+    return [f"Slurm does not run {slurm_conf.EPILOG}, so what jobs leave behind keeps running"]
 
 
 def _without_jobs(node: Node) -> list[str]:
