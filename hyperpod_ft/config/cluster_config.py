@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.config import yaml_file
 from hyperpod_ft.config.fields import PositiveInt, Section, matches, shortened
+from hyperpod_ft.config.kms_keys import KmsKeys
 from hyperpod_ft.config.yaml_file import FileKind
 from hyperpod_ft.shipped import shipped
 
@@ -191,6 +192,7 @@ class ClusterConfig(Section):
     login: Login | None = None
     workers: Annotated[tuple[Workers, ...], Field(min_length=1, max_length=98)]
     fsx: Lustre = Field(default_factory=Lustre)
+    kms_keys: KmsKeys = Field(default_factory=KmsKeys)
     users: tuple[User, ...] = ()
     node_recovery: Literal["Automatic", "None"] = Field(
         "Automatic", description="Whether HyperPod replaces faulty nodes."
@@ -244,6 +246,9 @@ class ClusterConfig(Section):
             raise ValueError(
                 "accounting: only with provisioning legacy; with api, HyperPod sets up Slurm; remove it, or set legacy"
             )
+        continuous = self.provisioning == "api" and self.continuous_provisioning
+        if problem := self.kms_keys.problem(self.region, existing=self.existing is not None, continuous=continuous):
+            raise ValueError(problem)
         return self
 
 
