@@ -73,6 +73,7 @@ def role_needs(given: CheckInput) -> list[Need]:
                 "ec2:DescribeSecurityGroups",
             )
         ),
+        *(Need(("kms:CreateGrant", "kms:DescribeKey"), key) for key in (given.config.kms_keys.volumes,) if key),
     ]
 
 
@@ -104,6 +105,10 @@ def caller_needs(given: CheckInput) -> list[Need]:
             Need(("ec2:CreateNatGateway",), f"{arn_of.format('ec2')}:natgateway/nat-0123456789abcdef0"),
             Need(("ec2:CreateSecurityGroup",), f"{arn_of.format('ec2')}:security-group/sg-0123456789abcdef0"),
         ]
+    if config.kms_keys.fsx:
+        needs.append(Need(("kms:CreateGrant", "kms:DescribeKey"), config.kms_keys.fsx))
+    if config.kms_keys.bucket:
+        needs.append(Need(("kms:GenerateDataKey",), config.kms_keys.bucket))
     return needs
 
 

@@ -15,6 +15,7 @@ from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.validation import (
     capacity_checks,
     filesystem_checks,
+    key_checks,
     lifecycle_checks,
     network_checks,
     offline_checks,
@@ -96,6 +97,8 @@ def account_checks(config: ClusterConfig) -> list[Check]:
         checks.append(
             Check("training plans", "workers", capacity_checks.training_plans, ("*.training_plan_arn", "workers"))
         )
+    if config.kms_keys.given:
+        checks.append(Check("KMS keys", key_checks.KEYS, key_checks.keys))
     if config.existing is None:
         return [*checks, Check("stack", "name", state_checks.stack, ("name",))]
     return [
