@@ -55,6 +55,7 @@ from tests.aws import (  # noqa: F401
     training_job_operations,
     training_plans,
 )
+from tests.aws.iam_actions import iam_action
 from tests.aws.wire import OPERATIONS, Answer, AwsError, Call
 from tests.aws.world import World
 
@@ -97,7 +98,9 @@ class Server:
         if endpoint_runtime.is_request(environ["PATH_INFO"]):
             return endpoint_runtime.respond(self.world, self._lock, environ, start_response)
         call = _call(environ)
-        if call is None:
+        if call is not None:
+            self.world.actions["services" if call.of_server else "callers"].add(iam_action(call, environ))
+        if call is None or call.of_server:
             return self._moto(environ, start_response)
         with self._lock:
             self.world.requests.append((call.service, call.operation))
@@ -134,6 +137,9 @@ class Server:
                     self.world.scenario.merge(json.loads(_body(environ)))
                 except ValueError as error:
                     return 400, [("Content-Type", "text/plain")], str(error).encode()
+            elif action == "actions":
+                actions = {who: sorted(found) for who, found in self.world.actions.items()}
+                return 200, [("Content-Type", "application/json")], json.dumps(actions).encode()
             elif action != "requests":
                 return 404, [("Content-Type", "text/plain")], f"no {action}".encode()
             return 200, [("Content-Type", "application/json")], json.dumps(self.world.requests).encode()
@@ -150,9 +156,9 @@ def _is_own(call: Call) -> bool:
 
 
 def _call(environ: dict[str, Any]) -> Call | None:
-    """What a signed request asks for; None for requests that only moto handles: unsigned ones, and the server's own."""
+    """What a signed request asks for; None for an unsigned one, which only moto handles."""
     found = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
-    if not found or found[1] == _OWN:
+    if not found:
         return None
     service, body = _SERVICES.get(found[3], found[3]), b""
     if target := environ.get("HTTP_X_AMZ_TARGET"):
@@ -163,7 +169,7 @@ def _call(environ: dict[str, Any]) -> Call | None:
     else:
         body = _body(environ)
         operation = parse_qs(body.decode(errors="replace")).get("Action", [""])[0]
-    return Call(service, found[2], operation, body)
+    return Call(service, found[2], operation, body, of_server=found[1] == _OWN)
 
 
 def _body(environ: dict[str, Any]) -> bytes:

@@ -42,12 +42,14 @@ def operation(service: str, name: str) -> Callable[[Operation], Operation]:
 
 @dataclass(frozen=True)
 class Call:
-    """One request: the service and region that its signature names, its operation, its body."""
+    """One request: the service and region that its signature names, its operation, its body, and whether the server
+    itself made it, as CloudFormation and HyperPod do."""
 
     service: str
     region: str
     operation: str
     body: bytes
+    of_server: bool = False
 
     @property
     def _protocol(self) -> str:
