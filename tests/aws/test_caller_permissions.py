@@ -10,7 +10,7 @@ import pytest
 
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.validation import caller_permissions
-from hyperpod_ft.aws.validation.caller_permissions import COMMANDS, RESOURCE_TYPES, STACK, Row
+from hyperpod_ft.aws.validation.caller_permissions import COMMANDS, RESOURCE_TYPES, STACK, Permissions
 from tests.aws.account_place import Place, check, clients, of, trust
 from tests.aws.conftest import ROOT, Aws
 
@@ -37,7 +37,7 @@ def assert_permissions_are_listed(aws: Aws) -> None:
     assert {"iam:AttachRolePolicy", "ec2:AllocateAddress"} <= changes, "they are seen"
 
 
-def _kind(row: Row) -> str:
+def _kind(row: Permissions) -> str:
     """The name of the row's kind of resource in IAM's list."""
     if row.service == "s3":
         return "object" if "/" in row.resource else "bucket"
@@ -45,7 +45,7 @@ def _kind(row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.service}-{row.resource}")
-def test_iam_knows_the_actions_and_their_resources(row: Row) -> None:
+def test_iam_knows_the_actions_and_their_resources(row: Permissions) -> None:
     for action in row.actions:
         service, _, name = action.partition(":")
         known = IAM[service]["Actions"]

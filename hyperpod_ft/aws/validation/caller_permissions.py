@@ -15,7 +15,7 @@ _FSX_ROLE = "AWSServiceRoleForAmazonFSx"
 
 
 @dataclass(frozen=True)
-class Row:
+class Permissions:
     """Actions of one service on one resource. `create`: of `cluster create`; `later`: of the other commands."""
 
     service: str
@@ -30,79 +30,83 @@ class Row:
 
 SESSION_TARGET = "arn:{partition}:sagemaker:{region}:{account}:cluster/0123456789ab"
 COMMANDS = (
-    Row(
+    Permissions(
         *("sagemaker", "cluster/0123456789ab", "CreateCluster DescribeCluster ListClusterNodes"),
         "UpdateCluster BatchReplaceClusterNodes DeleteCluster ListClusterEvents DescribeClusterEvent",
     ),
-    Row("sagemaker", "", "ListClusters"),
-    Row("iam", "role/{role}", "PassRole"),
-    Row("s3", "{bucket}/lifecycle/provision.sh", "PutObject"),
-    Row("logs", "log-group:/aws/sagemaker/Clusters/{name}/0123456789ab", later="DescribeLogStreams"),
-    Row("logs", "log-group:/aws/sagemaker/Clusters/{name}/0123456789ab:log-stream:x", later="GetLogEvents"),
-    Row("ssm", SESSION_TARGET, later="StartSession"),
+    Permissions("sagemaker", "", "ListClusters"),
+    Permissions("iam", "role/{role}", "PassRole"),
+    Permissions("s3", "{bucket}/lifecycle/provision.sh", "PutObject"),
+    Permissions("logs", "log-group:/aws/sagemaker/Clusters/{name}/0123456789ab", later="DescribeLogStreams"),
+    Permissions("logs", "log-group:/aws/sagemaker/Clusters/{name}/0123456789ab:log-stream:x", later="GetLogEvents"),
+    Permissions("ssm", SESSION_TARGET, later="StartSession"),
 )
-_TAGS = Row("sagemaker", "cluster/0123456789ab", "AddTags")
+_TAGS = Permissions("sagemaker", "cluster/0123456789ab", "AddTags")
 STACK = (
-    Row(
+    Permissions(
         *("cloudformation", "stack/{stack}/0", "CreateStack DescribeStacks DescribeStackEvents UpdateStack"),
         "ListStackResources DeleteStack",
     ),
-    Row(
-        *("ec2", "", "DescribeVpcs DescribeSubnets DescribeInternetGateways DescribeRouteTables DescribeAddresses"),
-        "DescribeNatGateways DescribeVpcEndpoints DescribeSecurityGroups",
+    Permissions(
+        "ec2",
+        "",
+        "DescribeVpcs DescribeSubnets DescribeInternetGateways DescribeRouteTables DescribeAddresses"
+        " DescribeNatGateways DescribeVpcEndpoints DescribeSecurityGroups",
     ),
-    Row("fsx", "", "DescribeFileSystems"),
-    Row("s3", "{bucket}", later="ListBucket ListBucketVersions"),
-    Row("s3", "{bucket}/x", later="DeleteObject DeleteObjectVersion"),
+    Permissions("fsx", "", "DescribeFileSystems"),
+    Permissions("s3", "{bucket}", later="ListBucket ListBucketVersions"),
+    Permissions("s3", "{bucket}/x", later="DeleteObject DeleteObjectVersion"),
 )
-_FSX_FIRST = Row("iam", f"role/aws-service-role/fsx.amazonaws.com/{_FSX_ROLE}", "CreateServiceLinkedRole")
+_FSX_FIRST = Permissions("iam", f"role/aws-service-role/fsx.amazonaws.com/{_FSX_ROLE}", "CreateServiceLinkedRole")
 # CloudFormation acts with the caller's permissions.
 RESOURCE_TYPES = {
-    "AWS::EC2::VPC": Row("ec2", "vpc/vpc-0", "CreateVpc ModifyVpcAttribute CreateTags", "DeleteVpc"),
-    "AWS::EC2::Subnet": Row("ec2", "subnet/subnet-0", "CreateSubnet ModifySubnetAttribute CreateTags", "DeleteSubnet"),
-    "AWS::EC2::InternetGateway": Row(
+    "AWS::EC2::VPC": Permissions("ec2", "vpc/vpc-0", "CreateVpc ModifyVpcAttribute CreateTags", "DeleteVpc"),
+    "AWS::EC2::Subnet": Permissions(
+        "ec2", "subnet/subnet-0", "CreateSubnet ModifySubnetAttribute CreateTags", "DeleteSubnet"
+    ),
+    "AWS::EC2::InternetGateway": Permissions(
         "ec2", "internet-gateway/igw-0", "CreateInternetGateway CreateTags", "DeleteInternetGateway"
     ),
-    "AWS::EC2::VPCGatewayAttachment": Row(
+    "AWS::EC2::VPCGatewayAttachment": Permissions(
         "ec2", "internet-gateway/igw-0", "AttachInternetGateway", "DetachInternetGateway"
     ),
-    "AWS::EC2::RouteTable": Row("ec2", "route-table/rtb-0", "CreateRouteTable CreateTags", "DeleteRouteTable"),
-    "AWS::EC2::Route": Row("ec2", "route-table/rtb-0", "CreateRoute", "DeleteRoute"),
-    "AWS::EC2::SubnetRouteTableAssociation": Row(
+    "AWS::EC2::RouteTable": Permissions("ec2", "route-table/rtb-0", "CreateRouteTable CreateTags", "DeleteRouteTable"),
+    "AWS::EC2::Route": Permissions("ec2", "route-table/rtb-0", "CreateRoute", "DeleteRoute"),
+    "AWS::EC2::SubnetRouteTableAssociation": Permissions(
         "ec2", "route-table/rtb-0", "AssociateRouteTable", "DisassociateRouteTable"
     ),
-    "AWS::EC2::EIP": Row("ec2", "elastic-ip/eipalloc-0", "AllocateAddress CreateTags", "ReleaseAddress"),
-    "AWS::EC2::NatGateway": Row("ec2", "natgateway/nat-0", "CreateNatGateway CreateTags", "DeleteNatGateway"),
-    "AWS::EC2::VPCEndpoint": Row("ec2", "vpc-endpoint/vpce-0", "CreateVpcEndpoint", "DeleteVpcEndpoints"),
-    "AWS::EC2::SecurityGroup": Row(
+    "AWS::EC2::EIP": Permissions("ec2", "elastic-ip/eipalloc-0", "AllocateAddress CreateTags", "ReleaseAddress"),
+    "AWS::EC2::NatGateway": Permissions("ec2", "natgateway/nat-0", "CreateNatGateway CreateTags", "DeleteNatGateway"),
+    "AWS::EC2::VPCEndpoint": Permissions("ec2", "vpc-endpoint/vpce-0", "CreateVpcEndpoint", "DeleteVpcEndpoints"),
+    "AWS::EC2::SecurityGroup": Permissions(
         *("ec2", "security-group/sg-0", "CreateSecurityGroup CreateTags"),
         "DeleteSecurityGroup",
     ),
-    "AWS::EC2::SecurityGroupIngress": Row(
+    "AWS::EC2::SecurityGroupIngress": Permissions(
         "ec2", "security-group/sg-0", "AuthorizeSecurityGroupIngress", "RevokeSecurityGroupIngress"
     ),
-    "AWS::EC2::SecurityGroupEgress": Row(  # a new group has a rule for all traffic out, which is replaced
+    "AWS::EC2::SecurityGroupEgress": Permissions(  # a new group has a rule for all traffic out, which is replaced
         "ec2", "security-group/sg-0", "AuthorizeSecurityGroupEgress RevokeSecurityGroupEgress"
     ),
-    "AWS::FSx::FileSystem": Row(
+    "AWS::FSx::FileSystem": Permissions(
         *("fsx", "file-system/fs-0123456789abcdef0", "CreateFileSystem TagResource"),
         "UpdateFileSystem DeleteFileSystem",
     ),
-    "AWS::S3::Bucket": Row(
+    "AWS::S3::Bucket": Permissions(
         *("s3", "{bucket}"),
         "CreateBucket PutEncryptionConfiguration PutBucketPublicAccessBlock PutBucketOwnershipControls"
         " PutLifecycleConfiguration PutBucketTagging",
         "DeleteBucket",
     ),
-    "AWS::S3::BucketPolicy": Row("s3", "{bucket}", "GetBucketPolicy PutBucketPolicy", "DeleteBucketPolicy"),
-    "AWS::IAM::Role": Row(
+    "AWS::S3::BucketPolicy": Permissions("s3", "{bucket}", "GetBucketPolicy PutBucketPolicy", "DeleteBucketPolicy"),
+    "AWS::IAM::Role": Permissions(
         *("iam", "role/{role}", "CreateRole GetRole TagRole AttachRolePolicy PutRolePolicy"),
         "DetachRolePolicy DeleteRolePolicy DeleteRole",
     ),
 }
 
 
-def rows(given: CheckInput) -> Iterator[Row]:
+def rows(given: CheckInput) -> Iterator[Permissions]:
     """The rows that apply to a cluster file."""
     yield from COMMANDS
     if given.config.tags:
@@ -128,7 +132,7 @@ def caller_permissions(given: CheckInput) -> list[Finding]:
 _CONTEXT = {"iam:PassedToService": "sagemaker.amazonaws.com", "iam:AWSServiceName": "fsx.amazonaws.com"}
 
 
-def _arn(given: CheckInput, row: Row) -> str:
+def _arn(given: CheckInput, row: Permissions) -> str:
     if not row.resource:
         return "*"
     existing, name = given.config.existing, given.config.stack_name
