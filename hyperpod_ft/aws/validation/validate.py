@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.validation import (
+    caller_permissions,
     capacity_checks,
     filesystem_checks,
     key_checks,
@@ -91,7 +92,7 @@ def account_checks(config: ClusterConfig) -> list[Check]:
             ("availability_zone_id", "*.instance_type"),
         ),
         Check("threads per core", "workers", capacity_checks.threads, ("*.instance_type",)),
-        Check("permissions to create", "credentials", permission_checks.caller_permissions),
+        Check("permissions to create", "credentials", caller_permissions.caller_permissions),
     ]
     if any(group.training_plan_arn for group in config.workers):
         checks.append(
