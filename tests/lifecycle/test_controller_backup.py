@@ -21,7 +21,9 @@ PAGE = ROOT / "docs" / "cluster-day-two.md"
 
 def restore_commands(backup: str, state: str) -> str:
     """Those of the page, for this backup and this StateSaveLocation."""
-    (block,) = re.findall(r"```sh\n(cd /fsx/\.provision/backups/TIME\n.*?)```", PAGE.read_text(), re.DOTALL)
+    (block,) = re.findall(
+        r"```sh\nsudo -i .*?\n(cd /fsx/\.provision/backups/TIME\n.*?)```", PAGE.read_text(), re.DOTALL
+    )
     assert "var/spool/slurmctld" in block
     return str(block).replace("/fsx/.provision/backups/TIME", backup).replace("var/spool/slurmctld", state.lstrip("/"))
 
@@ -62,7 +64,7 @@ def test_queue_and_accounting_survive_a_new_root_volume(
         controller.run("sh", "-c", f"rm -rf {shlex.quote(state)}/*")
         controller.run("mysql", "--execute", "DROP DATABASE slurm_acct_db")
 
-        controller.run("sh", "-ec", restore_commands(found[1], state).replace("sudo ", ""))
+        controller.run("sh", "-ec", restore_commands(found[1], state))
 
         deadline = time.monotonic() + 30
         while " UP" not in controller.run("scontrol", "ping", check=False).stdout:
