@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.aws.cluster_reference import ClusterReference
 from hyperpod_ft.aws.create import create
-from hyperpod_ft.aws.hyperpod import api, cluster_logs
+from hyperpod_ft.aws.hyperpod import api, cluster_logs, events
 from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.events import Event
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, ClusterWatch, Say
 from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.ssh import connect as ssh
+from hyperpod_ft.aws.ssh import key as ssh_key
 from hyperpod_ft.aws.ssh import ssm
-from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS
+from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS, login_user
 from hyperpod_ft.aws.ssh.config import SshFiles
 from hyperpod_ft.aws.ssh.connect import SshRequest, SshRoute
 from hyperpod_ft.aws.stack.events import describe
@@ -66,6 +68,25 @@ class Commands:
         with self._explained():
             return self._require(), self._nodes()
 
+    def why_missing(self, cluster: Cluster) -> dict[str, str]:
+        """Why groups have fewer instances than requested, by group, where HyperPod tells."""
+        return events.why_missing(self._sagemaker, cluster)
+
+    def events(self, group: str | None, node: str | None, limit: int) -> list[Event]:
+        """The newest events, the oldest of them first, with the reasons of what failed."""
+        with self._explained():
+            cluster = self._require()
+            if not cluster.continuous:
+                raise UserError(
+                    f"cluster {cluster.name} has no events: HyperPod keeps them with continuous provisioning only",
+                    "see `hyperpod-ft cluster status` and `hyperpod-ft cluster logs`",
+                )
+            hosts = {one.hostname: one.instance_id for one in self._nodes()} if node else {}
+            found = events.newest(self._sagemaker, cluster.name, limit, group, hosts.get(node or "", node))
+            if group and not found:
+                cluster.group(group)
+            return [events.with_reason(self._sagemaker, cluster.name, event) for event in reversed(found)]
+
     def lifecycle_log(self, name: str | None, follow: bool) -> Iterator[str]:
         """The lines of a node's lifecycle log; without a name, of the node that wrote last."""
         with self._explained():
@@ -84,6 +105,11 @@ class Commands:
                 )
             self.say(f"{cluster_logs.log_group(cluster)} {streams[0]}")
             yield from cluster_logs.lines(logs, cluster, streams[0], follow)
+
+    def login_user(self, identity: Path | None) -> str:
+        """Who has the caller's key on the nodes. `identity`: a key file; None: the usual one."""
+        users = self.target.config.users if self.target.config else ()
+        return login_user(users, ssh_key.find(identity, Path.home() / ".ssh").line)
 
     def ssh_route(self, request: SshRequest) -> SshRoute:
         """The ssh route to the requested node."""

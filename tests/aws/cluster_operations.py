@@ -105,7 +105,12 @@ def list_clusters(region: Region, request: dict[str, Any]) -> dict[str, Any]:
 def list_cluster_nodes(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     """`InstanceGroupNameContains` matches substrings, as on AWS: "worker" also finds "worker-2"."""
     cluster, part = find(region, request["ClusterName"]), request.get("InstanceGroupNameContains", "")
-    found = [n.summary() for n in cluster.nodes if part in n.group and (n.id or cluster.continuous)]
+    logical = request.get("IncludeNodeLogicalIds", False)
+    found = [
+        {**node.summary(), "NodeLogicalId": node.logical_id if logical else None}
+        for node in cluster.nodes
+        if part in node.group and (node.id or logical)
+    ]
     if request.get("SortOrder") == "Descending":
         found.reverse()
     page, token = _page(found, request, 10)
@@ -218,11 +223,16 @@ def batch_add(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     return cluster.tokens.setdefault(token, answer) if token else answer
 
 
-@operation("sagemaker", "ListClusterEvents")
-def list_cluster_events(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    cluster = find(region, request["ClusterName"])
+def _with_events(region: Region, name: str) -> Cluster:
+    cluster = find(region, name)
     if not cluster.continuous:
         raise invalid("Cluster events need a cluster with NodeProvisioningMode Continuous")
+    return cluster
+
+
+@operation("sagemaker", "ListClusterEvents")
+def list_cluster_events(region: Region, request: dict[str, Any]) -> dict[str, Any]:
+    cluster = _with_events(region, request["ClusterName"])
     asked = {"InstanceGroupName": "InstanceGroupName", "NodeId": "InstanceId", "ResourceType": "ResourceType"}
     found = [
         event
@@ -232,7 +242,19 @@ def list_cluster_events(region: Region, request: dict[str, Any]) -> dict[str, An
     if request.get("SortOrder", "Descending") == "Descending":
         found.reverse()
     page, token = _page(found, request, 10)
-    return {"Events": page, "NextToken": token}
+    return {
+        "Events": [{key: event[key] for key in event if key != "EventDetails"} for event in page],
+        "NextToken": token,
+    }
+
+
+@operation("sagemaker", "DescribeClusterEvent")
+def describe_cluster_event(region: Region, request: dict[str, Any]) -> dict[str, Any]:
+    cluster = _with_events(region, request["ClusterName"])
+    for event in cluster.events:
+        if event["EventId"] == request["EventId"]:
+            return {"EventDetails": event}
+    raise AwsError("ResourceNotFound", f"Event {request['EventId']} of cluster {cluster.arn} could not be found.")
 
 
 @operation("ssm", "StartSession")

@@ -79,8 +79,9 @@ class Cluster:
         self._addresses += 1
         return self._addresses
 
-    def event(self, description: str, node: Node | None = None) -> None:
-        failed = node is not None and node.status == "Failure"
+    def event(self, description: str, node: Node | None = None, failure: str = "") -> None:
+        """`failure`: the reason, which DescribeClusterEvent alone returns."""
+        about = {"FailureMessage": failure or None, **({"NodeLogicalId": node.logical_id} if node else {})}
         self.events.append(
             {
                 "EventId": str(uuid.uuid4()),
@@ -91,7 +92,8 @@ class Cluster:
                 "ResourceType": "Instance" if node else "Cluster",
                 "EventTime": datetime.now(timezone.utc),
                 "Description": description,
-                "EventLevel": "Error" if failed else "Info",
+                "EventLevel": "Error" if failure or (node and node.status == "Failure") else "Info",
+                "EventDetails": {"EventMetadata": {"Instance" if node else "Cluster": about}},
             }
         )
 
@@ -148,16 +150,17 @@ class Cluster:
 
     def _provision_until_running(self, node: Node) -> Process:
         yield from provision([node])
-        while node.status == "Failure" and not node.removed:
-            yield self.region.seconds("node.failed")
-            if node.removed:
-                return
-            node.become("ShuttingDown")
-            yield self.region.seconds("node.shutdown")
-            if node.removed:
-                return
-            node.terminate()
-            node.become("Pending")
+        while not node.present and not node.removed:
+            if node.id:  # it failed; without an instance it waits for capacity
+                yield self.region.seconds("node.failed")
+                if node.removed:
+                    return
+                node.become("ShuttingDown")
+                yield self.region.seconds("node.shutdown")
+                if node.removed:
+                    return
+                node.terminate()
+                node.become("Pending")
             yield from provision([node])
 
     def update(self, groups: list[dict[str, Any]], delete: list[str], changes: dict[str, Any]) -> None:

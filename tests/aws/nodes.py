@@ -67,7 +67,18 @@ class Node:
 
     def become(self, status: str, message: str = "") -> None:
         self.status, self.message = status, message
-        self.cluster.event(f"Node {self.id or self.logical_id} is {status}. {message}".strip(), self)
+        if status == "Failure":
+            where = f"in Cluster {self.cluster.name} and InstanceGroup {self.group}"
+            self.cluster.event(f"Failed to provision EC2 Instance {where}", self, message)
+            self.cluster.event(f"Instance creation {where} failed", self)
+        else:
+            self.cluster.event(f"Node {self.id or self.logical_id} is {status}. {message}".strip(), self)
+
+    def lack_capacity(self) -> None:
+        """With continuous provisioning it stays Pending, without a message; only events have the reason."""
+        self.become("Failure", _NO_CAPACITY.format(self.specification["InstanceType"]))
+        if self.cluster.continuous:
+            self.status, self.message = "Pending", ""
 
     def run_lifecycle(self) -> bool:
         script = self.cluster.region.world.scenario.lifecycle.get(self.group, {})
@@ -93,7 +104,7 @@ class Node:
         return {
             "InstanceGroupName": self.group,
             "InstanceId": self.id,
-            "NodeLogicalId": self.logical_id if self.cluster.continuous else None,
+            "NodeLogicalId": self.logical_id,
             "InstanceType": self.specification["InstanceType"],
             "LaunchTime": self.launched,
             "PrivateDnsHostname": self.hostname or None,
@@ -143,7 +154,8 @@ def provision(nodes: list[Node]) -> "Process":
     if waiting:
         yield region.seconds("capacity.wait")
     for node in waiting:
-        node.become("Failure", _NO_CAPACITY.format(node.specification["InstanceType"]))
+        if not node.removed:
+            node.lack_capacity()
 
 
 def shut_down(nodes: list[Node]) -> "Process":

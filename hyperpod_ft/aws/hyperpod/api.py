@@ -34,6 +34,7 @@ class Cluster:
     groups: tuple[GroupState, ...]
     subnets: tuple[str, ...]
     kubernetes: bool  # orchestrated by EKS, not Slurm
+    continuous: bool = False  # HyperPod keeps trying to launch instances, and keeps events
 
     @property
     def id(self) -> str:
@@ -114,7 +115,7 @@ def find_node(nodes: list[Node], wanted: str) -> Node:
     for node in nodes:
         if wanted and wanted in (node.instance_id, node.hostname):
             return node
-    known = [node.instance_id for node in nodes]
+    known = [node.instance_id for node in nodes if node.instance_id]
     raise UserError(
         f"no node {wanted!r}" + did_you_mean(wanted, known),
         "give an instance id or host name from `hyperpod-ft cluster nodes`",
@@ -142,4 +143,5 @@ def of_description(described: dict[str, Any]) -> Cluster:
         ),
         subnets=tuple(described.get("VpcConfig", {}).get("Subnets", [])),
         kubernetes="Eks" in described.get("Orchestrator", {}),
+        continuous=described.get("NodeProvisioningMode") == "Continuous",
     )

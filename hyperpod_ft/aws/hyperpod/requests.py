@@ -50,7 +50,8 @@ def _group(
     config: ClusterConfig, group: InstanceGroup, resources: ClusterResources, lifecycle_uri: str
 ) -> dict[str, Any]:
     api = config.provisioning == "api"
-    storage: list[dict[str, Any]] = [{"EbsVolumeConfig": {"VolumeSizeInGB": group.volume_gb}}]
+    key = {"VolumeKmsKeyId": config.kms_keys.volumes} if config.kms_keys.volumes else {}
+    storage: list[dict[str, Any]] = [{"EbsVolumeConfig": {"VolumeSizeInGB": group.volume_gb, **key}}]
     if api:
         storage.append(
             {
@@ -61,6 +62,8 @@ def _group(
                 }
             }
         )
+    if key:
+        storage.append({"EbsVolumeConfig": {"RootVolume": True, **key}})
     request: dict[str, Any] = {
         "InstanceGroupName": group.name,
         "InstanceType": group.instance_type,
@@ -74,7 +77,7 @@ def _group(
         request["SlurmConfig"] = {"NodeType": _NODE_TYPES[type(group)]}
     if isinstance(group, Workers):
         if api:
-            request["SlurmConfig"]["PartitionNames"] = [group.partition]
+            request["SlurmConfig"]["PartitionNames"] = [group.slurm_partition]
         if group.deep_health_checks:
             request["OnStartDeepHealthChecks"] = list(group.deep_health_checks)
         if group.training_plan_arn:
@@ -89,7 +92,7 @@ def provisioning_parameters(config: ClusterConfig, resources: ClusterResources) 
         "workload_manager": "slurm",
         "controller_group": config.controller.name,
         "worker_groups": [
-            {"instance_group_name": group.name, "partition_name": group.partition} for group in config.workers
+            {"instance_group_name": group.name, "partition_name": group.slurm_partition} for group in config.workers
         ],
         "fsx_dns_name": resources.fsx_dns_name,
         "fsx_mountname": resources.fsx_mount_name,
@@ -111,6 +114,9 @@ def settings(config: ClusterConfig, resources: ClusterResources) -> dict[str, An
             "mount_path": config.fsx.mount_path,
         },
         "groups": {group.name: _NODE_TYPES[type(group)].lower() for group in config.groups},
-        "users": [{"name": user.name, "uid": user.uid, "gid": user.group_id} for user in config.users],
+        "users": [
+            {"name": user.name, "uid": user.uid, "gid": user.group_id, "public_keys": list(user.public_keys)}
+            for user in config.users
+        ],
         "accounting": config.accounting == "controller",
     }

@@ -121,8 +121,9 @@ def status(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
-    found, nodes = commands_of(find(cluster, region), profile).status()
-    raise typer.Exit(show_cluster.status(found, nodes, as_json))
+    commands = commands_of(find(cluster, region), profile)
+    found, nodes = commands.status()
+    raise typer.Exit(show_cluster.status(found, nodes, commands.why_missing(found), as_json))
 
 
 @app.command()
@@ -132,6 +133,20 @@ def nodes(
     """List every node with its state."""
     _, found = commands_of(find(cluster, region), profile).status()
     show_cluster.nodes(found, as_json)
+
+
+@app.command()
+def events(
+    cluster: Reference = str(DEFAULT_FILE),
+    group: Annotated[str | None, typer.Option("--group", help="Only events of this instance group.")] = None,
+    node: Annotated[str | None, typer.Option("--node", help="Only events of this instance id or host name.")] = None,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many, the newest.")] = 50,
+    region: Region = None,
+    profile: Profile = None,
+    as_json: Json = False,
+) -> None:
+    """List what HyperPod did to a cluster with continuous provisioning, and why something failed."""
+    show_cluster.events(commands_of(find(cluster, region), profile).events(group, node, count), as_json)
 
 
 @app.command()
@@ -160,7 +175,12 @@ def ssh_command(
         typer.Option("--group", help="Connect to the first running node of this group. Default: the login group."),
     ] = None,
     node: Annotated[str | None, typer.Option("--node", help="Connect to this node: instance id or host name.")] = None,
-    user: Annotated[str, typer.Option("--user", "-l", help="User on the node.")] = "ubuntu",
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user", "-l", help="User on the node. Default: the cluster file's user with your key, or ubuntu."
+        ),
+    ] = None,
     identity: Annotated[Path | None, typer.Option("--identity", "-i", help="Key file, private or public.")] = None,
     forward: Annotated[
         list[str] | None, typer.Option("-L", metavar="PORT:HOST:PORT", help="Forward a port, as ssh does.")
@@ -177,9 +197,12 @@ def ssh_command(
 ) -> None:
     """Log in to a node through SSM (docs/reaching-nodes.md)."""
     from hyperpod_ft.aws.ssh import connect as ssh  # noqa: PLC0415
+    from hyperpod_ft.aws.ssh.choice import IMAGE_USER  # noqa: PLC0415
 
+    commands = commands_of(find(cluster, region), profile)
+    user = user or (IMAGE_USER if ssm else commands.login_user(identity))
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
-    route = commands_of(find(cluster, region), profile).ssh_route(request)
+    route = commands.ssh_route(request)
     if dry_run:
         print(ssh.preview(route, request))
     elif print_config:

@@ -234,7 +234,7 @@ def _maintenance(cluster: str, region: str | None, profile: str | None, as_json:
         yield maintenance
     if as_json:
         found, nodes = maintenance.status()
-        show_cluster.status(found, nodes, as_json=True)
+        show_cluster.status(found, nodes, maintenance.why_missing(found), as_json=True)
 
 
 def _confirm(yes: bool, what: str) -> None:
