@@ -114,6 +114,7 @@ def ensure_resources(config: ClusterConfig, session: Session, say: Say, poll_sec
 def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, say: Say) -> str:
     """Upload the lifecycle files to their folder of the bucket, the entry script last; returns the folder."""
     folder = lifecycle_files.folder(config, content)
+    content = {**content, lifecycle_files.MANIFEST: lifecycle_files.manifest(content)}
     url = f"s3://{bucket}/{folder}"
     for name in sorted(content, key=lambda name: name == requests.ENTRY):
         small_objects.write(s3, url, name, content[name])

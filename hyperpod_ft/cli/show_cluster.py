@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +16,7 @@ from hyperpod_ft.progress import format_bytes
 if TYPE_CHECKING:  # --help and the other commands start without them
     from hyperpod_ft.aws.findings import Finding
     from hyperpod_ft.aws.hyperpod.api import Cluster
+    from hyperpod_ft.aws.hyperpod.events import Event
     from hyperpod_ft.aws.hyperpod.nodes import Node
     from hyperpod_ft.aws.stack.stack import Remaining
     from hyperpod_ft.aws.validation.validate import ValidationResult
@@ -72,8 +73,8 @@ def _number(count: int, noun: str) -> str:
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
-def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
-    """Print a cluster and its groups; returns the exit code."""
+def status(cluster: Cluster, nodes: list[Node], missing: Mapping[str, str], as_json: bool) -> int:
+    """Print a cluster, its groups, and why instances are missing, by group; returns the exit code."""
     from hyperpod_ft.aws.hyperpod.api import FAILED  # noqa: PLC0415 - as above
     from hyperpod_ft.aws.hyperpod.nodes import tally  # noqa: PLC0415
 
@@ -83,6 +84,7 @@ def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
             "id": cluster.id,
             "complete": cluster.complete,
             "nodes": [asdict(node) for node in nodes],
+            "missing": missing,
         }
         print(json.dumps(report, indent=2))
     else:
@@ -99,6 +101,8 @@ def status(cluster: Cluster, nodes: list[Node], as_json: bool) -> int:
             f"{node.group} {node.instance_id}".strip() + f": {node.message}" for node in nodes if node.message
         ):
             print(line)
+        for name, reason in missing.items():
+            print(f"{name} lacks instances: {reason}")
     failed = cluster.status == FAILED or any(node.failed for node in nodes)
     return 1 if failed else 0
 
@@ -112,6 +116,16 @@ def nodes(found: list[Node], as_json: bool) -> None:
         since = datetime.fromtimestamp(node.launched, timezone.utc).strftime("%Y-%m-%d %H:%M") if node.launched else ""
         state = f"{node.status}: {node.message}" if node.message else node.status
         table.add_row(node.group, node.instance_id, node.hostname, node.instance_type, state, since)
+    tables.console().print(table)
+
+
+def events(found: Sequence[Event], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([asdict(event) for event in found], indent=2))
+        return
+    table = tables.table("time", "level", "group", "instance", "event")
+    for event in found:
+        table.add_row(event.date, event.level, event.group, event.instance_id, event.text)
     tables.console().print(table)
 
 
@@ -151,6 +165,6 @@ def created(config: ClusterConfig, cluster: Cluster, file: Path) -> None:
     print(f"Log in:      hyperpod-ft cluster ssh {file}")
     print(
         f"In run files: cluster.root: {config.fsx.mount_path}/<user>/hyperpod-ft, "
-        f"instance_type: {worker.instance_type}, nodes: {count}, partition: {worker.partition}"
+        f"instance_type: {worker.instance_type}, nodes: {count}, partition: {worker.slurm_partition}"
     )
     print(f"It costs money until you run: hyperpod-ft cluster delete {file}")

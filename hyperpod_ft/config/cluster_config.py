@@ -29,6 +29,8 @@ InstanceType = Annotated[
 MOUNT_PATH = r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+"
 MountPath = Annotated[str, matches(MOUNT_PATH, "an absolute path of letters, digits and ._-, such as /fsx")]
 LINUX_USER = r"[a-z_][a-z0-9_-]{0,31}"
+# a line of authorized_keys without options, as lifecycle/provision/settings.py reads it
+PUBLIC_KEY = r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}( [^\x00-\x1f\x7f]*)?"
 FSX_FIRST_GIB, FSX_STEP_GIB = 1200, 2400  # sizes of FSx for Lustre SSD file systems
 FIRST_USER_ID, LAST_USER_ID = (
     1001,
@@ -75,7 +77,12 @@ class Workers(InstanceGroup):
 
     name: Name = Field(description="Name of the instance group, such as `worker-group-1`.")
     instance_type: InstanceType = Field(description="Type of the instances, such as `ml.trn1.32xlarge`.")
-    partition: Name = Field("dev", description="Slurm partition of the group.")
+    partition: Name | None = Field(
+        None,
+        description="Slurm partition of the group; if not set, the family of its type, such as `trn1`. With"
+        " provisioning `api`, groups of different types have different partitions, and none may be `dev`, into which"
+        " HyperPod puts all nodes.",
+    )
     deep_health_checks: tuple[Literal["InstanceStress", "InstanceConnectivity", "MultiNodeTrainingValidation"], ...] = (
         Field(
             (),
@@ -90,6 +97,10 @@ class Workers(InstanceGroup):
         ]
         | None
     ) = Field(None, description="Training plan that reserves the capacity of this group.")
+
+    @property
+    def slurm_partition(self) -> str:
+        return self.partition or self.instance_type.split(".")[1]
 
 
 class Lustre(Section):
@@ -123,6 +134,14 @@ class User(Section):
         None, description="Id of the user's own group; the user id if not set."
     )
 
+    public_keys: tuple[
+        Annotated[str, matches(PUBLIC_KEY, "one line of a public key file, such as ~/.ssh/id_ed25519.pub")], ...
+    ] = Field(
+        (),
+        description="Public ssh keys of this person, as in `id_ed25519.pub`: they open this account, and `cluster ssh`"
+        " logs in as the user who has the caller's key.",
+    )
+
     @property
     def group_id(self) -> int:
         return self.uid if self.gid is None else self.gid
@@ -145,8 +164,8 @@ class Existing(Section):
         tuple[Annotated[str, matches(r"sg-[0-9a-f]{8,17}", "the id of a security group")], ...],
         Field(min_length=1, max_length=5),
     ] = Field(
-        description="Security groups of all nodes. One must allow all traffic between its members, in both directions"
-        " (EFA)."
+        description="Security groups of all nodes. With types that have EFA, each must allow all traffic between its"
+        " members, in both directions; otherwise one of them."
     )
     execution_role_arn: Annotated[
         str, matches(r"arn:aws[a-z\-]*:iam::\d{12}:role/?[a-zA-Z_0-9+=,.@\-_/]+", "the ARN of a role")
@@ -157,6 +176,21 @@ class Existing(Section):
     fsx_id: Annotated[str, matches(r"fs-[0-9a-f]{8,17}", "the id of a file system")] = Field(
         description="FSx for Lustre file system."
     )
+
+
+class AccountingDatabase(Section):
+    """Your own MySQL-compatible database, such as Amazon RDS, with `accounting: rds`."""
+
+    endpoint: Annotated[
+        str, matches(r"(?=.{1,255}$)[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?", "a host name, without a port")
+    ] = Field(description="Host name of the database. Its security group must admit the nodes.")
+    port: Annotated[PositiveInt, Field(le=65535)] = Field(3306, description="Port of the database.")
+    name: Annotated[str, matches(r"[a-zA-Z0-9$_]{1,64}", "letters, digits, $ and _")] | None = Field(
+        None, description="Name of the schema; by default `slurm_acct_db_` and the cluster's id."
+    )
+    secret_arn: Annotated[
+        str, matches(r"arn:aws[a-z\-]*:secretsmanager:[a-z0-9\-]*:[0-9]{12}:secret:.+", "the ARN of a secret")
+    ] = Field(description="Secret of Secrets Manager with the name and password of a user who may create the schema.")
 
 
 class ClusterConfig(Section):
@@ -191,15 +225,14 @@ class ClusterConfig(Section):
         " missing workers. If false, one worker that cannot be launched fails the whole cluster. Only with"
         " provisioning `api`.",
     )
-    accounting: bool = Field(
-        False,
-        description="Set up Slurm accounting (MariaDB and slurmdbd on the controller). Only with provisioning"
-        " `legacy`.",
+    accounting: Literal["controller", "rds"] | None = Field(
+        None,
+        description="Where the database of Slurm's accounting is. `controller`: a MariaDB there, which HyperPod sets up"
+        " without this key too, and the scripts of provisioning `legacy` only with it. `rds`: that of"
+        " `accounting_database`, which outlives the controller; only with `continuous_provisioning`, and there is no"
+        " way back.",
     )
-    metrics: bool = Field(
-        False,
-        description="Serve metrics of nodes and NeuronCores, if the image has node_exporter and neuron-monitor.",
-    )
+    accounting_database: AccountingDatabase | None = None
     tags: dict[str, str] = Field(default_factory=dict, description="Tags of every resource; at most 40.")
     existing: Existing | None = None
 
@@ -230,10 +263,16 @@ class ClusterConfig(Section):
         _unique("user names", [user.name for user in self.users])
         _unique("uid", [str(user.uid) for user in self.users])
         _unique("gid", [str(user.group_id) for user in self.users])
-        if self.accounting and self.provisioning == "api":
+        if self.provisioning == "api":
+            _check_partitions(self.workers)
+        if (self.accounting == "rds") != (self.accounting_database is not None):
+            raise ValueError("accounting: rds and the section accounting_database go together; set both or neither")
+        if self.accounting == "rds" and not (self.provisioning == "api" and self.continuous_provisioning):
             raise ValueError(
-                "accounting: only with provisioning legacy; with api, HyperPod sets up Slurm; remove it, or set legacy"
+                "accounting: rds needs provisioning: api and continuous_provisioning: true; set these, or controller"
             )
+        if self.accounting_database and self.accounting_database.secret_arn.split(":")[3] != self.region:
+            raise ValueError(f"accounting_database.secret_arn: not in region {self.region}; name a secret there")
         return self
 
 
@@ -245,6 +284,23 @@ def stack_name(cluster: str) -> str:
 def _unique(what: str, values: list[str]) -> None:
     if twice := sorted({value for value in values if values.count(value) > 1}):
         raise ValueError(f"{what} used twice: {shortened(', '.join(twice))}; give each its own")
+
+
+def _check_partitions(workers: tuple[Workers, ...]) -> None:
+    """A job asks for a partition, not for a type: a partition has one type of nodes."""
+    types: dict[str, str] = {}
+    for index, group in enumerate(workers):
+        name = group.slurm_partition
+        if name == "dev":
+            raise ValueError(
+                f"workers.{index}.partition: HyperPod puts all nodes into dev, those for login included; leave it out,"
+                " or choose another name"
+            )
+        if (known := types.setdefault(name, group.instance_type)) != group.instance_type:
+            raise ValueError(
+                f"workers.{index}.partition: {name} already has nodes of type {known}, and {group.name} has"
+                f" {group.instance_type}; choose another name"
+            )
 
 
 CLUSTER_FILE = FileKind(ClusterConfig, "docs/cluster-file.md", "hyperpod-ft cluster init")

@@ -62,6 +62,11 @@ class RunConfig(Section):
         return Path(self.cluster.root)
 
     @property
+    def store(self) -> str | None:
+        """The S3 prefix in which training jobs keep the run, if they do not mount a file system."""
+        return self.sagemaker.store if self.sagemaker else None
+
+    @property
     def flash_attention(self) -> bool:
         """Whether engine neuron uses Neuron's flash attention kernel: as set, or if the rows' length allows it."""
         given = self.neuron.flash_attention

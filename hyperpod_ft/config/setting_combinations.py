@@ -208,7 +208,7 @@ def _check_torch_only(config: RunConfig) -> None:
         )
     if training.optimizer_state != "fp32":
         raise ValueError("training.optimizer_state: is a setting of engine torch; leave it out")
-    if config.sagemaker and config.sagemaker.store and config.cluster.nodes > 1:
+    if config.store and config.cluster.nodes > 1:
         raise ValueError(
             "sagemaker.store: with engine neuron, several nodes write their checkpoints to one shared volume; set"
             " sagemaker.file_system instead"

@@ -1,4 +1,4 @@
-"""Check the nodes of a training job before it starts: what they have, against their instance type and each other.
+"""Check the nodes of a job before its ranks start: what they have, against their instance type and each other.
 
     python -m hyperpod_ft.job.health RUN_DIR        on every node of a job step, or on one node by hand
 
@@ -22,32 +22,41 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job.attempts import report_failure
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.job.node_report import NodeReport, observe
+from hyperpod_ft.launch.partitions import HYPERPOD
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.runs.run import Run
 
-HYPERPOD = Path("/opt/sagemaker_cluster")  # exists only on HyperPod's nodes
 _EXIT_MISSING_REPORT = 1
 _REPORT_SECONDS = 60
 # Room for a few checkpoints of an adapter, and for what compilers leave in /tmp; full training reports a full volume.
-_VOLUME_GIB = 10
-_TEMPORARY_GIB = 5
+VOLUME_GIB = 10
+TEMPORARY_GIB = 5
 _PACKAGES_LISTED = 5  # in one line
 
 
 def problems(reports: Sequence[NodeReport], instance: Instance, replace: Callable[[str], str]) -> list[str]:
-    """One line for each problem; `replace(node)` says how to have a node replaced."""
-    found: list[str] = []
+    """One line for each problem; `replace(node)` says how to have a node replaced.
+
+    A node of another type is a good one in the wrong place: nothing else about it matters, and it is not replaced.
+    """
+    others = [report for report in reports if report.instance_type not in ("", instance.name)]
+    found = [
+        f"{report.node}: is a {report.instance_type}, not a {instance.name}; set cluster.partition to a partition that"
+        f" has {instance.name} nodes only"
+        for report in others
+    ]
+    reports = [report for report in reports if report not in others]
     for report in reports:
         found += [f"{report.node}: {fault}" for fault in report.faults]
         found += [f"{report.node}: {what}; {replace(report.node)}" for what in _of_node(report, instance)]
-        if report.temporary_gib is not None and report.temporary_gib < _TEMPORARY_GIB:
+        if report.temporary_gib is not None and report.temporary_gib < TEMPORARY_GIB:
             found.append(
-                f"{report.node}: {report.temporary_gib:.1f} GiB free for temporary files, less than {_TEMPORARY_GIB};"
+                f"{report.node}: {report.temporary_gib:.1f} GiB free for temporary files, less than {TEMPORARY_GIB};"
                 " free some space"
             )
     volume = min((report.volume_gib for report in reports if report.volume_gib is not None), default=None)
-    if volume is not None and volume < _VOLUME_GIB:
-        found.append(f"{volume:.1f} GiB free on the shared volume, less than {_VOLUME_GIB}; free some space")
+    if volume is not None and volume < VOLUME_GIB:
+        found.append(f"{volume:.1f} GiB free on the shared volume, less than {VOLUME_GIB}; free some space")
     return found + _version_differences(reports, replace)
 
 
@@ -100,10 +109,7 @@ def _gather(directory: Path, step: int, nodes: int) -> list[NodeReport]:
     while True:
         paths = [path for number in range(nodes) if (path := _report_path(directory, step, number)).exists()]
         if len(paths) == nodes or time.monotonic() > deadline:
-            return [
-                NodeReport(**values | {key: tuple(values[key]) for key in ("device_cores", "faults")})
-                for values in (json.loads(path.read_text(encoding="utf-8")) for path in paths)
-            ]
+            return [NodeReport.of(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
         time.sleep(0.05)
 
 

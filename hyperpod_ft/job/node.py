@@ -1,4 +1,4 @@
-"""The program of a training job on each of its nodes: the health check, then one torchrun that starts the node's ranks.
+"""The program that a job runs on each of its nodes: the health check, then one torchrun that starts the node's ranks.
 
     python -m hyperpod_ft.job.node RUN_DIR [--precompile]
 

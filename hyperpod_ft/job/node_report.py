@@ -1,4 +1,4 @@
-"""Inventory of one node of a training job: devices, network interfaces, free space and versions."""
+"""Inventory of one node of a job that starts ranks: devices, network interfaces, free space and versions."""
 
 import os
 import re
@@ -10,13 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import neuron_devices
 from hyperpod_ft.job.job_step import JobStep
+from hyperpod_ft.launch.partitions import HYPERPOD
 
 _PROGRAM_SECONDS = 30
+# EC2 (Nitro) gives an instance's type as the model of the machine; aws-ofi-nccl reads it there, too.
+_MODEL = Path("/sys/devices/virtual/dmi/id/product_name")
 # Directories of AWS's images that may not be on PATH.
 _PROGRAM_DIRECTORIES = ("/opt/amazon/efa/bin",)
 
@@ -34,6 +38,12 @@ class NodeReport:
     temporary_gib: float | None = None  # free in /tmp
     versions: Mapping[str, str] | None = None  # of the driver and of every package of the interpreter
     faults: tuple[str, ...] = ()  # errors of the programs, with remedies
+    instance_type: str = ""  # without `ml.`; empty where it is not known
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> "NodeReport":
+        """The report whose fields were written as JSON."""
+        return cls(**values | {key: tuple(values[key]) for key in ("device_cores", "faults")})
 
 
 def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
@@ -69,10 +79,15 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
         device_files=device_files,
         efa=_efa_interfaces(_output("fi_info", "-p", "efa")) if nodes > 1 else None,
         faults=tuple(faults),
+        instance_type=_instance_type(),
         volume_gib=shutil.disk_usage(volume).free / 2**30,
         temporary_gib=shutil.disk_usage(tempfile.gettempdir()).free / 2**30,
         versions=versions,
     )
+
+
+def _instance_type() -> str:
+    return _MODEL.read_text(encoding="utf-8").strip() if HYPERPOD.is_dir() and _MODEL.is_file() else ""
 
 
 def _output(*command: str) -> str | None:

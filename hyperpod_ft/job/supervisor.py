@@ -1,4 +1,4 @@
-"""Supervise a training job on its first node: start the ranks, and start them again when they crash, until done.
+"""Supervise a job's ranks on its first node: start them, and again when they crash, until the stage is done.
 
     python -m hyperpod_ft.job.supervisor STAGE RUN_DIR COMMAND...
 
@@ -26,7 +26,8 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
-from hyperpod_ft.launch.slurm import SlurmAwayError, SlurmLauncher
+from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm_programs import SlurmUnreachableError
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.container import seconds_to_save
 from hyperpod_ft.runs.job_files import banner
@@ -135,12 +136,12 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
 
 
 def _requeue(job_id: str, signals: Signals) -> None:
-    """Requeue the job; try again while Slurm's controller is away. Raises UserError when Slurm refuses."""
+    """Requeue the job; try again while Slurm's controller is unreachable. Raises UserError when Slurm refuses."""
     deadline = time.monotonic() + _REQUEUE_TIMEOUT_SECONDS
     while True:
         try:
             SlurmLauncher().requeue(job_id)
-        except SlurmAwayError:
+        except SlurmUnreachableError:
             if time.monotonic() > deadline:
                 raise
             signals.wait(_REQUEUE_RETRY_SECONDS, (signal.SIGTERM,))
@@ -178,7 +179,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
 
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
     """
-    to_save = seconds_to_save(run.plan[stage].resources.warning_seconds, JobStep.from_environment().max_runtime)
+    to_save = seconds_to_save(run.plan[stage].resources.notice_seconds, JobStep.from_environment().max_runtime)
     seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.only_sender else _SAVE_TIMEOUT_SECONDS
     ended = False
     recorded_at, looked_at, noticed_at = 0.0, 0.0, 0.0

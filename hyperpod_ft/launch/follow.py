@@ -93,8 +93,7 @@ def fetch_log(run: Run, launchers: Launchers, stage: StageStatus, chosen: str = 
     if job is None:
         return stage.log
     launchers.fetch_log(run, job)
-    logs = (run.log(job.stage, job.job_id), run.fetched_log(job.stage, job.job_id))
-    return chosen or next((str(log) for log in logs if log.exists()), "")
+    return chosen or str(run.log_here(job.stage, job.job_id) or "")
 
 
 def last_lines(failed: StageStatus) -> list[str]:

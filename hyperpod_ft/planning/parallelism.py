@@ -67,7 +67,7 @@ def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} stages for {shape.layers} layers",
             f"set it to at most {shape.layers}",
         )
-    rules.check_family(config, shape.family, degrees)
+    rules.check_family(config, shape.model_type, degrees)
     check_targets(config, shape)
     rules.check_shape(config, degrees, shape)
 

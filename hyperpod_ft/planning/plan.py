@@ -14,7 +14,7 @@ from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.pins import requirements
 
-_WARNING_SECONDS = 300
+_NOTICE_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Resources:
         return self.cpus is None
 
     @property
-    def warning_seconds(self) -> int:
-        """How long before its time limit a training job is signalled to save: 5 minutes, or a tenth of it if less."""
-        return min(_WARNING_SECONDS, time_limit_seconds(self.time_limit) // 10)
+    def notice_seconds(self) -> int:
+        """How long before its time limit a job is signalled to save: 5 minutes, or a tenth of it if less."""
+        return min(_NOTICE_SECONDS, time_limit_seconds(self.time_limit) // 10)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def start(
     kit = Kit(Path(sys.executable), snapshot(run.code_copies))
     run.logs.mkdir(exist_ok=True)
     publish.write_text(run.script(JOB), render_server(run, kit, JOB, wanted, options, environment))
-    job = slurm.submit_beside(run, JOB)
+    job = slurm.submit_extra(run, JOB)
     publish.write_json(_record(run), asdict(job))
     return job
 
@@ -138,7 +138,7 @@ def _active(run: Run, slurm: SlurmLauncher) -> list[Job]:
     recorded = _recorded(run)
     if recorded is not None and recorded.cluster_is_gone:
         return []
-    listed = slurm.active_beside(run, JOB)
+    listed = slurm.active_extra(run, JOB)
     if recorded is None or recorded.job_id in [job.job_id for job in listed] or not _state(run, slurm, recorded).active:
         return listed
     return [recorded, *listed]  # a site may have put another comment in place of the kit's

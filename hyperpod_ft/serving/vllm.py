@@ -32,7 +32,7 @@ _GRACE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Arranged:
+class VllmSetup:
     """What vLLM is to serve: the models, options of `python -m hyperpod_ft.serving`, and its environment."""
 
     models: Models
@@ -40,7 +40,7 @@ class Arranged:
     environment: dict[str, str]
 
 
-def arrange(models: Models, python: Path, arguments: str, *, base: bool, on_node: bool) -> Arranged:
+def vllm_setup(models: Models, python: Path, arguments: str, *, base: bool, on_node: bool) -> VllmSetup:
     """`arguments`: the user's own. `base`: the base model is wanted too. `on_node`: on a node of the run's cluster.
 
     Raises UserError where vLLM cannot serve what is wanted.
@@ -50,8 +50,8 @@ def arrange(models: Models, python: Path, arguments: str, *, base: bool, on_node
         one = replace(models, directories={TUNED: run.tuned_model})
         if models.adapters:
             raise UserError("--adapter: not supported with vLLM for Neuron", "merge it, and serve the merged model")
-        return Arranged(one, _options(python, f"{_neuron_arguments(run)} {arguments}"), _neuron_environment(run))
-    return Arranged(_one_model(models, base=base), _options(python, arguments), {})
+        return VllmSetup(one, _options(python, f"{_neuron_arguments(run)} {arguments}"), _neuron_environment(run))
+    return VllmSetup(_one_model(models, base=base), _options(python, arguments), {})
 
 
 def _options(python: Path, arguments: str) -> tuple[str, ...]:

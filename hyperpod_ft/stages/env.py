@@ -87,10 +87,10 @@ def _build_neuron(environment: Path, shared: Path, pins: Path, repositories: tup
 
 
 def _build_torch_neuron(environment: Path, shared: Path, pins: Path, repositories: tuple[str, ...]) -> None:
-    """On AWS's machine image with TorchNeuron, above its environment, which every node must then have."""
+    """On AWS's machine image with TorchNeuron, on top of its environment, which every node must then have."""
     if image := interpreters.torch_neuron_of_image():
         print(f"env: using TorchNeuron of {image}", flush=True)
-        interpreters.create_above(image, environment)
+        interpreters.create_on_top_of(image, environment)
         install_others(environment / "bin" / "python", pins)
         return
     interpreters.create_environment(environment, shared, PYTHON_VERSIONS["torch-neuron"])

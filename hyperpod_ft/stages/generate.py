@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
-from hyperpod_ft.data.prepared import PairedSplit, Prepared, Split
+from hyperpod_ft.data.prepared import PairedSplit, PreparedDataset, Split
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def work(run: Run) -> Result:
     # silences warnings about the @ in names of model directories, and about sampling settings, unused in greedy answers
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     tokenizer = tokenizers.load(run.tuned_model)
-    prepared = Prepared.open(run.dataset_path)
+    prepared = PreparedDataset.open(run.dataset_path)
     questions = _questions(run, prepared, tokenizer)
     if not questions:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
@@ -97,7 +97,7 @@ def work(run: Run) -> Result:
     return Result((run.samples_path,), samples.figures())
 
 
-def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Question]:
+def _questions(run: Run, prepared: PreparedDataset, tokenizer: Tokenizer) -> list[_Question]:
     wanted = run.config.generate
     paired = run.config.dataset.max_target_length is not None
     given_as = run.config.dataset.format

@@ -65,6 +65,12 @@ def write(node: Node, file: File) -> None:
     sync_directory(path.parent)
 
 
+def sync(path: Path) -> None:
+    """Make the content of a file durable."""
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
 def sync_directory(directory: Path) -> None:
     """Make renames and links in the directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

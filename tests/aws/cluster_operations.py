@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 from tests.aws.cluster_checks import check_groups, check_quotas, invalid
-from tests.aws.clusters import Cluster, find
+from tests.aws.clusters import NEWEST_IMAGE, Cluster, find
 from tests.aws.nodes import Node
 from tests.aws.wire import AwsError, operation
 from tests.aws.world import Region
@@ -53,6 +53,8 @@ def update_cluster(region: Region, request: dict[str, Any]) -> dict[str, Any]:
         old = known.get(group["InstanceGroupName"])
         if old and old.get("InstanceType") != group.get("InstanceType"):
             raise invalid(f"The instance type of instance group {group['InstanceGroupName']} cannot change")
+        if group.get("AutoPatchConfig", {}).get("PatchingStrategy") == "DrainFirst":
+            raise invalid("The patching strategy DrainFirst is only supported for clusters orchestrated by EKS")
     after = {**known, **{group["InstanceGroupName"]: group for group in groups}}
     wanted = [group for name, group in after.items() if name not in delete]
     if not groups and not delete and request.keys() <= {"ClusterName"}:
@@ -67,7 +69,11 @@ def update_cluster(region: Region, request: dict[str, Any]) -> dict[str, Any]:
 @operation("sagemaker", "UpdateClusterSoftware")
 def update_cluster_software(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     cluster = _settled(find(region, request["ClusterName"]), "update the software of")
-    cluster.update_software()
+    groups = request.get("InstanceGroups") or [{"InstanceGroupName": name} for name in cluster.specifications]
+    if missing := {group["InstanceGroupName"] for group in groups} - cluster.specifications.keys():
+        raise invalid(f"Instance groups not found: {', '.join(sorted(missing))}")
+    image = request.get("ImageId", "default").replace("default", NEWEST_IMAGE)
+    cluster.update_software({group["InstanceGroupName"]: group.get("ImageReleaseVersion", image) for group in groups})
     return {"ClusterArn": cluster.arn}
 
 
@@ -99,7 +105,12 @@ def list_clusters(region: Region, request: dict[str, Any]) -> dict[str, Any]:
 def list_cluster_nodes(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     """`InstanceGroupNameContains` matches substrings, as on AWS: "worker" also finds "worker-2"."""
     cluster, part = find(region, request["ClusterName"]), request.get("InstanceGroupNameContains", "")
-    found = [n.summary() for n in cluster.nodes if part in n.group and (n.id or cluster.continuous)]
+    logical = request.get("IncludeNodeLogicalIds", False)
+    found = [
+        {**node.summary(), "NodeLogicalId": node.logical_id if logical else None}
+        for node in cluster.nodes
+        if part in node.group and (node.id or logical)
+    ]
     if request.get("SortOrder") == "Descending":
         found.reverse()
     page, token = _page(found, request, 10)
@@ -184,6 +195,17 @@ def batch_add(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     cluster = _settled(find(region, request["ClusterName"]), "add nodes to")
     if not cluster.continuous:
         raise invalid("BatchAddClusterNodes is only supported for clusters with NodeProvisioningMode Continuous")
+    token = request.get("ClientToken")
+    if token in cluster.tokens:
+        return cluster.tokens[token]
+    if sum(wanted["IncrementTargetCountBy"] for wanted in request["NodesToAdd"]) > 50:
+        raise invalid("You can add at most 50 nodes in a single request")
+    more = Counter({wanted["InstanceGroupName"]: wanted["IncrementTargetCountBy"] for wanted in request["NodesToAdd"]})
+    groups = [
+        {**group, "InstanceCount": group["InstanceCount"] + more[name]}
+        for name, group in cluster.specifications.items()
+    ]
+    check_quotas(region, _totals(region, cluster.name, groups))
     good: list[Node] = []
     bad: list[dict[str, Any]] = []
     for wanted in request["NodesToAdd"]:
@@ -197,14 +219,20 @@ def batch_add(region: Region, request: dict[str, Any]) -> dict[str, Any]:
         else:
             bad.append({"InstanceGroupName": name, "ErrorCode": "InstanceGroupNotFound", "FailedCount": count})
     done = [{"NodeLogicalId": n.logical_id, "InstanceGroupName": n.group, "Status": n.status} for n in good]
-    return {"Successful": done, "Failed": bad}
+    answer = {"Successful": done, "Failed": bad}
+    return cluster.tokens.setdefault(token, answer) if token else answer
+
+
+def _with_events(region: Region, name: str) -> Cluster:
+    cluster = find(region, name)
+    if not cluster.continuous:
+        raise invalid("Cluster events need a cluster with NodeProvisioningMode Continuous")
+    return cluster
 
 
 @operation("sagemaker", "ListClusterEvents")
 def list_cluster_events(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    cluster = find(region, request["ClusterName"])
-    if not cluster.continuous:
-        raise invalid("Cluster events need a cluster with NodeProvisioningMode Continuous")
+    cluster = _with_events(region, request["ClusterName"])
     asked = {"InstanceGroupName": "InstanceGroupName", "NodeId": "InstanceId", "ResourceType": "ResourceType"}
     found = [
         event
@@ -214,7 +242,19 @@ def list_cluster_events(region: Region, request: dict[str, Any]) -> dict[str, An
     if request.get("SortOrder", "Descending") == "Descending":
         found.reverse()
     page, token = _page(found, request, 10)
-    return {"Events": page, "NextToken": token}
+    return {
+        "Events": [{key: event[key] for key in event if key != "EventDetails"} for event in page],
+        "NextToken": token,
+    }
+
+
+@operation("sagemaker", "DescribeClusterEvent")
+def describe_cluster_event(region: Region, request: dict[str, Any]) -> dict[str, Any]:
+    cluster = _with_events(region, request["ClusterName"])
+    for event in cluster.events:
+        if event["EventId"] == request["EventId"]:
+            return {"EventDetails": event}
+    raise AwsError("ResourceNotFound", f"Event {request['EventId']} of cluster {cluster.arn} could not be found.")
 
 
 @operation("ssm", "StartSession")

@@ -20,8 +20,9 @@ from tests.aws.world import ACCOUNT, Region
 _GROUP_FIELDS = (
     *("InstanceGroupName", "InstanceType", "LifeCycleConfig", "ExecutionRole", "ThreadsPerCore"),
     *("InstanceStorageConfigs", "OnStartDeepHealthChecks", "TrainingPlanArn", "OverrideVpcConfig"),
-    *("ScheduledUpdateConfig", "SlurmConfig", "ImageReleaseVersion"),
+    *("ScheduledUpdateConfig", "SlurmConfig", "CapacityRequirements", "NetworkInterface"),
 )
+FIRST_IMAGE, NEWEST_IMAGE = "1.4.0", "1.5.0"  # HyperPod's, which new clusters have, and to which they can be updated
 _CLUSTER_FIELDS = ("VpcConfig", "Orchestrator", "NodeRecovery", "NodeProvisioningMode", "TieredStorageConfig")
 _ALPHABET = string.ascii_lowercase + string.digits
 
@@ -36,6 +37,10 @@ class Cluster:
         self.described = ""  # the status that DescribeCluster last answered
         self.created = datetime.now(timezone.utc)
         self.specifications = {group["InstanceGroupName"]: group for group in self.request["InstanceGroups"]}
+        self.images: dict[str, str] = {}  # by group: a release, or a custom image's id
+        self.tokens: dict[str, dict[str, Any]] = {}  # answers to BatchAddClusterNodes by ClientToken
+        self.extensions: dict[str, Any] = {}  # cluster_extensions.Extension by name
+        self.updates: dict[str, str] = {}  # SoftwareUpdateStatus by group
         self.nodes: list[Node] = []
         self.events: list[dict[str, Any]] = []
         self._addresses = 0
@@ -74,8 +79,9 @@ class Cluster:
         self._addresses += 1
         return self._addresses
 
-    def event(self, description: str, node: Node | None = None) -> None:
-        failed = node is not None and node.status == "Failure"
+    def event(self, description: str, node: Node | None = None, failure: str = "") -> None:
+        """`failure`: the reason, which DescribeClusterEvent alone returns."""
+        about = {"FailureMessage": failure or None, **({"NodeLogicalId": node.logical_id} if node else {})}
         self.events.append(
             {
                 "EventId": str(uuid.uuid4()),
@@ -86,9 +92,13 @@ class Cluster:
                 "ResourceType": "Instance" if node else "Cluster",
                 "EventTime": datetime.now(timezone.utc),
                 "Description": description,
-                "EventLevel": "Error" if failed else "Info",
+                "EventLevel": "Error" if failure or (node and node.status == "Failure") else "Info",
+                "EventDetails": {"EventMetadata": {"Instance" if node else "Cluster": about}},
             }
         )
+
+    def image_of(self, group: str) -> str:
+        return self.images.get(group, FIRST_IMAGE)
 
     def of_group(self, name: str) -> list[Node]:
         return [node for node in self.nodes if node.group == name and not node.removed]
@@ -140,23 +150,24 @@ class Cluster:
 
     def _provision_until_running(self, node: Node) -> Process:
         yield from provision([node])
-        while node.status == "Failure" and not node.removed:
-            yield self.region.seconds("node.failed")
-            if node.removed:
-                return
-            node.become("ShuttingDown")
-            yield self.region.seconds("node.shutdown")
-            if node.removed:
-                return
-            node.terminate()
-            node.become("Pending")
+        while not node.present and not node.removed:
+            if node.id:  # it failed; without an instance it waits for capacity
+                yield self.region.seconds("node.failed")
+                if node.removed:
+                    return
+                node.become("ShuttingDown")
+                yield self.region.seconds("node.shutdown")
+                if node.removed:
+                    return
+                node.terminate()
+                node.become("Pending")
             yield from provision([node])
 
     def update(self, groups: list[dict[str, Any]], delete: list[str], changes: dict[str, Any]) -> None:
         before = copy.deepcopy(self.specifications)
         for group in groups:
             self.specifications[group["InstanceGroupName"]] = copy.deepcopy(group)
-        gone = {name: self.specifications.pop(name) for name in delete}
+        gone = {name: {**self.specifications.pop(name), "InstanceCount": 0} for name in delete}
         self.request |= changes
         if self.continuous:
             self.region.world.clock.start(self._take_away(self._surplus(), gone))
@@ -184,17 +195,32 @@ class Cluster:
             self.specifications = {name: group for name, group in before.items() if name not in gone}
         self._in_service()
 
-    def update_software(self) -> None:
-        self.status = "SystemUpdating"
-        self.region.world.clock.start(self._update_software())
+    def update_software(self, images: dict[str, str]) -> None:
+        """Give groups another image. Those that have it already are left alone: no script runs again."""
+        if new := {name: image for name, image in images.items() if self.image_of(name) != image}:
+            self.status = "SystemUpdating"
+            self.updates |= dict.fromkeys(new, "Pending")
+            self.region.world.clock.start(self._update_software(new))
 
-    def _update_software(self) -> Process:
-        for node in list(self.nodes):
-            node.become("SystemUpdating")
-            yield self.region.seconds("node.update")
-            if not node.removed:
-                node.run_lifecycle()
+    def _update_software(self, images: dict[str, str]) -> Process:
+        for name, image in images.items():
+            before, self.images[name], self.updates[name] = self.image_of(name), image, "InProgress"
+            for node in self.of_group(name):
+                node.become("SystemUpdating")
+                yield self.region.seconds("node.update")
+                if node.removed:
+                    continue
+                works = node.run_lifecycle()
+                node.image = image if works else before
                 node.become("Running")
+                if not works:
+                    self.updates[name] = "RollbackInProgress"
+                    break
+            if self.updates[name] == "RollbackInProgress":
+                self.images[name], self.updates[name] = before, "RollbackComplete"
+                self.failure = "Lifecycle scripts did not run successfully."
+            else:
+                self.updates[name] = "Succeeded"
         self._in_service()
 
     def replace(self, node: Node) -> None:
@@ -243,6 +269,10 @@ class Cluster:
             "TargetCount": group["InstanceCount"],
             "MinCount": group.get("MinInstanceCount"),
             "Status": status,
+            "AutoPatchConfig": _patch_details(group.get("AutoPatchConfig")),
+            "SoftwareUpdateStatus": self.updates.get(name),
+            "TargetStateCount": sum(node.present and node.image == self.image_of(name) for node in self.of_group(name)),
+            **_image_details(self.image_of(name)),
         }
 
     def describe(self) -> dict[str, Any]:
@@ -255,6 +285,19 @@ class Cluster:
             "InstanceGroups": [self._describe_group(*named) for named in self.specifications.items()],
             **{key: self.request[key] for key in _CLUSTER_FIELDS if key in self.request},
         }
+
+
+def _patch_details(config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """ClusterAutoPatchConfigDetails: HyperPod sets a date itself when there is a patch, or takes the requested one."""
+    if config is None:
+        return None
+    date = config.get("PatchSchedule")
+    return {key: value for key, value in config.items() if key != "PatchSchedule"} | {"CurrentPatchSchedule": date}
+
+
+def _image_details(image: str) -> dict[str, Any]:
+    field = "ImageId" if image.startswith("ami-") else "ImageReleaseVersion"
+    return {f"Current{field}": image, f"Desired{field}": image}
 
 
 def find(region: Region, name: str) -> Cluster:

@@ -34,6 +34,7 @@ class Node:
         self.status, self.message = "Pending", ""
         self.launched: datetime | None = None
         self.address = ""
+        self.image = cluster.image_of(group)
         self.removed = False
         self.busy = False
 
@@ -66,7 +67,18 @@ class Node:
 
     def become(self, status: str, message: str = "") -> None:
         self.status, self.message = status, message
-        self.cluster.event(f"Node {self.id or self.logical_id} is {status}. {message}".strip(), self)
+        if status == "Failure":
+            where = f"in Cluster {self.cluster.name} and InstanceGroup {self.group}"
+            self.cluster.event(f"Failed to provision EC2 Instance {where}", self, message)
+            self.cluster.event(f"Instance creation {where} failed", self)
+        else:
+            self.cluster.event(f"Node {self.id or self.logical_id} is {status}. {message}".strip(), self)
+
+    def lack_capacity(self) -> None:
+        """With continuous provisioning it stays Pending, without a message; only events have the reason."""
+        self.become("Failure", _NO_CAPACITY.format(self.specification["InstanceType"]))
+        if self.cluster.continuous:
+            self.status, self.message = "Pending", ""
 
     def run_lifecycle(self) -> bool:
         script = self.cluster.region.world.scenario.lifecycle.get(self.group, {})
@@ -92,20 +104,25 @@ class Node:
         return {
             "InstanceGroupName": self.group,
             "InstanceId": self.id,
-            "NodeLogicalId": self.logical_id if self.cluster.continuous else None,
+            "NodeLogicalId": self.logical_id,
             "InstanceType": self.specification["InstanceType"],
             "LaunchTime": self.launched,
+            "PrivateDnsHostname": self.hostname or None,
             "InstanceStatus": {"Status": self.status, "Message": self.message},
         }
+
+    @property
+    def hostname(self) -> str:
+        """Once it has an address, and with the domain of its region."""
+        return self.address and f"ip-{self.address.replace('.', '-')}.{self.cluster.region.name}.compute.internal"
 
     def details(self) -> dict[str, Any]:
         copied = ("LifeCycleConfig", "ThreadsPerCore", "InstanceStorageConfigs", "OverrideVpcConfig")
         found = {**self.summary(), **{key: self.specification[key] for key in copied if key in self.specification}}
         if self.address:
-            host, zone, zone_id = f"ip-{self.address.replace('.', '-')}", *self.cluster.placement(self.group)
+            zone, zone_id = self.cluster.placement(self.group)
             found |= {
                 "PrivatePrimaryIp": self.address,
-                "PrivateDnsHostname": f"{host}.{self.cluster.region.name}.compute.internal",
                 "Placement": {"AvailabilityZone": zone, "AvailabilityZoneId": zone_id},
             }
         return found
@@ -137,7 +154,8 @@ def provision(nodes: list[Node]) -> "Process":
     if waiting:
         yield region.seconds("capacity.wait")
     for node in waiting:
-        node.become("Failure", _NO_CAPACITY.format(node.specification["InstanceType"]))
+        if not node.removed:
+            node.lack_capacity()
 
 
 def shut_down(nodes: list[Node]) -> "Process":

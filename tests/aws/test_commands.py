@@ -96,15 +96,6 @@ def test_logs_of_a_node_and_of_one_that_is_gone(kit: Kit) -> None:
     assert "no lifecycle log for node 'i-0'" in kit.run("logs", "--node", "i-0", status=2)
 
 
-def test_missing_capacity_is_reported_and_the_wait_ends(kit: Kit) -> None:
-    kit.aws.scenario(capacity={"ml.trn1.32xlarge": 0})
-    output = kit.run("create", "--timeout", "0.02", status=2)
-    assert "worker-group-1 has 0 of 1" in output
-    assert re.search(r"worker-group-1 without an instance: .*capacity", output)
-    assert "cluster scale" in output
-    assert "0 of 1" in kit.run("status")
-
-
 def test_errors_stop_create_before_anything_is_made(kit: Kit) -> None:
     kit.configure(workers=[{"name": "w", "instance_type": "ml.trn1.33xlarge"}])
     output = kit.run("create", status=2)
@@ -136,7 +127,7 @@ def test_create_again_adds_groups_and_new_lifecycle_files(kit: Kit) -> None:
     assert f"hyperpod-ft cluster scale {NAME} worker-group-1 2" in output
     bucket, _, folder = groups["worker-group-1"]["lifecycle_uri"].removeprefix("s3://").partition("/")
     body = kit.aws.client("s3").get_object(Bucket=bucket, Key=f"{folder}/settings.json")["Body"].read()
-    assert json.loads(body)["users"] == [{"name": "alice", "uid": 2001, "gid": 2001}]
+    assert json.loads(body)["users"] == [{"name": "alice", "uid": 2001, "gid": 2001, "public_keys": []}]
 
 
 def test_differences_that_stay_are_reported(kit: Kit) -> None:

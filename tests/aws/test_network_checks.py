@@ -74,9 +74,13 @@ def test_a_security_group_that_keeps_nodes_apart(place: Place, inward: bool, out
     assert f"--group-id {group}" in finding.fix
 
 
-def test_one_of_several_groups_is_enough(place: Place) -> None:
+def test_with_efa_every_group_must_let_the_nodes_through(place: Place) -> None:
     closed = place.security_group("closed", inward=False, outward=False)
-    assert place.check({"security_group_ids": [closed, place.group]}).findings == ()
+    named = {"security_group_ids": [place.group, closed]}
+    findings = of(place.check(named), "existing.security_group_ids")
+    assert [finding.severity for finding in findings] == ["error", "error"]
+    assert all(f"--group-id {closed}" in finding.fix for finding in findings), "in and out"
+    assert place.check(named, **workers(instance_type="ml.m5.xlarge")).findings == (), "without EFA, one is enough"
 
 
 def test_outbound_to_everywhere_is_enough_where_there_is_no_efa(place: Place) -> None:

@@ -36,6 +36,7 @@ def config(**changes: Any) -> ClusterConfig:
         ("VpcConfig.Subnets[0]", "existing.subnet_id"),
         ("VpcConfig.SecurityGroupIds[1]", "existing.security_group_ids"),
         ("Tags[1].Value", "tags.b"),
+        ("Orchestrator.Slurm.AccountingDatabase.SecretArn", "accounting_database.secret_arn"),
         ("Unheard", "Unheard"),
     ],
 )

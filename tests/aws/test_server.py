@@ -135,10 +135,18 @@ def test_continuous_provisioning_is_in_service_before_its_nodes(aws: Aws, accoun
     until(lambda: len(running(sagemaker)) == 3)
     worker = sagemaker.describe_cluster(ClusterName="c")["InstanceGroups"][1]
     assert (worker["CurrentCount"], worker["TargetCount"]) == (1, 2)
-    events = until(
+    assert all(node["InstanceId"] for node in sagemaker.list_cluster_nodes(ClusterName="c")["ClusterNodeSummaries"])
+    nodes = sagemaker.list_cluster_nodes(ClusterName="c", IncludeNodeLogicalIds=True)["ClusterNodeSummaries"]
+    (waiting,) = [node for node in nodes if not node["InstanceId"]]
+    assert waiting["InstanceStatus"] == {"Status": "Pending", "Message": ""}
+    *_, first = until(
         lambda: [e for e in sagemaker.list_cluster_events(ClusterName="c")["Events"] if e["EventLevel"] == "Error"]
     )
-    assert "sufficient capacity" in events[0]["Description"]
+    assert first["Description"] == "Failed to provision EC2 Instance in Cluster c and InstanceGroup worker"
+    event = sagemaker.describe_cluster_event(ClusterName="c", EventId=first["EventId"])["EventDetails"]
+    about = event["EventDetails"]["EventMetadata"]["Instance"]
+    assert about["NodeLogicalId"] == waiting["NodeLogicalId"]
+    assert "sufficient capacity" in about["FailureMessage"]
     aws.scenario(capacity={"ml.trn1.32xlarge": 9})
     until(lambda: len(running(sagemaker)) == 4)
     added = sagemaker.batch_add_cluster_nodes(

@@ -64,11 +64,16 @@ def test_who_may_not_look_at_clusters_pays_for_no_stack(kit: Kit) -> None:
     assert kit.aws.client("cloudformation").describe_stacks()["Stacks"] == []
 
 
-def test_an_eks_cluster_is_not_scaled(kit: Kit) -> None:
+def test_an_eks_cluster_is_not_changed(kit: Kit) -> None:
     """The kit would send UpdateCluster what it knows about a group, which is not what Kubernetes needs."""
     made_by_others(kit, Orchestrator={"Eks": {"ClusterArn": "arn:aws:eks:us-west-2:123456789012:cluster/mine"}})
-    assert "Kubernetes" in kit.run("scale", NAME, "worker-group-1", "2", status=2)
-    assert "UpdateCluster" not in [operation for _, operation in kit.aws.requests()]
+    for command in (
+        ["scale", NAME, "worker-group-1", "2"],
+        ["update", NAME, "--yes"],
+        ["node-recovery", NAME, "Automatic"],
+    ):
+        assert "Kubernetes" in kit.run(*command, status=2)
+    assert not {"UpdateCluster", "UpdateClusterSoftware"} & {operation for _, operation in kit.aws.requests()}
 
 
 def test_an_update_that_is_rolled_back_is_reported_at_once(kit: Kit) -> None:
@@ -116,7 +121,7 @@ def test_the_controller_is_not_scaled(kit: Kit, provisioning: str) -> None:
     kit.run("create")
     for count in ("0", "2"):
         reference = str(kit.file) if provisioning == "legacy" else NAME
-        assert "scale another group" in kit.run("scale", reference, "controller-machine", count, "--yes", status=2)
+        assert "is the controller group" in kit.run("scale", reference, "controller-machine", count, "--yes", status=2)
 
 
 def test_a_bucket_of_thousands_is_deleted(kit: Kit) -> None:

@@ -42,12 +42,13 @@ def operation(service: str, name: str) -> Callable[[Operation], Operation]:
 
 @dataclass(frozen=True)
 class Call:
-    """One request: the service and region that its signature names, its operation, its body."""
+    """One request: the service, region and access key that its signature names, its operation, its body."""
 
     service: str
     region: str
     operation: str
     body: bytes
+    access_key: str
 
     @property
     def _protocol(self) -> str:

@@ -28,6 +28,7 @@ class World:
     clock: Clock = field(default_factory=Clock)
     requests: list[tuple[str, str]] = field(default_factory=list)
     regions: dict[str, "Region"] = field(default_factory=dict)
+    bucket_policies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # statements, by bucket
 
     def region(self, name: str) -> "Region":
         return self.regions.setdefault(name, Region(self, name))

@@ -16,9 +16,11 @@ SETTINGS: dict[str, Any] = {
     "default_user": "ubuntu",
     "fsx": {"dns_name": FSX_DNS_NAME, "mount_name": FSX_MOUNT_NAME, "mount_path": "/fsx"},
     "groups": {"controller-machine": "controller", "login-group": "login", "worker-group-1": "compute"},
-    "users": [{"name": "alice", "uid": 2001, "gid": 2001}, {"name": "bob", "uid": 2002, "gid": 2002}],
+    "users": [
+        {"name": "alice", "uid": 2001, "gid": 2001, "public_keys": []},
+        {"name": "bob", "uid": 2002, "gid": 2002, "public_keys": []},
+    ],
     "accounting": False,
-    "metrics": False,
 }
 
 

@@ -62,7 +62,7 @@ SYSTEMD = Kind(True, ("systemctl", "is-active", "multi-user.target"))
 LIGHT = Kind(
     False,
     ("bash", "-c", "exec 3<>/dev/tcp/169.254.169.254/80"),
-    ("keep_scripts", "limits", "neuron", "ssh_keys", "logrotate", "epilog"),
+    ("keep_scripts", "limits", "neuron", "ssh_keys", "ssh_hosts", "logrotate", "epilog"),
 )
 
 

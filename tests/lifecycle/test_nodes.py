@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lifecycle.cluster import Cluster, snapshot
-from tests.lifecycle.instances import CONTROLLER, Instance
+from tests.lifecycle.instances import CONTROLLER, SETTINGS, Instance
 from tests.lifecycle.nodes import LIGHT, SCRIPTS, Node, container, why_not_here
 
 pytestmark = pytest.mark.skipif(bool(why_not_here(LIGHT)), reason=why_not_here(LIGHT))
@@ -135,8 +135,11 @@ def test_many_nodes_at_once(tmp_path: Path) -> None:
             list(pool.map(Node.provision, machines))
         for node in machines:
             assert_right(node)
-        known = machines[0].path("/srv/lustre/.provision/ssh_known_hosts").read_text().splitlines()
-        assert len(known) == len(machines)
+        # However many nodes there are, each reads one file to know them all.
+        shared = sorted(path.name for path in machines[0].path("/srv/lustre/.provision").iterdir())
+        assert shared == ["ssh_host_ca", "staging"]
+        known = {node.path("/etc/ssh/ssh_known_hosts_hyperpod_ft").read_text() for node in machines}
+        assert len(known) == 1
         assert machines[0].path("/srv/lustre/ubuntu/.bashrc").read_text() == 'alias ll="ls -l"\n'
         before = [snapshot(node) for node in machines]
         with ThreadPoolExecutor(len(machines)) as pool:
@@ -217,20 +220,80 @@ def test_a_key_left_half_made_is_removed_when_all_else_is_so(node: Node) -> None
     assert_right(node)
 
 
-@pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="no sshd on this machine")
+SSHD = pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="no sshd on this machine")
+SSH = ("runuser", "-u", "alice", "--", "ssh", "-o", "BatchMode=yes", CONTROLLER.address)
+
+
+def start_sshd(node: Node, *options: str) -> None:
+    node.run("mkdir", "-p", "/run/sshd")
+    node.run("bash", "-c", "pkill -x sshd; while pgrep -x sshd; do sleep 0.05; done")
+    node.run("/usr/sbin/sshd", *options)
+
+
+@SSHD
 def test_a_user_goes_to_a_node_without_a_question(node: Node) -> None:
     node.provision()
-    node.run("mkdir", "-p", "/run/sshd")
-    node.run("/usr/sbin/sshd")
-    ssh = ("runuser", "-u", "alice", "--", "ssh", "-o", "BatchMode=yes")
-    assert node.run(*ssh, CONTROLLER.address, "id -u; pwd").stdout == "2001\n/fsx/alice\n"
-    # An impostor is not believed.
-    node.run("bash", "-c", "rm /etc/ssh/ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key")
-    node.run("bash", "-c", "pkill -x sshd; while pgrep -x sshd; do sleep 0.05; done")
-    node.run("/usr/sbin/sshd")
-    refused = node.run(*ssh, CONTROLLER.address, "true", check=False)
-    assert refused.returncode == 255
-    assert "HOST IDENTIFICATION HAS CHANGED" in refused.stderr
+    start_sshd(node)
+    assert node.run(*SSH, "id -u; pwd").stdout == "2001\n/fsx/alice\n"
+    assert_right(node)
+    # An impostor is not believed, also with a certificate of its own.
+    make = "rm -f ssh_host_* && ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key"
+    sign = "ssh-keygen -q -t ed25519 -N '' -f /tmp/ca && ssh-keygen -q -s /tmp/ca -I x -h -n"
+    sign += f" {CONTROLLER.address} ssh_host_ed25519_key.pub"
+    for change in (make, f"{make} && {sign}"):
+        node.run("bash", "-c", f"cd /etc/ssh && {change}")
+        start_sshd(node)
+        refused = node.run(*SSH, "true", check=False)
+        assert refused.returncode == 255
+        assert "Host key verification failed" in refused.stderr
+    # Another host key, as after a replacement, gets its own certificate.
+    node.run("pkill", "-x", "sshd")
+    assert outcomes(node.provision().stdout)["ssh_hosts"] == "changed"
+    start_sshd(node)
+    node.run(*SSH, "true")
+
+
+@SSHD
+def test_an_sshd_without_the_nodes_certificate_is_an_error(node: Node) -> None:
+    node.run("bash", "-c", "echo PidFile none >/tmp/plain")
+    start_sshd(node, "-f", "/tmp/plain")
+    done = node.provision("--only", "ssh_hosts", check=False)
+    assert done.returncode == 1
+    assert "/etc/ssh/sshd_config must include sshd_config.d/*.conf" in done.stdout
+
+
+def test_the_authority_of_host_keys_is_roots_alone_and_vouches_for_nodes_alone(node: Node) -> None:
+    node.provision()
+    find = ("ssh-keygen", "-f", "/etc/ssh/ssh_known_hosts_hyperpod_ft", "-F")
+    for name, known in (("10.1.7.7", True), ("ip-10-1-7-7", True), ("10.2.7.7", False), ("github.com", False)):
+        assert (node.run(*find, name, check=False).returncode == 0) == known
+    authority = "/fsx/.provision/ssh_host_ca"
+    assert node.run("stat", "-c", "%a %U", authority).stdout == "600 root\n"
+    for change in ("chmod 644", "chown alice"):
+        node.run("bash", "-c", f"{change} {authority}")
+        done = node.provision("--only", "ssh_hosts", check=False)
+        assert done.returncode == 1
+        assert f"{authority} is not root's alone; move it away" in done.stdout
+        node.run("bash", "-c", f"chown root {authority} && chmod 600 {authority}")
+    assert_right(node)
+
+
+KEYS = ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIL0wbEe1 alice@laptop", "ssh-rsa AAAAB3NzaC1yc2EAAAADAQ== alice@work"]
+
+
+def test_the_cluster_files_keys_of_a_user_open_that_account_alone(tmp_path: Path) -> None:
+    users = [{**user, "public_keys": KEYS if user["name"] == "alice" else []} for user in SETTINGS["users"]]
+    with container(tmp_path, LIGHT) as opened:
+        (node,) = Cluster(opened, [CONTROLLER], tmp_path, users=users).nodes
+        node.provision()
+        folders = {name: node.path(f"/srv/lustre/{name}/.ssh") for name in ("alice", "bob", "ubuntu")}
+        for name, folder in folders.items():
+            own = (folder / "id_ed25519.pub").read_text().splitlines()
+            assert (folder / "authorized_keys").read_text().splitlines() == [*own, *(KEYS if name == "alice" else [])]
+        (folders["alice"] / "authorized_keys").write_text("")
+        assert outcomes(node.provision().stdout)["ssh_keys"] == "changed"
+        assert (folders["alice"] / "authorized_keys").read_text().count("laptop") == 1
+        assert outcomes(node.provision().stdout)["ssh_keys"] == "already so"
 
 
 def test_ids_of_others_are_named(node: Node) -> None:

@@ -82,6 +82,11 @@ def test_steps_come_after_what_they_need() -> None:
         ("default_user", "-rf", "default_user: '-rf'"),
         ("users", [{"name": "a b", "uid": 1, "gid": 1}], "users.name: 'a b'"),
         ("users", [{"name": "a", "uid": 0, "gid": 1}], "users.uid: 0"),
+        (
+            "users",
+            [{"name": "a", "uid": 1, "gid": 1, "public_keys": ["ssh-rsa AA\nssh-rsa BB"]}],
+            "users.public_keys: 'ssh-rsa AA",
+        ),
         ("groups", {"g": "worker"}, "groups.g: 'worker' is not one of controller, login, compute"),
         ("fsx", {"dns_name": "x", "mount_name": "y", "mount_path": "/fsx/.."}, "fsx.mount_path"),
         ("accounting", "no", "accounting: 'no'"),
@@ -233,14 +238,12 @@ def test_devices_are_counted_in_both_formats_of_neuron_ls() -> None:
 
 @pytest.fixture
 def listed(node: Node, config: Path) -> Node:
-    """A node below tmp_path that knows who it is, with an empty shared file system and a host key."""
+    """A node below tmp_path that knows who it is, with an empty shared file system."""
     record = node.path(identity.RECORD)
     record.parent.mkdir(parents=True)
     found = identity.identify(CONTROLLER.instance_id, node.path, SETTINGS["groups"])
     record.write_text(identity.record(found))
     node.fsx.mkdir()
-    node.path("/etc/ssh").mkdir()
-    node.path("/etc/ssh/ssh_host_ed25519_key.pub").write_text("ssh-ed25519 AAAA root@here\n")
     return node
 
 
@@ -261,22 +264,6 @@ def test_a_home_that_another_node_publishes_meanwhile_wins(listed: Node, monkeyp
     home._make(listed, target, PasswdEntry("alice", os.getuid(), os.getgid(), str(target)), template)
     assert (target / ".bashrc").read_text() == "theirs\n"
     assert not any((listed.fsx / ".provision/staging").iterdir())
-
-
-def test_host_keys_that_come_while_the_list_is_written_are_in_it(listed: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish = shared.publish_text
-    other = listed.fsx / ".provision/hosts/10.0.0.9"
-
-    def while_another_comes(node: Node, path: Path, text: str, mode: int = 0o644) -> None:
-        if path.name == "ssh_known_hosts" and not other.exists():
-            other.write_text("other ssh-ed25519 BBBB\n")
-        publish(node, path, text, mode)
-
-    monkeypatch.setattr(shared, "publish_text", while_another_comes)
-    ssh_keys._list_host_keys(listed)
-    text = (listed.fsx / ".provision/ssh_known_hosts").read_text()
-    assert "other ssh-ed25519 BBBB\n" in text
-    assert f"{CONTROLLER.address} ssh-ed25519 AAAA\n" in text
 
 
 def test_what_others_could_change_is_not_prepared_in(listed: Node, tmp_path: Path) -> None:

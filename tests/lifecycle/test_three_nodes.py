@@ -16,24 +16,6 @@ from tests.lifecycle.nodes import Node, container, kill_tree, wait_until
 
 pytestmark = pytest.mark.lifecycle
 
-SERVE = """\
-#!/usr/bin/env python3
-import http.server, sys
-class Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write({text})
-http.server.HTTPServer(("", int({port})), Answer).serve_forever()
-"""
-METRICS_PROGRAMS = {
-    "node_exporter": ("usr/local/bin", SERVE.format(text="b'node figures'", port="sys.argv[1].rpartition(':')[2]")),
-    "neuron-monitor": ("opt/aws/neuron/bin", "#!/bin/sh\nwhile echo device figures; do sleep 1; done\n"),
-    "neuron-monitor-prometheus.py": (
-        "opt/aws/neuron/bin",
-        SERVE.format(text="sys.stdin.readline().encode()", port="sys.argv[sys.argv.index('--port') + 1]"),
-    ),
-}
 WORKER_NAMES = [worker.hostname for worker in WORKERS]
 
 
@@ -186,45 +168,22 @@ def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: 
     runs_a_job(cluster, cluster.nodes[-1])
 
 
-def test_accounting_and_metrics_can_be_turned_on_later(
-    nodes_possible: None, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_accounting_can_be_turned_on_later(nodes_possible: None, tmp_path_factory: pytest.TempPathFactory) -> None:
     with container(tmp_path_factory.mktemp("container")) as opened:
         logs = tmp_path_factory.mktemp("logs")
         cluster = Cluster(opened, [CONTROLLER, WORKERS[0]], logs, provisioning="legacy")
         cluster.write_slurm_conf()
         worker = cluster.nodes[1]
-        for program in METRICS_PROGRAMS:
-            _install(worker, program)
-        (worker.root / "dev/neuron0").touch()
         cluster.provision(cluster.nodes)
         number = cluster.submit(cluster.controller, "sleep 12")
-        assert "9100" not in worker.run("ss", "-tln").stdout
 
-        cluster.change_settings(accounting=True, metrics=True)
+        cluster.change_settings(accounting=True)
         cluster.provision(cluster.nodes)
 
         assert cluster.wait_for_job(number) == "COMPLETED"
         shown = cluster.controller.run("sacct", "-n", "-X", "-j", str(number), "-o", "user", user=USER).stdout
         assert shown.strip() == USER
         wait_until(lambda: "accounting_storage/slurmdbd" in worker.run("sh", "-c", "cat /run/slurm/conf/*").stdout)
-        assert "no node_exporter on this node" in log_of(cluster.controller)
-        for port, said in ((9100, "node figures"), (8000, "device figures")):
-            wait_until(lambda port=port, said=said: said in _get(worker, port))  # type: ignore[misc]
-        worker.run("pkill", "-KILL", "-f", "web.listen-address")
-        wait_until(lambda: "node figures" in _get(worker, 9100))
-
-
-def _install(node: Node, program: str) -> None:
-    """A stand-in that takes the real one's options and serves one line of text, or writes one."""
-    path = node.root / METRICS_PROGRAMS[program][0] / program
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(METRICS_PROGRAMS[program][1])
-    path.chmod(0o755)
-
-
-def _get(node: Node, port: int) -> str:
-    return node.run("curl", "--silent", f"http://{node.instance.address}:{port}/metrics", check=False).stdout
 
 
 def _slurm_files(node: Node) -> dict[str, str]:

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.hyperpod.nodes import Node
-from hyperpod_ft.aws.hyperpod.requests import group_specification
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.errors import UserError, did_you_mean
 
 IN_SERVICE, FAILED, DELETING = "InService", "Failed", "Deleting"
-_MAX_REPLACED = 25  # BatchReplaceClusterNodesRequestNodeIdsList
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,7 @@ class Cluster:
     groups: tuple[GroupState, ...]
     subnets: tuple[str, ...]
     kubernetes: bool  # orchestrated by EKS, not Slurm
+    continuous: bool = False  # HyperPod keeps trying to launch instances, and keeps events
 
     @property
     def id(self) -> str:
@@ -99,37 +98,6 @@ def not_ours(cluster: Cluster, subnet_id: str) -> str:
     return ""
 
 
-def scale(client: Any, cluster: Cluster, group: str, count: int) -> None:
-    """Set a group's number of instances; keep its other settings. Raises UserError under Kubernetes."""
-    if cluster.kubernetes:
-        raise UserError(
-            f"cluster {cluster.name} uses Kubernetes (EKS), which this kit cannot scale",
-            "use `aws sagemaker update-cluster`",
-        )
-    described = describe(client, cluster.name)
-    if described is None:
-        raise UserError(f"cluster {cluster.name} no longer exists", "check `hyperpod-ft cluster status`")
-    there = {one["InstanceGroupName"]: group_specification(one) for one in described["InstanceGroups"]}
-    specification = there[cluster.group(group).name]
-    specification["InstanceCount"] = count
-    if specification.get("MinInstanceCount", 0) > count:
-        specification["MinInstanceCount"] = count
-    client.update_cluster(ClusterName=cluster.name, InstanceGroups=[specification])
-
-
-def replace(client: Any, cluster: Cluster, nodes: list[Node]) -> None:
-    """Have HyperPod replace instances. Raises UserError that names each instance it refused."""
-    refused = []
-    for start in range(0, len(nodes), _MAX_REPLACED):
-        ids = [node.instance_id for node in nodes[start : start + _MAX_REPLACED]]
-        answer = client.batch_replace_cluster_nodes(ClusterName=cluster.name, NodeIds=ids)
-        refused += [f"{one['NodeId']} ({one['ErrorCode']}: {one['Message']})" for one in answer.get("Failed", [])]
-    if refused:
-        raise UserError(
-            f"cluster {cluster.name}: not replaced: {', '.join(refused)}", "check `hyperpod-ft cluster nodes`"
-        )
-
-
 def delete(client: Any, name: str) -> bool:
     """Request deletion; False if HyperPod refuses because the cluster is changing."""
     try:
@@ -147,7 +115,7 @@ def find_node(nodes: list[Node], wanted: str) -> Node:
     for node in nodes:
         if wanted and wanted in (node.instance_id, node.hostname):
             return node
-    known = [node.instance_id for node in nodes]
+    known = [node.instance_id for node in nodes if node.instance_id]
     raise UserError(
         f"no node {wanted!r}" + did_you_mean(wanted, known),
         "give an instance id or host name from `hyperpod-ft cluster nodes`",
@@ -175,4 +143,5 @@ def of_description(described: dict[str, Any]) -> Cluster:
         ),
         subnets=tuple(described.get("VpcConfig", {}).get("Subnets", [])),
         kubernetes="Eks" in described.get("Orchestrator", {}),
+        continuous=described.get("NodeProvisioningMode") == "Continuous",
     )

@@ -18,6 +18,7 @@ class Node:
     message: str
     launched: float  # seconds since the epoch
     hostname: str  # ip-10-1-2-3, as Slurm names it; empty until HyperPod reports it
+    logical_id: str = ""  # the same for each instance that HyperPod tries for this node
 
     @property
     def running(self) -> bool:
@@ -32,9 +33,10 @@ class Node:
 def list_nodes(client: Any, cluster: str) -> list[Node]:
     """Every node of a cluster, by group and id. `client` is boto3's for sagemaker.
 
-    Reads all pages without a filter: InstanceGroupNameContains matches parts of names.
+    Includes nodes that have no instance yet. Reads all pages without a filter: InstanceGroupNameContains matches parts
+    of names.
     """
-    pages = client.get_paginator("list_cluster_nodes").paginate(ClusterName=cluster)
+    pages = client.get_paginator("list_cluster_nodes").paginate(ClusterName=cluster, IncludeNodeLogicalIds=True)
     found = [_node(summary) for page in pages for summary in page["ClusterNodeSummaries"]]
     return sorted(found, key=lambda node: (node.group, node.launched, node.instance_id))
 
@@ -49,6 +51,7 @@ def _node(summary: dict[str, Any]) -> Node:
         message=summary["InstanceStatus"].get("Message", ""),
         launched=summary["LaunchTime"].timestamp() if "LaunchTime" in summary else 0.0,
         hostname=summary.get("PrivateDnsHostname", "").partition(".")[0],
+        logical_id=summary.get("NodeLogicalId", ""),
     )
 
 

@@ -10,6 +10,9 @@ _CLUSTER = (
     ("VpcConfig.SecurityGroupIds", "existing.security_group_ids"),
     ("NodeRecovery", "node_recovery"),
     ("NodeProvisioningMode", "continuous_provisioning"),
+    ("Orchestrator.Slurm.AccountingDatabase.Endpoint", "accounting_database.endpoint"),
+    ("Orchestrator.Slurm.AccountingDatabase.Name", "accounting_database.name"),
+    ("Orchestrator.Slurm.AccountingDatabase.SecretArn", "accounting_database.secret_arn"),
     ("Orchestrator", "provisioning"),
     ("InstanceGroups", "workers"),
 )

@@ -26,12 +26,24 @@ def create_cluster(config: ClusterConfig, resources: ClusterResources, lifecycle
         "NodeRecovery": config.node_recovery,
     }
     if config.provisioning == "api":
-        request["Orchestrator"] = {"Slurm": {"SlurmConfigStrategy": "Managed"}}
+        request["Orchestrator"] = {"Slurm": _slurm(config)}
         if config.continuous_provisioning:
             request["NodeProvisioningMode"] = "Continuous"
     if config.tags:
         request["Tags"] = [{"Key": key, "Value": value} for key, value in sorted(config.tags.items())]
     return request
+
+
+def _slurm(config: ClusterConfig) -> dict[str, Any]:
+    slurm: dict[str, Any] = {"SlurmConfigStrategy": "Managed"}
+    if database := config.accounting_database:
+        slurm["AccountingDatabase"] = {
+            "Endpoint": database.endpoint,
+            "Port": database.port,
+            "SecretArn": database.secret_arn,
+            **({"Name": database.name} if database.name else {}),
+        }
+    return slurm
 
 
 def _group(
@@ -62,7 +74,7 @@ def _group(
         request["SlurmConfig"] = {"NodeType": _NODE_TYPES[type(group)]}
     if isinstance(group, Workers):
         if api:
-            request["SlurmConfig"]["PartitionNames"] = [group.partition]
+            request["SlurmConfig"]["PartitionNames"] = [group.slurm_partition]
         if group.deep_health_checks:
             request["OnStartDeepHealthChecks"] = list(group.deep_health_checks)
         if group.training_plan_arn:
@@ -77,7 +89,7 @@ def provisioning_parameters(config: ClusterConfig, resources: ClusterResources) 
         "workload_manager": "slurm",
         "controller_group": config.controller.name,
         "worker_groups": [
-            {"instance_group_name": group.name, "partition_name": group.partition} for group in config.workers
+            {"instance_group_name": group.name, "partition_name": group.slurm_partition} for group in config.workers
         ],
         "fsx_dns_name": resources.fsx_dns_name,
         "fsx_mountname": resources.fsx_mount_name,
@@ -99,31 +111,9 @@ def settings(config: ClusterConfig, resources: ClusterResources) -> dict[str, An
             "mount_path": config.fsx.mount_path,
         },
         "groups": {group.name: _NODE_TYPES[type(group)].lower() for group in config.groups},
-        "users": [{"name": user.name, "uid": user.uid, "gid": user.group_id} for user in config.users],
-        "accounting": config.accounting,
-        "metrics": config.metrics,
+        "users": [
+            {"name": user.name, "uid": user.uid, "gid": user.group_id, "public_keys": list(user.public_keys)}
+            for user in config.users
+        ],
+        "accounting": config.accounting == "controller",
     }
-
-
-def group_specification(described: dict[str, Any]) -> dict[str, Any]:
-    """An instance group of `DescribeCluster`'s answer in the form that `UpdateCluster` takes, unchanged."""
-    kept = (
-        "InstanceGroupName",
-        "InstanceType",
-        "LifeCycleConfig",
-        "ExecutionRole",
-        "ThreadsPerCore",
-        "InstanceStorageConfigs",
-        "OnStartDeepHealthChecks",
-        "TrainingPlanArn",
-        "OverrideVpcConfig",
-        "ScheduledUpdateConfig",
-        "SlurmConfig",
-        "CapacityRequirements",
-        "NetworkInterface",
-    )
-    specification = {key: described[key] for key in kept if described.get(key)}
-    specification["InstanceCount"] = described["TargetCount"]
-    if described.get("MinCount"):
-        specification["MinInstanceCount"] = described["MinCount"]
-    return specification

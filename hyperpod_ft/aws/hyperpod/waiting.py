@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ft.aws.hyperpod import api, cluster_logs
+from hyperpod_ft.aws.hyperpod import api, cluster_logs, events
 from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.nodes import RUNNING, Node, list_nodes
 from hyperpod_ft.aws.session import explained
@@ -17,6 +17,7 @@ from hyperpod_ft.progress import format_minutes
 Say = Callable[[str], None]  # takes one line of progress
 POLL_SECONDS = 15.0
 _LOG_LINES = 40  # of a failing node's lifecycle log: its end holds the error
+_ATTEMPTS = 3  # of a node under continuous provisioning: health checks of EFA often fail once, then pass
 _INSTANCE_ID = re.compile(r"\bi-[0-9a-f]{8,17}\b")
 _NO_REASON = "HyperPod gave no reason"
 _SETTLED = (api.IN_SERVICE, api.FAILED)
@@ -49,11 +50,13 @@ class ClusterWatch:
     say: Say
     poll_seconds: float = POLL_SECONDS
     _reported: dict[str, str] = field(default_factory=dict)
+    _failed: dict[str, set[str]] = field(default_factory=dict)  # the failed instances of each node, by logical id
 
     def until_complete(self, timeout_seconds: float, awaited: Awaited) -> Cluster:
         """Wait until every group has its target number of nodes, all of them Running.
 
         Raises UserError if the cluster or a node fails, after printing the node's lifecycle log, or at the timeout.
+        Under continuous provisioning, where HyperPod tries again, a node has failed after three attempts.
         """
         deadline, changing = time.monotonic() + timeout_seconds, False
         while True:
@@ -61,7 +64,8 @@ class ClusterWatch:
             if cluster is None:
                 raise UserError(f"cluster {self.name} no longer exists", "create it again")
             nodes = list_nodes(self.sagemaker, self.name)
-            self._report(cluster, nodes)
+            missing = events.why_missing(self.sagemaker, cluster)
+            self._report(cluster, nodes, missing)
             if cluster.status == api.DELETING:
                 raise UserError(f"cluster {self.name} is being deleted", "wait until it is deleted")
             if cluster.status == api.FAILED:
@@ -80,17 +84,20 @@ class ClusterWatch:
             changing = cluster.status not in _SETTLED
             failing = [node for node in nodes if node.failed and node.instance_id not in awaited.gone]
             if failing and cluster.status in _SETTLED:
-                self._explain(cluster, failing)
-                reason = (failing[0].message or _NO_REASON).rstrip(".")
-                raise UserError(
-                    f"cluster {self.name}: {_names(failing)} failed: {reason}", self._remedy(cluster, failing[0])
-                )
+                given_up = self._count_attempts(cluster, failing)
+                if given_up or time.monotonic() > deadline:
+                    first, *_ = named = given_up or failing
+                    reason = (first.message or _NO_REASON).rstrip(".")
+                    raise UserError(
+                        f"cluster {self.name}: {_names(named)} failed: {reason}", self._remedy(cluster, first)
+                    )
             settled = cluster.complete and all(node.status == RUNNING for node in nodes)
             if settled and awaited.reached(cluster, nodes):
                 return cluster
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"cluster {self.name}: after {format_minutes(timeout_seconds)} still {_pending(cluster, nodes)}",
+                    f"cluster {self.name}: after {format_minutes(timeout_seconds)} still"
+                    f" {_pending(cluster, nodes, missing)}",
                     f"HyperPod keeps requesting capacity; check: hyperpod-ft cluster status {self.arguments}; or give"
                     f" up: hyperpod-ft cluster scale {self.arguments} GROUP COUNT",
                 )
@@ -107,7 +114,7 @@ class ClusterWatch:
                 self._report_change(f"cluster {self.name}", state)
             # it may be deleted before its nodes are listed
             with suppress(self.sagemaker.exceptions.ResourceNotFound):
-                self._report(cluster, list_nodes(self.sagemaker, self.name))
+                self._report(cluster, list_nodes(self.sagemaker, self.name), {})
             # a cluster that had failed before its deletion may be shown as Failed for a moment
             if deleting and cluster.status == api.FAILED:
                 raise UserError(
@@ -121,15 +128,33 @@ class ClusterWatch:
             time.sleep(self.poll_seconds)
         self.say(f"cluster {self.name}: no longer exists")
 
-    def _report(self, cluster: Cluster, nodes: list[Node]) -> None:
+    def _report(self, cluster: Cluster, nodes: list[Node], missing: Mapping[str, str]) -> None:
         self._report_change("cluster", cluster.status)
         for group in cluster.groups:
             self._report_change(group.name, f"{group.current} of {group.target} {group.instance_type}")
         for node in nodes:
             if node.instance_id:
                 self._report_change(f"{node.group} {node.instance_id}", _state(node))
-        for name, reason in _lacking(nodes).items():
-            self._report_change(f"{name} without an instance", reason)
+        for name, reason in missing.items():
+            self._report_change(f"{name} lacks instances", reason)
+
+    def _count_attempts(self, cluster: Cluster, failing: list[Node]) -> list[Node]:
+        """Report each failed instance, the first with its log; returns the nodes that had their last attempt."""
+        attempts = _ATTEMPTS if cluster.continuous else 1
+        if not self._failed:
+            self._explain(cluster, failing)
+        given_up = []
+        for node in failing:
+            failed = self._failed.setdefault(node.logical_id or node.group, set())
+            failed.add(node.instance_id)
+            if len(failed) >= attempts:
+                given_up.append(node)
+            else:
+                self._report_change(
+                    f"{node.group} {node.instance_id} failed",
+                    f"attempt {len(failed)} of {attempts}; HyperPod tries again, and bills each attempt",
+                )
+        return given_up
 
     def _remedy(self, cluster: Cluster, node: Node) -> str:
         """A replaced node would fail again in the same scripts; HyperPod does not replace controllers."""
@@ -138,9 +163,11 @@ class ClusterWatch:
                 f"fix it there: hyperpod-ft cluster ssh {self.arguments} --ssm; or delete the cluster and create it"
                 " again"
             )
+        stop = f"; to end the attempts: hyperpod-ft cluster scale {self.arguments} {node.group} COUNT"
         return (
             "if the lifecycle scripts failed, fix the cause and run `hyperpod-ft cluster create` to update them; then"
             f" hyperpod-ft cluster replace-node {self.arguments} {node.instance_id}"
+            + (stop if cluster.continuous else "")
         )
 
     def _report_change(self, what: str, state: str) -> None:
@@ -175,20 +202,11 @@ def _state(node: Node) -> str:
     return f"{node.status}: {node.message}" if node.message else node.status
 
 
-def _lacking(nodes: list[Node]) -> dict[str, str]:
-    """The reasons why nodes have no instance, by group, each once."""
-    reasons: dict[str, set[str]] = {}
-    for node in nodes:
-        if not node.instance_id and node.message:
-            reasons.setdefault(node.group, set()).add(node.message.rstrip("."))
-    return {group: "; ".join(sorted(given)) for group, given in sorted(reasons.items())}
-
-
 def _names(nodes: list[Node]) -> str:
     return ", ".join(f"{node.group} {node.instance_id}" for node in nodes)
 
 
-def _pending(cluster: Cluster, nodes: list[Node]) -> str:
+def _pending(cluster: Cluster, nodes: list[Node], missing: Mapping[str, str]) -> str:
     short = [
         f"{group.name} has {group.current} of {group.target}"
         for group in cluster.groups
@@ -199,5 +217,5 @@ def _pending(cluster: Cluster, nodes: list[Node]) -> str:
         for node in nodes
         if node.status != RUNNING and node.instance_id
     ]
-    waiting += [f"{group}: {reason}" for group, reason in _lacking(nodes).items()]
+    waiting += [f"{group}: {reason}" for group, reason in missing.items()]
     return ", ".join([cluster.status, *short, *waiting])

@@ -139,9 +139,10 @@ def _reaches_s3(given: CheckInput, vpc_id: str, table_id: str) -> bool:
 
 
 def security_groups(given: CheckInput) -> list[Finding]:
-    """The groups exist in the subnet's VPC, and one allows all traffic among its members, as EFA and Slurm require.
+    """The groups exist in the subnet's VPC and allow all traffic among their members, as EFA and Slurm require.
 
-    "Prerequisites for using SageMaker HyperPod": all traffic in and out, from and to the group itself.
+    "Prerequisites for using SageMaker HyperPod": all traffic in and out, from and to the group itself. With EFA that
+    goes for each group, or HyperPod's health checks of EFA fail on every node; otherwise one is enough.
     """
     ids = list(given.existing.security_group_ids)
     found = given.security_groups(ids)
@@ -174,7 +175,7 @@ def _self_rules(given: CheckInput, groups: list[dict[str, Any]]) -> list[Finding
     for group in groups:
         inward = _allows_itself(group, "IpPermissions")
         outward = _allows_itself(group, "IpPermissionsEgress") or (not efa and _allows_everywhere(group))
-        if inward and outward:
+        if inward and outward and not efa:
             return []
         lacking += [(group["GroupId"], way) for way, there in (("inbound", inward), ("outbound", outward)) if not there]
     return [

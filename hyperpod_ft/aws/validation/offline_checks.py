@@ -36,7 +36,7 @@ def placeholder(config: ClusterConfig) -> ClusterResources:
 def create_request(config: ClusterConfig) -> list[Finding]:
     """The request of CreateCluster against sagemaker's model."""
     resources = placeholder(config)
-    uri = f"s3://{resources.bucket}/{lifecycle_files.PREFIX}/{config.name}/0123456789ab"
+    uri = f"s3://{resources.bucket}/{lifecycle_files.folder(config, {})}"
     violations = check_request("sagemaker", "CreateCluster", requests.create_cluster(config, resources, uri))
     return list(dict.fromkeys(_finding(config, violation) for violation in violations))
 

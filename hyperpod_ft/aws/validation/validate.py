@@ -15,6 +15,7 @@ from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.validation import (
     capacity_checks,
     filesystem_checks,
+    lifecycle_checks,
     network_checks,
     offline_checks,
     permission_checks,
@@ -79,7 +80,7 @@ def account_checks(config: ClusterConfig) -> list[Check]:
     """The checks that apply to this cluster file."""
     checks = [
         Check("name", "name", state_checks.name, ("name",)),
-        Check("lifecycle scripts in S3", "name", state_checks.lifecycle_scripts, ("name",)),
+        Check("lifecycle scripts in S3", "name", lifecycle_checks.scripts, ("name",)),
         Check("quotas", "workers", quota_checks.quotas, ("*.instance_type",)),
         Check("quotas of the network", "workers", quota_checks.network_quotas, ("*.instance_type",)),
         Check(
@@ -110,6 +111,12 @@ def account_checks(config: ClusterConfig) -> list[Check]:
             "permissions of the role",
             permission_checks.ROLE,
             permission_checks.role_permissions,
+            (permission_checks.ROLE, state_checks.BUCKET),
+        ),
+        Check(
+            "read-only scripts",
+            permission_checks.ROLE,
+            lifecycle_checks.role_only_reads,
             (permission_checks.ROLE, state_checks.BUCKET),
         ),
     ]

@@ -162,7 +162,7 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f" {shape.kv_heads} key/value heads",
             "set it to false",
         )
-    targets = target_names(config.lora, shape.family)
+    targets = target_names(config.lora, shape.model_type)
     attention = {"q_proj", "k_proj", "v_proj"}
     fused = shape.kv_heads % degrees.tensor_parallel != 0
     if config.training.method == "lora" and fused and attention & targets and not attention <= targets:

@@ -212,12 +212,11 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     _check_heads_over_ranks(degrees, shape.heads)
     pipeline_cut.check_layers(config, degrees, shape.layers)
     pipeline_cut.check_targets(config, degrees, shape)
-    family = family_of(shape.family)
-    fused = family is not None and any(len(outputs) > 1 and "keys" in outputs for outputs in family.columns.values())
+    fused = any(len(outputs) > 1 and "keys" in outputs for outputs in shape.family.columns.values())
     if fused and degrees.tensor_parallel > shape.kv_heads:
         raise UserError(
             f"parallelism.tensor_parallel: {degrees.tensor_parallel} is more than the {shape.kv_heads} key/value heads"
-            f" of a {shape.family} model, whose queries, keys and values share one linear layer",
+            f" of a {shape.model_type} model, whose queries, keys and values share one linear layer",
             f"set it to {listed_divisors(shape.kv_heads)}",
         )
 

@@ -39,7 +39,7 @@ _USAGE = TypeAdapter(Usage)
 
 
 @contextlib.contextmanager
-def counted(run: Run) -> Iterator[None]:
+def recorded(run: Run) -> Iterator[None]:
     """Record one attempt for as long as the block runs, however it ends. In one process of the job."""
     started, clock = utc_now(), time.monotonic()
     job_id = own_job_id()

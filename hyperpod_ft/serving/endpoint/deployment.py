@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.config import run_file, yaml_file
-from hyperpod_ft.config.hosts import HOSTS
+from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
 from hyperpod_ft.config.run_file import RUN_FILE
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.errors import UserError
@@ -89,7 +89,9 @@ def deployment(run: Run, region: str) -> Deployment:
     role = _given(run, "role")
     if role is None:
         raise UserError("deploy.role: is not set", "set it to the ARN of the endpoint's execution role")
-    found = fit(bundle.served, HOSTS[settings.instance_type], _max_length(run, bundle), settings.max_concurrency)
+    found = fit(
+        bundle.served, ENDPOINT_INSTANCES[settings.instance_type], _max_length(run, bundle), settings.max_concurrency
+    )
     target = Target(
         endpoint_name(run),
         run.full_name,

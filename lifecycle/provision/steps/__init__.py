@@ -12,11 +12,11 @@ from provision.steps.identify import Identify
 from provision.steps.keep_scripts import KeepScripts
 from provision.steps.limits import Limits
 from provision.steps.logrotate import Logrotate
-from provision.steps.metrics import Metrics
 from provision.steps.neuron import Neuron
 from provision.steps.slurm import Slurm
 from provision.steps.slurm_configuration import SlurmConfiguration
 from provision.steps.slurm_daemons import SlurmDaemons
+from provision.steps.ssh_hosts import SshHosts
 from provision.steps.ssh_keys import SshKeys
 from provision.steps.users import Users
 
@@ -29,6 +29,7 @@ STEPS: tuple[Step, ...] = (
     Users(),
     Home(),
     SshKeys(),
+    SshHosts(),
     Logrotate(),
     Epilog(),
     SlurmConfiguration(),
@@ -36,5 +37,4 @@ STEPS: tuple[Step, ...] = (
     Associations(),
     SlurmDaemons(),
     Slurm(),
-    Metrics(),
 )

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from hyperpod_ft.aws.hyperpod import requests
+from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
-from hyperpod_ft.config import cluster_config
+from hyperpod_ft.config import cluster_config, run_file
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import ConfigError
 from hyperpod_ft.shipped import shipped
@@ -21,7 +22,14 @@ RESOURCES = ClusterResources(
     fsx_dns_name="fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
     fsx_mount_name="4owupbev",
 )
+TRN1 = {"name": "trainium", "instance_type": "ml.trn1.32xlarge"}
 URI = "s3://sagemaker-hyperpod-1/lifecycle/ml/0123"
+
+DATABASE = {
+    "endpoint": "jobs.c1.us-west-2.rds.amazonaws.com",
+    "secret_arn": "arn:aws:secretsmanager:us-west-2:123456789012:secret:jobs-AbCdEf",
+}
+RDS = {"accounting": "rds", "accounting_database": DATABASE}
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -73,8 +81,31 @@ def test_the_packaged_file_is_the_flagships_cluster() -> None:
         ({"users": [{"name": "ubuntu", "uid": 2001}]}, "users.0.name: "),
         ({"users": [{"name": "a; rm -rf /", "uid": 2001}]}, "a Linux user name"),
         ({"users": [{"name": "a", "uid": 1000}]}, "users.0.uid: "),
+        (
+            {"users": [{"name": "a", "uid": 2001, "public_keys": ["-----BEGIN OPENSSH PRIVATE KEY-----"]}]},
+            "users.0.public_keys.0: must be one line of a public key file",
+        ),
+        (
+            {"users": [{"name": "a", "uid": 2001, "public_keys": ["command=x ssh-rsa AA"]}]},
+            "users.0.public_keys.0: must",
+        ),
         ({"accounting": True}, "accounting: "),
+        ({"accounting": "rds"}, "accounting: rds and the section accounting_database go together"),
+        ({"accounting_database": DATABASE}, "accounting: rds and the section accounting_database go together"),
+        ({**RDS, "continuous_provisioning": False}, "accounting: rds needs"),
+        ({**RDS, "provisioning": "legacy"}, "accounting: rds needs"),
+        ({**RDS, "region": "us-east-1"}, "accounting_database.secret_arn: not in region us-east-1"),
+        ({**RDS, "accounting_database": {**DATABASE, "endpoint": "db:3306"}}, "accounting_database.endpoint: must be"),
         ({"tags": {"aws:x": "1"}}, "tags: aws:x"),
+        ({"workers": [{**TRN1, "partition": "dev"}]}, "workers.0.partition: HyperPod puts all nodes into dev"),
+        (
+            {"workers": [TRN1, {"name": "cpu", "instance_type": "ml.m5.4xlarge", "partition": "trn1"}]},
+            "workers.1.partition: trn1 already has nodes of type ml.trn1.32xlarge, and cpu has ml.m5.4xlarge",
+        ),
+        (
+            {"workers": [{"name": size, "instance_type": f"ml.trn2.{size}"} for size in ("3xlarge", "48xlarge")]},
+            "workers.1.partition: trn2 already has",
+        ),
     ],
 )
 def test_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
@@ -89,7 +120,7 @@ def test_with_api_each_group_has_its_role_and_storage(tmp_path: Path) -> None:
     groups = {group["InstanceGroupName"]: group for group in request["InstanceGroups"]}
     assert groups["controller-machine"]["SlurmConfig"] == {"NodeType": "Controller"}
     assert groups["login-group"]["SlurmConfig"] == {"NodeType": "Login"}
-    assert groups["workers-1"]["SlurmConfig"] == {"NodeType": "Compute", "PartitionNames": ["dev"]}
+    assert groups["workers-1"]["SlurmConfig"] == {"NodeType": "Compute", "PartitionNames": ["trn1"]}
     assert all(
         group["LifeCycleConfig"] == {"SourceS3Uri": URI, "OnInitComplete": "provision.sh"} for group in groups.values()
     )
@@ -100,8 +131,24 @@ def test_with_api_each_group_has_its_role_and_storage(tmp_path: Path) -> None:
     assert request["Tags"] == [{"Key": "team", "Value": "a"}]
 
 
+def test_a_cpu_group_beside_the_workers_gets_no_training_jobs(tmp_path: Path) -> None:
+    """A recipe's partition is that of the cluster file's groups of its type, and of no others."""
+    cpu = {"name": "cpu", "instance_type": "ml.m5.4xlarge"}
+    for path in shipped("recipes").glob("*.yaml"):
+        recipe = run_file.load(path).cluster
+        if recipe.partition is not None:
+            trained_on = {"name": "workers", "instance_type": f"ml.{recipe.instance_type}"}
+            request = requests.create_cluster(load(tmp_path, workers=[trained_on, cpu], login={}), RESOURCES, URI)
+            partitions = {
+                group["InstanceGroupName"]: group["SlurmConfig"].get("PartitionNames")
+                for group in request["InstanceGroups"]
+            }
+            assert [name for name, names in partitions.items() if names == [recipe.partition]] == ["workers"], path
+            assert partitions["cpu"] == ["m5"]
+
+
 def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:
-    config = load(tmp_path, provisioning="legacy", login={}, accounting=True)
+    config = load(tmp_path, provisioning="legacy", login={}, accounting="controller")
     request = requests.create_cluster(config, RESOURCES, URI)
     assert "Orchestrator" not in request
     assert "NodeProvisioningMode" not in request
@@ -113,23 +160,51 @@ def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:
         "workload_manager": "slurm",
         "controller_group": "controller-machine",
         "login_group": "login-group",
-        "worker_groups": [{"instance_group_name": "workers-1", "partition_name": "dev"}],
+        "worker_groups": [{"instance_group_name": "workers-1", "partition_name": "trn1"}],
         "fsx_dns_name": RESOURCES.fsx_dns_name,
         "fsx_mountname": "4owupbev",
     }
 
 
+def test_an_accounting_database_of_ones_own_is_asked_for(tmp_path: Path) -> None:
+    request = requests.create_cluster(load(tmp_path, **RDS), RESOURCES, URI)
+    assert request["Orchestrator"]["Slurm"] == {
+        "SlurmConfigStrategy": "Managed",
+        "AccountingDatabase": {"Endpoint": DATABASE["endpoint"], "Port": 3306, "SecretArn": DATABASE["secret_arn"]},
+    }
+    named = load(tmp_path, **RDS | {"accounting_database": {**DATABASE, "name": "jobs"}})
+    assert (
+        requests.create_cluster(named, RESOURCES, URI)["Orchestrator"]["Slurm"]["AccountingDatabase"]["Name"] == "jobs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "installed"),
+    [
+        ({}, False),
+        ({"provisioning": "legacy", "accounting": "controller"}, True),
+        ({"provisioning": "legacy"}, False),
+        (RDS, False),
+    ],
+)
+def test_the_scripts_install_a_database_only_where_they_are_to(
+    tmp_path: Path, changes: dict[str, Any], installed: bool
+) -> None:
+    assert requests.settings(load(tmp_path, **changes), RESOURCES)["accounting"] is installed
+
+
 def test_nodes_get_their_groups_and_users(tmp_path: Path) -> None:
-    settings = requests.settings(load(tmp_path, users=[{"name": "alice", "uid": 2001}]), RESOURCES)
+    users = [{"name": "alice", "uid": 2001, "public_keys": ["ssh-ed25519 AAAA alice@laptop"]}]
+    settings = requests.settings(load(tmp_path, users=users), RESOURCES)
     assert settings["groups"] == {"controller-machine": "controller", "workers-1": "compute"}
-    assert settings["users"] == [{"name": "alice", "uid": 2001, "gid": 2001}]
+    assert settings["users"] == [{"gid": 2001, **users[0]}]
 
 
 def test_a_described_group_can_be_requested_again(tmp_path: Path) -> None:
     asked = requests.create_cluster(load(tmp_path), RESOURCES, URI)["InstanceGroups"][1]
     described = {key: value for key, value in asked.items() if key != "InstanceCount"}
     described |= {"CurrentCount": 1, "TargetCount": 2, "Status": "InService"}
-    assert requests.group_specification(described) == asked
+    assert group_specification(described) == asked
 
 
 def test_nodes_accept_what_the_cluster_file_accepts() -> None:
@@ -138,6 +213,7 @@ def test_nodes_accept_what_the_cluster_file_accepts() -> None:
 
     assert settings._MOUNT_PATH.pattern == cluster_config.MOUNT_PATH
     assert settings._USER.pattern == cluster_config.LINUX_USER
+    assert settings._PUBLIC_KEY.pattern == cluster_config.PUBLIC_KEY
 
 
 @pytest.mark.parametrize("path", ["/fsx/", "//fsx", "/.fsx", "/fsx/../x", "/", "fsx", "/fsx "])

@@ -15,7 +15,7 @@ import pytest
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job import health, neuron_devices
+from hyperpod_ft.job import health, neuron_devices, node_report
 from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, failures
 from hyperpod_ft.job.health import problems, replacement
 from hyperpod_ft.job.node_report import NodeReport, observe
@@ -55,6 +55,24 @@ def test_a_fit_node_has_no_problem() -> None:
 def test_each_problem_is_a_line_with_the_node_and_what_to_do(values: Mapping[str, Any], line: str) -> None:
     found = problems([fit("node1"), fit("node2", **values)], TRN1, replace_words)
     assert found == [f"node2: {line}; replace node2"]
+
+
+def test_a_node_of_another_type_is_not_replaced() -> None:
+    """It has none of what is expected, other versions, and nothing is wrong with it."""
+    other = NodeReport("node2", None, (), 0, 0, 1000.0, 100.0, {"neuron driver": ""}, ("no driver",), "m5.4xlarge")
+    found = problems([fit("node1", instance_type="trn1.32xlarge"), other, fit("node3")], TRN1, replace_words)
+    (line,) = found
+    assert line.startswith("node2: is a m5.4xlarge, not a trn1.32xlarge; set cluster.partition")
+
+
+def test_the_type_is_read_on_hyperpod_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "product_name"
+    model.write_text("m5.4xlarge\n")
+    monkeypatch.setattr(node_report, "_MODEL", model)
+    monkeypatch.setattr(node_report, "HYPERPOD", tmp_path / "absent")
+    assert observe(TRN1, 1, tmp_path).instance_type == ""
+    monkeypatch.setattr(node_report, "HYPERPOD", tmp_path)
+    assert observe(TRN1, 1, tmp_path).instance_type == "m5.4xlarge"
 
 
 def test_a_full_disk_is_no_reason_to_replace_a_node() -> None:

@@ -1,0 +1,61 @@
+"""A training job asks for a partition whose nodes all have its type. sinfo is a stand-in that prints as Slurm does."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import partitions
+from hyperpod_ft.launch.partitions import check_partition
+from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.runs.run import Run
+
+# HyperPod's default partition has all nodes; a trn1 has 64 cores, an m5.4xlarge 8.
+HYPERPOD_CLUSTER = "dev*|64\ndev*|8\ntrn1|64\nm5|8\n"
+
+
+@pytest.mark.parametrize("partition", [None, "dev"])
+def test_a_partition_with_nodes_of_several_sizes_is_refused(partition: str | None) -> None:
+    with pytest.raises(UserError) as refusal:
+        check_partition(HYPERPOD_CLUSTER, partition, "trn1.32xlarge")
+    assert "cluster.partition: dev has nodes with 8, 64 CPUs" in refusal.value.problem
+    assert refusal.value.remedy.endswith("m5, trn1")
+
+
+@pytest.mark.parametrize(
+    ("listing", "partition"),
+    [
+        (HYPERPOD_CLUSTER, "trn1"),
+        (HYPERPOD_CLUSTER, "a-partition-that-sbatch-will-refuse"),
+        ("dev*|64\ntrn1|64\n", None),
+        ("dev*|64\ndev*|8\n", "dev"),  # an older cluster: there is no other
+        ("", None),  # sinfo failed; sbatch says why
+    ],
+)
+def test_what_is_left_to_slurm(listing: str, partition: str | None) -> None:
+    check_partition(listing, partition, "trn1.32xlarge")
+
+
+def test_it_is_refused_before_any_job_is_submitted(
+    make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, script in (("sinfo", f"printf '{HYPERPOD_CLUSTER!s}'"), ("sbatch", "echo 1"), ("squeue", "exit 0")):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/bash\n{script}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(partitions, "HYPERPOD", tmp_path)
+    trainium = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
+    run = make_run(**trainium)
+    run.freeze()
+    submitted: list[object] = []
+    with pytest.raises(UserError, match=r"no trn1\.32xlarge"):
+        SlurmLauncher().submit(run, run.plan.stages, submitted.append)
+    assert submitted == []
+    local = make_run()
+    local.freeze()
+    SlurmLauncher().submit(local, local.plan.stages[:1], submitted.append)
+    assert len(submitted) == 1, "without accelerators, any node will do"
