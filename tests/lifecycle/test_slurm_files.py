@@ -25,7 +25,7 @@ CONF = agents_slurm_conf(CONTROLLER, WORKERS, "TopologyPlugin=topology/tree")
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    settings = Settings("legacy", "ubuntu", FsxSettings("fs-1", "m", "/fsx"), {}, (), False, False)
+    settings = Settings("legacy", "ubuntu", FsxSettings("fs-1", "m", "/fsx"), {}, (), False)
     identity = Identity("c", "controller-machine", "controller", "i-1", "ml.m5.large", "10.1.0.11", ("10.1.0.11",))
     node = Node(tmp_path, settings, Journal(None), tmp_path)
     _put(node, RECORD, record(identity))

@@ -57,7 +57,8 @@ def test_users_may_submit_and_what_jobs_took_is_accounted(cluster: Cluster) -> N
 
 
 def test_a_user_who_is_added_later_may_submit_too(cluster: Cluster) -> None:
-    cluster.change_settings(users=[*cluster.settings["users"], {"name": "carol", "uid": 2003, "gid": 2003}])
+    users = cluster.settings["users"]
+    cluster.change_settings(users=[*users, {**users[0], "name": "carol", "uid": 2003, "gid": 2003}])
     cluster.provision(cluster.nodes)
     wait_until(lambda: "carol" in cluster.controller.run("sacctmgr", "-n", "show", "association").stdout)
     assert cluster.job(cluster.controller, "id -un", user="carol").strip() == "carol"
