@@ -169,24 +169,6 @@ def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: 
     runs_a_job(cluster, cluster.nodes[-1])
 
 
-def test_accounting_can_be_turned_on_later(nodes_possible: None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with container(tmp_path_factory.mktemp("container")) as opened:
-        logs = tmp_path_factory.mktemp("logs")
-        cluster = Cluster(opened, [CONTROLLER, WORKERS[0]], logs, provisioning="legacy")
-        cluster.write_slurm_conf()
-        worker = cluster.nodes[1]
-        cluster.provision(cluster.nodes)
-        number = cluster.submit(cluster.controller, "sleep 12")
-
-        cluster.change_settings(accounting=True)
-        cluster.provision(cluster.nodes)
-
-        assert cluster.wait_for_job(number) == "COMPLETED"
-        shown = cluster.controller.run("sacct", "-n", "-X", "-j", str(number), "-o", "user", user=USER).stdout
-        assert shown.strip() == USER
-        wait_until(lambda: "accounting_storage/slurmdbd" in worker.run("sh", "-c", "cat /run/slurm/conf/*").stdout)
-
-
 def _slurm_files(node: Node) -> dict[str, str]:
     """Slurm's files that somebody has written, but for those that are the kit's alone."""
     return {
