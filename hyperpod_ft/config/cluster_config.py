@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.config import yaml_file
 from hyperpod_ft.config.fields import PositiveInt, Section, matches, shortened
+from hyperpod_ft.config.kms_keys import KmsKeys
 from hyperpod_ft.config.yaml_file import FileKind
 from hyperpod_ft.shipped import shipped
 
@@ -215,6 +216,7 @@ class ClusterConfig(Section):
     login: Login | None = None
     workers: Annotated[tuple[Workers, ...], Field(min_length=1, max_length=98)]
     fsx: Lustre = Field(default_factory=Lustre)
+    kms_keys: KmsKeys = Field(default_factory=KmsKeys)
     users: tuple[User, ...] = ()
     node_recovery: Literal["Automatic", "None"] = Field(
         "Automatic", description="Whether HyperPod replaces faulty nodes."
@@ -273,6 +275,9 @@ class ClusterConfig(Section):
             )
         if self.accounting_database and self.accounting_database.secret_arn.split(":")[3] != self.region:
             raise ValueError(f"accounting_database.secret_arn: not in region {self.region}; name a secret there")
+        continuous = self.provisioning == "api" and self.continuous_provisioning
+        if problem := self.kms_keys.problem(self.region, existing=self.existing is not None, continuous=continuous):
+            raise ValueError(problem)
         return self
 
 

@@ -22,6 +22,11 @@ class EndpointInstance:
     nvme: bool  # has local disks, which hold model and image; others need a volume
 
     @property
+    def is_neuron(self) -> bool:
+        """Whether it has Inferentia or Trainium chips."""
+        return self.device == "neuron"
+
+    @property
     def gib(self) -> float:
         return self.devices * self.device_gib
 

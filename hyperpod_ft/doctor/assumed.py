@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from hyperpod_ft.config.instances import CATALOGUE, Instance
+from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.launch.slurm_site import SlurmNode, SlurmSite
 from hyperpod_ft.localcluster import LocalCluster, default_directory
@@ -39,7 +39,7 @@ class Assumed:
     @property
     def instance(self) -> Instance | None:
         """The training nodes' type."""
-        return CATALOGUE[self.config.cluster.instance_type] if self.config else None
+        return self.config.instance if self.config else None
 
     @cached_property
     def nodes(self) -> list[SlurmNode]:

@@ -75,7 +75,7 @@ def driver(version: str, environment: str) -> Diagnosis:
         return differs(
             "Neuron driver",
             f"{version} is older than {wanted}, which AWS released with the SDK of {environment}",
-            "update the software of the cluster (docs/cluster.md), or choose an older env.sdk",
+            "hyperpod-ft cluster update (docs/cluster-day-two.md), or choose an older env.sdk",
         )
     return ok("Neuron driver", f"{version}, not older than {wanted} of {environment}")
 

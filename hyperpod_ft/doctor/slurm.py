@@ -5,15 +5,15 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from hyperpod_ft.doctor.assumed import Assumed
 from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, ok, unknown
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.partitions import HYPERPOD
+from hyperpod_ft.launch.partitions import HYPERPOD, check_partition
 from hyperpod_ft.launch.render import Kit, render
-from hyperpod_ft.launch.slurm_site import SlurmNode, SlurmSite
+from hyperpod_ft.launch.slurm_site import SlurmSite
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
 
@@ -44,14 +44,14 @@ def _version(site: SlurmSite) -> Diagnosis:
 
 
 def _partitions(assumed: Assumed) -> Iterator[Diagnosis]:
-    """The run's partitions exist, have as many nodes as training needs, and these are alike."""
-    nodes = assumed.nodes
+    """The run's partitions exist, and training gets as many nodes as it needs, of its type."""
+    nodes = assumed.site.nodes()
     cluster = assumed.config.cluster if assumed.config else None
     if cluster is None:
         sizes = Counter(node.partition for node in nodes)
         yield ok("partitions", ", ".join(f"{name}: {count} nodes" for name, count in sizes.items()))
         return
-    known = sorted({node.partition for node in assumed.site.nodes()})
+    known = sorted({node.partition for node in nodes})
     if lost := [name for name in assumed.partitions if name not in known]:
         has = f"no partition {' or '.join(lost)} with nodes; there are: {', '.join(known) or 'none'}"
         yield differs("partitions", has, "correct cluster.partition and cluster.cpu_partition of the run file")
@@ -61,17 +61,14 @@ def _partitions(assumed: Assumed) -> Iterator[Diagnosis]:
     if len(training) < cluster.nodes:
         has = f"{where} has {len(training)} nodes, and the run needs {cluster.nodes}"
         yield differs("partitions", has, "correct cluster.nodes or cluster.partition, or scale the group of workers")
-    elif odd := _sizes(training):
-        has = f"{where} has nodes of different sizes, and training may get any of them: {odd}"
-        yield differs("partitions", has, "set cluster.partition to a partition with the training nodes alone")
+        return
+    listing = "\n".join(f"{node.partition}|{node.cpus}" for node in nodes)
+    try:
+        check_partition(listing, assumed.training_partition, cluster.instance_type)
+    except UserError as error:
+        yield differs("partitions", error.problem, error.remedy)
     else:
-        yield ok("partitions", f"{where} has {len(training)} nodes of one size, for {cluster.nodes}")
-
-
-def _sizes(nodes: Sequence[SlurmNode]) -> str:
-    """The sizes of nodes, if there are several; memory differs by a little between instances of a type."""
-    sizes = Counter(node.cpus for node in nodes)
-    return ", ".join(f"{count} with {cpus} CPUs" for cpus, count in sizes.items()) if len(sizes) > 1 else ""
+        yield ok("partitions", f"{where} has {len(training)} nodes, for {cluster.nodes}")
 
 
 def _nodes(assumed: Assumed) -> Diagnosis:
@@ -124,7 +121,9 @@ def auto_resume(site: SlurmSite) -> Diagnosis:
         return ok("auto-resume", f"not a node of HyperPod: no {HYPERPOD}")
     if why := site.refuses_auto_resume():
         return differs(
-            "auto-resume", why, "srun must load HyperPod's plugin: see plugstack.conf, and update the software"
+            "auto-resume",
+            why,
+            "srun must load HyperPod's plugin: see plugstack.conf there, or update HyperPod's software",
         )
     return ok("auto-resume", "srun accepts --auto-resume=1")
 

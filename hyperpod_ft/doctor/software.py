@@ -14,7 +14,6 @@ from hyperpod_ft.job import interpreters
 from hyperpod_ft.job.installation import why_not_found
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind, from_neuron_repositories, requirements
 
-_INSTALL_VENV = "sudo apt-get install -y python3-venv on each node, or have uv on PATH"
 _OTHERS = ("torch", "transformers", "optimum-neuron")  # stand for what comes from pip's usual index
 
 
@@ -48,11 +47,9 @@ def _environment(assumed: Assumed) -> Diagnosis:
     if found := interpreters.find(versions):
         return ok(row, f"{found} can make them")
     wanted = f"no Python {' or '.join(versions)} with ensurepip on this machine"
-    if kind == "torch":  # made with the kit's own interpreter
-        return differs(row, wanted, _INSTALL_VENV.partition(",")[0])
     if uv := shutil.which("uv"):
-        return ok(row, f"{wanted}; {uv} installs Python {versions[0]}")
-    return differs(row, f"{wanted}, and no uv", "install one of them: pip install uv into the kit's environment")
+        return ok(row, f"{wanted}; {uv} makes them")
+    return differs(row, f"{wanted}, and no uv", "install uv into the kit's environment: pip install uv")
 
 
 def _packages(assumed: Assumed) -> Diagnosis:
@@ -79,7 +76,7 @@ def _pinned(config: RunConfig, name: str) -> Diagnosis:
         missing = [*filter(None, pool.map(lambda pin: why_not_found(pin, repositories, version), neuron))]
         missing += filter(None, pool.map(lambda pin: why_not_found(pin, (), version), others))
     if missing:
-        return differs("packages", ", ".join(missing), remedy)
+        return differs("packages", ", ".join(dict.fromkeys(missing)), remedy)
     return ok("packages", f"found for Python {version}: {', '.join(pin.split(' ')[0] for pin in (*neuron, *others))}")
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.tied import OUTPUT, SHARED_ALIASES, is_tied
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.engines import t5_flops
 from hyperpod_ft.engines.flops import flops_per_token
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
@@ -70,7 +69,7 @@ def throughput(run: Run, rows_per_step: int, max_length: int, trainable_paramete
         flops: float | None = t5_flops.flops_per_token(shape, run.config.dataset, names, rank)
     else:
         flops = flops_per_token(model_config, total, trained, max_length, tied=tied)
-    rank_flops = CATALOGUE[run.config.cluster.instance_type].rank_tflops * 1e12
+    rank_flops = run.config.instance.rank_tflops * 1e12
     return Throughput(
         rows_per_step=rows_per_step,
         max_length=max_length,

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.config.instances import CATALOGUE, Instance
+from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job.attempts import report_failure
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
@@ -63,7 +63,7 @@ def problems(reports: Sequence[NodeReport], instance: Instance, replace: Callabl
 def _of_node(report: NodeReport, instance: Instance) -> list[str]:
     found = []
     if report.devices is not None and report.devices != instance.devices:
-        program = "neuron-ls" if instance.device == "neuron" else "nvidia-smi"
+        program = "neuron-ls" if instance.is_neuron else "nvidia-smi"
         found.append(f"{program} lists {report.devices} devices, {instance.name} has {instance.devices}")
     if report.device_files is not None and report.device_files != instance.devices:
         found.append(f"{report.device_files} of {instance.devices} device files /dev/neuron*")
@@ -119,7 +119,7 @@ def _report_path(directory: Path, step: int, node_number: int) -> Path:
 
 def check(run: Run) -> int:
     """Report on this node; on the first node, compare all reports. Returns the exit status."""
-    instance = CATALOGUE[run.config.cluster.instance_type]
+    instance = run.config.instance
     in_step = ATTEMPT_DIRECTORY in os.environ
     step = JobStep.from_environment()
     report = observe(instance, step.nodes if in_step else 1, run.root)

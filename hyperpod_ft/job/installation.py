@@ -73,7 +73,9 @@ def why_not_found(pin: str, repositories: Sequence[str], python_version: str) ->
     search = ("--retries", "1", "--timeout", "10", "index", "versions", name, "--python-version", python_version)
     done = _run_pip(Path(sys.executable), (*search, *_sources(repositories)), alone=bool(repositories))
     source = ", ".join(repositories) or "the package index"
-    if done.returncode and _NOT_FOUND.search(done.stderr) and not _NOT_REACHED.search(done.stderr):
+    if done.returncode and _NOT_REACHED.search(done.stderr):
+        return f"cannot reach {source}"
+    if done.returncode and _NOT_FOUND.search(done.stderr):
         return f"{name} for Python {python_version} is not in {source}"
     if done.returncode:
         raise failure(done.stderr, source)

@@ -16,8 +16,19 @@ _SUITABLE = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
 
 
 def create_like_this_one(environment: Path) -> None:
-    """Create a virtual environment of the running interpreter."""
-    _create([sys.executable, "-m", "venv", str(environment)])
+    """Create a virtual environment of the running interpreter; with uv where it lacks ensurepip.
+
+    HyperPod's images have a Python without ensurepip. Raises UserError when there is no uv either.
+    """
+    if version_of(sys.executable):
+        _create([sys.executable, "-m", "venv", str(environment)])
+    elif uv := shutil.which("uv"):
+        _create([uv, "venv", "--quiet", "--seed", "--python", sys.executable, str(environment)])
+    else:
+        raise UserError(
+            f"env: {sys.executable} has no ensurepip on this node, and there is no uv",
+            "install uv into the kit's environment: pip install uv",
+        )
 
 
 def create_environment(

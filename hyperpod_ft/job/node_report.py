@@ -55,7 +55,7 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
     device_cores: tuple[int, ...] = ()
     device_files: int | None = None
     faults: list[str] = []
-    if instance.device == "neuron":
+    if instance.is_neuron:
         try:
             program = neuron_devices.neuron_ls()
             listing = None if program is None else neuron_devices.devices(program)

@@ -17,11 +17,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from hyperpod_ft import publish
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
@@ -103,8 +103,13 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         return 0
     job_id = own_job_id()
     step = JobStep.from_environment()
-    accelerators = CATALOGUE[run.config.cluster.instance_type].has_accelerators
-    allowed = run.config.cluster.max_restarts
+    accelerators = run.config.instance.has_accelerators
+    decide = partial(
+        attempts.decide,
+        allowed=run.config.cluster.max_restarts,
+        requeues=bool(step.slurm_job),
+        followed=bool(step.hosts),
+    )
     begun_at, reference = restarts.last_written_step(run), restarts.reference_measured(run)
     if not step.restarts and not step.hosts:  # the names of training jobs are not used again
         restarts.forget(run, stage, job_id)
@@ -112,7 +117,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         earlier = restarts.of_submission(run, stage, job_id)
         attempt = _attempt(run, stage, command, signals, begun_at, job_id)
         attempt = replace(attempt, measured=restarts.reference_measured(run) > reference)
-        decision = attempts.decide(attempt, earlier, allowed, bool(step.slurm_job), bool(step.hosts))
+        decision = decide(attempt, earlier)
         if decision.action == "retry":
             restarts.add(run, stage, attempt)
             pause = attempts.pause_seconds(decision.number, accelerators)
@@ -122,7 +127,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
                 print(f"{banner(stage, job_id)}, restart {decision.number}", flush=True)
                 continue
             attempt = replace(attempt, signal=signals.received)
-            decision = attempts.decide(attempt, earlier, allowed, bool(step.slurm_job), bool(step.hosts))
+            decision = decide(attempt, earlier)
         _print(stage, decision)
         if decision.action == "end":
             return decision.status

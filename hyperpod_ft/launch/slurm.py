@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import partitions, slurm_programs
 from hyperpod_ft.launch.protocol import JobState
@@ -22,7 +21,8 @@ from hyperpod_ft.runs.run import JOB_COMMENT, Run
 
 # Refusals of sbatch that another run file would not avoid.
 _SITE_REMEDIES = {
-    "topology configuration is not available": "see step slurm in docs/lifecycle.md, or ask your administrator",
+    "topology configuration is not available": "Slurm's topology has a fault: see docs/lifecycle.md, or ask your "
+    "administrator",
     "Invalid account": "ask for a Slurm account (docs/lifecycle.md), or correct the run file's cluster.account",
 }
 
@@ -160,7 +160,7 @@ class SlurmLauncher:
         return self._field(["node", first], "NodeAddr")
 
     def _check_partition(self, run: Run, stages: Sequence[StagePlan]) -> None:
-        instance = CATALOGUE[run.config.cluster.instance_type]
+        instance = run.config.instance
         whole_nodes = any(stage.resources.exclusive for stage in stages)
         if instance.has_accelerators and whole_nodes and partitions.HYPERPOD.is_dir():
             listing = self._run(["sinfo", "--noheader", "--exact", "--format=%P|%c"])
@@ -199,7 +199,8 @@ class SlurmLauncher:
         done = self._run([*arguments, str(run.script(stage))], run)
         if done.returncode:
             remedies = (remedy for said, remedy in _SITE_REMEDIES.items() if said in done.stderr)
-            raise failure(f"sbatch {stage}", done.stderr, next(remedies, "correct the run file's cluster section"))
+            remedy = next(remedies, "correct the run file's cluster section")
+            raise failure(f"sbatch {stage}", done.stderr, remedy)
         # a site's wrapper may print a greeting first
         ids = [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S*)?", line)]
         if not ids:

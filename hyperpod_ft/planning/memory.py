@@ -12,7 +12,6 @@ between engines is in torch/memory.py and neuron/memory.py, except for the rows 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees, copies_over_tensor
 from hyperpod_ft.planning.lora_targets import target_names
@@ -80,7 +79,7 @@ class KeptTensors:
 
 def available(config: RunConfig) -> float:
     """Accelerator memory of a rank for a training step, in bytes; 0 on instances without accelerators."""
-    return CATALOGUE[config.cluster.instance_type].rank_gib * GIB * (1 - RESERVED)
+    return config.instance.rank_gib * GIB * (1 - RESERVED)
 
 
 def stage_shares(

@@ -151,6 +151,12 @@ class _ConfigJson(BaseModel):
     mlp_bias: bool | None = None
 
 
+def attention_heads(model_config: Mapping[str, Any]) -> int | None:
+    """The number of query heads in a config.json of any family; None where it has another name."""
+    found = (model_config.get(key) for key in ("num_attention_heads", "n_head"))
+    return next((heads for heads in found if isinstance(heads, int)), None)
+
+
 def model_shape(model_config: Mapping[str, Any]) -> ModelShape | None:
     """The shape that a parsed config.json describes; None for other families, whose keys or layers differ."""
     family = family_of(str(model_config.get("model_type", "")))

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hyperpod_ft.config.fields import time_limit_seconds
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, StageName
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.degrees import Degrees
@@ -234,8 +233,7 @@ def _fingerprint(*parts: Any) -> str:
 
 
 def _resources(config: RunConfig, name: StageName, definition: _Definition, degrees: Degrees) -> Resources:
-    cluster = config.cluster
-    instance = CATALOGUE[cluster.instance_type]
+    cluster, instance = config.cluster, config.instance
     if definition.starts_ranks:
         # Whole nodes if they have accelerators; otherwise one CPU per rank.
         cpus = None if instance.has_accelerators else degrees.ranks_per_node

@@ -18,7 +18,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.prepared import PairedSplit, PreparedDataset, Split
@@ -71,13 +70,13 @@ def work(run: Run) -> Result:
     comparison = Comparison(
         tuple(
             AnswerPair(
-                question.origin,
-                question.text,
-                one.text,
-                other.text,
-                one.ids == other.ids,
-                question.expected,
-                question.templated,
+                origin=question.origin,
+                prompt=question.text,
+                base=one.text,
+                tuned=other.text,
+                same=one.ids == other.ids,
+                expected=question.expected,
+                templated=question.templated,
             )
             for question, one, other in zip(questions, base.answers, tuned.answers, strict=True)
         ),
@@ -179,7 +178,7 @@ def _load(directory: Path, device: torch.device) -> PreTrainedModel:
 
 
 def _device(run: Run) -> torch.device:
-    wanted = CATALOGUE[run.config.cluster.instance_type].device
+    wanted = run.config.instance.device
     found = torch.accelerator.current_accelerator()
     if found is not None and found.type == wanted:
         return found

@@ -58,6 +58,10 @@ class Aws:
         """(service, operation) of every call since the reset that began this test."""
         return [(service, operation) for service, operation in self._post("requests", {})]
 
+    def actions(self, who: str = "callers") -> set[str]:
+        """The permissions that requests needed since that reset: of `callers`, or of AWS's `services`."""
+        return set(self._post("actions", {})[who])
+
     def reset(self) -> None:
         self._post("reset", {})
 

@@ -80,6 +80,11 @@ def _configure_bucket(context: Context, name: str, properties: Properties) -> No
     s3 = context.client("s3")
     if block := properties.get("PublicAccessBlockConfiguration"):
         s3.put_public_access_block(Bucket=name, PublicAccessBlockConfiguration=block)
+    if encryption := properties.get("BucketEncryption"):
+        (rule,) = encryption["ServerSideEncryptionConfiguration"]
+        given = {"ApplyServerSideEncryptionByDefault": rule["ServerSideEncryptionByDefault"]}
+        rules = [{**given, **{key: rule[key] for key in ("BucketKeyEnabled",) if key in rule}}]
+        s3.put_bucket_encryption(Bucket=name, ServerSideEncryptionConfiguration={"Rules": rules})
     if versioning := properties.get("VersioningConfiguration"):
         s3.put_bucket_versioning(Bucket=name, VersioningConfiguration=versioning)
     tags = [tag for tag in context.all_tags(properties) if not tag["Key"].startswith("aws:")]

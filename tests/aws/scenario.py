@@ -1,7 +1,8 @@
 """What a test can set in the stand-in for AWS, besides AWS's own API: how long things take, and what goes wrong.
 
 `POST /_test/scenario` merges a JSON object of these fields into the scenario (lists are replaced); `POST /_test/reset`
-forgets everything: resources, scenario, requests. `GET /_test/requests` lists [service, operation] of all calls since.
+forgets everything: resources, scenario, requests. `GET /_test/requests` lists [service, operation] of all calls since,
+`GET /_test/actions` the permissions, as IAM names them, that callers' requests and those of AWS's services needed.
 
     seconds            how long things take, by name; the defaults are below. Tests that look at a state in between set
                        it long, and all others leave it short.

@@ -60,13 +60,14 @@ from tests.aws import (  # noqa: F401
     training_job_operations,
     training_plans,
 )
+from tests.aws.iam_actions import iam_action
 from tests.aws.wire import OPERATIONS, Answer, AwsError, Call
 from tests.aws.world import World
 
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 _SERVICES = {"servicequotas": "service-quotas"}  # signing names that are not botocore's
 _OWN = "testing-server"
-_MOTO_SERVICES = ("ec2", "iam", "s3", "sts", "logs", "ssm", "sagemaker", "cloudwatch")
+_MOTO_SERVICES = ("ec2", "iam", "s3", "sts", "logs", "ssm", "sagemaker", "cloudwatch", "kms")
 _TICK_SECONDS = 0.02
 
 
@@ -103,6 +104,10 @@ class Server:
             return endpoint_runtime.respond(self.world, self._lock, environ, start_response)
         call = _call(environ)
         if call is None:
+            return self._moto(environ, start_response)
+        by_server = call.access_key == _OWN  # as CloudFormation and HyperPod call other services
+        self.world.actions["services" if by_server else "callers"].add(iam_action(call, environ))
+        if by_server:
             return self._moto(environ, start_response)
         with self._lock:
             self.world.requests.append((call.service, call.operation))
@@ -147,6 +152,9 @@ class Server:
                     self.world.scenario.merge(json.loads(_body(environ)))
                 except ValueError as error:
                     return 400, [("Content-Type", "text/plain")], str(error).encode()
+            elif action == "actions":
+                actions = {who: sorted(found) for who, found in self.world.actions.items()}
+                return 200, [("Content-Type", "application/json")], json.dumps(actions).encode()
             elif action != "requests":
                 return 404, [("Content-Type", "text/plain")], f"no {action}".encode()
             return 200, [("Content-Type", "application/json")], json.dumps(self.world.requests).encode()
@@ -163,9 +171,9 @@ def _is_own(call: Call) -> bool:
 
 
 def _call(environ: dict[str, Any]) -> Call | None:
-    """What a signed request asks for; None for requests that only moto handles: unsigned ones, and the server's own."""
+    """What a signed request asks for; None for an unsigned one, which only moto handles."""
     found = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
-    if not found or found[1] == _OWN:
+    if not found:
         return None
     service, body = _SERVICES.get(found[3], found[3]), b""
     if target := environ.get("HTTP_X_AMZ_TARGET"):

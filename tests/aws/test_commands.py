@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.aws.kit import NAME, Kit
+from tests.aws.test_caller_permissions import assert_permissions_are_listed
 
 
 def test_from_nothing_to_a_cluster_and_back(kit: Kit) -> None:
@@ -30,6 +31,8 @@ def test_from_nothing_to_a_cluster_and_back(kit: Kit) -> None:
     assert re.search(r"target +sagemaker-cluster:[a-z0-9]{12}_controller-machine-i-[0-9a-f]{17}\n", dry)
 
     (before,) = kit.workers()
+    assert "Lifecycle scripts succeeded" in kit.run("logs", "--node", before)
+    assert before in kit.run("events")
     kit.run("replace-node", NAME, before, "--yes")
     (after,) = kit.workers()
     assert after != before
@@ -56,6 +59,7 @@ def test_from_nothing_to_a_cluster_and_back(kit: Kit) -> None:
     assert fsx.describe_file_systems()["FileSystems"] == []
     assert kit.aws.client("s3").list_buckets()["Buckets"] == []
     assert f"no cluster '{NAME}'" in kit.run("status", status=2)
+    assert_permissions_are_listed(kit.aws)
 
 
 def test_create_continues_after_every_interruption(kit: Kit) -> None:
@@ -186,6 +190,7 @@ def test_existing_resources_are_used_and_never_deleted(kit: Kit, tmp_path: Path)
         },
     )
     assert "second is complete" in kit.run("create")
+    assert_permissions_are_listed(kit.aws)
     assert "your own" in kit.run("delete", "--confirm", "second", "--delete-data", status=2)
     kit.run("delete", "--confirm", "second")
     assert len(kit.aws.client("fsx").describe_file_systems()["FileSystems"]) == 1

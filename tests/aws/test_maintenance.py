@@ -233,6 +233,7 @@ def test_a_controller_is_backed_up_before_it_is_patched(controller: Controller) 
     }
     controller.program("scontrol", "\n".join(f"echo '{key.ljust(24)}= {value}'" for key, value in settings.items()))
     controller.program("mysqldump", 'echo "dump of $*"')
+    controller.program("sleep", "exit")
     output = kit.run("update", str(kit.file), status=2)
     assert "Slurm's queue and, unless it is external, the accounting database" in output
     output = kit.run("update", str(kit.file), "--yes", "--no-wait")

@@ -94,15 +94,17 @@ def test_permissions_that_the_caller_lacks(place: Place) -> None:
     finding = only(place.check().findings)
     assert (finding.severity, finding.field) == ("error", "credentials")
     assert finding.problem.endswith("may not iam:PassRole")  # no stack will be created
-    finding = only(check(place.aws).findings)
+    finding, later = check(place.aws).findings
     assert "cloudformation:CreateStack" in finding.problem
+    assert later.severity == "warning"
+    assert "cloudformation:DeleteStack, which commands after `cluster create` need" in later.problem
 
 
 @pytest.mark.parametrize(
     ("arn", "found"),
     [
         (f"arn:aws:iam::{ACCOUNT}:root", []),
-        (f"arn:aws:sts::{ACCOUNT}:assumed-role/hyperpod/me", ["error"]),
+        (f"arn:aws:sts::{ACCOUNT}:assumed-role/hyperpod/me", ["error", "warning"]),
         (f"arn:aws:sts::{ACCOUNT}:federated-user/me", ["warning"]),
     ],
 )

@@ -114,7 +114,7 @@ class Jobs:
 
     def fetch(self, run: Run) -> None:
         """Bring the results of a run in a store here."""
-        if run.config.sagemaker and run.config.sagemaker.store:
+        if run.config.store:
             for stage in ("consolidate", "merge", "generate"):
                 RunStore(run, self.aws.client("s3")).pull_stage(stage)
 

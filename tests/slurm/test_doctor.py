@@ -142,7 +142,7 @@ def test_packages_that_no_index_has(examined: Examine, tmp_path: Path, monkeypat
             "jobs",
             "train",
         ),
-        ("sinfo", "REAL \"$@\" | sed '/^node2/s/|4|/|96|/'", "partitions", "1 with 96 CPUs"),
+        ("sinfo", "REAL \"$@\" | sed '/^node2/{s/|4|/|96|/;p;s/|dev|/|trn1|/}'", "partitions", "4, 96 CPUs"),
         ("hostname", "true", "auto-resume", "unrecognized option '--auto-resume"),  # Debian's srun refuses it
     ],
 )

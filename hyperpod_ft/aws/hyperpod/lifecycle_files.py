@@ -9,7 +9,7 @@ from typing import Any
 from hyperpod_ft.aws.findings import Finding, error
 from hyperpod_ft.aws.hyperpod import requests
 from hyperpod_ft.aws.hyperpod.requests import ENTRY
-from hyperpod_ft.aws.s3 import listing, small_objects
+from hyperpod_ft.aws.s3 import listing
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.config.cluster_config import ClusterConfig
@@ -52,12 +52,16 @@ def folder(config: ClusterConfig, content: dict[str, bytes]) -> str:
 def changed(client: Any, uri: str) -> list[str]:
     """The files in a folder of S3 that are not those it is named after, sorted; [] for a folder named otherwise.
 
-    `client`: boto3's for s3. Unlike a node, which runs the provision.sh that it finds there, this sees any change.
+    `client`: boto3's for s3. Raises botocore's errors. Unlike a node, which runs the provision.sh that it finds there,
+    this sees any change.
     """
     if not re.fullmatch(rf"[0-9a-f]{{{_DIGEST_DIGITS}}}", digest := uri.rpartition("/")[2]):
         return []
-    names = [entry.name for entry in listing.entries(client, Location.of(uri))]
-    content = {name: small_objects.read(client, uri, name) or b"" for name in names}
+    location = Location.of(uri)
+    content = {
+        entry.name: client.get_object(Bucket=location.bucket, Key=entry.key)["Body"].read()
+        for entry in listing.entries(client, location)
+    }
     given = content.pop(MANIFEST, b"")
     if _digest(given) != digest:
         return [MANIFEST]

@@ -19,6 +19,8 @@ _CLUSTER = (
 _OF_ALL_GROUPS = (
     ("ExecutionRole", "existing.execution_role_arn"),
     ("LifeCycleConfig", "existing.bucket"),
+    ("InstanceStorageConfigs[0].EbsVolumeConfig.VolumeKmsKeyId", "kms_keys.volumes"),
+    ("InstanceStorageConfigs[2]", "kms_keys.volumes"),
     ("InstanceStorageConfigs[1].FsxLustreConfig.MountPath", "fsx.mount_path"),
     ("InstanceStorageConfigs[1]", "existing.fsx_id"),
 )

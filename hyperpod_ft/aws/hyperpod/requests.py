@@ -50,7 +50,8 @@ def _group(
     config: ClusterConfig, group: InstanceGroup, resources: ClusterResources, lifecycle_uri: str
 ) -> dict[str, Any]:
     api = config.provisioning == "api"
-    storage: list[dict[str, Any]] = [{"EbsVolumeConfig": {"VolumeSizeInGB": group.volume_gb}}]
+    key = {"VolumeKmsKeyId": config.kms_keys.volumes} if config.kms_keys.volumes else {}
+    storage: list[dict[str, Any]] = [{"EbsVolumeConfig": {"VolumeSizeInGB": group.volume_gb, **key}}]
     if api:
         storage.append(
             {
@@ -61,6 +62,8 @@ def _group(
                 }
             }
         )
+    if key:
+        storage.append({"EbsVolumeConfig": {"RootVolume": True, **key}})
     request: dict[str, Any] = {
         "InstanceGroupName": group.name,
         "InstanceType": group.instance_type,

@@ -15,6 +15,7 @@ state=$(value StateSaveLocation)
 etc=$(dirname "$(value SLURM_CONF)")
 backup=$1/.provision/backups/$(date -u +%Y%m%dT%H%M%SZ)
 mkdir -p "$backup"
+sleep 6 # slurmctld writes a change within five seconds (SAVE_MAX_WAIT in its state_save.c)
 # 1: a file changed while it was read, which slurmctld may do; it keeps a previous version of each
 tar -C / -czf "$backup/slurm.tar.gz" "${state#/}" "${etc#/}" 2>"$backup/tar.log" || [ $? = 1 ] || {
     tail -n 1 "$backup/tar.log"

@@ -134,7 +134,7 @@ def deep_health_checks(config: ClusterConfig) -> list[Finding]:
         if not family.startswith(_ACCELERATED):
             problem = f"{group.instance_type} has no accelerators, which deep health checks test"
             found.append(error(f"{key}.deep_health_checks", problem, "remove the key"))
-        elif (instance := CATALOGUE.get(family)) and instance.device == "neuron":
+        elif (instance := CATALOGUE.get(family)) and instance.is_neuron:
             problem = "AWS documents these checks on Slurm clusters for GPUs only (on EKS for Trainium too)"
             remedy = "remove the key, or expect that nothing is checked"
             found.append(warning(f"{key}.deep_health_checks", problem, remedy))

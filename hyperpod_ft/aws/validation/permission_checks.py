@@ -4,7 +4,7 @@ Without permission to simulate, the role's policies are read, and only actions t
 """
 
 import fnmatch
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,38 +73,8 @@ def role_needs(given: CheckInput) -> list[Need]:
                 "ec2:DescribeSecurityGroups",
             )
         ),
+        *(Need(("kms:CreateGrant", "kms:DescribeKey"), key) for key in (given.config.kms_keys.volumes,) if key),
     ]
-
-
-def caller_needs(given: CheckInput) -> list[Need]:
-    """The permissions that `cluster create` needs, in order of use."""
-    config = given.config
-    arn_of = f"arn:{given.partition}:{{}}:{config.region}:{given.account_id}"
-    cluster = f"{arn_of.format('sagemaker')}:cluster/0123456789ab"
-    stack = f"{arn_of.format('cloudformation')}:stack/{config.stack_name}/0"
-    bucket = f"arn:{given.partition}:s3:::{config.existing.bucket if config.existing else 'sagemaker-lifecycle'}"
-    role = (
-        config.existing.execution_role_arn
-        if config.existing
-        else f"arn:{given.partition}:iam::{given.account_id}:role/{config.stack_name}-ExecutionRole-0123456789AB"
-    )
-    needs = [
-        Need(("sagemaker:CreateCluster", "sagemaker:DescribeCluster", "sagemaker:ListClusterNodes"), cluster),
-        Need(("iam:PassRole",), role, {"iam:PassedToService": _SERVICE}),
-        Need(("s3:PutObject",), f"{bucket}/lifecycle/provision.sh"),
-    ]
-    if config.existing is None:
-        needs += [
-            Need(("cloudformation:CreateStack", "cloudformation:DescribeStackEvents"), stack),
-            Need(("iam:CreateRole", "iam:PutRolePolicy"), role),
-            Need(("s3:CreateBucket",), bucket),
-            Need(("fsx:CreateFileSystem",), f"{arn_of.format('fsx')}:file-system/fs-0123456789abcdef0"),
-            Need(("ec2:CreateVpc",), f"{arn_of.format('ec2')}:vpc/vpc-0123456789abcdef0"),
-            Need(("ec2:CreateSubnet",), f"{arn_of.format('ec2')}:subnet/subnet-0123456789abcdef0"),
-            Need(("ec2:CreateNatGateway",), f"{arn_of.format('ec2')}:natgateway/nat-0123456789abcdef0"),
-            Need(("ec2:CreateSecurityGroup",), f"{arn_of.format('ec2')}:security-group/sg-0123456789abcdef0"),
-        ]
-    return needs
 
 
 def role_is_assumable(given: CheckInput) -> list[Finding]:
@@ -160,13 +130,8 @@ def check_role_has(given: CheckInput, needs: list[Need], remedy: str) -> list[Fi
         return [warning(ROLE, unseen, "grant yourself iam:SimulatePrincipalPolicy")]
 
 
-def caller_permissions(given: CheckInput) -> list[Finding]:
-    """The caller has the permissions that `cluster create` needs."""
-    return check_caller_has(given, caller_needs(given))
-
-
-def check_caller_has(given: CheckInput, needs: list[Need]) -> list[Finding]:
-    """The caller has these permissions."""
+def check_caller_has(given: CheckInput, needs: list[Need], later: Collection[str] = ()) -> list[Finding]:
+    """The caller has these permissions; without those of `later`, only other commands fail."""
     iam, caller = given.clients["iam"], given.caller
     kind, _, name = caller.split(":", 5)[5].partition("/")
     if kind == "root":
@@ -180,18 +145,27 @@ def check_caller_has(given: CheckInput, needs: list[Need]) -> list[Finding]:
             )
         ]
     lacking = denied(iam, caller, needs)
-    return _findings(CALLER, given.caller, lacking, "ask for these permissions, or use other credentials")
+    return _findings(CALLER, given.caller, lacking, "ask for these permissions, or use other credentials", later)
 
 
-def _findings(field: str, who: str, denied: Iterable[tuple[str, list[str]]], remedy: str) -> list[Finding]:
-    """An error for denied actions, a warning for those that depend on context keys unknown to the simulation."""
+def _findings(
+    field: str, who: str, denied: Iterable[tuple[str, list[str]]], remedy: str, later: Collection[str] = ()
+) -> list[Finding]:
+    """An error for denied actions, a warning for those of `later` and those that depend on context keys unknown to the
+    simulation."""
     lacking: list[str] = []
+    unusable: list[str] = []
     depends: list[str] = []
     for action, unknown in denied:
         found, text = (depends, f"{action} ({', '.join(unknown)})") if unknown else (lacking, action)
+        if action in later and not unknown:
+            found = unusable
         if text not in found:
             found.append(text)
     findings = [error(field, f"{who} may not {', '.join(lacking)}", remedy)] if lacking else []
+    if unusable:
+        problem = f"{who} may not {', '.join(unusable)}, which commands after `cluster create` need"
+        findings.append(warning(field, problem, remedy))
     if depends:
         problem = f"could not check {who} for {', '.join(depends)}: that depends on the context keys in brackets"
         findings.append(warning(field, problem, "check the conditions of its policies"))

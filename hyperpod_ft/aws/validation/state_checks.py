@@ -49,6 +49,10 @@ def _fixed(config: ClusterConfig, stack: dict[str, Any]) -> list[Finding]:
     if gib > config.fsx.size_gib:
         problem = f"the file system of {config.stack_name} has {gib} GiB and cannot shrink"
         findings.append(error("fsx.size_gib", problem, f"set {gib}, or choose another name"))
+    if parameters and (now := parameters.get("FsxKey", "")) != (config.kms_keys.fsx or ""):
+        problem = f"the file system of {config.stack_name} has {now or 'the key of AWS'}, which cannot be changed"
+        remedy = f"set {now}" if now else "remove the key"
+        findings.append(error("kms_keys.fsx", problem, f"{remedy}, or choose another name"))
     return findings
 
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.validation import (
+    caller_permissions,
     capacity_checks,
     filesystem_checks,
+    key_checks,
     lifecycle_checks,
     network_checks,
     offline_checks,
@@ -90,12 +92,14 @@ def account_checks(config: ClusterConfig) -> list[Check]:
             ("availability_zone_id", "*.instance_type"),
         ),
         Check("threads per core", "workers", capacity_checks.threads, ("*.instance_type",)),
-        Check("permissions to create", "credentials", permission_checks.caller_permissions),
+        Check("permissions to create", "credentials", caller_permissions.caller_permissions),
     ]
     if any(group.training_plan_arn for group in config.workers):
         checks.append(
             Check("training plans", "workers", capacity_checks.training_plans, ("*.training_plan_arn", "workers"))
         )
+    if config.kms_keys.given:
+        checks.append(Check("KMS keys", key_checks.KEYS, key_checks.keys))
     if config.existing is None:
         return [*checks, Check("stack", "name", state_checks.stack, ("name",))]
     return [

@@ -77,7 +77,7 @@ class Deploy(Section):
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> "Deploy":
-        if (self.container_kind == "neuron") != (ENDPOINT_INSTANCES[self.instance_type].device == "neuron"):
+        if (self.container_kind == "neuron") != ENDPOINT_INSTANCES[self.instance_type].is_neuron:
             raise ValueError(
                 f"container: {self.container_kind} does not run on {self.instance_type}; neuron runs on inf2 and"
                 " trn1, vllm and lmi on GPUs"
@@ -91,4 +91,4 @@ class Deploy(Section):
     @property
     def container_kind(self) -> Container:
         """The container, as set or by the instance type."""
-        return self.container or ("neuron" if ENDPOINT_INSTANCES[self.instance_type].device == "neuron" else "vllm")
+        return self.container or ("neuron" if ENDPOINT_INSTANCES[self.instance_type].is_neuron else "vllm")

@@ -12,7 +12,6 @@ for the order only where computation and communication are about as long.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes
@@ -104,7 +103,7 @@ class _Links:
     """The speed of a rank, and of its links within and between nodes."""
 
     def __init__(self, config: RunConfig, degrees: Degrees) -> None:
-        instance = CATALOGUE[config.cluster.instance_type]
+        instance = config.instance
         on_accelerators = instance.has_accelerators
         self.flops = instance.rank_tflops * 1e12 * COMPUTE_EFFICIENCY if on_accelerators else _CPU_FLOPS
         self._link = instance.rank_link_gbs * 1e9 * LINK_EFFICIENCY if on_accelerators else _CPU_BANDWIDTH

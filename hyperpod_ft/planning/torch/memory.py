@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees, copies_over_context
 from hyperpod_ft.planning.encoder_decoder import t5_memory
@@ -62,7 +61,7 @@ def memory_on_rank(
     """
     element, count, ranks = element_bytes(config), tokens(config, degrees), degrees.tensor_parallel
     # what a compiler keeps of a norm is its choice: the most is counted
-    compiled = config.training.compiles(CATALOGUE[config.cluster.instance_type].has_accelerators)
+    compiled = config.training.compiles(config.instance.has_accelerators)
     kept = KeptTensors(
         outside_share=1 / ranks if has_sequence_parallel(config, degrees) else 1.0,
         input_share=1.0,
@@ -123,7 +122,7 @@ def _attention(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
     if shape.softcap:
         # no kernel caps scores: they are there after tanh; keys and values are repeated
         total += (element + softmax) * shape.heads * config.dataset.max_length + element * 2 * shape.query_width
-    elif CATALOGUE[config.cluster.instance_type].device == "neuron":
+    elif config.instance.is_neuron:
         # a dense mask separates the documents of a row; it is not known whether the compiler avoids the softmax
         total += softmax * shape.heads * config.dataset.max_length
     return total

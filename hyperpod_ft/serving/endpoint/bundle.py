@@ -17,7 +17,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import (
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.model_shape import attention_heads, model_shape
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint.create.endpoint_request import ADAPTER_DIRECTORY
@@ -81,7 +81,7 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
         )
     record = run.record(stage)
     assert record is not None, "a stage that is done has one"
-    version, chat = _version(record), has_chat_template(run.tuned_model)
+    version = _version(record)
     weights = [output for output in record.outputs if output.path.endswith(".safetensors")]
     here = all(is_here(run, record, output) for output in weights)
     if settings.model == "adapter":
@@ -90,12 +90,12 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
         return _with_adapter(run, config, version)
     parts = (_part(run.tuned_model, (*BESIDE_WEIGHTS, *_WEIGHTS)),) if here else ()
     return Bundle(
-        parts,
-        _size(parts) if here else sum(output.size for output in record.outputs),
-        version,
-        _served(config, sum(output.size for output in weights)),
-        _dtype(config),
-        chat,
+        parts=parts,
+        nbytes=_size(parts) if here else sum(output.size for output in record.outputs),
+        version=version,
+        served=_served(config, sum(output.size for output in weights)),
+        dtype=_dtype(config),
+        chat=has_chat_template(run.tuned_model),
         stored=None if here else run.store_url(run.tuned_model),
     )
 
@@ -116,13 +116,13 @@ def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:
     )
     weights = sum(file.stat().st_size for part in parts for file in part.files if file.suffix == ".safetensors")
     return Bundle(
-        parts,
-        _size(parts),
-        f"adapter-{version}",
-        _served(config, weights),
-        _dtype(config),
-        has_chat_template(run.tuned_model),
-        run.config.lora.r,
+        parts=parts,
+        nbytes=_size(parts),
+        version=f"adapter-{version}",
+        served=_served(config, weights),
+        dtype=_dtype(config),
+        chat=has_chat_template(run.tuned_model),
+        lora_rank=run.config.lora.r,
     )
 
 
@@ -153,7 +153,7 @@ def _size(parts: tuple[BundleFiles, ...]) -> int:
 
 def _served(config: Mapping[str, Any], weights: int) -> ServedModel:
     shape = model_shape(config)
-    heads = shape.heads if shape else config.get("num_attention_heads", config.get("n_head", 1))
+    heads = shape.heads if shape else attention_heads(config) or 1
     positions = config.get("max_position_embeddings", config.get("n_positions"))
     return ServedModel(
         weight_bytes=weights // 2 if _stored_dtype(config) == "float32" else weights,

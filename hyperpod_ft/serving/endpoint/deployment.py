@@ -93,17 +93,17 @@ def deployment(run: Run, region: str) -> Deployment:
         bundle.served, ENDPOINT_INSTANCES[settings.instance_type], _max_length(run, bundle), settings.max_concurrency
     )
     target = Target(
-        endpoint_name(run),
-        run.full_name,
-        region,
-        role,
-        bundle.stored or _bundle_url(run, bundle),
-        bundle.version,
-        bundle.nbytes,
-        settings,
-        found,
-        bundle.dtype,
-        bundle.lora_rank,
+        name=endpoint_name(run),
+        run=run.full_name,
+        region=region,
+        role=role,
+        bundle=bundle.stored or _bundle_url(run, bundle),
+        version=bundle.version,
+        bundle_bytes=bundle.nbytes,
+        settings=settings,
+        fit=found,
+        dtype=bundle.dtype,
+        lora_rank=bundle.lora_rank,
     )
     made = requests(target)
     for operation, request in made.in_order():

@@ -42,7 +42,7 @@ def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
             "workers.0.count: workers-1 has 2 instances, not 5",
         ),
         (
-            {"workers": [{**WORKER, "instance_type": "ml.trn1n.32xlarge"}]},
+            {"workers": [{**WORKER, "instance_type": "ml.trn1n.32xlarge", "partition": "trn1"}]},
             "workers.0.instance_type: workers-1 has",
         ),
         ({"workers": [{**WORKER, "partition": "gpu"}]}, "workers.0.partition: workers-1 has"),

@@ -23,6 +23,14 @@ RESOURCES = ClusterResources(
     fsx_mount_name="4owupbev",
 )
 TRN1 = {"name": "trainium", "instance_type": "ml.trn1.32xlarge"}
+KEY = "arn:aws:kms:us-west-2:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+EXISTING = {
+    "subnet_id": RESOURCES.subnet_id,
+    "security_group_ids": list(RESOURCES.security_group_ids),
+    "execution_role_arn": RESOURCES.role_arn,
+    "bucket": RESOURCES.bucket,
+    "fsx_id": "fs-0123456789abcdef0",
+}
 URI = "s3://sagemaker-hyperpod-1/lifecycle/ml/0123"
 
 DATABASE = {
@@ -89,6 +97,11 @@ def test_the_packaged_file_is_the_flagships_cluster() -> None:
             {"users": [{"name": "a", "uid": 2001, "public_keys": ["command=x ssh-rsa AA"]}]},
             "users.0.public_keys.0: must",
         ),
+        ({"kms_keys": {"fsx": "alias/mine"}}, "kms_keys.fsx: must be the ARN of a KMS key, not of an alias"),
+        ({"kms_keys": {"bucket": KEY.replace("us-west-2", "us-east-1")}}, "kms_keys.bucket: the key is in us-east-1"),
+        ({"kms_keys": {"volumes": KEY}, "continuous_provisioning": False}, "kms_keys.volumes: HyperPod needs"),
+        ({"kms_keys": {"volumes": KEY}, "provisioning": "legacy"}, "kms_keys.volumes: HyperPod needs"),
+        ({"kms_keys": {"fsx": KEY}, "existing": EXISTING}, "kms_keys: with `existing` only volumes"),
         ({"accounting": True}, "accounting: "),
         ({"accounting": "rds"}, "accounting: rds and the section accounting_database go together"),
         ({"accounting_database": DATABASE}, "accounting: rds and the section accounting_database go together"),
@@ -145,6 +158,15 @@ def test_a_cpu_group_beside_the_workers_gets_no_training_jobs(tmp_path: Path) ->
             }
             assert [name for name, names in partitions.items() if names == [recipe.partition]] == ["workers"], path
             assert partitions["cpu"] == ["m5"]
+
+
+def test_volumes_have_the_cluster_files_key(tmp_path: Path) -> None:
+    request = requests.create_cluster(load(tmp_path, kms_keys={"volumes": KEY}, existing=EXISTING), RESOURCES, URI)
+    for group in request["InstanceGroups"]:
+        own, fsx, root = group["InstanceStorageConfigs"]
+        assert own == {"EbsVolumeConfig": {"VolumeSizeInGB": 500, "VolumeKmsKeyId": KEY}}
+        assert root == {"EbsVolumeConfig": {"RootVolume": True, "VolumeKmsKeyId": KEY}}
+        assert list(fsx) == ["FsxLustreConfig"]
 
 
 def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from hyperpod_ft.doctor import every_node, machine, node, report, volume
+from hyperpod_ft.doctor import every_node, machine, node, report, software, volume
 from hyperpod_ft.doctor.assumed import Assumed
 from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, examine, ok
 from hyperpod_ft.doctor.node import NodeDiagnoses
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.job import interpreters
 from hyperpod_ft.launch.slurm_site import SlurmNode, SlurmSite
 from hyperpod_ft.planning.pins import NEURON_DRIVERS
 from hyperpod_ft.runs.run import Run
@@ -118,6 +119,22 @@ def test_little_space(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.Mon
     assert machine.temporary().verdict == "differs"
     assumed = Assumed(tmp_path, make_run().config, at([]))
     assert rows_of(volume.assumptions(assumed))["free space"].verdict == "differs"
+
+
+def test_no_way_to_make_virtual_environments(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreters, "version_of", lambda python: "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assumed = Assumed(tmp_path, make_run(env__python=None).config, at([]))
+    (one,) = [one for one in software.assumptions(assumed) if one.name == "virtual environment"]
+    (lost,) = examine([one])
+    assert lost.verdict == "differs"
+    assert "pip install uv" in lost.remedy
+    uv = tmp_path / "uv"
+    uv.write_text("#!/bin/sh\n")
+    uv.chmod(0o755)
+    assert examine([one])[0].verdict == "ok"
 
 
 def test_names_that_do_not_resolve(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES, EndpointInstance
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.planning.model_shape import ModelShape
 
 MEMORY_SHARE = 0.9
 # Activations of a step and captured graphs of one device, GiB. An assumption: vLLM measures it when it starts.
 WORK_GIB = 2.0
 _CACHE_BYTES = 2  # an element of the KV cache, in bf16
-_GIB = 1 << 30
 _SUGGESTED = 3  # types in a refusal
 
 
@@ -86,7 +86,7 @@ def fit(served: ServedModel, instance: EndpointInstance, max_length: int, concur
     remedies = [f"choose {' or '.join(suggested)}"] if suggested else []
     if shorter := _longest(found, concurrency):
         remedies.insert(0, f"set deploy.max_length to {shorter} or less")
-    many = f" for each of {concurrency} requests" if instance.device == "neuron" else ""
+    many = f" for each of {concurrency} requests" if instance.is_neuron else ""
     raise UserError(
         f"deploy.instance_type: the model does not fit {instance.name}: {found.arithmetic()}{many}",
         "; or ".join(remedies) or "no known instance type fits it",
@@ -94,7 +94,7 @@ def fit(served: ServedModel, instance: EndpointInstance, max_length: int, concur
 
 
 def _fits(found: ServingFit, concurrency: int) -> bool:
-    needed = concurrency if found.instance.device == "neuron" else 1
+    needed = concurrency if found.instance.is_neuron else 1
     return found.free > 0 and (found.longest_requests is None or found.longest_requests >= needed)
 
 
@@ -102,14 +102,14 @@ def _longest(found: ServingFit, concurrency: int) -> int:
     """The longest requests that would fit, rounded down to 64 tokens; 0 when the weights alone do not."""
     if found.cache is None or found.free <= 0:
         return 0
-    needed = concurrency if found.instance.device == "neuron" else 1
+    needed = concurrency if found.instance.is_neuron else 1
     return int(found.max_length * found.free / (found.cache * needed)) // 64 * 64
 
 
 def _divided(served: ServedModel, instance: EndpointInstance, max_length: int) -> ServingFit:
     degree = _degree(served, instance.devices)
     return ServingFit(
-        instance, degree, max_length, served.weight_bytes / degree / _GIB, _cache(served, degree, max_length)
+        instance, degree, max_length, served.weight_bytes / degree / GIB, _cache(served, degree, max_length)
     )
 
 
@@ -133,4 +133,4 @@ def _cache(served: ServedModel, degree: int, max_length: int) -> float | None:
     if shape is None:
         return None
     heads = max(1, shape.kv_heads // degree)
-    return 2 * shape.layers * heads * shape.head_dim * _CACHE_BYTES * max_length / _GIB
+    return 2 * shape.layers * heads * shape.head_dim * _CACHE_BYTES * max_length / GIB
