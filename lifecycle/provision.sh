@@ -4,7 +4,8 @@
 #   bash provision.sh [--dry-run] [--only STEP ...]     (all arguments are passed to `python3 -m provision`)
 #
 # HyperPod's agent ships /var/log/provision/provisioning.log to CloudWatch, until a failed script ends:
-# hence the wait at the end. Environment: PROVISION_DNS_SECONDS (60), PROVISION_FAILURE_WAIT_SECONDS (60).
+# hence the wait at the end. Environment: PROVISION_DNS_SECONDS (60), PROVISION_SLURM_SECONDS (60; see
+# provision/steps/slurm.py), PROVISION_FAILURE_WAIT_SECONDS (60).
 set -uo pipefail
 
 LOG=/var/log/provision/provisioning.log
@@ -29,6 +30,23 @@ wait_for_dns() {
   done
 }
 
+# The cluster names this folder by the digest of SHA256SUMS (LifeCycleConfig.SourceS3Uri), which no node can change. A
+# folder of any other name is a copy that somebody may edit.
+check_files() {
+  local digest=${FOLDER##*/} actual added
+  [[ $digest =~ ^[0-9a-f]{32}$ ]] || return 0
+  actual=$(sha256sum SHA256SUMS) || return 1
+  if [[ $actual != "$digest"* ]]; then
+    say "SHA256SUMS is not the one whose digest names this folder"
+    return 1
+  fi
+  sha256sum --check --strict --quiet SHA256SUMS || return 1
+  # Python would import these instead of what they are named after.
+  added=$(find . -regex '.*\.\(py\|pyc\|so\)' -printf '%P\n' | grep -vxF -f <(cut -c 67- SHA256SUMS))
+  [[ -z $added ]] || say "not in SHA256SUMS: ${added//$'\n'/, }"
+  [[ -z $added ]]
+}
+
 find_python() {
   local candidate
   for candidate in python3 python3.{14..8} /usr/bin/python3; do
@@ -42,12 +60,16 @@ find_python() {
 
 main() {
   local python
+  cd "$FOLDER" || return 1
+  if ! check_files; then
+    say "the files in $FOLDER are not those that the cluster was given; run \`hyperpod-ft cluster create\` again"
+    return 1
+  fi
   wait_for_dns
   if ! python=$(find_python); then
     say "no Python 3.8 or newer on this node; use an AMI that has one"
     return 1
   fi
-  cd "$FOLDER" || return 1
   "$python" -B -u -m provision "$@"
 }
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.aws.cluster_reference import ClusterReference
 from hyperpod_ft.aws.create import create
@@ -17,8 +17,9 @@ from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, ClusterWatch
 from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.ssh import connect as ssh
+from hyperpod_ft.aws.ssh import key as ssh_key
 from hyperpod_ft.aws.ssh import ssm
-from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS
+from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS, login_user
 from hyperpod_ft.aws.ssh.config import SshFiles
 from hyperpod_ft.aws.ssh.connect import SshRequest, SshRoute
 from hyperpod_ft.aws.stack.events import describe
@@ -28,6 +29,9 @@ from hyperpod_ft.aws.validation.validate import ValidationResult, validate_accou
 from hyperpod_ft.config.cluster_config import ClusterConfig, stack_name
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import poll_seconds
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Commands:
     stack_poll_seconds: float = STACK_POLL_SECONDS
 
     @classmethod
-    def of(cls, target: ClusterReference, profile: str | None, say: Say) -> "Commands":
+    def of(cls, target: ClusterReference, profile: str | None, say: Say) -> "Self":
         session = Session(target.region, profile or os.environ.get("AWS_PROFILE"))
         return cls(target, session, say, poll_seconds(POLL_SECONDS), poll_seconds(STACK_POLL_SECONDS))
 
@@ -83,34 +87,6 @@ class Commands:
                 cluster.group(group)
             return [events.with_reason(self._sagemaker, cluster.name, event) for event in reversed(found)]
 
-    def instances_removed(self, group: str, count: int) -> int:
-        """How many instances a group would lose."""
-        with self._explained():
-            return max(0, self._scalable(group).group(group).target - count)
-
-    def scale(self, group: str, count: int, timeout: float | None) -> None:
-        with self._explained():
-            cluster = self._scalable(group)
-            before = cluster.group(group).target
-            api.scale(self._sagemaker, cluster, group, count)
-        self.say(f"{group}: requested {count} instances, had {before}")
-        if timeout is not None:
-            self._wait(timeout, Awaited(targets={group: count}))
-
-    def find_nodes(self, names: list[str]) -> list[Node]:
-        with self._explained():
-            self._require()
-            nodes = self._nodes()
-        return [api.find_node(nodes, name) for name in dict.fromkeys(names)]
-
-    def replace(self, nodes: list[Node], timeout: float | None) -> None:
-        with self._explained():
-            api.replace(self._sagemaker, self._require(), nodes)
-        for node in nodes:
-            self.say(f"{node.group} {node.instance_id}: replacement requested")
-        if timeout is not None:
-            self._wait(timeout, Awaited(gone=frozenset(node.instance_id for node in nodes)))
-
     def lifecycle_log(self, name: str | None, follow: bool) -> Iterator[str]:
         """The lines of a node's lifecycle log; without a name, of the node that wrote last."""
         with self._explained():
@@ -130,13 +106,18 @@ class Commands:
             self.say(f"{cluster_logs.log_group(cluster)} {streams[0]}")
             yield from cluster_logs.lines(logs, cluster, streams[0], follow)
 
+    def login_user(self, identity: Path | None) -> str:
+        """Who has the caller's key on the nodes. `identity`: a key file; None: the usual one."""
+        users = self.target.config.users if self.target.config else ()
+        return login_user(users, ssh_key.find(identity, Path.home() / ".ssh").line)
+
     def ssh_route(self, request: SshRequest) -> SshRoute:
         """The ssh route to the requested node."""
         config = self.target.config
         usual = tuple(group.name for group in (config.login, config.controller) if group) if config else USUAL_GROUPS
         with self._explained():
             cluster, nodes = self._require(), self._nodes()
-            aws_cli = ssm.AwsCli(self.region, self.session.profile)
+            aws_cli = self._aws_cli
         return ssh.choose_route(cluster, nodes, aws_cli, request, Path.home(), usual)
 
     def delete(self, delete_data: bool, timeout: float) -> Remaining:
@@ -190,20 +171,16 @@ class Commands:
             return describe(self.session.client("cloudformation"), stack_name(self.target.name))
         return None
 
-    def _scalable(self, group: str) -> Cluster:
-        cluster, config = self._require(), self.target.config
-        # HyperPod reports roles only for clusters whose Slurm it set up; for others the group's name decides
-        controller = config.controller.name if config else USUAL_GROUPS[-1]
-        if (cluster.group(group).node_type or ("Controller" if group == controller else "")) == "Controller":
-            raise UserError(f"{group} is the controller group, which always has one instance", "scale another group")
-        return cluster
-
     def _nodes(self) -> list[Node]:
         return list_nodes(self._sagemaker, self.target.name)
 
     @property
     def region(self) -> str:
         return str(self._sagemaker.meta.region_name)
+
+    @property
+    def _aws_cli(self) -> ssm.AwsCli:
+        return ssm.AwsCli(self.region, self.session.profile)
 
     @property
     def _sagemaker(self) -> Any:

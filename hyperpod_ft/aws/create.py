@@ -10,6 +10,8 @@ from hyperpod_ft.aws.s3 import small_objects
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources, of_existing
+from hyperpod_ft.aws.stack.events import describe, in_progress
+from hyperpod_ft.aws.stack.operations import parameters
 from hyperpod_ft.aws.stack.stack import POLL_SECONDS, StackParameters
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
@@ -33,6 +35,8 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
         uri = f"s3://{resources.bucket}/{upload(config, resources.bucket, content, session.client('s3'), say)}"
         request = requests.create_cluster(config, resources, uri)
         described = _find(sagemaker, config, resources.subnet_id)
+        if described is None:
+            _require_deployed(config, session.client("cloudformation"))
         if described is None and _create_cluster(sagemaker, request, poll_seconds):
             say(f"cluster {config.name}: requested {_instances(config)}; billed by the hour from now on")
             return {group.name: group.count for group in config.groups}
@@ -55,6 +59,21 @@ def _find(sagemaker: Any, config: ClusterConfig, subnet_id: str) -> dict[str, An
             f"set provisioning: {other}",
         )
     return described
+
+
+def _require_deployed(config: ClusterConfig, client: Any) -> None:
+    """Raise UserError if `delete` has reduced or deleted the stack meanwhile. `client`: CloudFormation's.
+
+    Right before CreateCluster: a `delete` that begins later looks for the cluster after it has changed the stack.
+    """
+    if config.existing is not None:
+        return
+    found = describe(client, config.stack_name)
+    if found is None or in_progress(found["StackStatus"]) or parameters(found)["NatGateway"] != "true":
+        raise UserError(
+            f"stack {config.stack_name}: was deleted meanwhile, by `cluster delete`; the cluster was not created",
+            "create it again",
+        )
 
 
 def _create_cluster(sagemaker: Any, request: dict[str, Any], poll_seconds: float) -> bool:
@@ -114,6 +133,7 @@ def ensure_resources(config: ClusterConfig, session: Session, say: Say, poll_sec
 def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, say: Say) -> str:
     """Upload the lifecycle files to their folder of the bucket, the entry script last; returns the folder."""
     folder = lifecycle_files.folder(config, content)
+    content = {**content, lifecycle_files.MANIFEST: lifecycle_files.manifest(content)}
     url = f"s3://{bucket}/{folder}"
     for name in sorted(content, key=lambda name: name == requests.ENTRY):
         small_objects.write(s3, url, name, content[name])

@@ -1,5 +1,6 @@
 """Delete a cluster and what its stack need not keep; report what still costs money."""
 
+from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.hyperpod.waiting import ClusterWatch
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack import stack
@@ -21,11 +22,15 @@ def remove(
     Safe to run again.
     """
     with explained(f"cluster {name}"):
-        watch.until_gone(timeout_seconds)
-        return stack.delete(
-            session,
-            stack_name,
-            lambda event: watch.say(f"stack {stack_name}: {event}") if event.worth_reporting else None,
-            delete_data=delete_data,
-            poll_seconds=poll_seconds,
-        )
+        while True:
+            watch.until_gone(timeout_seconds)
+            remaining = stack.delete(
+                session,
+                stack_name,
+                lambda event: watch.say(f"stack {stack_name}: {event}") if event.worth_reporting else None,
+                delete_data=delete_data,
+                poll_seconds=poll_seconds,
+            )
+            # a `create` at the same time may have requested the cluster while the stack changed
+            if api.find(watch.sagemaker, name) is None:
+                return remaining

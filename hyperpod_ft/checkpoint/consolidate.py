@@ -12,7 +12,7 @@ from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_files, write_model
 from hyperpod_ft.checkpoint.sharded.integrity import refuse_damage
-from hyperpod_ft.checkpoint.sharded.sharded import Sharded, ShardedAdapter, open_checkpoint
+from hyperpod_ft.checkpoint.sharded.sharded import ShardedAdapter, ShardedCheckpoint, open_checkpoint
 from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.comparing import refuse_divergence, same_values
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, Stored, refuse_nonfinite
@@ -47,7 +47,7 @@ def consolidate_checkpoint(
     base: Path | None = None,
     dtype: str | None = None,
     max_shard_bytes: int | None = None,
-) -> tuple[Sharded, Consolidated]:
+) -> tuple[ShardedCheckpoint, Consolidated]:
     """Write the adapters or the model of the checkpoint at `path`. Returns what was found and what was written.
 
     `dtype` and `max_shard_bytes` apply to models only; None: the defaults of `consolidate_model`. Raises UserError as
@@ -67,7 +67,7 @@ def consolidate_checkpoint(
 
 
 def consolidate_adapters(
-    checkpoint: Sharded, target: Path, *, base: Path | None = None, chat_template: str | None = None
+    checkpoint: ShardedCheckpoint, target: Path, *, base: Path | None = None, chat_template: str | None = None
 ) -> Consolidated:
     """Write a checkpoint's adapters as PEFT directories: a single one, or the one named `default`, is `target` itself.
 
@@ -99,7 +99,7 @@ def consolidate_adapters(
 
 
 def consolidate_model(
-    checkpoint: Sharded,
+    checkpoint: ShardedCheckpoint,
     target: Path,
     *,
     base: Path | None = None,

@@ -17,7 +17,7 @@ from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.terminal import printable
 
 if TYPE_CHECKING:
-    from hyperpod_ft.checkpoint.sharded.sharded import Sharded
+    from hyperpod_ft.checkpoint.sharded.sharded import ShardedCheckpoint
     from hyperpod_ft.checkpoint.verify.verify import Verification
 
 app = typer.Typer()
@@ -174,7 +174,7 @@ def _print_json(output: Path, kind: str, tensors: int, nbytes: int, seconds: flo
     print(json.dumps(facts | more, indent=2))
 
 
-def _print_consolidated(output: Path, opened: "Sharded", nbytes: int, seconds: float) -> None:
+def _print_consolidated(output: Path, opened: "ShardedCheckpoint", nbytes: int, seconds: float) -> None:
     for adapter in opened.adapters:
         below = output / adapter.name
         directory = below if len(opened.adapters) > 1 and below.is_dir() else output

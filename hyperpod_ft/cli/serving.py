@@ -66,9 +66,9 @@ def serve(
     if python:
         if not on_node:
             vllm.check(python)
-        arranged = vllm.arrange(found, python, vllm_args, base=base, on_node=on_node)
-        found, environment = arranged.models, arranged.environment
-        more += arranged.options
+        setup = vllm.vllm_setup(found, python, vllm_args, base=base, on_node=on_node)
+        found, environment = setup.models, setup.environment
+        more += setup.options
     if on_node:
         _on_node(found, more, environment, time_limit, with_vllm=python is not None)
     else:

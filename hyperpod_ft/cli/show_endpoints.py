@@ -11,7 +11,7 @@ from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.terminal import printable
 
 if TYPE_CHECKING:
-    from hyperpod_ft.serving.endpoint.commands import Listed
+    from hyperpod_ft.serving.endpoint.commands import ListedEndpoint
     from hyperpod_ft.serving.endpoint.deployment import Deployment
     from hyperpod_ft.serving.endpoint.proof import Proof
 
@@ -79,7 +79,7 @@ def deployed(deployment: "Deployment", proof: "Proof | None") -> int:
     return 1
 
 
-def listed(found: Sequence["Listed"], region: str, as_json: bool) -> None:
+def listed(found: Sequence["ListedEndpoint"], region: str, as_json: bool) -> None:
     if as_json:
         print(
             json.dumps(

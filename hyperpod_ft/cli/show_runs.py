@@ -138,8 +138,8 @@ def status_table(current: RunStatus) -> RenderableType:
     for stage in current.stages:
         detail = f"{stage.seconds:.1f} s  {stage.detail}" if stage.seconds is not None else stage.detail
         if stage.stage == "train" and stage.state == "running" and current.progress:
-            samples = current.progress.samples_per_second
-            rate = f"  {samples:,.2f} samples/s" if samples else ""
+            rows = current.progress.rows_per_second
+            rate = f"  {rows:,.2f} rows/s" if rows else ""
             detail = f"{training_progress(current)}{rate}  {detail}"
         detail = ", ".join(part for part in (stage.restarts, detail) if part)
         stages.add_row(stage.stage, Text(stage.state, _STYLES.get(stage.state, "")), stage.job_id, Text(detail))

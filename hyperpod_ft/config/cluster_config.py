@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.config import yaml_file
 from hyperpod_ft.config.fields import PositiveInt, Section, matches, shortened
+from hyperpod_ft.config.kms_keys import KmsKeys
 from hyperpod_ft.config.yaml_file import FileKind
 from hyperpod_ft.shipped import shipped
 
@@ -29,6 +30,8 @@ InstanceType = Annotated[
 MOUNT_PATH = r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+"
 MountPath = Annotated[str, matches(MOUNT_PATH, "an absolute path of letters, digits and ._-, such as /fsx")]
 LINUX_USER = r"[a-z_][a-z0-9_-]{0,31}"
+# a line of authorized_keys without options, as lifecycle/provision/settings.py reads it
+PUBLIC_KEY = r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}( [^\x00-\x1f\x7f]*)?"
 FSX_FIRST_GIB, FSX_STEP_GIB = 1200, 2400  # sizes of FSx for Lustre SSD file systems
 FIRST_USER_ID, LAST_USER_ID = (
     1001,
@@ -132,6 +135,14 @@ class User(Section):
         None, description="Id of the user's own group; the user id if not set."
     )
 
+    public_keys: tuple[
+        Annotated[str, matches(PUBLIC_KEY, "one line of a public key file, such as ~/.ssh/id_ed25519.pub")], ...
+    ] = Field(
+        (),
+        description="Public ssh keys of this person, as in `id_ed25519.pub`: they open this account, and `cluster ssh`"
+        " logs in as the user who has the caller's key.",
+    )
+
     @property
     def group_id(self) -> int:
         return self.uid if self.gid is None else self.gid
@@ -168,6 +179,21 @@ class Existing(Section):
     )
 
 
+class AccountingDatabase(Section):
+    """Your own MySQL-compatible database, such as Amazon RDS, with `accounting: rds`."""
+
+    endpoint: Annotated[
+        str, matches(r"(?=.{1,255}$)[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?", "a host name, without a port")
+    ] = Field(description="Host name of the database. Its security group must admit the nodes.")
+    port: Annotated[PositiveInt, Field(le=65535)] = Field(3306, description="Port of the database.")
+    name: Annotated[str, matches(r"[a-zA-Z0-9$_]{1,64}", "letters, digits, $ and _")] | None = Field(
+        None, description="Name of the schema; by default `slurm_acct_db_` and the cluster's id."
+    )
+    secret_arn: Annotated[
+        str, matches(r"arn:aws[a-z\-]*:secretsmanager:[a-z0-9\-]*:[0-9]{12}:secret:.+", "the ARN of a secret")
+    ] = Field(description="Secret of Secrets Manager with the name and password of a user who may create the schema.")
+
+
 class ClusterConfig(Section):
     """One cluster."""
 
@@ -190,6 +216,7 @@ class ClusterConfig(Section):
     login: Login | None = None
     workers: Annotated[tuple[Workers, ...], Field(min_length=1, max_length=98)]
     fsx: Lustre = Field(default_factory=Lustre)
+    kms_keys: KmsKeys = Field(default_factory=KmsKeys)
     users: tuple[User, ...] = ()
     node_recovery: Literal["Automatic", "None"] = Field(
         "Automatic", description="Whether HyperPod replaces faulty nodes."
@@ -200,15 +227,14 @@ class ClusterConfig(Section):
         " missing workers. If false, one worker that cannot be launched fails the whole cluster. Only with"
         " provisioning `api`.",
     )
-    accounting: bool = Field(
-        False,
-        description="Set up Slurm accounting (MariaDB and slurmdbd on the controller). Only with provisioning"
-        " `legacy`.",
+    accounting: Literal["controller", "rds"] | None = Field(
+        None,
+        description="Where the database of Slurm's accounting is. `controller`: a MariaDB there, which HyperPod sets up"
+        " without this key too, and the scripts of provisioning `legacy` only with it. `rds`: that of"
+        " `accounting_database`, which outlives the controller; only with `continuous_provisioning`, and there is no"
+        " way back.",
     )
-    metrics: bool = Field(
-        False,
-        description="Serve metrics of nodes and NeuronCores, if the image has node_exporter and neuron-monitor.",
-    )
+    accounting_database: AccountingDatabase | None = None
     tags: dict[str, str] = Field(default_factory=dict, description="Tags of every resource; at most 40.")
     existing: Existing | None = None
 
@@ -241,10 +267,17 @@ class ClusterConfig(Section):
         _unique("gid", [str(user.group_id) for user in self.users])
         if self.provisioning == "api":
             _check_partitions(self.workers)
-        if self.accounting and self.provisioning == "api":
+        if (self.accounting == "rds") != (self.accounting_database is not None):
+            raise ValueError("accounting: rds and the section accounting_database go together; set both or neither")
+        if self.accounting == "rds" and not (self.provisioning == "api" and self.continuous_provisioning):
             raise ValueError(
-                "accounting: only with provisioning legacy; with api, HyperPod sets up Slurm; remove it, or set legacy"
+                "accounting: rds needs provisioning: api and continuous_provisioning: true; set these, or controller"
             )
+        if self.accounting_database and self.accounting_database.secret_arn.split(":")[3] != self.region:
+            raise ValueError(f"accounting_database.secret_arn: not in region {self.region}; name a secret there")
+        continuous = self.provisioning == "api" and self.continuous_provisioning
+        if problem := self.kms_keys.problem(self.region, existing=self.existing is not None, continuous=continuous):
+            raise ValueError(problem)
         return self
 
 

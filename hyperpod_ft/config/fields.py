@@ -48,12 +48,12 @@ TimeLimit = Annotated[
 ]
 
 _UNSAFE_PATH = re.compile(r"[^\w ./@+=,:~-]")
-_SECRET_VALUE = re.compile(r"://[^/\s]*@|\b(hf_|ghp_|github_pat_|sk-|AKIA|ASIA)[A-Za-z0-9_-]{8,}")
+SECRET_VALUE = re.compile(r"://[^/\s]*@|\b(hf_|ghp_|github_pat_|sk-|AKIA|ASIA)[A-Za-z0-9_-]{8,}")
 
 
 def holds_secret(text: str) -> bool:
     """Whether a text appears to contain a password or a token."""
-    return bool(_SECRET_VALUE.search(text))
+    return bool(SECRET_VALUE.search(text))
 
 
 def time_limit_seconds(limit: str) -> int:

@@ -38,6 +38,11 @@ class Instance:
         return self.device != "cpu"
 
     @property
+    def is_neuron(self) -> bool:
+        """Whether it has Trainium chips."""
+        return self.device == "neuron"
+
+    @property
     def rank_gib(self) -> float:
         """Accelerator memory of one rank, GiB."""
         return self.device_gib * self.devices / self.ranks if self.ranks else 0.0
@@ -137,4 +142,4 @@ CATALOGUE: dict[str, Instance] = {
 
 def names() -> list[str]:
     """The known types, as an error lists them: Trainium's, and the families of others."""
-    return sorted({name if it.device == "neuron" else name.partition(".")[0] for name, it in CATALOGUE.items()})
+    return sorted({name if it.is_neuron else name.partition(".")[0] for name, it in CATALOGUE.items()})

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from hyperpod_ft.config.fields import NonNegativeInt, Section, matches
+from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.sections.cluster import Cluster
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.config.sections.deploy import Deploy
@@ -60,6 +61,16 @@ class RunConfig(Section):
     @property
     def root(self) -> Path:
         return Path(self.cluster.root)
+
+    @property
+    def instance(self) -> Instance:
+        """The hardware of a training node."""
+        return CATALOGUE[self.cluster.instance_type]
+
+    @property
+    def store(self) -> str | None:
+        """The S3 prefix in which training jobs keep the run, if they do not mount a file system."""
+        return self.sagemaker.store if self.sagemaker else None
 
     @property
     def flash_attention(self) -> bool:

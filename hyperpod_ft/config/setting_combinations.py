@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hyperpod_ft.config.fields import shortened
-from hyperpod_ft.config.instances import CATALOGUE
 
 if TYPE_CHECKING:
     from hyperpod_ft.config.run_config import EngineName, RunConfig
@@ -77,7 +76,7 @@ def _check_objective(config: RunConfig) -> None:
         raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
     if dataset.loss_on != "completion":
         raise ValueError("dataset.loss_on: the prompt of a pair cancels in DPO's loss; leave it at completion")
-    if CATALOGUE[config.cluster.instance_type].device == "neuron":
+    if config.instance.is_neuron:
         raise ValueError(
             "training.objective: dpo has shapes that differ from batch to batch, and TorchNeuron would compile for"
             " each; use a GPU instance type"
@@ -111,10 +110,9 @@ def _check_encoder_decoder(config: RunConfig) -> None:
 
 
 def _check_torch(config: RunConfig) -> None:
-    instance_type = config.cluster.instance_type
-    if instance_type.startswith("trn1"):
+    if config.cluster.instance_type.startswith("trn1"):
         raise ValueError("engine torch does not run on trn1: TorchNeuron needs trn2; use engine: neuron")
-    if CATALOGUE[instance_type].device == "neuron":
+    if config.instance.is_neuron:
         _check_torch_neuron(config)
     given = config.parallelism
     if given.degrees == "auto":
@@ -164,7 +162,7 @@ def _check_torch_neuron(config: RunConfig) -> None:
 
 
 def _check_neuron(config: RunConfig) -> None:
-    if CATALOGUE[config.cluster.instance_type].device != "neuron":
+    if not config.instance.is_neuron:
         raise ValueError(f"engine neuron needs a trn instance type, not {config.cluster.instance_type}")
     if config.parallelism.context_parallel > 1:
         raise ValueError("parallelism.context_parallel: engine neuron has no context parallelism; set it to 1")
@@ -208,7 +206,7 @@ def _check_torch_only(config: RunConfig) -> None:
         )
     if training.optimizer_state != "fp32":
         raise ValueError("training.optimizer_state: is a setting of engine torch; leave it out")
-    if config.sagemaker and config.sagemaker.store and config.cluster.nodes > 1:
+    if config.store and config.cluster.nodes > 1:
         raise ValueError(
             "sagemaker.store: with engine neuron, several nodes write their checkpoints to one shared volume; set"
             " sagemaker.file_system instead"

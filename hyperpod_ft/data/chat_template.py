@@ -154,7 +154,7 @@ def _of_template(source: str) -> _Form:
 def _proved(dataset: Dataset, form: _Form, encoder: Encoder, special: Mapping[str, str]) -> str:
     """The template that gives the ids of training. Raises _NoTemplateError when none does."""
     # Llama 2's tokenizer begins a text with a space, but not after BOS
-    openings = ("bos_token", "bos_token + ' '") if encoder.opening else (_NOTHING,)
+    openings = ("bos_token", "bos_token + ' '") if encoder.bos else (_NOTHING,)
     for opening in openings:
         text = _template(dataset, form, opening)
         try:

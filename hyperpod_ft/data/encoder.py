@@ -41,7 +41,7 @@ class Encoder:
     """A model's tokenizer as the dataset stage uses it."""
 
     backend: Backend
-    opening: tuple[int, ...]  # BOS, if the tokenizer adds it to a text
+    bos: tuple[int, ...]  # BOS, if the tokenizer adds it to a text
     eos: int
     pad: int
     tokenizer: Tokenizer | None  # renders chats; None if it was not needed
@@ -56,8 +56,8 @@ class Encoder:
             return cls.of(tokenizer.load(model))
         if chat:
             return cls.of(tokenizer.load(model), ranked)
-        opening = described.opening if described.opening == (described.bos,) else ()
-        return cls(ranked, opening, described.eos, described.eos if described.pad is None else described.pad, None)
+        bos = described.opening if described.opening == (described.bos,) else ()
+        return cls(ranked, bos, described.eos, described.eos if described.pad is None else described.pad, None)
 
     @classmethod
     def of(cls, loaded: Tokenizer, backend: Backend | None = None) -> "Encoder":

@@ -92,13 +92,13 @@ def open_split(directory: Path) -> Split | PairedSplit:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedDataset:
     """A prepared dataset's directory."""
 
     directory: Path
 
     @classmethod
-    def open(cls, directory: Path) -> "Prepared":
+    def open(cls, directory: Path) -> "PreparedDataset":
         """Raises UserError when the directory is not a prepared dataset."""
         if not (directory / _REPORT).is_file():
             raise UserError(f"{directory}: not a prepared dataset", "run: hyperpod-ft submit --only dataset")

@@ -199,17 +199,17 @@ def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) ->
     if dataset.max_target_length is None:
         templated = np.array([example.templated for example in examples], np.bool_)
         inserted = begins
-        opened = _opened(encoded.ids, begins, edges[first + 1], templated, encoder)
-        closed = _closed(encoded.ids, begins, ends, templated, encoder)
-        mark = (encoder.opening or (encoder.eos,))[0]
+        with_bos = _adds_bos(encoded.ids, begins, edges[first + 1], templated, encoder)
+        with_eos = _adds_eos(encoded.ids, begins, ends, templated, encoder)
+        mark = (encoder.bos or (encoder.eos,))[0]
     else:
         inserted = edges[first + counts - 1]  # the completion is the last segment
-        opened = closed = np.ones(len(examples), np.bool_)
+        with_bos = with_eos = np.ones(len(examples), np.bool_)
         mark = encoder.eos
-    lengths = opened + (ends - begins) + closed
+    lengths = with_bos + (ends - begins) + with_eos
     # At the same place, an EOS is inserted before the next example's BOS: in this order.
     places = np.stack([inserted, ends], axis=1).ravel()
-    wanted = np.stack([opened, closed], axis=1).ravel()
+    wanted = np.stack([with_bos, with_eos], axis=1).ravel()
     marks = np.resize(np.array([mark, encoder.eos], np.int32), len(places))
     ids = np.insert(encoded.ids, places[wanted], marks[wanted])
     trained = np.insert(trained, places[wanted], np.resize(np.array([False, True]), len(places))[wanted])
@@ -217,7 +217,7 @@ def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) ->
     return Tokens(ids, trained, lengths)
 
 
-def _opened(
+def _adds_bos(
     ids: NDArray[np.int32],
     begins: NDArray[np.int64],
     firsts_end: NDArray[np.int64],
@@ -225,14 +225,14 @@ def _opened(
     encoder: Encoder,
 ) -> NDArray[np.bool_]:
     """Whether to add BOS to each example: if the tokenizer adds one, and its first segment does not begin with one."""
-    if not encoder.opening:
+    if not encoder.bos:
         return np.zeros(len(begins), np.bool_)
     own = firsts_end > begins
-    own[own] = ids[begins[own]] == encoder.opening[0]
+    own[own] = ids[begins[own]] == encoder.bos[0]
     return ~own & ~templated  # a chat template writes it
 
 
-def _closed(
+def _adds_eos(
     ids: NDArray[np.int32],
     begins: NDArray[np.int64],
     ends: NDArray[np.int64],
@@ -240,14 +240,14 @@ def _closed(
     encoder: Encoder,
 ) -> NDArray[np.bool_]:
     """Whether to add EOS to each example. Most chat templates close the last turn, with EOS or their own token."""
-    closed = np.ones(len(ends), np.bool_)
+    with_eos = np.ones(len(ends), np.bool_)
     if templated.any():
         assert encoder.tokenizer is not None
         special = np.array(encoder.tokenizer.all_special_ids, np.int32)
         for back in range(1, _CLOSING_TOKENS + 1):
             there = templated & (ends - back >= begins)
-            closed[there] &= ~np.isin(ids[(ends - back)[there]], special)
-    return closed
+            with_eos[there] &= ~np.isin(ids[(ends - back)[there]], special)
+    return with_eos
 
 
 _CLOSING_TOKENS = 2  # `<|im_end|>` and a line break

@@ -116,8 +116,8 @@ def remove_leftovers(run: Run) -> None:
 def discard_later_best(run: Run, step: int) -> None:
     """Discard the best weights when they are of a step after `step`, from which training resumes.
 
-    One rank a volume. Their attempt is abandoned: the steps are trained again, on accelerators with other bits, and
-    another may be best.
+    One rank on each volume calls it. The steps after `step` are trained again; on accelerators their bits may differ,
+    so that another step may be best.
     """
     with contextlib.suppress(UserError):  # unusable ones are replaced, or found by `check_best`
         if description.read(run.best_checkpoint).step > step:
@@ -169,11 +169,11 @@ class CheckpointFile:
 def write_description(run: Run, progress: Progress, directory: Path, files: Mapping[str, CheckpointFile]) -> None:
     """Write the description of an otherwise complete checkpoint; `files`: all of its files, by name."""
     config, degrees = run.config, run.plan.degrees
-    family = str(read_config(run.base_model).get("model_type", ""))
-    built = family_of(family)
+    model_type = str(read_config(run.base_model).get("model_type", ""))
+    family = family_of(model_type)
     lora = config.lora.model_dump() | {
-        "target_modules": targets(config.lora, family),
-        "fan_in_fan_out": built is not None and built.transposed,
+        "target_modules": targets(config.lora, model_type),
+        "fan_in_fan_out": family is not None and family.transposed,
         "task": "SEQ_2_SEQ_LM" if config.dataset.max_target_length else "CAUSAL_LM",
     }
     described = Description(

@@ -36,7 +36,7 @@ def flops_per_token(
     the output matrix, and is counted once.
     """
     family = family_of(str(model_config.get("model_type", "")))
-    spelled = family.keys if family else {}
+    spelled = family.attribute_map if family else {}
     found = {key: model_config.get(spelled.get(key, key)) for key in (*_NEEDED, _POSITIONS)}
     if not all(isinstance(found[key], int) for key in _NEEDED) or any(model_config.get(key) for key in _MIXTURES):
         return None

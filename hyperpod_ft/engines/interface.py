@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """The result of a finished training: the final sharded checkpoint, and facts for the stage's record."""
 
     checkpoint: Path
@@ -22,7 +22,7 @@ class Trained:
 class Engine(Protocol):
     """The functions of every engine's module."""
 
-    def train(self, run: Run, processes: Processes) -> Trained:
+    def train(self, run: Run, processes: Processes) -> TrainingResult:
         """Train the run to its last step on all `processes`, from its newest complete checkpoint if there is one.
 
         Called on every rank. Raises UserError for what a user can correct, `interruption.Interrupted` after a signal.

@@ -33,7 +33,7 @@ class StepMetrics:
     validation_loss: float | None  # after this step; mean over the label tokens, or pairs, of the validation rows
     # since the row before, see throughput.Rates
     seconds_per_step: float
-    samples_per_second: float
+    rows_per_second: float
     documents_per_second: float | None
     tokens_per_second: float
     mfu: float | None
@@ -171,7 +171,7 @@ def facts(run: Run, throughput: Throughput, rows: int, progress: Progress, train
         "epochs": round(trained / rows, 4),
         "first_loss": progress.first_loss,
         "final_loss": progress.last_loss,
-        "samples": trained,  # packed rows
+        "rows": trained,  # packed, of all epochs
         "tokens": trained * throughput.max_length,  # padding included
         "seconds": round(progress.seconds, 3),  # in the training loop
         **rates,

@@ -30,7 +30,7 @@ def find(run: Run, processes: Processes, volume: Volume) -> Progress | None:
     ]
     common = [key for key in by_volume[0] if all(key in other for other in by_volume)]
     elsewhere = sorted({step for of_volume in by_volume for step, digest in of_volume if (step, digest) not in common})
-    if processes.leads:
+    if processes.is_rank_0:
         for step in elsewhere:
             _print_ignored(run.checkpoint(step), "not every node has all of its files")
     for step, digest in common:
@@ -38,7 +38,7 @@ def find(run: Run, processes: Processes, volume: Volume) -> Progress | None:
         reasons = processes.gather(f"restore/{step}/damaged", _why_damaged(directory, processes, volume, run))
         if not any(reasons):
             return _progress(by_volume[0][step, digest])
-        if processes.leads:
+        if processes.is_rank_0:
             _print_ignored(directory, next(filter(None, reasons)))
     if elsewhere:
         raise RuntimeError(

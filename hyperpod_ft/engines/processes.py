@@ -1,4 +1,4 @@
-"""The processes of one training job, as torchrun started them, and the store that connects them."""
+"""The processes of one job, as torchrun started them, and the store that connects them."""
 
 import json
 import os
@@ -29,7 +29,7 @@ class Processes:
     store: dist.Store
 
     @property
-    def leads(self) -> bool:
+    def is_rank_0(self) -> bool:
         """Rank 0 alone holds the lock, prints, and writes metrics and the record."""
         return self.rank == 0
 
@@ -39,7 +39,7 @@ class Processes:
         Uses the store, so that no device waits or compiles for it. `occasion` names this call, unique in a job.
         """
         self.store.set(f"{occasion}/{self.rank}", json.dumps(value))
-        if self.leads:
+        if self.is_rank_0:
             keys = [f"{occasion}/{rank}" for rank in range(self.world_size)]
             self.store.wait(keys, COLLECTIVE_TIMEOUT)
             self.store.set(occasion, "[" + ",".join(self.store.get(key).decode() for key in keys) + "]")

@@ -28,4 +28,4 @@ def flops_per_token(shape: T5Shape, dataset: Dataset, targets: frozenset[str], r
         adapters = shape.adapters(targets, rank)
         operations += 6 * (source * adapters[0] + target * adapters[1])
     pairs = shape.encoder_layers * source**2 + shape.decoder_layers * (target**2 + target * source)
-    return (operations + 12 * shape.queries * pairs) / (source + target)
+    return (operations + 12 * shape.query_width * pairs) / (source + target)

@@ -6,7 +6,6 @@ from pathlib import Path
 from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.tied import OUTPUT, SHARED_ALIASES, is_tied
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.engines import t5_flops
 from hyperpod_ft.engines.flops import flops_per_token
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
@@ -19,7 +18,7 @@ class Rates:
     """Rates over some optimizer steps. A sample is a packed row; a document is one dataset example packed into it."""
 
     seconds_per_step: float
-    samples_per_second: float
+    rows_per_second: float
     documents_per_second: float | None
     tokens_per_second: float  # all positions of the rows, padding included
     mfu: float | None  # model-FLOPs utilization, 0 to 1, of the ranks' dense bf16 peak
@@ -37,13 +36,13 @@ class Throughput:
 
     def rates(self, steps: int, seconds: float) -> Rates:
         """The rates of `steps` steps that took `seconds` together."""
-        samples = steps * self.rows_per_step / seconds
-        tokens = samples * self.max_length
+        rows = steps * self.rows_per_step / seconds
+        tokens = rows * self.max_length
         known = self.flops_per_token is not None and self.peak_flops > 0
         return Rates(
             seconds_per_step=round(seconds / steps, 4),
-            samples_per_second=round(samples, 3),
-            documents_per_second=round(samples * self.documents_per_row, 3) if self.documents_per_row else None,
+            rows_per_second=round(rows, 3),
+            documents_per_second=round(rows * self.documents_per_row, 3) if self.documents_per_row else None,
             tokens_per_second=round(tokens, 1),
             mfu=round(tokens * (self.flops_per_token or 0.0) / self.peak_flops, 4) if known else None,
         )
@@ -66,11 +65,11 @@ def throughput(run: Run, rows_per_step: int, max_length: int, trainable_paramete
     if shape := t5_shape(model_config):
         lora = run.config.lora
         rank = lora.r if run.config.training.method == "lora" else None
-        names = target_names(lora, shape.family)
+        names = target_names(lora, shape.model_type)
         flops: float | None = t5_flops.flops_per_token(shape, run.config.dataset, names, rank)
     else:
         flops = flops_per_token(model_config, total, trained, max_length, tied=tied)
-    rank_flops = CATALOGUE[run.config.cluster.instance_type].rank_tflops * 1e12
+    rank_flops = run.config.instance.rank_tflops * 1e12
     return Throughput(
         rows_per_step=rows_per_step,
         max_length=max_length,

@@ -24,11 +24,11 @@ def find(processes: Processes, directory: Path) -> Volume:
     directory.mkdir(parents=True, exist_ok=True)
     name = processes.gather("volume/name", f".volume-{uuid.uuid4().hex}")[0]
     probe = directory / name
-    if processes.leads:
+    if processes.is_rank_0:
         probe.touch()
     processes.gather("volume/made", None)
     seen = processes.gather("volume/seen", probe.exists())
-    if processes.leads:
+    if processes.is_rank_0:
         probe.unlink()
     shared = all(seen)
-    return Volume(processes.leads or (not shared and processes.local_rank == 0), shared)
+    return Volume(processes.is_rank_0 or (not shared and processes.local_rank == 0), shared)

@@ -59,25 +59,25 @@ class Comparison:
 
     def samples(self) -> Samples:
         return Samples(
-            {"train": self.exact("train"), "validation": self.exact("validation")},
-            self.validation,
-            len(self.compared),
-            sum(not row.same for row in self.compared),
-            tuple(
+            exact_match={"train": self.exact("train"), "validation": self.exact("validation")},
+            validation_loss=self.validation,
+            answers=len(self.compared),
+            answers_changed=sum(not row.same for row in self.compared),
+            prompts=tuple(
                 RecordedAnswers(row.prompt, row.templated, row.base, row.tuned)
                 for row in self.compared
                 if row.origin == "prompts"
             ),
-            tuple(
+            samples=tuple(
                 SampledRow(
-                    row.origin,
-                    row.prompt,
-                    row.templated,
-                    row.expected or "",
-                    row.base,
-                    row.tuned,
-                    row.base_exact,
-                    row.tuned_exact,
+                    split=row.origin,
+                    prompt=row.prompt,
+                    templated=row.templated,
+                    expected=row.expected or "",
+                    base=row.base,
+                    tuned=row.tuned,
+                    base_exact=row.base_exact,
+                    tuned_exact=row.tuned_exact,
                 )
                 for row in self.compared
                 if row.origin != "prompts"

@@ -63,7 +63,7 @@ def decide(
 ) -> Decision:
     """Choose what follows an attempt. `earlier`: restarts of its submission so far; `allowed`: cluster.max_restarts.
 
-    `requeues`: whether a Slurm can start the job again; `followed`: whether another training job continues this one.
+    `requeues`: whether Slurm can start the job again; `followed`: whether another training job continues this one.
     The stage's record ends the job with success. A user's error and a cancellation end it too. The notice of the time
     limit requeues it or leaves the rest to the next job, as long as each time adds a checkpoint, or a part of DPO's
     reference. A crash is retried within the job, or by requeueing when no rank reported a reason, because a node may be

@@ -1,4 +1,4 @@
-"""Check the nodes of a training job before it starts: what they have, against their instance type and each other.
+"""Check the nodes of a job before its ranks start: what they have, against their instance type and each other.
 
     python -m hyperpod_ft.job.health RUN_DIR        on every node of a job step, or on one node by hand
 
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.config.instances import CATALOGUE, Instance
+from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job.attempts import report_failure
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
@@ -29,8 +29,8 @@ from hyperpod_ft.runs.run import Run
 _EXIT_MISSING_REPORT = 1
 _REPORT_SECONDS = 60
 # Room for a few checkpoints of an adapter, and for what compilers leave in /tmp; full training reports a full volume.
-_VOLUME_GIB = 10
-_TEMPORARY_GIB = 5
+VOLUME_GIB = 10
+TEMPORARY_GIB = 5
 _PACKAGES_LISTED = 5  # in one line
 
 
@@ -49,21 +49,21 @@ def problems(reports: Sequence[NodeReport], instance: Instance, replace: Callabl
     for report in reports:
         found += [f"{report.node}: {fault}" for fault in report.faults]
         found += [f"{report.node}: {what}; {replace(report.node)}" for what in _of_node(report, instance)]
-        if report.temporary_gib is not None and report.temporary_gib < _TEMPORARY_GIB:
+        if report.temporary_gib is not None and report.temporary_gib < TEMPORARY_GIB:
             found.append(
-                f"{report.node}: {report.temporary_gib:.1f} GiB free for temporary files, less than {_TEMPORARY_GIB};"
+                f"{report.node}: {report.temporary_gib:.1f} GiB free for temporary files, less than {TEMPORARY_GIB};"
                 " free some space"
             )
     volume = min((report.volume_gib for report in reports if report.volume_gib is not None), default=None)
-    if volume is not None and volume < _VOLUME_GIB:
-        found.append(f"{volume:.1f} GiB free on the shared volume, less than {_VOLUME_GIB}; free some space")
+    if volume is not None and volume < VOLUME_GIB:
+        found.append(f"{volume:.1f} GiB free on the shared volume, less than {VOLUME_GIB}; free some space")
     return found + _version_differences(reports, replace)
 
 
 def _of_node(report: NodeReport, instance: Instance) -> list[str]:
     found = []
     if report.devices is not None and report.devices != instance.devices:
-        program = "neuron-ls" if instance.device == "neuron" else "nvidia-smi"
+        program = "neuron-ls" if instance.is_neuron else "nvidia-smi"
         found.append(f"{program} lists {report.devices} devices, {instance.name} has {instance.devices}")
     if report.device_files is not None and report.device_files != instance.devices:
         found.append(f"{report.device_files} of {instance.devices} device files /dev/neuron*")
@@ -109,10 +109,7 @@ def _gather(directory: Path, step: int, nodes: int) -> list[NodeReport]:
     while True:
         paths = [path for number in range(nodes) if (path := _report_path(directory, step, number)).exists()]
         if len(paths) == nodes or time.monotonic() > deadline:
-            return [
-                NodeReport(**values | {key: tuple(values[key]) for key in ("device_cores", "faults")})
-                for values in (json.loads(path.read_text(encoding="utf-8")) for path in paths)
-            ]
+            return [NodeReport.of(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
         time.sleep(0.05)
 
 
@@ -122,7 +119,7 @@ def _report_path(directory: Path, step: int, node_number: int) -> Path:
 
 def check(run: Run) -> int:
     """Report on this node; on the first node, compare all reports. Returns the exit status."""
-    instance = CATALOGUE[run.config.cluster.instance_type]
+    instance = run.config.instance
     in_step = ATTEMPT_DIRECTORY in os.environ
     step = JobStep.from_environment()
     report = observe(instance, step.nodes if in_step else 1, run.root)

@@ -62,6 +62,32 @@ def install_neuron(python: Path, pins: Path, repositories: Sequence[str]) -> Non
     install(python, pins)
 
 
+def why_not_found(pin: str, repositories: Sequence[str], python_version: str) -> str:
+    """Why pip would not find a pinned package for a Python (`3.11`); empty if it would. Downloads no package.
+
+    Searches `repositories` only, or where pip's own configuration says if there are none. Raises UserError when pip
+    cannot search.
+    """
+    name, _, version = re.split(r"[ ;]", pin)[0].partition("==")
+    name = name.partition("[")[0]
+    search = ("--retries", "1", "--timeout", "10", "index", "versions", name, "--python-version", python_version)
+    done = _run_pip(Path(sys.executable), (*search, *_sources(repositories)), alone=bool(repositories))
+    source = ", ".join(repositories) or "the package index"
+    if done.returncode and _NOT_REACHED.search(done.stderr):
+        return f"cannot reach {source}"
+    if done.returncode and _NOT_FOUND.search(done.stderr):
+        return f"{name} for Python {python_version} is not in {source}"
+    if done.returncode:
+        raise failure(done.stderr, source)
+    listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
+    offered = listed[1].split(", ") if listed else []
+    # a build for CPUs is 2.8.0+cpu, and one pin ends with `.*`
+    wanted = re.compile(re.escape(version.removesuffix(".*")) + (r"(\.|\+|$)" if version.endswith(".*") else r"(\+|$)"))
+    if any(wanted.match(one) for one in offered):
+        return ""
+    return f"{name} {version} for Python {python_version} is not in {source}, which has {', '.join(offered[:3])}"
+
+
 def _sources(repositories: Sequence[str]) -> list[str]:
     directories = [place for place in repositories if place.startswith("/")]
     indexes = [place for place in repositories if not place.startswith("/")]
@@ -75,15 +101,19 @@ def _sources(repositories: Sequence[str]) -> list[str]:
 
 def _pip(python: Path, arguments: Sequence[str], source: str, *, alone: bool = False) -> None:
     """`alone`: use only the indexes in the arguments."""
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+    done = _run_pip(python, ("install", "--quiet", *arguments), alone=alone)
+    if done.returncode:
+        print(done.stderr, file=sys.stderr, flush=True)
+        raise failure(done.stderr, source)
+
+
+def _run_pip(python: Path, arguments: Sequence[str], *, alone: bool) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ)
     if alone:
         environment = {name: value for name, value in environment.items() if name not in _INDEX_VARIABLES}
         environment["PIP_CONFIG_FILE"] = os.devnull
-    done = subprocess.run([*pip, *arguments], stderr=subprocess.PIPE, text=True, check=False, env=environment)
-    if done.returncode:
-        print(done.stderr, file=sys.stderr, flush=True)
-        raise failure(done.stderr, source)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    return subprocess.run([*pip, *arguments], capture_output=True, text=True, check=False, env=environment)
 
 
 def failure(messages: str, source: str) -> UserError:

@@ -16,8 +16,19 @@ _SUITABLE = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
 
 
 def create_like_this_one(environment: Path) -> None:
-    """Create a virtual environment of the running interpreter."""
-    _create([sys.executable, "-m", "venv", str(environment)])
+    """Create a virtual environment of the running interpreter; with uv where it lacks ensurepip.
+
+    HyperPod's images have a Python without ensurepip. Raises UserError when there is no uv either.
+    """
+    if version_of(sys.executable):
+        _create([sys.executable, "-m", "venv", str(environment)])
+    elif uv := shutil.which("uv"):
+        _create([uv, "venv", "--quiet", "--seed", "--python", sys.executable, str(environment)])
+    else:
+        raise UserError(
+            f"env: {sys.executable} has no ensurepip on this node, and there is no uv",
+            "install uv into the kit's environment: pip install uv",
+        )
 
 
 def create_environment(
@@ -52,23 +63,24 @@ def torch_neuron_of_image(directory: Path = Path("/opt")) -> Path | None:
     return found[-1] if found else None
 
 
-def create_above(base: Path, environment: Path) -> None:
+def create_on_top_of(base: Path, environment: Path) -> None:
     """Create a virtual environment that also has the packages of `base`, the interpreter of another one."""
     _create([str(base), "-m", "venv", str(environment)])
     for site_packages in environment.glob("lib/python*/site-packages"):
-        beneath = base.parent.parent / site_packages.relative_to(environment)
-        (site_packages / "beneath.pth").write_text(f"{beneath}\n", encoding="utf-8")
+        packages = base.parent.parent / site_packages.relative_to(environment)
+        (site_packages / "base.pth").write_text(f"{packages}\n", encoding="utf-8")
 
 
 def find(versions: tuple[str, ...]) -> str | None:
     """The running interpreter, or one on PATH, of one of these versions and with ensurepip."""
     for candidate in (sys.executable, *(shutil.which(f"python{version}") for version in versions)):
-        if candidate and _version(candidate) in versions:
+        if candidate and version_of(candidate) in versions:
             return candidate
     return None
 
 
-def _version(python: str) -> str:
+def version_of(python: str) -> str:
+    """`3.11`, of an interpreter that has ensurepip; empty for any other."""
     # it may be only a shim, or lack ensurepip, which is a separate package on Debian
     try:
         done = subprocess.run([python, "-c", _SUITABLE], capture_output=True, text=True, check=False)

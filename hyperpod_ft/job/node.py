@@ -1,4 +1,4 @@
-"""The program of a training job on each of its nodes: the health check, then one torchrun that starts the node's ranks.
+"""The program that a job runs on each of its nodes: the health check, then one torchrun that starts the node's ranks.
 
     python -m hyperpod_ft.job.node RUN_DIR [--precompile]
 
@@ -13,7 +13,6 @@ import sys
 import zlib
 from pathlib import Path
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError, print_error
 from hyperpod_ft.job.job_step import JobStep
 from hyperpod_ft.launch.slurm import SlurmLauncher
@@ -77,7 +76,7 @@ def main() -> None:
     """Check the node and become torchrun, or exit with the status of what kept it from starting."""
     directory, *options = sys.argv[1:]
     run = Run.open(Path(directory))
-    if CATALOGUE[run.config.cluster.instance_type].has_accelerators or run.plan.degrees.nodes > 1:
+    if run.config.instance.has_accelerators or run.plan.degrees.nodes > 1:
         check = [str(run.python), "-m", "hyperpod_ft.job.health", str(run.directory)]
         if status := subprocess.run(check, check=False).returncode:
             sys.exit(shell_status(status))

@@ -1,4 +1,4 @@
-"""Inventory of one node of a training job: devices, network interfaces, free space and versions."""
+"""Inventory of one node of a job that starts ranks: devices, network interfaces, free space and versions."""
 
 import os
 import re
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import UserError
@@ -39,6 +40,11 @@ class NodeReport:
     faults: tuple[str, ...] = ()  # errors of the programs, with remedies
     instance_type: str = ""  # without `ml.`; empty where it is not known
 
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> "NodeReport":
+        """The report whose fields were written as JSON."""
+        return cls(**values | {key: tuple(values[key]) for key in ("device_cores", "faults")})
+
 
 def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
     """Look at this node: without accelerators only at versions; at EFA and packages only among several nodes."""
@@ -49,7 +55,7 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
     device_cores: tuple[int, ...] = ()
     device_files: int | None = None
     faults: list[str] = []
-    if instance.device == "neuron":
+    if instance.is_neuron:
         try:
             program = neuron_devices.neuron_ls()
             listing = None if program is None else neuron_devices.devices(program)

@@ -1,4 +1,4 @@
-"""Supervise a training job on its first node: start the ranks, and start them again when they crash, until done.
+"""Supervise a job's ranks on its first node: start them, and again when they crash, until the stage is done.
 
     python -m hyperpod_ft.job.supervisor STAGE RUN_DIR COMMAND...
 
@@ -17,16 +17,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from hyperpod_ft import publish
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
-from hyperpod_ft.launch.slurm import SlurmAwayError, SlurmLauncher
+from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm_programs import SlurmUnreachableError
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.container import seconds_to_save
 from hyperpod_ft.runs.job_files import banner
@@ -102,8 +103,13 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         return 0
     job_id = own_job_id()
     step = JobStep.from_environment()
-    accelerators = CATALOGUE[run.config.cluster.instance_type].has_accelerators
-    allowed = run.config.cluster.max_restarts
+    accelerators = run.config.instance.has_accelerators
+    decide = partial(
+        attempts.decide,
+        allowed=run.config.cluster.max_restarts,
+        requeues=bool(step.slurm_job),
+        followed=bool(step.hosts),
+    )
     begun_at, reference = restarts.last_written_step(run), restarts.reference_measured(run)
     if not step.restarts and not step.hosts:  # the names of training jobs are not used again
         restarts.forget(run, stage, job_id)
@@ -111,7 +117,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         earlier = restarts.of_submission(run, stage, job_id)
         attempt = _attempt(run, stage, command, signals, begun_at, job_id)
         attempt = replace(attempt, measured=restarts.reference_measured(run) > reference)
-        decision = attempts.decide(attempt, earlier, allowed, bool(step.slurm_job), bool(step.hosts))
+        decision = decide(attempt, earlier)
         if decision.action == "retry":
             restarts.add(run, stage, attempt)
             pause = attempts.pause_seconds(decision.number, accelerators)
@@ -121,7 +127,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
                 print(f"{banner(stage, job_id)}, restart {decision.number}", flush=True)
                 continue
             attempt = replace(attempt, signal=signals.received)
-            decision = attempts.decide(attempt, earlier, allowed, bool(step.slurm_job), bool(step.hosts))
+            decision = decide(attempt, earlier)
         _print(stage, decision)
         if decision.action == "end":
             return decision.status
@@ -135,12 +141,12 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
 
 
 def _requeue(job_id: str, signals: Signals) -> None:
-    """Requeue the job; try again while Slurm's controller is away. Raises UserError when Slurm refuses."""
+    """Requeue the job; try again while Slurm's controller is unreachable. Raises UserError when Slurm refuses."""
     deadline = time.monotonic() + _REQUEUE_TIMEOUT_SECONDS
     while True:
         try:
             SlurmLauncher().requeue(job_id)
-        except SlurmAwayError:
+        except SlurmUnreachableError:
             if time.monotonic() > deadline:
                 raise
             signals.wait(_REQUEUE_RETRY_SECONDS, (signal.SIGTERM,))
@@ -178,7 +184,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
 
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
     """
-    to_save = seconds_to_save(run.plan[stage].resources.warning_seconds, JobStep.from_environment().max_runtime)
+    to_save = seconds_to_save(run.plan[stage].resources.notice_seconds, JobStep.from_environment().max_runtime)
     seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.only_sender else _SAVE_TIMEOUT_SECONDS
     ended = False
     recorded_at, looked_at, noticed_at = 0.0, 0.0, 0.0

@@ -15,9 +15,25 @@ from hyperpod_ft.runs.run import Run
 _AT_WORK = ("running", "pending")
 # a local cluster has no other users; a shared slurmctld is asked less often
 _POLL_SECONDS, _POLL_SECONDS_LOCAL = 10.0, 1.0
-_ATTEMPTS = 20
-_RETRY_SECONDS = 15.0
+_MAX_UNANSWERED, _RETRY_SECONDS = 20, 15.0  # five minutes
 _LAST_LINES = 12
+
+
+class _Patience:
+    """Waits for a launcher that does not answer, for five minutes without an answer; then raises UserError."""
+
+    def __init__(self, remedy: str) -> None:
+        self._remedy = remedy
+        self._unanswered = 0
+
+    def answered(self) -> None:
+        self._unanswered = 0
+
+    def wait(self, note: str) -> None:
+        self._unanswered += 1
+        if self._unanswered == _MAX_UNANSWERED:
+            raise UserError(note, self._remedy)
+        time.sleep(_RETRY_SECONDS)
 
 
 def follow(run: Run, launchers: Launchers) -> Iterator[RunStatus]:
@@ -26,17 +42,14 @@ def follow(run: Run, launchers: Launchers) -> Iterator[RunStatus]:
     While the launcher does not answer, or refuses the next job, yields statuses with a note. Raises UserError when it
     has for five minutes.
     """
-    unanswered = 0
+    patience = _Patience(f"later: hyperpod-ft status {run.directory}")
     while True:
         current = status(run, launchers, advance=True)
         yield current
         if current.note:
-            unanswered += 1
-            if unanswered == _ATTEMPTS:
-                raise UserError(current.note, f"later: hyperpod-ft status {run.directory}")
-            time.sleep(_RETRY_SECONDS)
+            patience.wait(current.note)
             continue
-        unanswered = 0
+        patience.answered()
         if not any(stage.state in _AT_WORK for stage in current.stages):
             return
         _pause(run)
@@ -52,7 +65,7 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
     if stage is not None and stage not in run.plan:
         raise UserError(f"no stage {stage!r} in this run", f"its stages: {', '.join(s.name for s in run.plan.stages)}")
     position, path, job_id = 0, "", ""
-    answered, unanswered = False, 0
+    answered, patience = False, _Patience(f"later: hyperpod-ft logs -f --run {run.directory}")
     while True:
         current = status(run, launchers)
         chosen, note = _choose(current, stage), current.note
@@ -67,12 +80,10 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
                 raise
             note = note or str(error)
         if answered and note and until_it_ends:
-            unanswered += 1
-            if unanswered == _ATTEMPTS:
-                raise UserError(note, f"later: hyperpod-ft logs -f --run {run.directory}")
-            time.sleep(_RETRY_SECONDS)
+            patience.wait(note)
             continue
-        answered, unanswered = not note, 0
+        answered = not note
+        patience.answered()
         if path:
             stage = chosen.stage
             with Path(path).open(encoding="utf-8", errors="replace") as stream:
@@ -93,8 +104,7 @@ def fetch_log(run: Run, launchers: Launchers, stage: StageStatus, chosen: str = 
     if job is None:
         return stage.log
     launchers.fetch_log(run, job)
-    logs = (run.log(job.stage, job.job_id), run.fetched_log(job.stage, job.job_id))
-    return chosen or next((str(log) for log in logs if log.exists()), "")
+    return chosen or str(run.log_here(job.stage, job.job_id) or "")
 
 
 def last_lines(failed: StageStatus) -> list[str]:

@@ -44,13 +44,13 @@ class Launchers:
 
     def refresh(self, run: Run) -> None:
         """Bring the run's small files here, where its jobs write elsewhere. Starts nothing."""
-        for launcher, of_launcher in self._by_launcher(_unfinished(run)):
+        for launcher, of_launcher in self._by_launcher(run.unfinished_jobs()):
             if of_launcher:
                 launcher.refresh(run)
 
     def advance(self, run: Run) -> str:
         """Refresh, and create the job that this program must create; returns its id, or an empty string."""
-        created = [launcher.advance(run) for launcher, jobs in self._by_launcher(_unfinished(run)) if jobs]
+        created = [launcher.advance(run) for launcher, jobs in self._by_launcher(run.unfinished_jobs()) if jobs]
         return next(filter(None, created), "")
 
     def fetch_log(self, run: Run, job: Job) -> None:
@@ -95,8 +95,3 @@ class Launchers:
         """Each launcher with those of the jobs that it may still have."""
         for launcher in self._all:
             yield launcher, [job for job in jobs if job.launcher == launcher.name and not job.cluster_is_gone]
-
-
-def _unfinished(run: Run) -> list[Job]:
-    """The newest job of each stage that is not done."""
-    return [job for stage, job in run.latest_jobs().items() if stage in run.plan and not run.is_done(stage)]

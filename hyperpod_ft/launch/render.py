@@ -13,7 +13,6 @@ from typing import Any
 import jinja2
 
 from hyperpod_ft import __version__
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.plan import Resources, StagePlan
 from hyperpod_ft.runs.job_files import JOB_ID, banner
@@ -81,7 +80,7 @@ def _context(run: Run, job: str, resources: Resources, kit: Kit, early: bool, st
         "resources": resources,
         "cluster": run.config.cluster.model_dump(),
         "starts_ranks": starts_ranks,
-        "instance": CATALOGUE[run.config.cluster.instance_type],
+        "instance": run.config.instance,
         "threads": 1 if starts_ranks else resources.cpus or 8,
         "offline": not early,
         "python": kit.python if early else run.python,

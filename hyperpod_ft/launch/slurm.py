@@ -10,28 +10,21 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.errors import UserError, last_line
-from hyperpod_ft.launch import partitions
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import partitions, slurm_programs
 from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.slurm_programs import START_CONTROLLER, failure, without_defaults
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import JOB_COMMENT, Run
 
-_TIMEOUT_SECONDS = 60
-_NO_SLURM = (
-    "run this on a Slurm head node, start a cluster here (`hyperpod-ft local up`), or submit with --launcher process"
-)
-# What Slurm's programs say where they are installed and no cluster is configured.
-_NO_CONFIGURATION = "configuration source"
-# The messages when slurmctld does not answer, whatever the request; any other message is a refusal.
-_NO_CONTROLLER = re.compile(r"contact|connect|timed out|answer", re.IGNORECASE)
-_START_CONTROLLER = "check that slurmctld is running"
-
-
-class SlurmAwayError(UserError):
-    """Slurm's controller does not answer; it may later."""
+# Refusals of sbatch that another run file would not avoid.
+_SITE_REMEDIES = {
+    "topology configuration is not available": "Slurm's topology has a fault: see docs/lifecycle.md, or ask your "
+    "administrator",
+    "Invalid account": "ask for a Slurm account (docs/lifecycle.md), or correct the run file's cluster.account",
+}
 
 
 @dataclass(frozen=True)
@@ -88,12 +81,12 @@ class SlurmLauncher:
                 self.cancel(run, left)
             raise
 
-    def submit_beside(self, run: Run, name: str) -> Job:
-        """Submit the script `name` of the run that belongs to no stage. Raises UserError with sbatch's message."""
+    def submit_extra(self, run: Run, name: str) -> Job:
+        """Submit a script of the run that belongs to no stage, by its name. Raises UserError with sbatch's message."""
         return self._job(name, self._sbatch(run, name, []))
 
-    def active_beside(self, run: Run, name: str) -> list[Job]:
-        """This user's jobs of `submit_beside` that have not ended, by their name and comment."""
+    def active_extra(self, run: Run, name: str) -> list[Job]:
+        """This user's jobs of `submit_extra` that have not ended, by their name and comment."""
         return [
             self._job(name, listed.job_id)
             for listed in self._queue(["--me", f"--name={run.job_name(name)}"])
@@ -132,7 +125,7 @@ class SlurmLauncher:
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         done = self._run(["scancel", *(job.job_id for job in jobs)])
         if done.returncode and "Invalid job id" not in done.stderr:
-            raise _failure("scancel", done.stderr, "see squeue")
+            raise failure("scancel", done.stderr, "see squeue")
 
     def refresh(self, run: Run) -> None:
         """Jobs write to the shared volume."""
@@ -147,11 +140,11 @@ class SlurmLauncher:
     def requeue(self, job_id: str) -> None:
         """End a running job and let it wait again under the same id.
 
-        Raises UserError with scontrol's message; it is a SlurmAwayError when the controller does not answer.
+        Raises UserError with scontrol's message; it is a SlurmUnreachableError when the controller does not answer.
         """
         done = self._run(["scontrol", "requeue", job_id])
         if done.returncode:
-            raise _failure(f"scontrol requeue {job_id}", done.stderr, "continue with: hyperpod-ft resume")
+            raise failure(f"scontrol requeue {job_id}", done.stderr, "continue with: hyperpod-ft resume")
 
     def host_names(self, node_list: str) -> list[str]:
         """The nodes of a list like `node[1-4]`; empty when Slurm does not answer."""
@@ -167,7 +160,7 @@ class SlurmLauncher:
         return self._field(["node", first], "NodeAddr")
 
     def _check_partition(self, run: Run, stages: Sequence[StagePlan]) -> None:
-        instance = CATALOGUE[run.config.cluster.instance_type]
+        instance = run.config.instance
         whole_nodes = any(stage.resources.exclusive for stage in stages)
         if instance.has_accelerators and whole_nodes and partitions.HYPERPOD.is_dir():
             listing = self._run(["sinfo", "--noheader", "--exact", "--format=%P|%c"])
@@ -194,7 +187,7 @@ class SlurmLauncher:
             key, _, value = part.partition("=")
             if key == name and value not in ("", "(null)"):
                 return value
-        raise _failure(f"scontrol show {' '.join(entity)}: no {name}", done.stderr, "see scontrol ping")
+        raise failure(f"scontrol show {' '.join(entity)}: no {name}", done.stderr, "see scontrol ping")
 
     def _sbatch(self, run: Run, stage: str, parents: Sequence[str]) -> str:
         # Jobs are recognized by name and comment: as arguments, they outrank SBATCH_JOB_NAME and the like.
@@ -205,7 +198,9 @@ class SlurmLauncher:
             arguments += [f"--dependency=afterok:{':'.join(parents)}", "--kill-on-invalid-dep=yes"]
         done = self._run([*arguments, str(run.script(stage))], run)
         if done.returncode:
-            raise _failure(f"sbatch {stage}", done.stderr, "correct the run file's cluster section")
+            remedies = (remedy for said, remedy in _SITE_REMEDIES.items() if said in done.stderr)
+            remedy = next(remedies, "correct the run file's cluster section")
+            raise failure(f"sbatch {stage}", done.stderr, remedy)
         # a site's wrapper may print a greeting first
         ids = [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S*)?", line)]
         if not ids:
@@ -219,7 +214,7 @@ class SlurmLauncher:
         # the comment comes last: it may hold anything, the separator included
         done = self._run(["squeue", "--noheader", "--format=%i|%T|%r|%M|%N|%j|%k", *selection])
         if done.returncode and "Invalid job id" not in done.stderr:
-            raise _failure("squeue", done.stderr, _START_CONTROLLER)
+            raise failure("squeue", done.stderr, START_CONTROLLER)
         rows = (line.split("|", 6) for line in done.stdout.splitlines())
         return [
             _ListedJob(job, JobState(state, "" if reason == "None" else reason, elapsed, nodes), name, comment)
@@ -249,47 +244,11 @@ class SlurmLauncher:
         return _ListedJob(job_id, JobState(state, reason, elapsed, nodes), name, comment)
 
     def _run(self, arguments: list[str], run: Run | None = None) -> subprocess.CompletedProcess[str]:
-        try:
-            return subprocess.run(
-                arguments,
-                cwd=run.directory if run else None,
-                env=_without_defaults(os.environ, run) | dict(self.environment),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_TIMEOUT_SECONDS,
-                check=False,
-            )
-        except FileNotFoundError as error:
-            raise UserError(f"{arguments[0]}: not found on this machine", _NO_SLURM) from error
-        except subprocess.TimeoutExpired as error:
-            raise SlurmAwayError(f"{arguments[0]}: no answer in {_TIMEOUT_SECONDS} s", _START_CONTROLLER) from error
+        environment = without_defaults(os.environ, _open_choices(run)) | dict(self.environment)
+        return slurm_programs.run(arguments, environment, run.directory if run else None)
 
 
-def _failure(program: str, stderr: str, remedy: str) -> UserError:
-    """A failed Slurm program's error message, without the program's name."""
-    message = re.sub(r"^\w+: (error|fatal): ", "", last_line(stderr)) or "gave no error message"
-    if _NO_CONFIGURATION in stderr:
-        return UserError(f"{program}: {message}", _NO_SLURM)
-    if _NO_CONTROLLER.search(message):
-        return SlurmAwayError(f"{program}: {message}", _START_CONTROLLER)
-    return UserError(f"{program}: {message}", remedy)
-
-
-def _without_defaults(environment: Mapping[str, str], run: Run | None) -> dict[str, str]:
-    """The environment without the variables that would change these programs' output or outrank the run file.
-
-    A site's SBATCH_ACCOUNT and the like remain where the run file leaves the choice open.
-    """
-    cluster = run.config.cluster if run else None
-    open_choices = {
-        f"SBATCH_{key.upper()}"
-        for key in ("account", "partition", "qos", "reservation")
-        if cluster is not None and getattr(cluster, key) is None
-    }
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in open_choices or not name.startswith(("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_"))
-    }
+def _open_choices(run: Run | None) -> list[str]:
+    """The variables of a site, such as SBATCH_ACCOUNT, that decide where the run file leaves the choice open."""
+    keys = ("account", "partition", "qos", "reservation") if run else ()
+    return [f"SBATCH_{key.upper()}" for key in keys if run and getattr(run.config.cluster, key) is None]

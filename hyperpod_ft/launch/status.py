@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ft.errors import UserError
@@ -31,7 +30,7 @@ class TrainingProgress:
     total_steps: int | None
     loss: float
     tokens_per_second: float | None
-    samples_per_second: float | None = None  # packed rows
+    rows_per_second: float | None = None  # packed rows
     mfu: float | None = None  # 0 to 1
     reward_accuracy: float | None = None  # of DPO, 0 to 1
 
@@ -116,12 +115,11 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
 
 def _states(run: Run, launchers: Launchers) -> Mapping[str, JobState]:
     """The states of the newest jobs of stages that are not done, as far as their launchers know them."""
-    jobs = run.latest_jobs().items()
-    return launchers.states(run, [job for stage, job in jobs if stage in run.plan and not run.is_done(stage)])
+    return launchers.states(run, run.unfinished_jobs())
 
 
 def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
-    """A job runs its stages one after the other: what its launcher says is about the first that is left."""
+    """A job runs its stages one after the other, so its state is that of its first unfinished stage."""
     jobs: set[str] = set()
     found = []
     for stage in stages:
@@ -141,8 +139,7 @@ def _stage_status(
 ) -> StageStatus:
     reason = run.why_not_done(stage)
     job_id = job.job_id if job else ""
-    logs = (run.log(stage, job_id), run.fetched_log(stage, job_id)) if job else ()
-    log_path = next((str(log) for log in logs if log.exists()), "")
+    log_path = str(run.log_here(stage, job_id) or "") if job else ""
     if not reason:
         record = run.record(stage)
         done_elsewhere = "" if job else "done by an earlier run"
@@ -171,8 +168,8 @@ def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:
         return "running", " ".join(part for part in (known.elapsed, known.nodes) if part)
     if (known is not None and known.state == "CANCELLED") or run.cancel_marker(job.stage, job.job_id).exists():
         return "cancelled", ""
-    exit_status = _exit_status(run.exit_marker(job.stage, job.job_id))
-    if exit_status not in (None, "0"):
+    exit_status = run.exit_status(job.stage, job.job_id)
+    if exit_status not in (None, 0):
         return "failed", f"exit status {exit_status}"
     if known is not None and known.state != "COMPLETED":
         return "failed", ": ".join(part for part in (known.state.lower(), known.reason) if part)
@@ -181,13 +178,6 @@ def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:
             return "not run", ""  # it never started
         return "failed", "the job no longer exists and left no exit status"
     return "not run", ""  # it succeeded; its outputs have been changed or deleted since
-
-
-def _exit_status(marker: Path) -> str | None:
-    try:
-        return marker.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return None
 
 
 def _overall(stages: tuple[StageStatus, ...]) -> State:
@@ -213,7 +203,7 @@ def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | N
         total_steps=known.total if known else None,
         loss=row.get("loss", math.nan),
         tokens_per_second=row.get("tokens_per_second"),
-        samples_per_second=row.get("samples_per_second"),
+        rows_per_second=row.get("rows_per_second"),
         mfu=row.get("mfu"),
         reward_accuracy=row.get("rewards/accuracies"),
     )

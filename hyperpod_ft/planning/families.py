@@ -46,7 +46,8 @@ class Family:
     norms: int = 2  # of a layer, at the model's width
     wide_norms: bool = False  # of a different form, which keeps input and normalized tensor in fp32
     shared_input: str | None = None  # the module whose output both attention and MLP take in, if it is one
-    keys: Mapping[str, str] = field(default_factory=dict)  # spellings in config.json that differ from most families'
+    # Usual name to the one in config.json, where they differ; transformers' `attribute_map`.
+    attribute_map: Mapping[str, str] = field(default_factory=dict)
 
 
 _LLAMA_COLUMNS: Mapping[str, tuple[Outputs, ...]] = {
@@ -57,7 +58,7 @@ _LLAMA_COLUMNS: Mapping[str, tuple[Outputs, ...]] = {
     "mlp.up_proj": ("units",),
 }
 _LLAMA_ROWS = ("self_attn.o_proj", "mlp.down_proj")
-_GPT2_KEYS: Mapping[str, str] = {
+_GPT2_ATTRIBUTES: Mapping[str, str] = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
     "num_hidden_layers": "n_layer",
@@ -102,7 +103,7 @@ FAMILIES: tuple[Family, ...] = (
         query_attributes=("split_size", "num_heads"),
         tied=True,
         biases=frozenset({"columns", "output", "mlp", "norms"}),
-        keys={**_GPT2_KEYS, "max_position_embeddings": "n_positions"},
+        attribute_map={**_GPT2_ATTRIBUTES, "max_position_embeddings": "n_positions"},
     ),
     Family(
         ("gptj",),
@@ -121,7 +122,7 @@ FAMILIES: tuple[Family, ...] = (
         biases=frozenset({"mlp", "norms", "head"}),
         norms=1,
         shared_input="ln_1",
-        keys=_GPT2_KEYS,
+        attribute_map=_GPT2_ATTRIBUTES,
     ),
 )
 _BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}

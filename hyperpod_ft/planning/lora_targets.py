@@ -27,7 +27,7 @@ def is_target(module: str, target: str) -> bool:
 def check_targets(config: RunConfig, shape: ModelShape) -> None:
     """Raise UserError for a target that the model does not have."""
     if config.training.method == "lora":
-        refuse_unknown(targets(config.lora, shape.family), shape.modules)
+        refuse_unknown(targets(config.lora, shape.model_type), shape.modules)
 
 
 def refuse_unknown(wanted: Iterable[str], modules: Iterable[str]) -> None:

@@ -12,7 +12,6 @@ between engines is in torch/memory.py and neuron/memory.py, except for the rows 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees, copies_over_tensor
 from hyperpod_ft.planning.lora_targets import target_names
@@ -80,7 +79,7 @@ class KeptTensors:
 
 def available(config: RunConfig) -> float:
     """Accelerator memory of a rank for a training step, in bytes; 0 on instances without accelerators."""
-    return CATALOGUE[config.cluster.instance_type].rank_gib * GIB * (1 - RESERVED)
+    return config.instance.rank_gib * GIB * (1 - RESERVED)
 
 
 def stage_shares(
@@ -126,7 +125,7 @@ def _layer_quantized(config: RunConfig, shape: ModelShape) -> int:
 
 
 def _adapted(config: RunConfig, shape: ModelShape) -> list[Linear]:
-    names = target_names(config.lora, shape.family)
+    names = target_names(config.lora, shape.model_type)
     return [linear for linear in shape.linears if linear.name in names]
 
 
@@ -151,10 +150,10 @@ def _layer_adapters(config: RunConfig, shape: ModelShape, tensor: int) -> int:
 
 def _end_adapters(config: RunConfig, shape: ModelShape, vocabulary: int, first: bool, last: bool) -> int:
     """An embedding's factors are whole on each rank; of the head's, one has the rank's `vocabulary` entries."""
-    targets, lora = target_names(config.lora, shape.family), config.lora
+    targets, lora = target_names(config.lora, shape.model_type), config.lora
     embedding = lora.r * (shape.vocabulary + shape.hidden) + lora.dora * shape.hidden
     head = lora.r * (vocabulary + shape.hidden) + lora.dora * vocabulary
-    is_embedding, is_head = (path.rpartition(".")[2] in targets for path in (shape.built.embedding, shape.built.head))
+    is_embedding, is_head = (path.rpartition(".")[2] in targets for path in (shape.family.embedding, shape.family.head))
     return (is_embedding and first) * embedding + (is_head and last) * head
 
 
@@ -185,7 +184,7 @@ def _norm(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> float:
     """Bytes that a norm keeps of each element of its input: LayerNorm that input, RMSNorm the normalized tensor too."""
     if "norms" in shape.biases:
         return element_bytes(config)
-    if shape.built.wide_norms:
+    if shape.family.wide_norms:
         return 2 * FP32 if config.training.method == "full" else FP32
     return kept.norm_input + kept.normalized * element_bytes(config)
 
@@ -227,7 +226,7 @@ def _resident(config: RunConfig, layers: int, each: float) -> float:
 
 def _products(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTensors) -> float:
     """Bytes per token of a layer's matrix products, of attention, and of what ranks exchange for it."""
-    inside = 2 * shape.queries + 2 * shape.keys + (2 if shape.gated else 1) * shape.intermediate
+    inside = 2 * shape.query_width + 2 * shape.key_width + (2 if shape.gated else 1) * shape.intermediate
     return element_bytes(config) * (2 * shape.hidden + inside / degrees.tensor_parallel) + (
         kept.exchanged / degrees.tensor_parallel
     )
@@ -240,12 +239,12 @@ def _layer(config: RunConfig, degrees: Degrees, shape: ModelShape, kept: KeptTen
     (`kept.activated`), up, and their product; another what it activates, and the result.
     """
     element = element_bytes(config)
-    outside = shape.built.norms * shape.hidden * _norm(config, shape, kept)
-    inputs = (1 if shape.built.shared_input else 2) * shape.hidden * element
+    outside = shape.family.norms * shape.hidden * _norm(config, shape, kept)
+    inputs = (1 if shape.family.shared_input else 2) * shape.hidden * element
     units = 3 + kept.activated if shape.gated else 2
     inside = kept.attention + element * units * shape.intermediate
     if shape.head_norms:
-        inside += _norm(config, shape, kept) * (shape.queries + shape.keys)
+        inside += _norm(config, shape, kept) * (shape.query_width + shape.key_width)
     if config.training.method == "lora":
         in_outside, in_inside = _adapter_activations(config, shape, kept)
         inputs, inside = inputs + in_outside, inside + in_inside

@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.errors import UserError
@@ -72,7 +71,7 @@ def check_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memo
     memory = estimate(config, degrees, shape)
     if memory.total <= room:
         return memory
-    instance = CATALOGUE[config.cluster.instance_type]
+    instance = config.instance
     raise UserError(
         f"training.method {config.training.method}: needs {memory}, and {instance.name} has {room / GIB:.1f} of its"
         f" {instance.rank_gib:g} GiB available",

@@ -24,7 +24,7 @@ class Linear:
 class ModelShape:
     """A causal language model of a family of planning/families.py. Widths are elements."""
 
-    family: str  # config.json's model_type
+    model_type: str  # of config.json
     hidden: int
     intermediate: int
     layers: int
@@ -38,58 +38,60 @@ class ModelShape:
     softcap: bool = False  # of attention's scores
 
     @property
-    def built(self) -> Family:
+    def family(self) -> Family:
         """How its modules are named and divided."""
-        family = family_of(self.family)
+        family = family_of(self.model_type)
         assert family is not None
         return family
 
     @property
-    def queries(self) -> int:
+    def query_width(self) -> int:
         """Width of all query heads together."""
         return self.heads * self.head_dim
 
     @property
-    def keys(self) -> int:
+    def key_width(self) -> int:
         """Width of all key heads together; values have the same."""
         return self.kv_heads * self.head_dim
 
     @property
     def gated(self) -> bool:
         """Whether the MLP multiplies an activated gate with another product."""
-        return sum(len(parts) for path, parts in self.built.columns.items() if path.startswith("mlp.")) == 2
+        return sum(len(parts) for path, parts in self.family.columns.items() if path.startswith("mlp.")) == 2
 
     @property
     def head_norms(self) -> bool:
         """Whether queries and keys are normalized."""
-        return self.built.head_norms != "none"
+        return self.family.head_norms != "none"
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """A layer's linear modules."""
         widths = {
-            "queries": self.queries,
-            "keys": self.keys,
-            "triples": 3 * self.queries,
+            "queries": self.query_width,
+            "keys": self.key_width,
+            "triples": 3 * self.query_width,
             "units": self.intermediate,
         }
         columns = (
             Linear(path.rpartition(".")[2], self.hidden, sum(widths[part] for part in parts), True, parts == ("keys",))
-            for path, parts in self.built.columns.items()
+            for path, parts in self.family.columns.items()
         )
         rows = (
             Linear(path.rpartition(".")[2], inputs, self.hidden, False, False)
-            for path, inputs in zip(self.built.rows, (self.queries, self.intermediate), strict=True)
+            for path, inputs in zip(self.family.rows, (self.query_width, self.intermediate), strict=True)
         )
         return (*columns, *rows)
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The paths of all linear modules and embeddings."""
-        built = self.built
-        ends = (built.embedding, built.positions, built.head)
+        family = self.family
+        ends = (family.embedding, family.positions, family.head)
         layers = (
-            f"{built.layers}.{layer}.{path}" for layer in range(self.layers) for path in (*built.columns, *built.rows)
+            f"{family.layers}.{layer}.{path}"
+            for layer in range(self.layers)
+            for path in (*family.columns, *family.rows)
         )
         return (*(path for path in ends if path), *layers)
 
@@ -97,15 +99,17 @@ class ModelShape:
     def column_biases(self) -> int:
         """Biases of a layer that tensor parallelism divides, as it does the outputs."""
         units = (2 if self.gated else 1) * self.intermediate
-        return ("columns" in self.biases) * (self.queries + 2 * self.keys) + ("mlp" in self.biases) * units
+        return ("columns" in self.biases) * (self.query_width + 2 * self.key_width) + ("mlp" in self.biases) * units
 
     @property
     def layer_vectors(self) -> int:
         """Parameters of a layer's norms and its other biases."""
         norm = self.hidden * (2 if "norms" in self.biases else 1)
-        of_heads = {"none": 0, "each": 2 * self.head_dim, "all": self.queries + self.keys}[self.built.head_norms]
+        of_heads = {"none": 0, "each": 2 * self.head_dim, "all": self.query_width + self.key_width}[
+            self.family.head_norms
+        ]
         return (
-            self.built.norms * norm
+            self.family.norms * norm
             + of_heads
             + ("output" in self.biases) * self.hidden
             + ("mlp" in self.biases) * self.hidden
@@ -147,20 +151,26 @@ class _ConfigJson(BaseModel):
     mlp_bias: bool | None = None
 
 
+def attention_heads(model_config: Mapping[str, Any]) -> int | None:
+    """The number of query heads in a config.json of any family; None where it has another name."""
+    found = (model_config.get(key) for key in ("num_attention_heads", "n_head"))
+    return next((heads for heads in found if isinstance(heads, int)), None)
+
+
 def model_shape(model_config: Mapping[str, Any]) -> ModelShape | None:
     """The shape that a parsed config.json describes; None for other families, whose keys or layers differ."""
     family = family_of(str(model_config.get("model_type", "")))
     if family is None:
         return None
-    spelled = {usual: model_config.get(own) for usual, own in family.keys.items()}
+    spelled = {usual: model_config.get(own) for usual, own in family.attribute_map.items()}
     try:
         values = _ConfigJson.model_validate({**model_config, **spelled})
     except ValidationError:
         return None
-    if values.intermediate_size is None and "intermediate_size" not in family.keys:
+    if values.intermediate_size is None and "intermediate_size" not in family.attribute_map:
         return None
     return ModelShape(
-        family=values.model_type,
+        model_type=values.model_type,
         hidden=values.hidden_size,
         intermediate=values.intermediate_size or 4 * values.hidden_size,
         layers=values.num_hidden_layers,

@@ -3,7 +3,6 @@
 Errors show the arithmetic of what does not divide.
 """
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees, check_divides, listed_divisors
@@ -14,7 +13,7 @@ from hyperpod_ft.planning.model_shape import ModelShape
 
 def ranks_per_node(config: RunConfig) -> int:
     """The ranks of a node. Raises UserError when the run file lacks the number, or has one that is too large."""
-    instance = CATALOGUE[config.cluster.instance_type]
+    instance = config.instance
     ranks = config.parallelism.ranks_per_node or instance.ranks
     if ranks is None:
         raise UserError(
@@ -32,7 +31,7 @@ def ranks_per_node(config: RunConfig) -> int:
 def degrees_of(config: RunConfig) -> Degrees:
     """The degrees of a run. Raises UserError when they do not divide the nodes' ranks, or a row's tokens."""
     given, rules, ranks = config.parallelism, rules_of(config.engine), ranks_per_node(config)
-    instance = CATALOGUE[config.cluster.instance_type]
+    instance = config.instance
     tensor_parallel = given.tensor_parallel or rules.default_tensor_parallel(instance, ranks)
     result = Degrees(config.cluster.nodes, ranks, tensor_parallel, given.pipeline_parallel, given.context_parallel)
     if result.world_size % result.model_ranks:
@@ -67,7 +66,7 @@ def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} stages for {shape.layers} layers",
             f"set it to at most {shape.layers}",
         )
-    rules.check_family(config, shape.family, degrees)
+    rules.check_family(config, shape.model_type, degrees)
     check_targets(config, shape)
     rules.check_shape(config, degrees, shape)
 

@@ -15,6 +15,9 @@ _NEURON_REPOSITORIES = {"libneuronxla", "neuronx-cc", "neuronx-distributed", "nk
 # torch-neuronx 2.13 (release notes of Neuron 2.33).
 PYTHON_VERSIONS = {"neuron": ("3.11", "3.10"), "torch-neuron": ("3.12", "3.13", "3.14")}
 
+# The driver that AWS released with the SDK of each environment ("Release Content" of Neuron 2.26.1, 2.28.0, 2.33.0).
+NEURON_DRIVERS = {"neuron-2.26.1": "2.24.7.0", "neuron-2.28.0": "2.26.5.0", "torch-neuron": "2.31.7.0"}
+
 
 def environment_kind(environment: str) -> str:
     """The name of an environment without its version."""

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hyperpod_ft.config.fields import time_limit_seconds
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig, StageName
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.degrees import Degrees
@@ -14,7 +13,7 @@ from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.pins import requirements
 
-_WARNING_SECONDS = 300
+_NOTICE_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,9 @@ class Resources:
         return self.cpus is None
 
     @property
-    def warning_seconds(self) -> int:
-        """How long before its time limit a training job is signalled to save: 5 minutes, or a tenth of it if less."""
-        return min(_WARNING_SECONDS, time_limit_seconds(self.time_limit) // 10)
+    def notice_seconds(self) -> int:
+        """How long before its time limit a job is signalled to save: 5 minutes, or a tenth of it if less."""
+        return min(_NOTICE_SECONDS, time_limit_seconds(self.time_limit) // 10)
 
 
 @dataclass(frozen=True)
@@ -234,8 +233,7 @@ def _fingerprint(*parts: Any) -> str:
 
 
 def _resources(config: RunConfig, name: StageName, definition: _Definition, degrees: Degrees) -> Resources:
-    cluster = config.cluster
-    instance = CATALOGUE[cluster.instance_type]
+    cluster, instance = config.cluster, config.instance
     if definition.starts_ranks:
         # Whole nodes if they have accelerators; otherwise one CPU per rank.
         cpus = None if instance.has_accelerators else degrees.ranks_per_node

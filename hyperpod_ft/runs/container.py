@@ -43,7 +43,7 @@ class Hyperparameters:
         """Read a job's description or SageMaker's file. Raises TypeError when one is missing."""
         return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
-    def texts(self) -> dict[str, str]:
+    def as_strings(self) -> dict[str, str]:
         """The hyperparameters of CreateTrainingJob, without the empty ones."""
         return {field.name: text for field in fields(self) if (text := getattr(self, field.name))}
 
@@ -53,11 +53,11 @@ def notice_seconds(max_runtime: float) -> float:
     return min(_NOTICE_SECONDS, max_runtime / 5)
 
 
-def seconds_to_save(warning_seconds: float, max_runtime: float = 0) -> float:
+def seconds_to_save(slurm_notice: float, max_runtime: float = 0) -> float:
     """How long after the notice the supervisor waits for the checkpoint.
 
-    `warning_seconds`: between Slurm's notice and the limit. `max_runtime`: of a SageMaker training job; 0 on Slurm.
+    `slurm_notice`: seconds between Slurm's notice and the limit. `max_runtime`: of a training job; 0 on Slurm.
     """
     if max_runtime:
         return _SHARE_TO_SAVE_IN_CONTAINER * notice_seconds(max_runtime)
-    return _SHARE_TO_SAVE_ON_SLURM * warning_seconds
+    return _SHARE_TO_SAVE_ON_SLURM * slurm_notice

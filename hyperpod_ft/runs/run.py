@@ -132,6 +132,23 @@ class Run(RunPaths):
         """The newest submission of each stage."""
         return {job.stage: job for job in self.jobs()}
 
+    def unfinished_jobs(self) -> list[Job]:
+        """The newest job of each stage that is not done."""
+        return [job for stage, job in self.latest_jobs().items() if stage in self.plan and not self.is_done(stage)]
+
+    def exit_status(self, stage: str, job_id: str) -> int | None:
+        """The exit status that the job left; 1 for a damaged file, None without one."""
+        try:
+            text = self.exit_marker(stage, job_id).read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return None
+        return int(text) if text.isdigit() else 1
+
+    def log_here(self, stage: str, job_id: str) -> Path | None:
+        """The job's log, or what CloudWatch has of it, if one of them is here."""
+        logs = (self.log(stage, job_id), self.fetched_log(stage, job_id))
+        return next((log for log in logs if log.exists()), None)
+
     def add_job(self, job: Job) -> None:
         publish.write_json(self.jobs_path, [asdict(known) for known in [*self.jobs(), job]])
 

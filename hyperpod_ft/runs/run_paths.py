@@ -46,8 +46,8 @@ class RunPaths:
 
     def store_url(self, path: Path) -> str:
         """Where the run's store has a path below `root`."""
-        assert self.config.sagemaker and self.config.sagemaker.store, "a run in a store"
-        return f"{self.config.sagemaker.store}/{self.relative(path)}"
+        assert self.config.store, "a run in a store"
+        return f"{self.config.store}/{self.relative(path)}"
 
     # What the run directory holds
 
@@ -191,7 +191,7 @@ class RunPaths:
 
     @property
     def raw_dataset(self) -> Path:
-        """The dataset's own files. Which files are wanted is part of the name: two runs may want others."""
+        """The dataset's own files. Its name contains a digest of dataset.files: two runs may select different ones."""
         wanted = text_sha256("\n".join(self.config.dataset.files))[:6]
         return self.root / "datasets" / "raw" / f"{assets.dataset_asset(self.config).slug}-{wanted}"
 

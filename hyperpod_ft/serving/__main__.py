@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from hyperpod_ft import garbage, publish
-from hyperpod_ft.checkpoint.formats.model_directory import chat_template
+from hyperpod_ft.checkpoint.formats.model_directory import has_chat_template
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.serving import vllm
 from hyperpod_ft.serving.http.access import API_KEY, refuse_open, url
 from hyperpod_ft.serving.http.openai_api import ApiError, Request
 from hyperpod_ft.serving.http.server import Answers, Server
+from hyperpod_ft.serving.models import name_and_directory
 
 _EXAMPLE = "Which command submits a batch script?"
 
@@ -59,10 +60,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _named(text: str) -> tuple[str, Path]:
-    name, equals, directory = text.partition("=")
-    if not equals or not name or not directory:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=DIR")
-    return name, Path(directory)
+    try:
+        return name_and_directory(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _serve(given: argparse.Namespace) -> None:
@@ -92,7 +93,7 @@ def _serve_with_vllm(given: argparse.Namespace) -> None:
     try:
         started.wait_until_ready()
         names = [name for name, _ in [*given.adapter, *given.model]]
-        _announce(given, port, names[0], chat=chat_template(tokenizer) is not None)
+        _announce(given, port, names[0], chat=has_chat_template(tokenizer))
         sys.exit(started.wait())
     finally:
         started.stop()

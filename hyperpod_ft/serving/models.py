@@ -14,6 +14,7 @@ from hyperpod_ft.serving import stored_models
 
 TUNED, BASE = "tuned", "base"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ADAPTER_EXAMPLE = "e.g. --adapter mine=out/adapter"
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,25 @@ def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = Tr
     return _checked(Models(run.full_name, directories, named, run.tuned_model, run))
 
 
-def _adapter(text: str) -> tuple[str, Path]:
-    name, equals, directory = text.partition("=")
-    if not equals or not _NAME.fullmatch(name):
-        raise UserError(f"--adapter {text}: is not NAME=DIR", "e.g. --adapter mine=out/adapter")
-    kinds.expect(f"--adapter {name}", Path(directory), "adapter")
+def name_and_directory(text: str) -> tuple[str, Path]:
+    """The two parts of NAME=DIR. Raises ValueError."""
+    name, _, directory = text.partition("=")
+    if not name or not directory:
+        raise ValueError(f"{text!r} is not NAME=DIR")
     return name, Path(directory)
+
+
+def _adapter(text: str) -> tuple[str, Path]:
+    try:
+        name, directory = name_and_directory(text)
+    except ValueError as error:
+        raise UserError(f"--adapter: {error}", _ADAPTER_EXAMPLE) from error
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"--adapter {text}: a name has at most 64 letters, digits, dots, underscores and hyphens", _ADAPTER_EXAMPLE
+        )
+    kinds.expect(f"--adapter {name}", directory, "adapter")
+    return name, directory
 
 
 def _checked(models: Models) -> Models:

@@ -12,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.fields import TimeLimit
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
@@ -51,7 +50,7 @@ def start(
     kit = Kit(Path(sys.executable), snapshot(run.code_copies))
     run.logs.mkdir(exist_ok=True)
     publish.write_text(run.script(JOB), render_server(run, kit, JOB, wanted, options, environment))
-    job = slurm.submit_beside(run, JOB)
+    job = slurm.submit_extra(run, JOB)
     publish.write_json(_record(run), asdict(job))
     return job
 
@@ -66,10 +65,9 @@ def resources(run: Run, time_limit: str | None, *, accelerators: bool) -> Resour
             TypeAdapter(TimeLimit).validate_python(time_limit)
         except ValidationError as error:
             raise UserError(f"--time {time_limit}: is not a time limit of Slurm", "e.g. 08:00:00") from error
-    cluster = run.config.cluster
     wanted = run.plan["generate"].resources
-    if accelerators and CATALOGUE[cluster.instance_type].has_accelerators:
-        wanted = replace(wanted, nodes=1, cpus=None, partition=cluster.partition)
+    if accelerators and run.config.instance.has_accelerators:
+        wanted = replace(wanted, nodes=1, cpus=None, partition=run.config.cluster.partition)
     return replace(wanted, time_limit=time_limit or wanted.time_limit)
 
 
@@ -138,7 +136,7 @@ def _active(run: Run, slurm: SlurmLauncher) -> list[Job]:
     recorded = _recorded(run)
     if recorded is not None and recorded.cluster_is_gone:
         return []
-    listed = slurm.active_beside(run, JOB)
+    listed = slurm.active_extra(run, JOB)
     if recorded is None or recorded.job_id in [job.job_id for job in listed] or not _state(run, slurm, recorded).active:
         return listed
     return [recorded, *listed]  # a site may have put another comment in place of the kit's

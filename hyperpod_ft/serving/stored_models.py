@@ -28,16 +28,16 @@ def pull(run: Run, directories: Collection[Path]) -> None:
     May be killed at any moment and called again: complete files stay. Does nothing for a run that is not in a store.
     Raises UserError when the store cannot be read, or lacks a file.
     """
-    section = run.config.sagemaker
-    if section is None or section.store is None or not run.store_listing.exists():
+    section, store = run.config.sagemaker, run.config.store
+    if section is None or store is None or not run.store_listing.exists():
         return
     session = TrainingJobs(section.region).session
     if missing := _missing(run, directories):
         size = format_bytes(sum(output.size for output in missing))
-        print(f"pulling {len(missing)} files, {size}, from {section.store} to {run.root}", file=sys.stderr, flush=True)
-        with explained(f"store {section.store}"):
+        print(f"pulling {len(missing)} files, {size}, from {store} to {run.root}", file=sys.stderr, flush=True)
+        with explained(f"store {store}"):
             client = session.client("s3", connections=trees.CONNECTIONS)
-            trees.pull_named(client, section.store, run.root, [output.path for output in missing], "pull model")
+            trees.pull_named(client, store, run.root, [output.path for output in missing], "pull model")
 
 
 def _stages(run: Run) -> list[str]:
@@ -59,8 +59,10 @@ def _missing(run: Run, directories: Collection[Path]) -> list[Output]:
 
 
 def is_here(run: Run, record: Record, output: Output) -> bool:
-    """Whether this machine has a recorded file, and not one that was pulled before the stage ran again."""
+    """Whether this machine has a recorded file, and not one that was pulled from a store before the stage ran again."""
     path = run.root / output.path
     if not path.is_file() or path.stat().st_size != output.size:
         return False
+    if not run.store_listing.exists():
+        return True  # the stage wrote it here
     return path.stat().st_mtime >= calendar.timegm(time.strptime(record.started, ISO_UTC))

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, read_config
 from hyperpod_ft.checkpoint.formats.model_directory import CHAT_TEMPLATE
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.processes import die_with_parent
 from hyperpod_ft.runs.run import Run
@@ -32,7 +31,7 @@ _GRACE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Arranged:
+class VllmSetup:
     """What vLLM is to serve: the models, options of `python -m hyperpod_ft.serving`, and its environment."""
 
     models: Models
@@ -40,18 +39,18 @@ class Arranged:
     environment: dict[str, str]
 
 
-def arrange(models: Models, python: Path, arguments: str, *, base: bool, on_node: bool) -> Arranged:
+def vllm_setup(models: Models, python: Path, arguments: str, *, base: bool, on_node: bool) -> VllmSetup:
     """`arguments`: the user's own. `base`: the base model is wanted too. `on_node`: on a node of the run's cluster.
 
     Raises UserError where vLLM cannot serve what is wanted.
     """
     run = models.run
-    if on_node and run is not None and _is_for_neuron(run):
+    if on_node and run is not None and run.config.instance.is_neuron:
         one = replace(models, directories={TUNED: run.tuned_model})
         if models.adapters:
             raise UserError("--adapter: not supported with vLLM for Neuron", "merge it, and serve the merged model")
-        return Arranged(one, _options(python, f"{_neuron_arguments(run)} {arguments}"), _neuron_environment(run))
-    return Arranged(_one_model(models, base=base), _options(python, arguments), {})
+        return VllmSetup(one, _options(python, f"{_neuron_arguments(run)} {arguments}"), _neuron_environment(run))
+    return VllmSetup(_one_model(models, base=base), _options(python, arguments), {})
 
 
 def _options(python: Path, arguments: str) -> tuple[str, ...]:
@@ -71,15 +70,10 @@ def _one_model(models: Models, *, base: bool) -> Models:
     return replace(models, directories={TUNED: run.tuned_model})
 
 
-def _is_for_neuron(run: Run) -> bool:
-    """Whether the run's nodes have Trainium."""
-    return CATALOGUE[run.config.cluster.instance_type].device == "neuron"
-
-
 def _neuron_arguments(run: Run) -> str:
     sequences = 4
     return (
-        f"--tensor-parallel-size {CATALOGUE[run.config.cluster.instance_type].tensor_parallel}"
+        f"--tensor-parallel-size {run.config.instance.tensor_parallel}"
         # one block a sequence, which it requires without prefix caching
         f" --max-num-seqs {sequences} --num-gpu-blocks-override {sequences} --no-enable-prefix-caching"
     )

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.job import interpreters, neuron_devices
 from hyperpod_ft.job.installation import install, install_neuron, install_others
@@ -58,7 +57,7 @@ def work(run: Run) -> stage.Result:
     if config.engine == "torch" and "torch_neuronx" in rules.imports(config):
         check_torch_neuron(run.python, found)
     facts: dict[str, Any] = {"interpreter": str(run.python), **found}
-    if CATALOGUE[config.cluster.instance_type].device == "neuron":
+    if config.instance.is_neuron:
         if found["cuda"]:  # only with env.python: an environment built here has a CPU build
             print(f"env: note: its torch is a CUDA {found['cuda']} build, which Neuron nodes cannot use", flush=True)
         facts["neuron_devices"] = _neuron_devices()
@@ -87,10 +86,10 @@ def _build_neuron(environment: Path, shared: Path, pins: Path, repositories: tup
 
 
 def _build_torch_neuron(environment: Path, shared: Path, pins: Path, repositories: tuple[str, ...]) -> None:
-    """On AWS's machine image with TorchNeuron, above its environment, which every node must then have."""
+    """On AWS's machine image with TorchNeuron, on top of its environment, which every node must then have."""
     if image := interpreters.torch_neuron_of_image():
         print(f"env: using TorchNeuron of {image}", flush=True)
-        interpreters.create_above(image, environment)
+        interpreters.create_on_top_of(image, environment)
         install_others(environment / "bin" / "python", pins)
         return
     interpreters.create_environment(environment, shared, PYTHON_VERSIONS["torch-neuron"])

@@ -18,10 +18,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
-from hyperpod_ft.data.prepared import PairedSplit, Prepared, Split
+from hyperpod_ft.data.prepared import PairedSplit, PreparedDataset, Split
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
@@ -60,7 +59,7 @@ def work(run: Run) -> Result:
     # silences warnings about the @ in names of model directories, and about sampling settings, unused in greedy answers
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     tokenizer = tokenizers.load(run.tuned_model)
-    prepared = Prepared.open(run.dataset_path)
+    prepared = PreparedDataset.open(run.dataset_path)
     questions = _questions(run, prepared, tokenizer)
     if not questions:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
@@ -71,13 +70,13 @@ def work(run: Run) -> Result:
     comparison = Comparison(
         tuple(
             AnswerPair(
-                question.origin,
-                question.text,
-                one.text,
-                other.text,
-                one.ids == other.ids,
-                question.expected,
-                question.templated,
+                origin=question.origin,
+                prompt=question.text,
+                base=one.text,
+                tuned=other.text,
+                same=one.ids == other.ids,
+                expected=question.expected,
+                templated=question.templated,
             )
             for question, one, other in zip(questions, base.answers, tuned.answers, strict=True)
         ),
@@ -97,7 +96,7 @@ def work(run: Run) -> Result:
     return Result((run.samples_path,), samples.figures())
 
 
-def _questions(run: Run, prepared: Prepared, tokenizer: Tokenizer) -> list[_Question]:
+def _questions(run: Run, prepared: PreparedDataset, tokenizer: Tokenizer) -> list[_Question]:
     wanted = run.config.generate
     paired = run.config.dataset.max_target_length is not None
     given_as = run.config.dataset.format
@@ -179,7 +178,7 @@ def _load(directory: Path, device: torch.device) -> PreTrainedModel:
 
 
 def _device(run: Run) -> torch.device:
-    wanted = CATALOGUE[run.config.cluster.instance_type].device
+    wanted = run.config.instance.device
     found = torch.accelerator.current_accelerator()
     if found is not None and found.type == wanted:
         return found

@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 from hyperpod_ft import publish
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import engine
-from hyperpod_ft.engines.interface import Engine, Trained
+from hyperpod_ft.engines.interface import Engine, TrainingResult
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, join_processes
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
@@ -63,7 +63,7 @@ def main() -> None:
         sys.exit(EXIT_USER_ERROR)
     if sys.argv[2:] == [_TRIAL]:
         _trial(run, processes)
-    elif processes.leads:
+    elif processes.is_rank_0:
         _run_rank_0(processes)
     else:
         _run_other_rank(run, processes)
@@ -90,9 +90,9 @@ def _run_rank_0(processes: Processes) -> None:
         chosen = _engine(run)
         check_model_directory(run.config, run.plan.degrees, run.base_model)
         _check_data(run)
-        with _counted_graphs(run) as graphs, usage.counted(run):
+        with _counted_graphs(run) as graphs, usage.recorded(run):
             processes.store.set(_DECISION, "train")
-            trained: Trained = chosen.train(run, processes)
+            trained: TrainingResult = chosen.train(run, processes)
         restarted = {"restarts": [restart.as_dict() for restart in restarts.history(run, "train")]}
         return stage.Result(
             (trained.checkpoint, run.metrics_path), trained.facts | graphs | restarted | usage.totals(run)
@@ -134,7 +134,7 @@ def _trial(run: Run, processes: Processes) -> None:
         facts = _engine(run).precompile(run, processes)
     except UserError as error:
         _exit_for_user_error(error, processes)
-    if processes.leads:
+    if processes.is_rank_0:
         publish.write_json(run.trial_facts, facts)
 
 
@@ -170,7 +170,7 @@ def _run_other_rank(run: Run, processes: Processes) -> None:
 
 def _exit_for_user_error(error: UserError, processes: Processes) -> NoReturn:
     """Exit with an error that all ranks have: rank 0 prints it; another rank only if rank 0 does not."""
-    if processes.leads:
+    if processes.is_rank_0:
         print_error("train", str(error))
         processes.store.set(_REPORTED, "yes")
         sys.exit(EXIT_USER_ERROR)

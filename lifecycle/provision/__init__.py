@@ -27,6 +27,5 @@ process, so steps share nothing in memory: they read `node.identity` (role, grou
 - Files: `files.write(...)`, which replaces them atomically, and only if they differ.
 - `node.say(text)` writes a line to the log. `apt.install(node, [...])` waits for other package managers.
 
-Slurm's `Prolog` and `Epilog` are /opt/slurm/etc/scripts/prolog.sh and epilog.sh (step `prolog_epilog`).
 Only the standard library of Python 3.8 is used.
 """

@@ -22,6 +22,14 @@ class File:
     mode: int = 0o644
 
 
+def read(node: Node, path: str) -> str:
+    """The text of a file on the node, "" if it is missing."""
+    try:
+        return node.path(path).read_text()
+    except FileNotFoundError:
+        return ""
+
+
 def difference(node: Node, file: File) -> list[str]:
     """How the file differs: nothing, or one line."""
     path = node.path(file.path)
@@ -55,6 +63,12 @@ def write(node: Node, file: File) -> None:
         os.fsync(stream.fileno())
     partial.replace(path)
     sync_directory(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Make the content of a file durable."""
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def sync_directory(directory: Path) -> None:

@@ -16,6 +16,8 @@ class Mount:
     point: str
     kind: str
     source: str
+    options: str
+    """Of the file system, separated by commas."""
 
 
 def mount_at(point: str, mountinfo: Iterable[str]) -> Mount | None:
@@ -23,9 +25,9 @@ def mount_at(point: str, mountinfo: Iterable[str]) -> Mount | None:
     found = None
     for line in mountinfo:
         before, _, after = line.partition(" - ")
-        fields, (kind, source) = before.split(" "), after.split(" ")[:2]
+        fields, (kind, source, options) = before.split(" "), after.split(" ")[:3]
         if _unescaped(fields[4]) == point:
-            found = Mount(fields[0], point, kind, _unescaped(source))
+            found = Mount(fields[0], point, kind, _unescaped(source), options)
     return found
 
 

@@ -55,6 +55,8 @@ def run(steps: Sequence[Step], node: Node, dry_run: bool) -> bool:
             continue
         started = time.monotonic()
         outcome = _attempts(step, step_node, dry_run)
+        if outcome.failed and step.advisory:
+            outcome = Outcome("warning", outcome.message)
         step_node.journal.write(outcome.event, outcome.message, time.monotonic() - started)
         if outcome.failed:
             bad[step.name] = outcome.event

@@ -16,6 +16,8 @@ PROVISIONING = ("api", "legacy")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*", re.ASCII)
 _MOUNT_NAME = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+# One line of authorized_keys: kind, base64, comment; no options before them.
+_PUBLIC_KEY = re.compile(r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}( [^\x00-\x1f\x7f]*)?")
 _MOUNT_PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", re.ASCII)
 
 
@@ -40,6 +42,8 @@ class User:
     name: str
     uid: int
     gid: int
+    public_keys: tuple[str, ...]
+    """Lines of authorized_keys."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,6 @@ class Settings:
     """Role (one of ROLES) of each instance group."""
     users: tuple[User, ...]
     accounting: bool
-    metrics: bool
 
 
 def read_settings(file: Path) -> Settings:
@@ -88,11 +91,11 @@ def _settings(data: Mapping[str, Any]) -> Settings:
                 _matching("users.name", user["name"], _USER),
                 _id("users.uid", user["uid"]),
                 _id("users.gid", user["gid"]),
+                tuple(_matching("users.public_keys", key, _PUBLIC_KEY) for key in user["public_keys"]),
             )
             for user in data["users"]
         ),
         accounting=_yes_no("accounting", data["accounting"]),
-        metrics=_yes_no("metrics", data["metrics"]),
     )
 
 

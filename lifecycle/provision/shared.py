@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from provision.errors import NodeError
@@ -36,14 +37,28 @@ def leftovers(node: Node) -> list[Path]:
     return sorted(path for path in _staging(node).iterdir() if path.name.startswith(own)) if parent.is_dir() else []
 
 
+def checked_folder(node: Node) -> Path:
+    """`folder`, also before it exists.
+
+    Raises NodeError if users other than root could have written there, as where users may write to /fsx itself.
+    """
+    with suppress(FileNotFoundError):
+        _check(folder(node))
+    return folder(node)
+
+
 def _staging(node: Node) -> Path:
-    """Raises NodeError if users other than root could have written there, as where users may write to /fsx itself."""
+    """Raises NodeError like `checked_folder`."""
     parent = folder(node) / "staging"
     for directory in (parent.parent, parent):
-        status = directory.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise NodeError(f"{directory} is not owned by root alone", "move it away")
+        _check(directory)
     return parent
+
+
+def _check(directory: Path) -> None:
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise NodeError(f"{directory} is not owned by root alone", "move it away")
 
 
 def remove(path: Path) -> None:

@@ -12,8 +12,9 @@ SLURM_CONF = "/opt/slurm/etc/slurm.conf"
 INCLUDED = "accounting.conf"
 INCLUDED_CONF = "/opt/slurm/etc/accounting.conf"
 TOPOLOGY_CONF = "/opt/slurm/etc/topology.conf"
+TOPOLOGY_YAML = "/opt/slurm/etc/topology.yaml"
 SLURMDBD_CONF = "/opt/slurm/etc/slurmdbd.conf"
-SCRIPTS = "/opt/slurm/etc/scripts"
+EPILOG = "/opt/slurm/etc/epilog.d/800_hyperpod-ft.sh"
 DATABASE = "slurm_acct_db"
 DATABASE_USER = "slurm"
 SLURMDBD_PORT = 6819
@@ -81,9 +82,32 @@ def topology(conf: str, current: str) -> str:
     return f"{MARK}\nSwitchName=all Nodes={','.join(node_names(conf))}\n"
 
 
+def topology_faults(conf: str, topology_conf: str, topology_yaml: str) -> list[str]:
+    """What in these files keeps Slurm from starting jobs, or from starting; each text is "" if its file is missing.
+
+    Seen on HyperPod's AMIs since April 2026, whose agent writes them (pull requests 14 and 23 of
+    aws-samples/sample-physical-ai-scaffolding-kit). topology.yaml(5): if that file exists, topology.conf is ignored.
+    """
+    partitions = re.findall(r"^\s*PartitionName=(\S+)\s(?:.*\s)?Topology=(\S+)", conf, re.IGNORECASE | re.MULTILINE)
+    if topology_yaml:
+        known = re.findall(r"^[\s-]*topology:\s*[\"']?([^\s\"'#]+)", topology_yaml, re.MULTILINE)
+        return [
+            f"{TOPOLOGY_YAML} does not define {name!r}, the topology of partition {partition}: slurmctld may crash; "
+            f"remove Topology={name} from {SLURM_CONF}, and {TOPOLOGY_YAML} if it is empty, then restart slurmctld"
+            for partition, name in partitions
+            if name not in known
+        ]
+    if value(conf, "TopologyPlugin") == "topology/tree" and "switchname" not in "".join(lines(topology_conf)).lower():
+        return [
+            f"{SLURM_CONF} has topology/tree, but {TOPOLOGY_CONF} has no switch: jobs are refused with 'Requested "
+            "topology configuration is not available'; add a SwitchName with all nodes and run scontrol reconfigure"
+        ]
+    return []
+
+
 def included(accounting_host: str) -> str:
     """The file that slurm.conf includes. `accounting_host`: the host of slurmdbd, "" without accounting."""
-    text = f"{MARK}\nProlog={SCRIPTS}/prolog.sh\nEpilog={SCRIPTS}/epilog.sh\n"
+    text = f"{MARK}\nEpilog=/opt/slurm/etc/epilog.d/*\n"
     if accounting_host:
         text += (
             "JobAcctGatherType=jobacct_gather/linux\n"

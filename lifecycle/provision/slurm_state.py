@@ -10,9 +10,9 @@ from provision.node import Node
 # Without slurmctld, scontrol would retry for minutes.
 _SCONTROL = ("timeout", "30", "scontrol")
 _USABLE = {"IDLE", "ALLOCATED", "MIXED", "COMPLETING"}
-# Set by HyperPod, an operator or an earlier fault; a new machine under the same name keeps it.
-_SET_ASIDE = {"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING", "MAINT", "RESERVED"}
-_AWAY = {"NOT_RESPONDING", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "INVAL", "INVALID_REG", "FUTURE"}
+# With one of these, Slurm starts no job on a usable node.
+_NO_JOBS = {"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING", "MAINT", "RESERVED", "NOT_RESPONDING", "POWERED_DOWN"}
+_NO_JOBS |= {"POWERING_DOWN", "INVAL", "INVALID_REG"}
 REBOOTED = "Node unexpectedly rebooted"
 
 
@@ -28,22 +28,14 @@ class SlurmNode:
 
     @property
     def problem(self) -> str:
-        """Why no job can run there; "" if jobs can, or if the node was set aside.
+        """Why Slurm starts no job there; "" if it does.
 
-        A drained node is not a problem of the machine: a new one inherits the state from its predecessor. A fault that
-        slurmctld finds in this machine itself is INVALID_REG.
+        Not necessarily a problem of the machine: a new one inherits a drained state from its predecessor.
         """
-        if self.states & _AWAY or (not self.states & _USABLE and not self.set_aside):
-            reason = f": {self.reason}" if self.reason else ""
-            return f"slurmctld reports {self.name} as {'+'.join(sorted(self.states))}{reason}"
-        return ""
-
-    @property
-    def set_aside(self) -> str:
-        """Why no job runs there although the machine works; "" if jobs do."""
-        by_somebody = "DOWN" in self.states and self.reason and "[slurm@" not in self.reason
-        aside = by_somebody or self.states & _SET_ASIDE
-        return f"{'+'.join(sorted(self.states))}: {self.reason}" if aside else ""
+        if self.states & _USABLE and not self.states & _NO_JOBS:
+            return ""
+        reason = f": {self.reason}" if self.reason else ""
+        return f"slurmctld reports {self.name} as {'+'.join(sorted(self.states))}{reason}"
 
 
 def parse_nodes(text: str) -> dict[str, SlurmNode]:
@@ -69,10 +61,13 @@ def ask_nodes(node: Node) -> dict[str, SlurmNode]:
     return parse_nodes(done.stdout) if done.returncode == 0 else {}
 
 
-def answers(node: Node) -> bool:
-    """Whether a slurmctld answers."""
+def unreachable(node: Node) -> list[str]:
+    """One line if no slurmctld answers."""
     done = node.run(*_SCONTROL, "ping", check=False)
-    return " UP" in done.stdout
+    if " UP" in done.stdout:
+        return []
+    said = (done.stderr + done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
+    return [f"no slurmctld answers: {said[-1].strip()}"]
 
 
 def running_configuration(node: Node) -> dict[str, str]:

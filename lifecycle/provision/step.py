@@ -21,6 +21,8 @@ class Step(ABC):
     attempts = 3
     first_wait = 2.0
     """Seconds before the second attempt; doubled before each further one."""
+    advisory = False
+    """Whether a failure is only reported: the node is good without this step."""
 
     def needed(self, node: Node) -> bool:
         """Whether the step applies to this node."""
@@ -40,7 +42,7 @@ class Outcome:
     """How an attempt ended."""
 
     event: str
-    """not_needed, already_so, would_change, changed or failed."""
+    """not_needed, already_so, would_change, changed, failed, or warning: the failure of an advisory step."""
     message: str = ""
     again: bool = False
     """Whether another attempt may succeed."""

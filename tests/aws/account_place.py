@@ -146,11 +146,11 @@ def make_place(aws: Aws) -> Place:
     return made
 
 
-def cluster(place: Place, name: str, count: int, script: bool = True) -> None:
+def cluster(place: Place, name: str, count: int, folder: str = "lifecycle") -> None:
     """A cluster created through the API alone, with its lifecycle script in place."""
-    clients(place.aws)("s3").put_object(Bucket=place.bucket, Key="lifecycle/provision.sh", Body=b"#!/bin/bash\n")
+    clients(place.aws)("s3").put_object(Bucket=place.bucket, Key=f"{folder}/provision.sh", Body=b"#!/bin/bash\n")
     group = {
-        "LifeCycleConfig": {"SourceS3Uri": f"s3://{place.bucket}/lifecycle", "OnInitComplete": "provision.sh"},
+        "LifeCycleConfig": {"SourceS3Uri": f"s3://{place.bucket}/{folder}", "OnInitComplete": "provision.sh"},
         "ExecutionRole": place.role,
     }
     clients(place.aws)("sagemaker").create_cluster(

@@ -24,6 +24,7 @@ def check_groups(region: Region, groups: list[dict[str, Any]], request: dict[str
             raise invalid(f"Instance group {group['InstanceGroupName']} has no InstanceType")
         _check_lifecycle(region, group, optional=slurm)
         _check_role(region, group["ExecutionRole"])
+        _check_volumes(group, request)
         for place in (group.get("OverrideVpcConfig"), request.get("VpcConfig")):
             if place:
                 _check_network(region, place)
@@ -87,6 +88,18 @@ def _check_role(region: Region, arn: str) -> None:
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
+
+
+def _check_volumes(group: dict[str, Any], request: dict[str, Any]) -> None:
+    """Of the documentation of ClusterEbsVolumeConfig, and AWS's page about customer managed keys."""
+    volumes = [each["EbsVolumeConfig"] for each in group.get("InstanceStorageConfigs", []) if "EbsVolumeConfig" in each]
+    for volume in volumes:
+        if volume.get("RootVolume") and ("VolumeSizeInGB" in volume or "VolumeKmsKeyId" not in volume):
+            raise invalid("The root volume takes VolumeKmsKeyId and no VolumeSizeInGB")
+        if not volume.get("RootVolume") and "VolumeSizeInGB" not in volume:
+            raise invalid("A volume needs VolumeSizeInGB")
+        if "VolumeKmsKeyId" in volume and request.get("NodeProvisioningMode") != "Continuous":
+            raise invalid("Customer managed keys are supported with NodeProvisioningMode Continuous only")
 
 
 def _check_network(region: Region, place: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 from tests.aws.cluster_checks import check_groups, check_quotas, invalid
-from tests.aws.clusters import Cluster, find
+from tests.aws.clusters import NEWEST_IMAGE, Cluster, find
 from tests.aws.nodes import Node
 from tests.aws.wire import AwsError, operation
 from tests.aws.world import Region
@@ -53,6 +53,8 @@ def update_cluster(region: Region, request: dict[str, Any]) -> dict[str, Any]:
         old = known.get(group["InstanceGroupName"])
         if old and old.get("InstanceType") != group.get("InstanceType"):
             raise invalid(f"The instance type of instance group {group['InstanceGroupName']} cannot change")
+        if group.get("AutoPatchConfig", {}).get("PatchingStrategy") == "DrainFirst":
+            raise invalid("The patching strategy DrainFirst is only supported for clusters orchestrated by EKS")
     after = {**known, **{group["InstanceGroupName"]: group for group in groups}}
     wanted = [group for name, group in after.items() if name not in delete]
     if not groups and not delete and request.keys() <= {"ClusterName"}:
@@ -67,7 +69,11 @@ def update_cluster(region: Region, request: dict[str, Any]) -> dict[str, Any]:
 @operation("sagemaker", "UpdateClusterSoftware")
 def update_cluster_software(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     cluster = _settled(find(region, request["ClusterName"]), "update the software of")
-    cluster.update_software()
+    groups = request.get("InstanceGroups") or [{"InstanceGroupName": name} for name in cluster.specifications]
+    if missing := {group["InstanceGroupName"] for group in groups} - cluster.specifications.keys():
+        raise invalid(f"Instance groups not found: {', '.join(sorted(missing))}")
+    image = request.get("ImageId", "default").replace("default", NEWEST_IMAGE)
+    cluster.update_software({group["InstanceGroupName"]: group.get("ImageReleaseVersion", image) for group in groups})
     return {"ClusterArn": cluster.arn}
 
 
@@ -189,6 +195,17 @@ def batch_add(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     cluster = _settled(find(region, request["ClusterName"]), "add nodes to")
     if not cluster.continuous:
         raise invalid("BatchAddClusterNodes is only supported for clusters with NodeProvisioningMode Continuous")
+    token = request.get("ClientToken")
+    if token in cluster.tokens:
+        return cluster.tokens[token]
+    if sum(wanted["IncrementTargetCountBy"] for wanted in request["NodesToAdd"]) > 50:
+        raise invalid("You can add at most 50 nodes in a single request")
+    more = Counter({wanted["InstanceGroupName"]: wanted["IncrementTargetCountBy"] for wanted in request["NodesToAdd"]})
+    groups = [
+        {**group, "InstanceCount": group["InstanceCount"] + more[name]}
+        for name, group in cluster.specifications.items()
+    ]
+    check_quotas(region, _totals(region, cluster.name, groups))
     good: list[Node] = []
     bad: list[dict[str, Any]] = []
     for wanted in request["NodesToAdd"]:
@@ -202,7 +219,8 @@ def batch_add(region: Region, request: dict[str, Any]) -> dict[str, Any]:
         else:
             bad.append({"InstanceGroupName": name, "ErrorCode": "InstanceGroupNotFound", "FailedCount": count})
     done = [{"NodeLogicalId": n.logical_id, "InstanceGroupName": n.group, "Status": n.status} for n in good]
-    return {"Successful": done, "Failed": bad}
+    answer = {"Successful": done, "Failed": bad}
+    return cluster.tokens.setdefault(token, answer) if token else answer
 
 
 def _with_events(region: Region, name: str) -> Cluster:

@@ -20,8 +20,9 @@ from tests.aws.world import ACCOUNT, Region
 _GROUP_FIELDS = (
     *("InstanceGroupName", "InstanceType", "LifeCycleConfig", "ExecutionRole", "ThreadsPerCore"),
     *("InstanceStorageConfigs", "OnStartDeepHealthChecks", "TrainingPlanArn", "OverrideVpcConfig"),
-    *("ScheduledUpdateConfig", "SlurmConfig", "ImageReleaseVersion"),
+    *("ScheduledUpdateConfig", "SlurmConfig", "CapacityRequirements", "NetworkInterface"),
 )
+FIRST_IMAGE, NEWEST_IMAGE = "1.4.0", "1.5.0"  # HyperPod's, which new clusters have, and to which they can be updated
 _CLUSTER_FIELDS = ("VpcConfig", "Orchestrator", "NodeRecovery", "NodeProvisioningMode", "TieredStorageConfig")
 _ALPHABET = string.ascii_lowercase + string.digits
 
@@ -36,6 +37,10 @@ class Cluster:
         self.described = ""  # the status that DescribeCluster last answered
         self.created = datetime.now(timezone.utc)
         self.specifications = {group["InstanceGroupName"]: group for group in self.request["InstanceGroups"]}
+        self.images: dict[str, str] = {}  # by group: a release, or a custom image's id
+        self.tokens: dict[str, dict[str, Any]] = {}  # answers to BatchAddClusterNodes by ClientToken
+        self.extensions: dict[str, Any] = {}  # cluster_extensions.Extension by name
+        self.updates: dict[str, str] = {}  # SoftwareUpdateStatus by group
         self.nodes: list[Node] = []
         self.events: list[dict[str, Any]] = []
         self._addresses = 0
@@ -91,6 +96,9 @@ class Cluster:
                 "EventDetails": {"EventMetadata": {"Instance" if node else "Cluster": about}},
             }
         )
+
+    def image_of(self, group: str) -> str:
+        return self.images.get(group, FIRST_IMAGE)
 
     def of_group(self, name: str) -> list[Node]:
         return [node for node in self.nodes if node.group == name and not node.removed]
@@ -159,7 +167,7 @@ class Cluster:
         before = copy.deepcopy(self.specifications)
         for group in groups:
             self.specifications[group["InstanceGroupName"]] = copy.deepcopy(group)
-        gone = {name: self.specifications.pop(name) for name in delete}
+        gone = {name: {**self.specifications.pop(name), "InstanceCount": 0} for name in delete}
         self.request |= changes
         if self.continuous:
             self.region.world.clock.start(self._take_away(self._surplus(), gone))
@@ -187,17 +195,32 @@ class Cluster:
             self.specifications = {name: group for name, group in before.items() if name not in gone}
         self._in_service()
 
-    def update_software(self) -> None:
-        self.status = "SystemUpdating"
-        self.region.world.clock.start(self._update_software())
+    def update_software(self, images: dict[str, str]) -> None:
+        """Give groups another image. Those that have it already are left alone: no script runs again."""
+        if new := {name: image for name, image in images.items() if self.image_of(name) != image}:
+            self.status = "SystemUpdating"
+            self.updates |= dict.fromkeys(new, "Pending")
+            self.region.world.clock.start(self._update_software(new))
 
-    def _update_software(self) -> Process:
-        for node in list(self.nodes):
-            node.become("SystemUpdating")
-            yield self.region.seconds("node.update")
-            if not node.removed:
-                node.run_lifecycle()
+    def _update_software(self, images: dict[str, str]) -> Process:
+        for name, image in images.items():
+            before, self.images[name], self.updates[name] = self.image_of(name), image, "InProgress"
+            for node in self.of_group(name):
+                node.become("SystemUpdating")
+                yield self.region.seconds("node.update")
+                if node.removed:
+                    continue
+                works = node.run_lifecycle()
+                node.image = image if works else before
                 node.become("Running")
+                if not works:
+                    self.updates[name] = "RollbackInProgress"
+                    break
+            if self.updates[name] == "RollbackInProgress":
+                self.images[name], self.updates[name] = before, "RollbackComplete"
+                self.failure = "Lifecycle scripts did not run successfully."
+            else:
+                self.updates[name] = "Succeeded"
         self._in_service()
 
     def replace(self, node: Node) -> None:
@@ -246,6 +269,10 @@ class Cluster:
             "TargetCount": group["InstanceCount"],
             "MinCount": group.get("MinInstanceCount"),
             "Status": status,
+            "AutoPatchConfig": _patch_details(group.get("AutoPatchConfig")),
+            "SoftwareUpdateStatus": self.updates.get(name),
+            "TargetStateCount": sum(node.present and node.image == self.image_of(name) for node in self.of_group(name)),
+            **_image_details(self.image_of(name)),
         }
 
     def describe(self) -> dict[str, Any]:
@@ -258,6 +285,19 @@ class Cluster:
             "InstanceGroups": [self._describe_group(*named) for named in self.specifications.items()],
             **{key: self.request[key] for key in _CLUSTER_FIELDS if key in self.request},
         }
+
+
+def _patch_details(config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """ClusterAutoPatchConfigDetails: HyperPod sets a date itself when there is a patch, or takes the requested one."""
+    if config is None:
+        return None
+    date = config.get("PatchSchedule")
+    return {key: value for key, value in config.items() if key != "PatchSchedule"} | {"CurrentPatchSchedule": date}
+
+
+def _image_details(image: str) -> dict[str, Any]:
+    field = "ImageId" if image.startswith("ami-") else "ImageReleaseVersion"
+    return {f"Current{field}": image, f"Desired{field}": image}
 
 
 def find(region: Region, name: str) -> Cluster:

@@ -44,6 +44,12 @@ class Aws:
             self._clients[service, region] = self._session.client(service, **options)
         return self._clients[service, region]
 
+    def client_of_role(self, role_arn: str, service: str) -> Any:
+        """A client with a role's credentials, as every process on a node can have them."""
+        found = self.client("sts").assume_role(RoleArn=role_arn, RoleSessionName="node")["Credentials"]
+        names = ("AccessKeyId", "SecretAccessKey", "SessionToken")
+        return boto3.Session(*(found[name] for name in names), self.region).client(service, endpoint_url=self.endpoint)
+
     def scenario(self, **changes: Any) -> None:
         """What goes wrong and how long things take: the fields of scenario.py."""
         self._post("scenario", changes)

@@ -23,6 +23,7 @@ class FileSystem:
         self.subnets: list[str] = request["SubnetIds"]
         self.security_groups: list[str] = request.get("SecurityGroupIds", [])
         self.tags: list[dict[str, str]] = request.get("Tags", [])
+        self.key: str = request.get("KmsKeyId", f"arn:aws:kms:{region.name}:{ACCOUNT}:key/aws-fsx")
         self.version: str = request.get("FileSystemTypeVersion", "2.15")
         mount_name = "".join(secrets.choice(_MOUNT_NAME) for _ in range(8))
         self.lustre = {**_LUSTRE_DEFAULTS, **request.get("LustreConfiguration", {}), "MountName": mount_name}
@@ -76,6 +77,7 @@ class FileSystem:
             "Tags": self.tags,
             "LustreConfiguration": self.lustre,
             "FileSystemTypeVersion": self.version,
+            "KmsKeyId": self.key,
         }
 
 

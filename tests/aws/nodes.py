@@ -34,6 +34,7 @@ class Node:
         self.status, self.message = "Pending", ""
         self.launched: datetime | None = None
         self.address = ""
+        self.image = cluster.image_of(group)
         self.removed = False
         self.busy = False
 
@@ -106,17 +107,22 @@ class Node:
             "NodeLogicalId": self.logical_id,
             "InstanceType": self.specification["InstanceType"],
             "LaunchTime": self.launched,
+            "PrivateDnsHostname": self.hostname or None,
             "InstanceStatus": {"Status": self.status, "Message": self.message},
         }
+
+    @property
+    def hostname(self) -> str:
+        """Once it has an address, and with the domain of its region."""
+        return self.address and f"ip-{self.address.replace('.', '-')}.{self.cluster.region.name}.compute.internal"
 
     def details(self) -> dict[str, Any]:
         copied = ("LifeCycleConfig", "ThreadsPerCore", "InstanceStorageConfigs", "OverrideVpcConfig")
         found = {**self.summary(), **{key: self.specification[key] for key in copied if key in self.specification}}
         if self.address:
-            host, zone, zone_id = f"ip-{self.address.replace('.', '-')}", *self.cluster.placement(self.group)
+            zone, zone_id = self.cluster.placement(self.group)
             found |= {
                 "PrivatePrimaryIp": self.address,
-                "PrivateDnsHostname": f"{host}.{self.cluster.region.name}.compute.internal",
                 "Placement": {"AvailabilityZone": zone, "AvailabilityZoneId": zone_id},
             }
         return found

@@ -22,7 +22,7 @@ def simulate_principal_policy(region: Region, request: dict[str, Any]) -> dict[s
         raise AwsError("InvalidInput", f"Invalid Entity Arn: {request['PolicySourceArn']}")
     iam = region.client("iam")
     try:
-        statements = _statements(iam, name) if kind == "role" else [{"Effect": "Allow", "Action": "*"}]
+        statements = role_statements(iam, name) if kind == "role" else [{"Effect": "Allow", "Action": "*"}]
     except iam.exceptions.NoSuchEntityException:
         raise AwsError("NoSuchEntity", f"{request['PolicySourceArn']} cannot be found.", 404) from None
     denied = region.world.scenario.denied_actions.get(name, [])
@@ -31,7 +31,7 @@ def simulate_principal_policy(region: Region, request: dict[str, Any]) -> dict[s
     for action in request["ActionNames"]:
         rules = [rule.partition("?") for rule in denied if _matches(action, rule.partition("?")[0])]
         for resource in request.get("ResourceArns", ["*"]):
-            allowed, missing = _evaluate(statements, action, resource, context)
+            allowed, missing = evaluate(statements, action, resource, context)
             results.append(
                 {
                     "EvalActionName": action,
@@ -43,7 +43,8 @@ def simulate_principal_policy(region: Region, request: dict[str, Any]) -> dict[s
     return {"EvaluationResults": results, "IsTruncated": False}
 
 
-def _statements(iam: Any, role: str) -> list[dict[str, Any]]:
+def role_statements(iam: Any, role: str) -> list[dict[str, Any]]:
+    """Those of all policies of a role. `iam`: the client."""
     documents = [
         iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
         for name in iam.list_role_policies(RoleName=role)["PolicyNames"]
@@ -55,9 +56,10 @@ def _statements(iam: Any, role: str) -> list[dict[str, Any]]:
     return [statement for document in documents for statement in _listed(document["Statement"])]
 
 
-def _evaluate(
+def evaluate(
     statements: list[dict[str, Any]], action: str, resource: str, context: dict[str, list[str]]
 ) -> tuple[bool, list[str]]:
+    """Whether the statements allow an action, and the context keys that they ask for and `context` lacks."""
     allowed, missing = False, []
     for statement in statements:
         if not any(_matches(action, pattern) for pattern in _listed(statement["Action"])):

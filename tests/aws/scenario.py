@@ -10,6 +10,7 @@ forgets everything: resources, scenario, requests. `GET /_test/requests` lists [
                        group's nodes; with an exit code other than 0 the first `times` of its nodes fail
     capacity           {instance type: nodes that AWS can give}; any number without an entry
     quotas             {"ml.trn1.32xlarge for cluster usage": 4}: Service Quotas of SageMaker; others are in quotas.py
+    extension_issues   [{"Code", "Message", "NodeCount"}]: what keeps an extension from working on so many nodes
     deep_health_checks {instance group: "pass" | "fail"}
     fail_resources     {CloudFormation type: reason}: creating such a resource fails
     fail_deletions     {CloudFormation type: reason}: deleting such a resource fails
@@ -44,6 +45,7 @@ SECONDS = {
     "node.shutdown": 0.03,
     "node.reboot": 0.03,
     "node.update": 0.03,
+    "extension.node": 0.05,  # installing or removing an extension, on all nodes at once
     "node.failed": 0.03,  # how long a failed node is listed
     "endpoint.create": 0.05,  # instances and image
     "endpoint.health": 120.0,  # how long a container may take until it answers /ping
@@ -72,6 +74,7 @@ class Scenario:
     prices: dict[str, float] = field(default_factory=dict)
     file_systems: dict[str, str] = field(default_factory=dict)
     interruptions: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    extension_issues: list[dict[str, Any]] = field(default_factory=list)
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def merge(self, changes: dict[str, Any]) -> None:

@@ -6,7 +6,8 @@ What is moto's (PyPI, pinned): EC2, IAM, S3, STS, CloudWatch Logs, SSM documents
 What the modules beside this one add, because moto lacks it or differs from AWS:
 
     cluster*.py, nodes.py       SageMaker HyperPod: every cluster operation; states and nodes over time, lifecycle logs;
-                                what is refused: buckets, missing scripts, roles, networks, Slurm groups, quotas
+                                what is refused: buckets, missing scripts, roles, networks, Slurm groups, quotas;
+                                extensions
     stack*.py, template.py,     CloudFormation: states, events, roll-back, retained resources, refused deletion
     *resource*.py
     endpoints.py, endpoint_*.py endpoints, inference components and their runtime: each starts the kit's own server
@@ -14,6 +15,7 @@ What the modules beside this one add, because moto lacks it or differs from AWS:
     filesystems.py              FSx for Lustre: lifecycle, mount names
     quotas.py, account.py       Service Quotas of SageMaker; a managed policy; where newer instance types are offered
     permissions.py              IAM's policy simulator
+    bucket_access.py            what a role may do in S3, by its policies and the bucket's
     training_plans.py           training plans of SageMaker
     training_job*.py,           SageMaker training jobs, which really run: a process tree in namespaces of its own for
     container*                  each host; states, interruptions, what is refused
@@ -21,7 +23,8 @@ What the modules beside this one add, because moto lacks it or differs from AWS:
 
 It is a stand-in: its answers follow AWS's models, documentation and users' reports; nothing here was recorded from
 AWS. It starts no instances of clusters and runs no lifecycle scripts; it writes the log that a test gave it. It knows
-no permissions: any credentials will do. Tests steer it through `/_test/...`, described in scenario.py.
+no permissions but those of roles in S3: otherwise any credentials will do. Tests steer it through `/_test/...`,
+described in scenario.py.
 """
 
 import argparse
@@ -44,6 +47,8 @@ from werkzeug.serving import make_server
 # Their operations register themselves.
 from tests.aws import (  # noqa: F401
     account,
+    bucket_access,
+    cluster_extensions,
     cluster_operations,
     endpoint_runtime,
     endpoints,
@@ -62,7 +67,7 @@ from tests.aws.world import World
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 _SERVICES = {"servicequotas": "service-quotas"}  # signing names that are not botocore's
 _OWN = "testing-server"
-_MOTO_SERVICES = ("ec2", "iam", "s3", "sts", "logs", "ssm", "sagemaker", "cloudwatch")
+_MOTO_SERVICES = ("ec2", "iam", "s3", "sts", "logs", "ssm", "sagemaker", "cloudwatch", "kms")
 _TICK_SECONDS = 0.02
 
 
@@ -98,13 +103,15 @@ class Server:
         if endpoint_runtime.is_request(environ["PATH_INFO"]):
             return endpoint_runtime.respond(self.world, self._lock, environ, start_response)
         call = _call(environ)
-        if call is not None:
-            self.world.actions["services" if call.of_server else "callers"].add(iam_action(call, environ))
-        if call is None or call.of_server:
+        if call is None:
+            return self._moto(environ, start_response)
+        by_server = call.access_key == _OWN  # as CloudFormation and HyperPod call other services
+        self.world.actions["services" if by_server else "callers"].add(iam_action(call, environ))
+        if by_server:
             return self._moto(environ, start_response)
         with self._lock:
             self.world.requests.append((call.service, call.operation))
-            answer = self._injected(call) or (self._own(call) if _is_own(call) else None)
+            answer = self._injected(call) or (self._own(call) if _is_own(call) else self._denied(call, environ))
         return self._moto(environ, start_response) if answer is None else _respond(answer, start_response)
 
     def _injected(self, call: Call) -> Answer | None:
@@ -112,6 +119,14 @@ class Server:
         if error is None:
             return None
         return call.refuse(AwsError(error["code"], error.get("message", error["code"]), error.get("status", 400)))
+
+    def _denied(self, call: Call, environ: dict[str, Any]) -> Answer | None:
+        if call.service != "s3":
+            return None
+        refused = bucket_access.refusal(
+            self.world.region(call.region), call.access_key, environ, lambda: _body(environ)
+        )
+        return refused and call.refuse(refused)
 
     def _own(self, call: Call) -> Answer:
         self.world.clock.advance()
@@ -169,7 +184,7 @@ def _call(environ: dict[str, Any]) -> Call | None:
     else:
         body = _body(environ)
         operation = parse_qs(body.decode(errors="replace")).get("Action", [""])[0]
-    return Call(service, found[2], operation, body, of_server=found[1] == _OWN)
+    return Call(service, found[2], operation, body, found[1])
 
 
 def _body(environ: dict[str, Any]) -> bytes:

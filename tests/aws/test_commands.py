@@ -131,7 +131,7 @@ def test_create_again_adds_groups_and_new_lifecycle_files(kit: Kit) -> None:
     assert f"hyperpod-ft cluster scale {NAME} worker-group-1 2" in output
     bucket, _, folder = groups["worker-group-1"]["lifecycle_uri"].removeprefix("s3://").partition("/")
     body = kit.aws.client("s3").get_object(Bucket=bucket, Key=f"{folder}/settings.json")["Body"].read()
-    assert json.loads(body)["users"] == [{"name": "alice", "uid": 2001, "gid": 2001}]
+    assert json.loads(body)["users"] == [{"name": "alice", "uid": 2001, "gid": 2001, "public_keys": []}]
 
 
 def test_differences_that_stay_are_reported(kit: Kit) -> None:

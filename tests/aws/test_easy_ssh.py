@@ -90,5 +90,5 @@ class TestEasySsh:
         assert kits in EASY_SSH.read_text()
 
     def test_shellcheck(self) -> None:
-        for script in (EASY_SSH, ROOT / "hyperpod_ft" / "aws" / "ssh" / "put_key.sh"):
+        for script in (EASY_SSH, *ROOT.glob("hyperpod_ft/aws/ssh/*.sh")):
             subprocess.run(["shellcheck", str(script)], check=True)

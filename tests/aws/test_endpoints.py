@@ -107,7 +107,7 @@ def test_an_endpoint_is_deployed_asked_compared_and_deleted(deploy: Deploy) -> N
     assert "$1.25 an hour" in output
     proof = json.loads(deploy.run.endpoint_proof.read_text())
     assert proof["equal"] == proof["answers"] == 3
-    assert proof["telling"] == proof["like_tuned"] == 2
+    assert proof["distinguishing"] == proof["like_tuned"] == 2
     bundle = f"kit/endpoints/{deploy.name}/{deploy.run.plan['merge'].fingerprint[:12]}-"
     assert any(key.startswith(bundle) and key.endswith("/model.safetensors") for key in deploy.objects())
     (listed,) = json.loads(deploy("list", "--json"))

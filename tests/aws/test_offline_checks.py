@@ -51,6 +51,13 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+DATABASE = {
+    "endpoint": "jobs.c1.us-west-2.rds.amazonaws.com",
+    "name": "jobs",
+    "secret_arn": "arn:aws:secretsmanager:us-west-2:123456789012:secret:jobs-AbCdEf",
+}
+
+
 def only(findings: list[Finding] | tuple[Finding, ...]) -> Finding:
     (finding,) = findings
     assert finding.problem
@@ -62,7 +69,8 @@ def only(findings: list[Finding] | tuple[Finding, ...]) -> Finding:
     "changes",
     [
         {},
-        {"provisioning": "legacy", "accounting": True},
+        {"provisioning": "legacy", "accounting": "controller"},
+        {"accounting": "rds", "accounting_database": DATABASE},
         {"login": {}, "tags": {"team": "größe"}, "existing": EXISTING, "continuous_provisioning": False},
         workers(
             training_plan_arn=PLAN, partition="p", instance_type="ml.p5.48xlarge", deep_health_checks=["InstanceStress"]

@@ -27,6 +27,8 @@ def config(**changes: Any) -> ClusterConfig:
         ("InstanceGroups[2].InstanceStorageConfigs[0].EbsVolumeConfig.VolumeSizeInGB", "workers.0.volume_gb"),
         ("InstanceGroups[2].InstanceStorageConfigs[1].FsxLustreConfig.MountPath", "fsx.mount_path"),
         ("InstanceGroups[2].InstanceStorageConfigs[1].FsxLustreConfig.DnsName", "existing.fsx_id"),
+        ("InstanceGroups[2].InstanceStorageConfigs[0].EbsVolumeConfig.VolumeKmsKeyId", "kms_keys.volumes"),
+        ("InstanceGroups[2].InstanceStorageConfigs[2].EbsVolumeConfig.VolumeKmsKeyId", "kms_keys.volumes"),
         ("InstanceGroups[2].SlurmConfig.PartitionNames[0]", "workers.0.partition"),
         ("InstanceGroups[2].OnStartDeepHealthChecks[0]", "workers.0.deep_health_checks"),
         ("InstanceGroups[2].ThreadsPerCore", "workers.0.threads_per_core"),
@@ -36,6 +38,7 @@ def config(**changes: Any) -> ClusterConfig:
         ("VpcConfig.Subnets[0]", "existing.subnet_id"),
         ("VpcConfig.SecurityGroupIds[1]", "existing.security_group_ids"),
         ("Tags[1].Value", "tags.b"),
+        ("Orchestrator.Slurm.AccountingDatabase.SecretArn", "accounting_database.secret_arn"),
         ("Unheard", "Unheard"),
     ],
 )

@@ -3,6 +3,7 @@
 import pytest
 
 from hyperpod_ft.aws.ssh import choice as reach
+from hyperpod_ft.config.cluster_config import User
 from hyperpod_ft.errors import UserError
 from tests.aws.ssh_cluster import a_cluster, a_node
 
@@ -44,3 +45,19 @@ class TestWhichNode:
         assert reach.by_name(a_cluster("w"), there, "i-2") == reach.by_name(a_cluster("w"), there, "ip-10-1-2-3")
         with pytest.raises(UserError, match="i-1 of w is ShuttingDown: bye"):
             reach.by_name(a_cluster("w"), there, "i-1")
+
+
+class TestWhichUser:
+    USERS = (
+        User(name="alice", uid=2001, public_keys=("ssh-rsa AAAA=", "ssh-ed25519 AAAB alice@laptop")),
+        User(name="bob", uid=2002, public_keys=("ssh-ed25519 AAAC",)),
+    )
+
+    def test_whose_key_it_is(self) -> None:
+        assert reach.login_user(self.USERS, "ssh-ed25519 AAAB another comment") == "alice"
+        assert reach.login_user(self.USERS, "ssh-ed25519 AAAC") == "bob"
+
+    def test_the_images_user_is_not_for_the_keys_of_strangers(self) -> None:
+        with pytest.raises(UserError, match=r"no user .* has your public key; .*--user: alice, bob, or ubuntu"):
+            reach.login_user(self.USERS, "ssh-ed25519 AAAD")
+        assert reach.login_user((), "ssh-ed25519 AAAD") == "ubuntu"

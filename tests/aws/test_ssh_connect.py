@@ -1,6 +1,7 @@
 """`cluster ssh` logs in to a node, with real ssh and a real sshd (see ssh_nodes.py)."""
 
 import dataclasses
+import os
 import shlex
 import socket
 import stat
@@ -14,6 +15,7 @@ import pytest
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.hyperpod.nodes import list_nodes
 from hyperpod_ft.aws.ssh import connect as ssh
+from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.errors import UserError
 from tests.aws import ssh_cluster, ssh_nodes, test_server
 from tests.aws.conftest import Aws
@@ -73,6 +75,23 @@ class TestConnecting:
             connect("true")
         assert connect("true")[0] == 0, "after a failure the key is uploaded again"
         assert nodes.authorized_keys.read_text().splitlines() == [nodes.public_key]
+
+    def test_what_is_piped_in_reaches_the_command(
+        self,
+        tmp_path: Path,
+        connect: Callable[..., tuple[int, str, str]],
+    ) -> None:
+        """docs/cluster.md copies the kit's source this way, before any key was uploaded."""
+        sent, own_input = tmp_path / "sent", os.dup(0)
+        sent.write_bytes(os.urandom(200_000))
+        with sent.open("rb") as stream:
+            os.dup2(stream.fileno(), 0)
+        try:
+            status, out, _ = connect("sha256sum")
+        finally:
+            os.dup2(own_input, 0)
+            os.close(own_input)
+        assert (status, out.split()[-2:]) == (0, [file_sha256(sent), "-"])
 
     def test_another_key_with_an_awkward_name(self, nodes: Nodes, connect: Callable[..., tuple[int, str, str]]) -> None:
         given = nodes.home / ".ssh" / "100% mine"

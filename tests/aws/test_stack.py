@@ -2,10 +2,12 @@
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import cfnlint.api
 import pytest
+from botocore.exceptions import ClientError
 
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack import events, stack
@@ -13,6 +15,7 @@ from hyperpod_ft.aws.stack.events import StackEvent
 from hyperpod_ft.aws.stack.stack import Remaining, StackParameters, delete, deploy, remains
 from hyperpod_ft.errors import UserError
 from tests.aws.conftest import ZONE_ID, Aws
+from tests.aws.world import ACCOUNT
 
 POLL = 0.02
 SESSION = Session()  # shared: creating boto3 clients takes longer than the tests themselves
@@ -85,6 +88,50 @@ def test_hyperpod_takes_its_role_network_and_bucket(aws: Aws) -> None:
     orchestrator = {"Slurm": {"SlurmConfigStrategy": "Managed"}}
     sagemaker.create_cluster(ClusterName="c", InstanceGroups=[controller], VpcConfig=network, Orchestrator=orchestrator)
     assert sagemaker.describe_cluster(ClusterName="c")["VpcConfig"] == network
+
+
+@pytest.mark.parametrize("without", ["neither", "role", "bucket"])
+def test_nodes_cannot_change_the_scripts_that_the_next_node_runs_as_root(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
+    """Any user of a node has the role's credentials. The denials of role and bucket hold each without the other."""
+    if without == "bucket":
+        text = re.sub(r" +- Sid: NodesOnlyReadTheScripts.*?\n\n", "\n", stack.template(), flags=re.DOTALL)
+        assert text != stack.template()
+        monkeypatch.setattr(stack, "template", lambda: text)
+    found, mine = deploy(SESSION, HP, poll_seconds=POLL), aws.client("s3")
+    script = {"Bucket": found.bucket, "Key": "lifecycle/c/0123/provision.sh"}
+    mine.put_object(**script, Body=b"#!/bin/bash\n")
+    if without == "role":
+        anything = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+        name = found.role_arn.rpartition("/")[2]
+        aws.client("iam").put_role_policy(RoleName=name, PolicyName="bucket", PolicyDocument=json.dumps(anything))
+    node = aws.client_of_role(found.role_arn, "s3")
+    assert node.get_object(**script)["Body"].read() == b"#!/bin/bash\n"
+    data = {"Bucket": found.bucket, "Key": "checkpoints/1"}
+    node.put_object(**data, Body=b"x")
+    node.delete_object(**data)
+    upload = mine.create_multipart_upload(**script)["UploadId"]
+    changes: list[Callable[[], Any]] = [
+        lambda: node.put_object(**script, Body=b"#!/bin/bash\nid >/fsx/rooted\n"),
+        lambda: node.copy_object(**script, CopySource=script),
+        lambda: node.create_multipart_upload(**script),
+        lambda: node.abort_multipart_upload(**script, UploadId=upload),
+        lambda: node.delete_object(**script),
+        lambda: node.delete_objects(Bucket=found.bucket, Delete={"Objects": [{"Key": script["Key"]}]}),
+        lambda: node.put_object(Bucket=found.bucket, Key="lifecycle/c/0123/json.py", Body=b""),
+    ]
+    for change in changes:
+        with pytest.raises(ClientError, match="AccessDenied"):
+            change()
+    assert mine.get_object(**script)["Body"].read() == b"#!/bin/bash\n"
+
+
+def test_the_role_is_for_sagemaker_in_this_account(aws: Aws) -> None:
+    name = deploy(SESSION, HP, poll_seconds=POLL).role_arn.rpartition("/")[2]
+    (trust,) = aws.client("iam").get_role(RoleName=name)["Role"]["AssumeRolePolicyDocument"]["Statement"]
+    assert trust["Principal"] == {"Service": "sagemaker.amazonaws.com"}
+    assert trust["Condition"] == {"StringEqualsIfExists": {"aws:SourceAccount": ACCOUNT}}
 
 
 def test_deploying_again_changes_nothing(aws: Aws) -> None:

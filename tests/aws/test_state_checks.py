@@ -64,14 +64,6 @@ def test_a_cluster_of_that_name_that_failed(place: Place) -> None:
     assert only(checked.findings).severity == "error"
 
 
-def test_a_cluster_that_has_lost_its_lifecycle_scripts(place: Place) -> None:
-    cluster(place, "demo", 2)
-    clients(place.aws)("s3").delete_object(Bucket=place.bucket, Key="lifecycle/provision.sh")
-    errors = [finding for finding in place.check().findings if finding.severity == "error"]
-    assert len(errors) == 2
-    assert "s3://sagemaker-mine/lifecycle/provision.sh" in errors[0].problem
-
-
 STACK = StackParameters(name="hyperpod-demo", zone_id=ZONE_ID)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(1200)]
 
-STEPS = {"max_steps": 100, "save_every_steps": 20}
+STEPS = {"max_steps": 60, "save_every_steps": 12}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_begun_on_slurm_and_finished_as_training_jobs(
     command = Command(tmp_path, aws, training_run.values(tmp_path / "fsx" / "ft", **STEPS), slurm)
     command.run("submit", "run.yaml", "--launcher", "slurm")
     run = command.opened
-    wait_for(lambda: run.metrics_path.exists() and len(run.metrics_path.read_text().splitlines()) > 20)
+    wait_for(lambda: run.metrics_path.exists() and len(run.metrics_path.read_text().splitlines()) > 12)
     assert "cancelled train" in command.run("cancel")
     wait_for(lambda: not Launchers().active(run))
     assert not run.is_done("train")
@@ -75,7 +75,7 @@ def test_begun_on_slurm_and_finished_as_training_jobs(
     assert command.created() == ["train-1", "train-2", "finish-2"]
     assert {stage["state"] for stage in command.status()["stages"]} == {"done"}
     assert "done" in command.run("list")
-    assert "step 100/100" in command.run("logs", "train")
+    assert "step 60/60" in command.run("logs", "train")
     for launcher in ("sagemaker", "process"):
         assert "Nothing to submit" in command.run("submit", "run.yaml", "--launcher", launcher)
     assert resumed_from(run)
@@ -90,8 +90,8 @@ def test_interruptions_change_no_byte(aws: "Aws", tmp_path: Path, by_process: Ru
     jobs = Jobs(aws, tmp_path / "fsx")
     run = training_run.make(tmp_path / "client", shared=by_process.root, **STEPS)
     (train,) = jobs.names(run)
-    lost = random.choice([0, random.randint(1, 45)])
-    aws.scenario(interruptions={train: [("internal error", lost), ("spot", 46)]})
+    lost = random.choice([0, random.randint(1, 25)])
+    aws.scenario(interruptions={train: [("internal error", lost), ("spot", 26)]})
     jobs.wait_for_the_run(run)
     jobs.fetch(run)
     assert results(run) == results(by_process), lost

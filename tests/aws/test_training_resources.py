@@ -78,6 +78,9 @@ def test_the_role_may_do_what_containers_do_and_no_more(aws: Aws) -> None:
     assert not allowed(aws, role, "iam:PassRole", role, iam_PassedToService="ec2.amazonaws.com")
     other = f"arn:aws:iam::{ACCOUNT}:role/admin"
     assert not allowed(aws, role, "iam:PassRole", other, iam_PassedToService="sagemaker.amazonaws.com")
+    shown = aws.client("iam").get_role(RoleName=role.rpartition("/")[2])["Role"]
+    (trust,) = shown["AssumeRolePolicyDocument"]["Statement"]
+    assert trust["Condition"] == {"StringEqualsIfExists": {"aws:SourceAccount": ACCOUNT}}
 
 
 def test_a_file_system_adds_the_network_and_it_stays(aws: Aws) -> None:

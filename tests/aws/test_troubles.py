@@ -2,6 +2,7 @@
 
 import re
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import boto3
@@ -9,10 +10,13 @@ import pytest
 from botocore.stub import Stubber
 
 from hyperpod_ft.aws.create import create
-from hyperpod_ft.aws.hyperpod import api, cluster_logs
+from hyperpod_ft.aws.hyperpod import api, cluster_logs, requests
+from hyperpod_ft.aws.hyperpod.waiting import ClusterWatch
+from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.config import cluster_config
+from hyperpod_ft.errors import UserError
 from tests.aws.kit import NAME, Kit
 
 DENIED = {"code": "AccessDeniedException", "message": "User: x is not authorized to perform: y:Z", "times": 99}
@@ -64,11 +68,16 @@ def test_who_may_not_look_at_clusters_pays_for_no_stack(kit: Kit) -> None:
     assert kit.aws.client("cloudformation").describe_stacks()["Stacks"] == []
 
 
-def test_an_eks_cluster_is_not_scaled(kit: Kit) -> None:
+def test_an_eks_cluster_is_not_changed(kit: Kit) -> None:
     """The kit would send UpdateCluster what it knows about a group, which is not what Kubernetes needs."""
     made_by_others(kit, Orchestrator={"Eks": {"ClusterArn": "arn:aws:eks:us-west-2:123456789012:cluster/mine"}})
-    assert "Kubernetes" in kit.run("scale", NAME, "worker-group-1", "2", status=2)
-    assert "UpdateCluster" not in [operation for _, operation in kit.aws.requests()]
+    for command in (
+        ["scale", NAME, "worker-group-1", "2"],
+        ["update", NAME, "--yes"],
+        ["node-recovery", NAME, "Automatic"],
+    ):
+        assert "Kubernetes" in kit.run(*command, status=2)
+    assert not {"UpdateCluster", "UpdateClusterSoftware"} & {operation for _, operation in kit.aws.requests()}
 
 
 def test_an_update_that_is_rolled_back_is_reported_at_once(kit: Kit) -> None:
@@ -116,7 +125,7 @@ def test_the_controller_is_not_scaled(kit: Kit, provisioning: str) -> None:
     kit.run("create")
     for count in ("0", "2"):
         reference = str(kit.file) if provisioning == "legacy" else NAME
-        assert "scale another group" in kit.run("scale", reference, "controller-machine", count, "--yes", status=2)
+        assert "is the controller group" in kit.run("scale", reference, "controller-machine", count, "--yes", status=2)
 
 
 def test_a_bucket_of_thousands_is_deleted(kit: Kit) -> None:
@@ -147,6 +156,52 @@ def test_create_continues_if_another_was_quicker(kit: Kit, monkeypatch: pytest.M
     create(config, session, print, 0.02)
     operations = [operation for _, operation in kit.aws.requests()]
     assert (operations.count("CreateStack"), operations.count("CreateCluster")) == (2, 2)
+
+
+def assert_nothing_costs_money_but_the_data(kit: Kit) -> None:
+    assert kit.aws.client("sagemaker").list_clusters()["ClusterSummaries"] == []
+    gateways = kit.aws.client("ec2").describe_nat_gateways()["NatGateways"]
+    assert [gateway for gateway in gateways if gateway["State"] == "available"] == []
+
+
+def delete(session: Session, say: Callable[[str], None]) -> None:
+    watch = ClusterWatch(session.client("sagemaker"), session.client("logs"), NAME, NAME, say, 0.02)
+    remove(NAME, f"hyperpod-{NAME}", session, watch, delete_data=False, timeout_seconds=60, poll_seconds=0.02)
+
+
+def test_a_delete_during_create_leaves_no_cluster(kit: Kit) -> None:
+    """`delete` ends after the stack was made and before the cluster is requested."""
+    config, session = cluster_config.load(kit.file), Session("us-west-2")
+
+    def during(line: str) -> None:
+        if line.startswith("lifecycle: "):
+            delete(session, print)
+
+    with pytest.raises(UserError, match="was deleted meanwhile"):
+        create(config, session, during, 0.02)
+    assert_nothing_costs_money_but_the_data(kit)
+
+
+def test_a_create_during_delete_leaves_no_cluster(kit: Kit) -> None:
+    """The cluster is requested after `delete` has looked for it, while the stack changes."""
+    config, session = cluster_config.load(kit.file), Session("us-west-2")
+    create(config, session, print, 0.02)
+    sagemaker = session.client("sagemaker")
+    described = sagemaker.describe_cluster(ClusterName=NAME)
+    groups = [requests.group_specification(group) for group in described["InstanceGroups"]]
+    orchestrator, network = described["Orchestrator"], described["VpcConfig"]
+    lines: list[str] = []
+
+    def during(line: str) -> None:
+        lines.append(line)
+        if "Nat (AWS::EC2::NatGateway): DELETE_COMPLETE" in line:
+            sagemaker.create_cluster(
+                ClusterName=NAME, InstanceGroups=groups, VpcConfig=network, Orchestrator=orchestrator
+            )
+
+    delete(session, during)
+    assert lines.count(f"cluster {NAME}: no longer exists") == 2
+    assert_nothing_costs_money_but_the_data(kit)
 
 
 def test_a_stack_without_a_cluster_is_reported(kit: Kit) -> None:

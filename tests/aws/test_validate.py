@@ -123,7 +123,7 @@ def test_other_errors_are_reported_with_their_code(place: Place) -> None:
     ]
     place.aws.scenario(errors=[{**problem, "times": 99} for problem in errors])
     problems = [finding.problem for finding in place.check().findings if finding.problem.startswith("could not check")]
-    assert len(problems) == 5  # FSx, both permissions, the bucket, the scripts in S3
+    assert len(problems) == 6  # FSx, both permissions, the bucket, the scripts in S3 and who may write there
     assert any("InternalServerError" in problem for problem in problems)
     problems = [finding.problem for finding in check(place.aws).findings]
     assert any("Throttling" in problem for problem in problems)

@@ -63,7 +63,7 @@ class Command:
             for status in ("InProgress", "Stopping")
         ):
             assert time.monotonic() < deadline
-            time.sleep(0.1)
+            time.sleep(0.5)
 
     def jobs(self) -> list[str]:
         """The names of the training jobs, oldest first."""
@@ -75,8 +75,8 @@ class Command:
         return ["-".join(name.split("-")[-2:]) for name in self.jobs()]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 200) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.5)

@@ -48,7 +48,7 @@ _INTERNAL = "InternalServerError: We encountered an internal error. Please try a
 _CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
 )
-_POLL = 0.02
+_POLL = 0.05
 _STEP = re.compile(r"step (\d+)/")
 Outcome = Generator[float, None, str]
 

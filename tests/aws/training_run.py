@@ -110,11 +110,11 @@ class Jobs:
                 found = self.describe(name)
                 assert found["TrainingJobStatus"] != "Failed", (found["FailureReason"], self.log(name))
             assert time.monotonic() < deadline, [self.log(name) for name in self.names(run)]
-            time.sleep(0.1)
+            time.sleep(0.5)
 
     def fetch(self, run: Run) -> None:
         """Bring the results of a run in a store here."""
-        if run.config.sagemaker and run.config.sagemaker.store:
+        if run.config.store:
             for stage in ("consolidate", "merge", "generate"):
                 RunStore(run, self.aws.client("s3")).pull_stage(stage)
 

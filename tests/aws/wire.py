@@ -42,14 +42,13 @@ def operation(service: str, name: str) -> Callable[[Operation], Operation]:
 
 @dataclass(frozen=True)
 class Call:
-    """One request: the service and region that its signature names, its operation, its body, and whether the server
-    itself made it, as CloudFormation and HyperPod do."""
+    """One request: the service, region and access key that its signature names, its operation, its body."""
 
     service: str
     region: str
     operation: str
     body: bytes
-    of_server: bool = False
+    access_key: str
 
     @property
     def _protocol(self) -> str:

@@ -30,6 +30,7 @@ class World:
     # permissions that the requests of callers needed, and those of AWS's services
     actions: dict[str, set[str]] = field(default_factory=lambda: {"callers": set(), "services": set()})
     regions: dict[str, "Region"] = field(default_factory=dict)
+    bucket_policies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # statements, by bucket
 
     def region(self, name: str) -> "Region":
         return self.regions.setdefault(name, Region(self, name))

@@ -10,10 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.lifecycle.instances import SETTINGS, Instance, slurm_conf
-from tests.lifecycle.nodes import Container, Node
+from tests.lifecycle import hyperpod
+from tests.lifecycle.instances import SETTINGS, WORKERS, Instance, slurm_conf
+from tests.lifecycle.nodes import Container, Node, wait_until
 
 USER = "alice"
+# One line from each node, and a file in the user's home that the user wrote.
+_TWO_NODES = """\
+srun hostname
+srun bash -c 'id -un > "$HOME/from-$(hostname)"'
+stat -c %u:%g "$HOME"/from-*
+"""
 
 # What daemons write while nothing happens, besides logs. Everything else on a disk is the scripts' doing.
 WRITTEN_BY_DAEMONS = (
@@ -35,13 +42,18 @@ class Cluster:
         self.instances = list(instances)
         self.logs = logs
         self.settings = {**SETTINGS, **settings_changes}
+        self.api = self.settings["provisioning"] == "api"
         with ThreadPoolExecutor() as pool:
             self.nodes = list(pool.map(self.power_on, self.instances))
+        if self.api and container.kind.systemd:
+            self.write_slurm_conf()
         self._runs = 0
 
     def power_on(self, instance: Instance) -> Node:
         """A new machine, onto which HyperPod has downloaded the scripts."""
         node = self.container.power_on(instance, self.instances)
+        if self.api:
+            hyperpod.set_up(node, self.instances[0])
         node.download_scripts(self.settings)
         return node
 
@@ -60,16 +72,21 @@ class Cluster:
         return [node for node in self.nodes if node.instance.group.startswith("worker")]
 
     def write_slurm_conf(self, *extra: str) -> None:
-        """What HyperPod's agent does on the controller: not at once, and not in one go."""
-        text = slurm_conf(self.instances[0], self.instances[1:], *extra)
+        """What HyperPod's agent does on the controller: on the legacy path not at once, and not in one go."""
+        controller, *others = self.instances
+        text = hyperpod.slurm_conf(self.instances, *extra) if self.api else slurm_conf(controller, others, *extra)
         conf = self.controller.root / "opt/slurm/etc/slurm.conf"
-        if not conf.exists():
+        if not self.api and not conf.exists():
             conf.write_text(text[: len(text) // 3])
             time.sleep(0.5)
         conf.write_text(text)
 
     def provision(self, nodes: Iterable[Node], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """provision.sh on all of them at the same time; `AssertionError` with the log of one that fails."""
+        """provision.sh on all of them at the same time, and then Slurm, where HyperPod starts it.
+
+        `AssertionError` with the log of one that fails.
+        """
+        nodes = list(nodes)
         running = [(node, *self.start_provisioning(node)) for node in nodes]
         thread = threading.Thread(target=meanwhile)
         thread.start()
@@ -79,6 +96,14 @@ class Cluster:
                 assert status == 0, f"{node.instance.hostname}:\n{log.read_text()}"
         finally:
             thread.join()
+        if self.api:
+            self.start_slurm(nodes)
+            wait_until(lambda: USER in self.controller.run("sacctmgr", "-n", "show", "association").stdout)
+
+    def start_slurm(self, nodes: Iterable[Node]) -> None:
+        """What HyperPod does on the API-driven path, the controller first."""
+        for node in sorted(nodes, key=lambda node: node is not self.controller):
+            hyperpod.start_slurm(node, self.controller)
 
     def start_provisioning(self, node: Node) -> "tuple[subprocess.Popen[str], Path]":
         """provision.sh as HyperPod runs it, and where its output goes."""
@@ -110,6 +135,36 @@ class Cluster:
             if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") or time.monotonic() > deadline:
                 return state
             time.sleep(0.1)
+
+
+def runs_a_job(cluster: Cluster, node: Node) -> None:
+    """From this node, as a user, from its home, on both workers, with files there that are the user's."""
+    node.run("bash", "-c", "rm -f from-*", user=USER)
+    names = [worker.hostname for worker in WORKERS]
+    said = cluster.job(node, _TWO_NODES, "--nodes=2", f"--nodelist={','.join(names)}").split()
+    assert sorted(said[:2]) == names
+    assert said[2:] == ["2001:2001"] * 2
+
+
+def provisioning_again_changes_nothing(cluster: Cluster) -> None:
+    """On all nodes at once, while a job runs on the workers."""
+    number = cluster.submit(cluster.controller, "srun sleep 6", "--nodes=2", "--output=/dev/null")
+    wait_until(lambda: "RUNNING" in cluster.controller.run("squeue", "-h", "-j", str(number), "-o", "%T").stdout)
+    home = shared_disk(cluster.controller)
+    before = [(disk(node), daemons(node)) for node in cluster.nodes]
+
+    cluster.provision(cluster.nodes)
+
+    for node, (files, processes) in zip(cluster.nodes, before, strict=True):
+        assert disk(node) == files
+        assert daemons(node) == processes
+    assert shared_disk(cluster.controller) == home
+    assert cluster.wait_for_job(number) == "COMPLETED"
+
+
+def log_of(node: Node) -> str:
+    """What provision.sh has logged there so far."""
+    return (node.root / "var/log/provision/provisioning.log").read_text()
 
 
 def disk(node: Node) -> dict[str, str]:

@@ -3,8 +3,9 @@
 Stand-ins, and what they stand for: Debian's Slurm below /opt/slurm for AWS's build there; units of slurmctld, slurmd
 and slurmdbd as AWS's scripts expect them (slurmd's deletes slurm.conf before it starts and has `$SLURMD_OPTIONS`);
 `mount.lustre` for Lustre's client: it mounts the one directory that all nodes share; `imds.py` for the instance
-metadata service; a `neuron-ls` that shows 16 devices. slurm.conf is what HyperPod's agent leaves on the controller, but
-for what namespaces cannot have (control groups with controllers) and CPUs that are not there.
+metadata service; a `neuron-ls` that shows 16 devices; a `loginctl` that shows no sessions. slurm.conf is what
+HyperPod's agent leaves on the controller, but for what namespaces cannot have (control groups with controllers) and
+CPUs that are not there. What HyperPod does when it sets up Slurm itself: see hyperpod.py.
 """
 
 import json
@@ -96,7 +97,10 @@ def write_image(image: Path, *, systemd: bool) -> None:
     _hide(image / "opt")
     _users(image)
     (image / "etc/ssh/ssh_config.d").mkdir(parents=True)
-    for path in (Path("/fsx"), Path("/var/lib/provision"), *Path("/etc/ssh").glob("ssh_host_*")):
+    _hide(image / "etc/logrotate.d")
+    # Ubuntu has it in the package python3-venv, which the AMI lacks.
+    ensurepip = Path("/usr/lib").glob("python3.*/ensurepip")
+    for path in (Path("/fsx"), Path("/var/lib/provision"), *Path("/etc/ssh").glob("ssh_host_*"), *ensurepip):
         _remove(image, path)
     if not systemd:
         _write(image / "opt/stand-ins/init", _INIT, 0o755)
@@ -106,6 +110,7 @@ def write_image(image: Path, *, systemd: bool) -> None:
     (image / "root").chmod(0o700)
     _units(image)
     _slurm(image)
+    _write(image / "usr/bin/loginctl", "#!/bin/sh\n", 0o755)
     _hide(image / "etc/munge")
     shutil.chown(image / "etc/munge", "munge", "munge")
     _write(

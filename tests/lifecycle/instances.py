@@ -9,16 +9,18 @@ FSX_MOUNT_NAME = "4owupbev"
 FSX_SOURCE = f"{FSX_DNS_NAME}@tcp:/{FSX_MOUNT_NAME}"
 CLUSTER_NAME = "ml-cluster"
 
-# settings.json as the kit writes it, legacy path.
+# settings.json as the kit writes it.
 SETTINGS: dict[str, Any] = {
     "version": 1,
-    "provisioning": "legacy",
+    "provisioning": "api",
     "default_user": "ubuntu",
     "fsx": {"dns_name": FSX_DNS_NAME, "mount_name": FSX_MOUNT_NAME, "mount_path": "/fsx"},
     "groups": {"controller-machine": "controller", "login-group": "login", "worker-group-1": "compute"},
-    "users": [{"name": "alice", "uid": 2001, "gid": 2001}, {"name": "bob", "uid": 2002, "gid": 2002}],
+    "users": [
+        {"name": "alice", "uid": 2001, "gid": 2001, "public_keys": []},
+        {"name": "bob", "uid": 2002, "gid": 2002, "public_keys": []},
+    ],
     "accounting": False,
-    "metrics": False,
 }
 
 

@@ -22,7 +22,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,7 @@ _ENVIRONMENT = {
     "PROVISION_FSX_TYPE": "tmpfs",
     "PROVISION_DNS_SECONDS": "0",
     "PROVISION_FAILURE_WAIT_SECONDS": "0",
+    "PROVISION_SLURM_SECONDS": "0",
 }
 
 
@@ -61,7 +62,7 @@ SYSTEMD = Kind(True, ("systemctl", "is-active", "multi-user.target"))
 LIGHT = Kind(
     False,
     ("bash", "-c", "exec 3<>/dev/tcp/169.254.169.254/80"),
-    ("keep_scripts", "limits", "neuron", "ssh_keys", "logrotate", "prolog_epilog"),
+    ("keep_scripts", "limits", "neuron", "ssh_keys", "ssh_hosts", "logrotate", "epilog"),
 )
 
 
@@ -252,6 +253,14 @@ class Node:
         """Cut the power: every process of the node is gone."""
         os.kill(self.init, signal.SIGKILL)
         self.switch.wait(30)
+
+
+def wait_until(so: Callable[[], bool], seconds: float = 30) -> None:
+    """Until it is so; `AssertionError` when it still is not."""
+    deadline = time.monotonic() + seconds
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def kill_tree(pid: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.lifecycle.cluster import Cluster, snapshot
 from tests.lifecycle.instances import CONTROLLER, SETTINGS, Instance
-from tests.lifecycle.nodes import LIGHT, SCRIPTS, Node, container, why_not_here
+from tests.lifecycle.nodes import LIGHT, SCRIPTS, Node, container, kill_tree, why_not_here
 
 pytestmark = pytest.mark.skipif(bool(why_not_here(LIGHT)), reason=why_not_here(LIGHT))
 
@@ -30,18 +30,27 @@ _PYTHON_38 = next(
 
 
 @contextmanager
-def nodes(directory: Path, workers: int, instance_type: str = "ml.c5.xlarge") -> Iterator[list[Node]]:
+def nodes(
+    directory: Path, workers: int, instance_type: str = "ml.c5.xlarge", provisioning: str = "api"
+) -> Iterator[list[Node]]:
     """A controller and workers, each with the scripts. `directory` is empty."""
     addresses = [f"10.1.0.{number}" for number in range(12, 12 + workers)]
     groups = [Instance("worker-group-1", each, f"i-0123456789abcde{each[-2:]}", instance_type) for each in addresses]
     with container(directory, LIGHT) as opened:
-        yield Cluster(opened, [CONTROLLER, *groups], directory).nodes
+        yield Cluster(opened, [CONTROLLER, *groups], directory, provisioning=provisioning).nodes
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """A controller."""
+    """A controller, where HyperPod has mounted the file system."""
     with nodes(tmp_path, workers=0) as (only,):
+        yield only
+
+
+@pytest.fixture
+def legacy_node(tmp_path: Path) -> Iterator[Node]:
+    """A controller, where these scripts mount it."""
+    with nodes(tmp_path, workers=0, provisioning="legacy") as (only,):
         yield only
 
 
@@ -126,8 +135,11 @@ def test_many_nodes_at_once(tmp_path: Path) -> None:
             list(pool.map(Node.provision, machines))
         for node in machines:
             assert_right(node)
-        known = machines[0].path("/srv/lustre/.provision/ssh_known_hosts").read_text().splitlines()
-        assert len(known) == len(machines)
+        # However many nodes there are, each reads one file to know them all.
+        shared = sorted(path.name for path in machines[0].path("/srv/lustre/.provision").iterdir())
+        assert shared == ["ssh_host_ca", "staging"]
+        known = {node.path("/etc/ssh/ssh_known_hosts_hyperpod_ft").read_text() for node in machines}
+        assert len(known) == 1
         assert machines[0].path("/srv/lustre/ubuntu/.bashrc").read_text() == 'alias ll="ls -l"\n'
         before = [snapshot(node) for node in machines]
         with ThreadPoolExecutor(len(machines)) as pool:
@@ -155,24 +167,24 @@ def _slow_mount(node: Node, seconds: int) -> None:
     program.write_text(program.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\nsleep {seconds}\n"))
 
 
-def test_ending_a_run_ends_its_commands(node: Node) -> None:
-    _slow_mount(node, 300)
+def test_ending_a_run_ends_its_commands(legacy_node: Node) -> None:
+    _slow_mount(legacy_node, 300)
     script = f"cd {SCRIPTS} && timeout 1 python3 -B -m provision --only fsx"
-    assert node.run("bash", "-c", script, check=False).returncode == 124
-    assert node.run("pgrep", "-x", "sleep|python3", check=False).stdout.count("\n") == 1  # instance metadata
+    assert legacy_node.run("bash", "-c", script, check=False).returncode == 124
+    assert legacy_node.run("pgrep", "-x", "sleep|python3", check=False).stdout.count("\n") == 1  # instance metadata
 
 
-def test_what_a_killed_run_left_at_work_is_waited_for(node: Node, tmp_path: Path) -> None:
-    _slow_mount(node, 2)
+def test_what_a_killed_run_left_at_work_is_waited_for(legacy_node: Node, tmp_path: Path) -> None:
+    _slow_mount(legacy_node, 2)
     script = f"cd {SCRIPTS} && exec python3 -B -m provision --only fsx"
-    with node.start("bash", "-c", script, log=tmp_path / "killed.log"):
-        while node.run("pgrep", "-x", "sleep", check=False).returncode:
+    with legacy_node.start("bash", "-c", script, log=tmp_path / "killed.log"):
+        while legacy_node.run("pgrep", "-x", "sleep", check=False).returncode:
             time.sleep(0.05)
-        node.run("pkill", "-KILL", "--oldest", "-f", "python3 -B -m provision")
-    node.provision()
+        legacy_node.run("pkill", "-KILL", "--oldest", "-f", "python3 -B -m provision")
+    legacy_node.provision()
     # Mounted by what the killed run left, and not once more on top.
-    assert node.run("grep", "-c", " /fsx ", "/proc/self/mountinfo").stdout == "1\n"
-    assert_right(node)
+    assert legacy_node.run("grep", "-c", " /fsx ", "/proc/self/mountinfo").stdout == "1\n"
+    assert_right(legacy_node)
 
 
 def test_the_first_key_stays(tmp_path: Path) -> None:
@@ -208,20 +220,81 @@ def test_a_key_left_half_made_is_removed_when_all_else_is_so(node: Node) -> None
     assert_right(node)
 
 
-@pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="no sshd on this machine")
+SSHD = pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="no sshd on this machine")
+SSH = ("runuser", "-u", "alice", "--", "ssh", "-o", "BatchMode=yes", CONTROLLER.address)
+
+
+def start_sshd(node: Node, *options: str) -> None:
+    node.run("mkdir", "-p", "/run/sshd")
+    node.run("bash", "-c", "pkill -x sshd; while pgrep -x sshd; do sleep 0.05; done")
+    node.run("/usr/sbin/sshd", *options)
+
+
+@SSHD
 def test_a_user_goes_to_a_node_without_a_question(node: Node) -> None:
     node.provision()
-    node.run("mkdir", "-p", "/run/sshd")
-    node.run("/usr/sbin/sshd")
-    ssh = ("runuser", "-u", "alice", "--", "ssh", "-o", "BatchMode=yes")
-    assert node.run(*ssh, CONTROLLER.address, "id -u; pwd").stdout == "2001\n/fsx/alice\n"
-    # An impostor is not believed.
-    node.run("bash", "-c", "rm /etc/ssh/ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key")
-    node.run("bash", "-c", "pkill -x sshd; while pgrep -x sshd; do sleep 0.05; done")
-    node.run("/usr/sbin/sshd")
-    refused = node.run(*ssh, CONTROLLER.address, "true", check=False)
-    assert refused.returncode == 255
-    assert "HOST IDENTIFICATION HAS CHANGED" in refused.stderr
+    start_sshd(node)
+    assert node.run(*SSH, "id -u; pwd").stdout == "2001\n/fsx/alice\n"
+    assert_right(node)
+    # An impostor is not believed, also with a certificate of its own.
+    make = "rm -f ssh_host_* && ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key"
+    sign = "ssh-keygen -q -t ed25519 -N '' -f /tmp/ca && ssh-keygen -q -s /tmp/ca -I x -h -n"
+    sign += f" {CONTROLLER.address} ssh_host_ed25519_key.pub"
+    for change in (make, f"{make} && {sign}"):
+        node.run("bash", "-c", f"cd /etc/ssh && {change}")
+        start_sshd(node)
+        refused = node.run(*SSH, "true", check=False)
+        assert refused.returncode == 255
+        assert "Host key verification failed" in refused.stderr
+    # Another host key, as after a replacement, gets its own certificate.
+    node.run("pkill", "-x", "sshd")
+    assert outcomes(node.provision().stdout)["ssh_hosts"] == "changed"
+    start_sshd(node)
+    node.run(*SSH, "true")
+
+
+@SSHD
+def test_an_sshd_without_the_nodes_certificate_is_reported(node: Node) -> None:
+    node.run("bash", "-c", "echo PidFile none >/tmp/plain")
+    start_sshd(node, "-f", "/tmp/plain")
+    for _ in range(2):
+        done = node.provision("--only", "ssh_hosts")
+        assert "/etc/ssh/sshd_config must include sshd_config.d/*.conf" in done.stdout
+        assert outcomes(done.stdout)["ssh_hosts"] == "changed"
+
+
+def test_the_authority_of_host_keys_is_roots_alone_and_vouches_for_nodes_alone(node: Node) -> None:
+    node.provision()
+    find = ("ssh-keygen", "-f", "/etc/ssh/ssh_known_hosts_hyperpod_ft", "-F")
+    for name, known in (("10.1.7.7", True), ("ip-10-1-7-7", True), ("10.2.7.7", False), ("github.com", False)):
+        assert (node.run(*find, name, check=False).returncode == 0) == known
+    authority = "/fsx/.provision/ssh_host_ca"
+    assert node.run("stat", "-c", "%a %U", authority).stdout == "600 root\n"
+    for change in ("chmod 644", "chown alice"):
+        node.run("bash", "-c", f"{change} {authority}")
+        done = node.provision("--only", "ssh_hosts", check=False)
+        assert done.returncode == 1
+        assert f"{authority} is not root's alone; move it away" in done.stdout
+        node.run("bash", "-c", f"chown root {authority} && chmod 600 {authority}")
+    assert_right(node)
+
+
+KEYS = ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIL0wbEe1 alice@laptop", "ssh-rsa AAAAB3NzaC1yc2EAAAADAQ== alice@work"]
+
+
+def test_the_cluster_files_keys_of_a_user_open_that_account_alone(tmp_path: Path) -> None:
+    users = [{**user, "public_keys": KEYS if user["name"] == "alice" else []} for user in SETTINGS["users"]]
+    with container(tmp_path, LIGHT) as opened:
+        (node,) = Cluster(opened, [CONTROLLER], tmp_path, users=users).nodes
+        node.provision()
+        folders = {name: node.path(f"/srv/lustre/{name}/.ssh") for name in ("alice", "bob", "ubuntu")}
+        for name, folder in folders.items():
+            own = (folder / "id_ed25519.pub").read_text().splitlines()
+            assert (folder / "authorized_keys").read_text().splitlines() == [*own, *(KEYS if name == "alice" else [])]
+        (folders["alice"] / "authorized_keys").write_text("")
+        assert outcomes(node.provision().stdout)["ssh_keys"] == "changed"
+        assert (folders["alice"] / "authorized_keys").read_text().count("laptop") == 1
+        assert outcomes(node.provision().stdout)["ssh_keys"] == "already so"
 
 
 def test_ids_of_others_are_named(node: Node) -> None:
@@ -246,15 +319,15 @@ def test_half_a_user_is_completed(node: Node) -> None:
     assert_right(node)
 
 
-def test_the_file_system_is_mounted_again_at_boot(node: Node) -> None:
-    node.provision()
-    node.run("umount", "/fsx")
-    node.run("rm", "-r", "/run/provision")
-    node.run("mount", "-a")
-    assert node.run("cat", "/fsx/ubuntu/.bashrc").stdout
+def test_the_file_system_is_mounted_again_at_boot(legacy_node: Node) -> None:
+    legacy_node.provision()
+    legacy_node.run("umount", "/fsx")
+    legacy_node.run("rm", "-r", "/run/provision")
+    legacy_node.run("mount", "-a")
+    assert legacy_node.run("cat", "/fsx/ubuntu/.bashrc").stdout
     # Written to once more, because it is another mount.
-    assert outcomes(node.provision().stdout)["fsx"] == "changed"
-    assert_right(node)
+    assert outcomes(legacy_node.provision().stdout)["fsx"] == "changed"
+    assert_right(legacy_node)
 
 
 @pytest.mark.parametrize(
@@ -273,34 +346,40 @@ def test_the_file_system_is_mounted_again_at_boot(node: Node) -> None:
         ("echo 'server:/x /fsx nfs defaults 0 0' >>/etc/fstab", "/etc/fstab: server:/x (nfs) is configured for /fsx"),
     ],
 )
-def test_what_is_in_the_way_of_the_file_system_is_named(node: Node, before: str, says: str) -> None:
-    node.run("bash", "-c", before)
-    done = node.provision(check=False)
+def test_what_is_in_the_way_of_the_file_system_is_named(legacy_node: Node, before: str, says: str) -> None:
+    legacy_node.run("bash", "-c", before)
+    done = legacy_node.provision(check=False)
     assert done.returncode == 1
     assert says in done.stdout
     assert outcomes(done.stdout)["home"] == "not run"
 
 
 def test_where_hyperpod_mounts_it_is_only_looked_at(node: Node) -> None:
-    node.write_settings({**SETTINGS, "provisioning": "api"})
     fstab = node.path("/etc/fstab").read_text()
     # Lustre shows the address that the name has.
-    node.run("bash", "-c", "mkdir /fsx && mount -t tmpfs 10.1.0.1@tcp:/4owupbev /fsx")
+    node.run("bash", "-c", "umount /fsx && mount -t tmpfs 10.1.0.1@tcp:/4owupbev /fsx")
     node.provision()
     assert node.path("/etc/fstab").read_text() == fstab
     assert node.run("ls", "/fsx").stdout == "alice\nbob\nubuntu\n"
     node.run("umount", "-l", "/fsx")
-    done = node.run("bash", "-c", f"cd {SCRIPTS} && timeout 2 python3 -B -m provision --only fsx", check=False)
-    assert "HyperPod has not mounted /fsx; see FsxLustreConfig of the instance group" in done.stdout
+    assert reports(node, "fsx", "HyperPod has not mounted /fsx; see FsxLustreConfig of the instance group")
 
 
-def test_a_file_system_that_cannot_be_written_to(node: Node) -> None:
-    node.path("/usr/sbin/mount.lustre").write_text(
+def test_a_file_system_that_cannot_be_written_to(legacy_node: Node) -> None:
+    legacy_node.path("/usr/sbin/mount.lustre").write_text(
         '#!/bin/sh\nmount --bind /srv/lustre "$2" && mount -o remount,bind,ro "$2"\n'
     )
-    script = f"cd {SCRIPTS} && timeout 2 python3 -B -m provision --only fsx"
-    done = node.run("bash", "-c", script, check=False)
-    assert "/fsx cannot be written to: [Errno 30] Read-only file system" in done.stdout
+    assert reports(legacy_node, "fsx", "/fsx cannot be written to: [Errno 30] Read-only file system")
+
+
+def reports(node: Node, step: str, text: str) -> bool:
+    """Whether a step that tries again and again says this; then it is killed."""
+    with node.start("bash", "-c", f"cd {SCRIPTS} && exec python3 -B -m provision --only {step}") as process:
+        assert process.stdout is not None
+        try:
+            return any(text in line for line in process.stdout)
+        finally:
+            kill_tree(process.pid)
 
 
 def test_homes_that_are_there_stay_as_they_are(node: Node) -> None:
@@ -457,6 +536,9 @@ def test_a_source_of_packages_that_is_gone_keeps_none_of_the_others_out(node: No
     assert node.path("/tmp/installed").exists()
 
 
+_EPILOG = "/opt/slurm/etc/epilog.d/800_hyperpod-ft.sh"
+
+
 def _epilog(node: Node, jobs: str, sessions: str = "true") -> None:
     for name, does in (("squeue", jobs), ("loginctl", sessions)):
         program = node.path(f"/opt/slurm/bin/{name}")
@@ -464,7 +546,7 @@ def _epilog(node: Node, jobs: str, sessions: str = "true") -> None:
         program.write_text(f"#!/bin/sh\n{does}\n")
         program.chmod(0o755)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "2001", "SLURMD_NODENAME": "node1"}
-    node.run("/opt/slurm/etc/scripts/epilog.sh", environment=job)
+    node.run(_EPILOG, environment=job)
 
 
 def test_the_epilog_ends_what_a_job_left_behind(node: Node) -> None:
@@ -505,11 +587,10 @@ def test_the_epilog_ends_what_a_job_left_behind(node: Node) -> None:
     assert node.run(*alive, "bob").stdout == "1\n"
 
 
-def test_a_prolog_never_drains_a_node(node: Node) -> None:
-    node.provision("--only", "prolog_epilog")
+def test_the_epilog_never_drains_a_node(node: Node) -> None:
+    node.provision("--only", "epilog")
     for environment in ({}, {"PATH": "/nowhere"}):
-        node.run("/bin/bash", "/opt/slurm/etc/scripts/prolog.sh", environment=environment)
-        node.run("/bin/bash", "/opt/slurm/etc/scripts/epilog.sh", environment=environment)
+        node.run("/bin/bash", _EPILOG, environment=environment)
 
 
 def test_a_failure_is_in_the_log_before_the_script_ends(node: Node) -> None:
@@ -557,7 +638,7 @@ def test_a_node_without_python_says_so(node: Node) -> None:
 _SEED = 5
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_killed_anywhere_and_run_again(tmp_path: Path) -> None:
     """Two nodes at a time: one is killed at random moments while the other runs; then both are right, with one key."""
     moments = random.Random(_SEED)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import errno
+import fcntl
 import http.server
 import json
 import os
@@ -21,12 +23,13 @@ from provision.accounts import PasswdEntry, _clear_stale_locks
 from provision.errors import NodeError, PassingError
 from provision.files import File, difference, write
 from provision.journal import Journal
-from provision.mounts import mount_at
+from provision.mounts import Mount, mount_at
 from provision.node import Node
 from provision.settings import read_settings
 from provision.step import Step
-from provision.steps import STEPS, home, ssh_keys
+from provision.steps import STEPS, fsx, home, ssh_keys
 from provision.steps.limits import merged_ports
+from provision.steps.logrotate import Logrotate
 from provision.steps.neuron import count_devices
 
 from tests.lifecycle.instances import CONTROLLER, SETTINGS, WORKERS, resource_config
@@ -79,6 +82,11 @@ def test_steps_come_after_what_they_need() -> None:
         ("default_user", "-rf", "default_user: '-rf'"),
         ("users", [{"name": "a b", "uid": 1, "gid": 1}], "users.name: 'a b'"),
         ("users", [{"name": "a", "uid": 0, "gid": 1}], "users.uid: 0"),
+        (
+            "users",
+            [{"name": "a", "uid": 1, "gid": 1, "public_keys": ["ssh-rsa AA\nssh-rsa BB"]}],
+            "users.public_keys: 'ssh-rsa AA",
+        ),
         ("groups", {"g": "worker"}, "groups.g: 'worker' is not one of controller, login, compute"),
         ("fsx", {"dns_name": "x", "mount_name": "y", "mount_path": "/fsx/.."}, "fsx.mount_path"),
         ("accounting", "no", "accounting: 'no'"),
@@ -209,6 +217,7 @@ def test_the_uppermost_mount_counts() -> None:
     mount = mount_at("/fsx", lines)
     assert mount is not None
     assert (mount.identity, mount.kind, mount.source) == ("23", "lustre", "10.0.0.7@tcp:/a b")
+    assert mount.options == "rw,flock"
     assert mount_at("/fs", lines) is None
 
 
@@ -229,14 +238,12 @@ def test_devices_are_counted_in_both_formats_of_neuron_ls() -> None:
 
 @pytest.fixture
 def listed(node: Node, config: Path) -> Node:
-    """A node below tmp_path that knows who it is, with an empty shared file system and a host key."""
+    """A node below tmp_path that knows who it is, with an empty shared file system."""
     record = node.path(identity.RECORD)
     record.parent.mkdir(parents=True)
     found = identity.identify(CONTROLLER.instance_id, node.path, SETTINGS["groups"])
     record.write_text(identity.record(found))
     node.fsx.mkdir()
-    node.path("/etc/ssh").mkdir()
-    node.path("/etc/ssh/ssh_host_ed25519_key.pub").write_text("ssh-ed25519 AAAA root@here\n")
     return node
 
 
@@ -259,22 +266,6 @@ def test_a_home_that_another_node_publishes_meanwhile_wins(listed: Node, monkeyp
     assert not any((listed.fsx / ".provision/staging").iterdir())
 
 
-def test_host_keys_that_come_while_the_list_is_written_are_in_it(listed: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish = shared.publish_text
-    other = listed.fsx / ".provision/hosts/10.0.0.9"
-
-    def while_another_comes(node: Node, path: Path, text: str, mode: int = 0o644) -> None:
-        if path.name == "ssh_known_hosts" and not other.exists():
-            other.write_text("other ssh-ed25519 BBBB\n")
-        publish(node, path, text, mode)
-
-    monkeypatch.setattr(shared, "publish_text", while_another_comes)
-    ssh_keys._list_host_keys(listed)
-    text = (listed.fsx / ".provision/ssh_known_hosts").read_text()
-    assert "other ssh-ed25519 BBBB\n" in text
-    assert f"{CONTROLLER.address} ssh-ed25519 AAAA\n" in text
-
-
 def test_what_others_could_change_is_not_prepared_in(listed: Node, tmp_path: Path) -> None:
     """Root removes what it finds there: a user who may write to the file system could lead it anywhere."""
     outside = tmp_path / "outside"
@@ -293,6 +284,40 @@ def test_what_others_could_change_is_not_prepared_in(listed: Node, tmp_path: Pat
             with pytest.raises(NodeError, match="is not owned by root alone; move it away"):
                 action()
         assert (outside / f"{CONTROLLER.instance_id}.x").exists()
+
+
+def test_slurms_logs_are_rotated_by_one_owner(node: Node) -> None:
+    """logrotate refuses a file whose log another one names."""
+    folder = node.path("/etc/logrotate.d")
+    folder.mkdir()
+    (folder / "hyperpod-ft").write_text("/var/log/slurm/*.log {\n}\n")  # ours, of an earlier run
+    (folder / "apt").write_text("/var/log/apt/term.log {\n}\n")
+    assert "/var/log/slurm/" in Logrotate().files(node)[0].text
+    (folder / "sagemaker-hyperpod-slurm").write_text('"/var/log/slurm/*.log" {\n}\n')
+    (ours,) = Logrotate().files(node)
+    assert "/var/log/slurm/" not in ours.text
+    assert "/var/log/provision/*.log" in ours.text
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "reported"),
+    [("rw,flock", 0, False), ("rw", errno.ENOSYS, True), ("rw,localflock", 0, True)],
+)
+def test_a_file_system_without_locks_is_reported(
+    listed: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: str,
+    number: int,
+    reported: bool,
+) -> None:
+    def flock(stream: object, operation: int) -> None:
+        if number:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    fsx._test_write(listed, Mount("23", "/fsx", "lustre", "10.0.0.7@tcp:/m", options))
+    assert ("/fsx is mounted without flock" in capsys.readouterr().out) == reported
 
 
 def test_a_file_is_written_once_and_repaired(node: Node) -> None:
@@ -386,6 +411,14 @@ def test_what_needs_a_failed_step_is_not_run_and_the_rest_is(node: Node) -> None
     steps = [Marker("a", broken), Marker("b", needs=("a",)), Marker("c", needs=("b",)), Marker("d")]
     assert not runner.run(steps, node, dry_run=False)
     assert events(node) == [("a", "failed"), ("b", "not_run"), ("c", "not_run"), ("d", "changed"), ("", "failed")]
+
+
+def test_the_failure_of_an_advisory_step_is_a_warning(node: Node) -> None:
+    step = Marker("a", lambda path: None)
+    step.attempts, step.advisory = 1, True
+    assert runner.run([step, Marker("b", needs=("a",))], node, dry_run=False)
+    assert events(node) == [("a", "warning"), ("b", "changed"), ("", "finished")]
+    assert "still missing: no a" in node.path("steps.jsonl").read_text()
 
 
 def test_a_deadline_ends_a_step_and_its_commands(node: Node) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from provision import slurm_conf, slurm_state
@@ -12,7 +13,8 @@ from provision.identity import RECORD, Identity, record
 from provision.journal import Journal
 from provision.node import Node
 from provision.settings import FsxSettings, Settings
-from provision.steps import slurm_configuration
+from provision.steps import slurm, slurm_configuration
+from provision.steps.slurm import Slurm
 from provision.steps.slurm_configuration import SlurmConfiguration
 
 from tests.lifecycle.instances import CONTROLLER, WORKERS
@@ -23,7 +25,7 @@ CONF = agents_slurm_conf(CONTROLLER, WORKERS, "TopologyPlugin=topology/tree")
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    settings = Settings("legacy", "ubuntu", FsxSettings("fs-1", "m", "/fsx"), {}, (), False, False)
+    settings = Settings("legacy", "ubuntu", FsxSettings("fs-1", "m", "/fsx"), {}, (), False)
     identity = Identity("c", "controller-machine", "controller", "i-1", "ml.m5.large", "10.1.0.11", ("10.1.0.11",))
     node = Node(tmp_path, settings, Journal(None), tmp_path)
     _put(node, RECORD, record(identity))
@@ -32,7 +34,7 @@ def node(tmp_path: Path) -> Node:
 
 def test_configuration_is_written_once_and_whole(node: Node) -> None:
     _put(node, slurm_conf.SLURM_CONF, CONF)
-    _put(node, slurm_conf.INCLUDED_CONF, "Prolog=/from/before.sh\nProlog=/twice.sh\n")
+    _put(node, slurm_conf.INCLUDED_CONF, "Epilog=/from/before.sh\nEpilog=/twice.sh\n")
     step = SlurmConfiguration()
     assert step.needed(node)
     assert step.missing(node)
@@ -40,7 +42,7 @@ def test_configuration_is_written_once_and_whole(node: Node) -> None:
     step.do(node)
     assert not step.missing(node)
     ours = node.path(slurm_conf.INCLUDED_CONF).read_text()
-    assert ours.count("Prolog=") == 1
+    assert ours.count("Epilog=") == 1
     assert "AccountingStorageType" not in ours
     assert node.path(slurm_conf.SLURM_CONF).read_text() == CONF
     switches = slurm_conf.lines(node.path(slurm_conf.TOPOLOGY_CONF).read_text())
@@ -104,6 +106,33 @@ def test_no_switches_without_topology_tree() -> None:
     assert slurm_conf.topology(agents_slurm_conf(CONTROLLER, WORKERS), "") == ""
 
 
+# What HyperPod's agent left on the Slurm 25.11 AMI: an empty topology.yaml, and a partition with a topology.
+_TAGGED = CONF.replace("topology/tree", "topology/default") + "PartitionName=trn1 Nodes=ALL State=UP Topology=tree\n"
+
+
+@pytest.mark.parametrize(
+    ("conf", "topology_conf", "topology_yaml", "says"),
+    [
+        (CONF, "", "", "topology.conf has no switch: jobs are refused"),
+        (CONF, "# SwitchName=all Nodes=x\n", "", "topology.conf has no switch: jobs are refused"),
+        (CONF, "SwitchName=all Nodes=ip-10-1-0-[12-13]\n", "", ""),
+        (CONF.replace("topology/tree", "topology/flat"), "", "", ""),
+        (
+            _TAGGED,
+            "",
+            "[]\n",
+            "does not define 'tree', the topology of partition trn1: slurmctld may crash",
+        ),
+        (_TAGGED, "", "- topology: other\n  flat: true\n", "topology.yaml does not define 'tree'"),
+        (_TAGGED, "", "---\n- topology: tree\n  cluster_default: true\n  tree:\n    switches: []\n", ""),
+    ],
+)
+def test_topology_faults_are_told(conf: str, topology_conf: str, topology_yaml: str, says: str) -> None:
+    found = slurm_conf.topology_faults(conf, topology_conf, topology_yaml)
+    assert len(found) == bool(says)
+    assert says in "".join(found)
+
+
 def test_what_is_included_counts_in_its_place() -> None:
     conf = slurm_conf.with_included("Prolog=/a\ninclude accounting.conf\nEpilog=/b\n", "Prolog=/c\nEpilog=/d\n")
     assert slurm_conf.value(conf, "prolog") == "/c"
@@ -125,43 +154,65 @@ _24_11 = "NodeName={} Arch=x86_64 Gres=gpu:1 NodeAddr=10.1.0.12 NodeHostName=n V
 
 
 @pytest.mark.parametrize(
-    ("state", "rest", "problem", "set_aside"),
+    ("state", "rest", "problem"),
     [
-        ("IDLE", "", "", ""),
-        ("MIXED+PLANNED", "", "", ""),
-        ("IDLE+CLOUD", "", "", ""),
-        ("ALLOCATED-", "", "", ""),
-        ("IDLE*", "", "IDLE+NOT_RESPONDING", ""),
-        ("UNKNOWN*", "", "NOT_RESPONDING+UNKNOWN", ""),
-        ("DOWN", "Reason=Node unexpectedly rebooted [slurm@2026-11-21T18:00:00]", "unexpectedly rebooted", ""),
-        ("DOWN+NOT_RESPONDING", "Reason=Not responding [slurm@2026-11-21T18:00:00]", "Not responding", ""),
-        (
-            "IDLE+DRAIN+INVALID_REG",
-            "Reason=Low RealMemory (reported:1 < 2) [slurm@2026-11-21T18:00:00]",
-            "Low Real",
-            "Low",
-        ),
-        # Of the machine that was replaced, perhaps.
-        ("IDLE+DRAIN", "Reason=Kill task failed [slurm@2026-11-21T18:00:00]", "", "Kill task failed"),
-        ("DOWN", "Reason=being replaced [root@2026-11-21T18:00:00]", "", "being replaced"),
-        ("DOWN*", "Reason=being replaced [root@2026-11-21T18:00:00]", "NOT_RESPONDING", "being replaced"),
-        ("DOWN", "", "DOWN", ""),
+        ("IDLE", "", ""),
+        ("MIXED+PLANNED", "", ""),
+        ("IDLE+CLOUD", "", ""),
+        ("ALLOCATED-", "", ""),
+        ("IDLE*", "", "as IDLE+NOT_RESPONDING"),
+        ("UNKNOWN*", "", "as NOT_RESPONDING+UNKNOWN"),
+        ("DOWN", "", "as DOWN"),
+        ("DOWN", "Reason=Node unexpectedly rebooted [slurm@2026-11-21T18:00:00]", "unexpectedly rebooted"),
+        ("IDLE+DRAIN+INVALID_REG", "Reason=Low RealMemory (reported:1 < 2) [slurm@2026-11-21T18:00:00]", "Low Real"),
         (
             "IDLE+DRAIN",
             "Reason=bad cable [root@2026-11-21T18:00:00] Comment=asked",
-            "",
             "bad cable [root@2026-11-21T18:00:00]",
         ),
-        ("FAIL", "Reason=Action:Replace [root@2026-11-21T18:00:00]", "", "Action:Replace"),
+        ("FAIL*", "Reason=Action:Replace [root@2026-11-21T18:00:00]", "as FAIL+NOT_RESPONDING: Action:Replace"),
     ],
 )
 @pytest.mark.parametrize("line", [_22_05, _24_11])
-def test_what_slurm_says_of_a_node(line: str, state: str, rest: str, problem: str, set_aside: str) -> None:
+def test_what_slurm_says_of_a_node(line: str, state: str, rest: str, problem: str) -> None:
     found = slurm_state.parse_nodes(line.format("ip-10-1-0-12", state, rest) + "\n")["10.1.0.12"]
-    assert (found.name, bool(found.problem), bool(found.set_aside)) == ("ip-10-1-0-12", bool(problem), bool(set_aside))
+    assert (found.name, bool(found.problem)) == ("ip-10-1-0-12", bool(problem))
     assert problem in found.problem
-    assert set_aside in found.set_aside
     assert "Comment" not in found.reason
+
+
+@pytest.mark.parametrize(
+    ("running", "reported"),
+    [
+        ({"Epilog": "/opt/slurm/etc/epilog.d/*", "EpilogMsgTime": "2000 usec"}, False),
+        ({"Epilog[0]": "/opt/site.sh", "Epilog[1]": "/opt/slurm/etc/epilog.d/*.sh"}, False),
+        ({"Epilog": "/opt/slurm/etc/epilog.d/700_dcgm_job_map_cleanup.sh"}, True),
+        ({"Epilog": "(null)", "EpilogSlurmctld": "/opt/slurm/etc/epilog.d/*"}, True),
+    ],
+)
+def test_a_slurm_that_does_not_run_our_epilog_is_reported(
+    node: Node, monkeypatch: pytest.MonkeyPatch, running: dict[str, str], reported: bool
+) -> None:
+    monkeypatch.setattr(slurm_state, "unreachable", lambda node: [])
+    monkeypatch.setattr(slurm_state, "running_configuration", lambda node: running)
+    found = Slurm().missing(node)
+    assert [line.partition(",")[0] for line in found] == [
+        "Slurm does not run /opt/slurm/etc/epilog.d/800_hyperpod-ft.sh"
+    ] * reported
+
+
+@pytest.mark.parametrize("starts_after", [None, 20])
+def test_slurm_is_waited_for_a_minute_at_most(
+    node: Node, monkeypatch: pytest.MonkeyPatch, starts_after: float | None
+) -> None:
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(slurm, "time", clock)
+    monkeypatch.delenv("PROVISION_SLURM_SECONDS", raising=False)
+    silent = ["no slurmctld answers"]
+    monkeypatch.setattr(Slurm, "missing", lambda *_: [] if starts_after and now[0] >= starts_after else silent)
+    Slurm().do(dataclasses.replace(node, settings=dataclasses.replace(node.settings, provisioning="api")))
+    assert now == [starts_after or 60]
 
 
 def _put(node: Node, path: str, text: str) -> None:

@@ -31,7 +31,7 @@ def main() -> None:
         group = parallel_state.get_tensor_model_parallel_group()
         parts = [torch.empty_like(part) for _ in range(group.size())]
         dist.all_gather(parts, part, group=group)
-        if processes.leads:
+        if processes.is_rank_0:
             save_file({"logits": torch.cat(parts, -1)}, out)
 
 

@@ -42,7 +42,7 @@ def result(family: str, chunk: SequenceChunk) -> Result:
 def main() -> None:
     processes = join_processes(2)
     families = sorted(SEPARATING_FAMILIES)
-    expected = {family: result(family, SequenceChunk()) for family in families} if processes.leads else {}
+    expected = {family: result(family, SequenceChunk()) for family in families} if processes.is_rank_0 else {}
     dist.init_process_group("gloo", store=processes.store, rank=processes.rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     divide_attention(mesh)
@@ -51,9 +51,9 @@ def main() -> None:
         found = result(family, chunk_of(mesh))
         for name in sorted(found):
             dist.all_reduce(found[name])
-        if processes.leads:
+        if processes.is_rank_0:
             differences[family] = difference(found, expected[family])
-    if processes.leads:
+    if processes.is_rank_0:
         Path(sys.argv[1]).write_text(json.dumps(differences))
     dist.destroy_process_group()
 

@@ -62,7 +62,7 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
                 tensors[f"gradient.{name}"] = whole(attempt.trained_weights.parts[name].wrap(gradient))
         for name, master in attempt.trained_weights.state().items():
             tensors[f"parameter.{name}"] = whole(master)
-        if processes.leads:
+        if processes.is_rank_0:
             save_file(tensors, out / f"{run.config.name}.safetensors")
 
 

@@ -34,7 +34,7 @@ def main() -> None:
     out, runs = Path(sys.argv[1]), [Run.open(Path(argument)) for argument in sys.argv[2:]]
     worker = Worker(runs[0].plan.degrees.world_size)
     peaks = {run.config.name: worker.processes.gather(run.config.name, measure(worker, run)) for run in runs}
-    if worker.processes.leads:
+    if worker.processes.is_rank_0:
         out.write_text(json.dumps(peaks))
 
 

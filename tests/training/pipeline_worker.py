@@ -50,7 +50,7 @@ def measure(run: Run, processes: Processes, sharding: Sharding, out: Path) -> No
         tensors["loss"] = torch.tensor([step.loss for step in steps], dtype=torch.float64)
         tensors["norm"] = torch.tensor([step.grad_norm for step in steps], dtype=torch.float64)
         tensors["validation"] = torch.tensor(validation)
-        if processes.leads:
+        if processes.is_rank_0:
             save_file(tensors, out / f"{run.config.name}-{sharding.mode}-{sharding.offload}.safetensors")
 
 

@@ -60,7 +60,7 @@ class Worker:
             tensors |= named("switched", self.resumed(run, sharding))
         with self.attempt(run, sharding) as loop:
             losses = [loop.step(step, []).loss for step in range(1, SAVED + 1)]
-            if self.processes.leads:
+            if self.processes.is_rank_0:
                 shutil.rmtree(run.checkpoints, ignore_errors=True)
             loop.state.save(Progress(step=SAVED), last=False, wanted=True)
             losses += [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
@@ -90,7 +90,7 @@ def main() -> None:
     for run in runs:
         for mode, shard_ranks, offload in json.loads((run.directory / "shardings.json").read_text()):
             tensors = worker.case(run, Sharding(mode, shard_ranks, offload))
-            if worker.processes.leads:
+            if worker.processes.is_rank_0:
                 save_file(tensors, out / f"{run.config.name}-{mode}-{shard_ranks}-{offload}.safetensors")
 
 

@@ -36,14 +36,14 @@ def test_record_metrics_and_retention(make_run: MakeRun) -> None:
     assert facts["epochs"] == pytest.approx(14 / 24, abs=1e-4)
     assert facts["first_loss"] == metrics(run)[0]["loss"] and facts["final_loss"] == metrics(run)[-1]["loss"]
     assert {facts["world_size"], facts["data_parallel"], facts["tensor_parallel"]} == {1}
-    assert facts["samples"] == 7 * 2 and facts["mfu"] is None, "the peak of these CPUs is unknown"
+    assert facts["rows"] == 7 * 2 and facts["mfu"] is None, "the peak of these CPUs is unknown"
     for row in metrics(run):
-        assert row["samples_per_second"] == pytest.approx(2 / row["seconds_per_step"], rel=0.02)
-        assert row["tokens_per_second"] == pytest.approx(row["samples_per_second"] * 32, rel=1e-3)
-        assert row["documents_per_second"] == pytest.approx(row["samples_per_second"] * 3, rel=1e-3)
+        assert row["rows_per_second"] == pytest.approx(2 / row["seconds_per_step"], rel=0.02)
+        assert row["tokens_per_second"] == pytest.approx(row["rows_per_second"] * 32, rel=1e-3)
+        assert row["documents_per_second"] == pytest.approx(row["rows_per_second"] * 3, rel=1e-3)
         assert row["mfu"] is None
-    assert facts["samples_per_second"] == pytest.approx(14 / facts["seconds"], rel=0.01)
-    assert facts["documents_per_second"] == pytest.approx(3 * facts["samples_per_second"], rel=1e-3)
+    assert facts["rows_per_second"] == pytest.approx(14 / facts["seconds"], rel=0.01)
+    assert facts["documents_per_second"] == pytest.approx(3 * facts["rows_per_second"], rel=1e-3)
     assert facts["seconds_per_step"] == sorted(row["seconds_per_step"] for row in metrics(run)[1:])[1]
     assert 0 <= facts["warm_up_seconds"] <= facts["seconds"]
     # r 4: q, o 64+64; k, v 64+32; gate, up, down 64+96; two layers

@@ -24,9 +24,13 @@ def command_lines(file: Path) -> set[str]:
     return {node.value for node in first if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
-def test_one_module_calls_slurm() -> None:
+def test_two_modules_call_slurm() -> None:
+    """One for the jobs of runs, one for what a cluster is like."""
     callers = {file.relative_to(PACKAGE).parts for file in PACKAGE.rglob("*.py") if command_lines(file) & SLURM}
-    assert {parts for parts in callers if parts[0] != "localcluster"} == {("launch", "slurm.py")}
+    assert {parts for parts in callers if parts[0] != "localcluster"} == {
+        ("launch", "slurm.py"),
+        ("launch", "slurm_site.py"),
+    }
 
 
 def test_packages_stay_small() -> None:

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.hyperpod.nodes import Node
-from hyperpod_ft.aws.hyperpod.requests import group_specification
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.errors import UserError, did_you_mean
 
 IN_SERVICE, FAILED, DELETING = "InService", "Failed", "Deleting"
-_MAX_REPLACED = 25  # BatchReplaceClusterNodesRequestNodeIdsList
 
 
 @dataclass(frozen=True)
@@ -98,37 +96,6 @@ def not_ours(cluster: Cluster, subnet_id: str) -> str:
     if subnet_id not in cluster.subnets:
         return f"cluster {cluster.name} already exists on other subnets: this cluster file did not create it"
     return ""
-
-
-def scale(client: Any, cluster: Cluster, group: str, count: int) -> None:
-    """Set a group's number of instances; keep its other settings. Raises UserError under Kubernetes."""
-    if cluster.kubernetes:
-        raise UserError(
-            f"cluster {cluster.name} uses Kubernetes (EKS), which this kit cannot scale",
-            "use `aws sagemaker update-cluster`",
-        )
-    described = describe(client, cluster.name)
-    if described is None:
-        raise UserError(f"cluster {cluster.name} no longer exists", "check `hyperpod-ft cluster status`")
-    there = {one["InstanceGroupName"]: group_specification(one) for one in described["InstanceGroups"]}
-    specification = there[cluster.group(group).name]
-    specification["InstanceCount"] = count
-    if specification.get("MinInstanceCount", 0) > count:
-        specification["MinInstanceCount"] = count
-    client.update_cluster(ClusterName=cluster.name, InstanceGroups=[specification])
-
-
-def replace(client: Any, cluster: Cluster, nodes: list[Node]) -> None:
-    """Have HyperPod replace instances. Raises UserError that names each instance it refused."""
-    refused = []
-    for start in range(0, len(nodes), _MAX_REPLACED):
-        ids = [node.instance_id for node in nodes[start : start + _MAX_REPLACED]]
-        answer = client.batch_replace_cluster_nodes(ClusterName=cluster.name, NodeIds=ids)
-        refused += [f"{one['NodeId']} ({one['ErrorCode']}: {one['Message']})" for one in answer.get("Failed", [])]
-    if refused:
-        raise UserError(
-            f"cluster {cluster.name}: not replaced: {', '.join(refused)}", "check `hyperpod-ft cluster nodes`"
-        )
 
 
 def delete(client: Any, name: str) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.hyperpod.request_fields import group_keys, key_of_group
-from hyperpod_ft.aws.hyperpod.requests import group_specification
+from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.config.cluster_config import ClusterConfig
 
 _ENTRIES = ("OnCreate", "OnInitComplete")
@@ -47,9 +47,18 @@ def changes(config: ClusterConfig, request: dict[str, Any], described: dict[str,
             for part in (*wanted, *(part for part in _OPTIONAL if part in now and part not in wanted))
             if part != "LifeCycleConfig" and not _covers(now.get(part), wanted.get(part))
         ]
-    other += [f"instance group {name} is not in the cluster file" for name in there]
+    other += [
+        f"instance group {name} is not in the cluster file:"
+        f" hyperpod-ft cluster delete-group {config.name} {name} --region {config.region}"
+        for name in there
+    ]
     if described.get("NodeRecovery", request["NodeRecovery"]) != request["NodeRecovery"]:
-        other.append(f"node_recovery: is {described['NodeRecovery']}, not {request['NodeRecovery']}")
+        mode = request["NodeRecovery"]
+        command = f"hyperpod-ft cluster node-recovery {config.name} {mode} --region {config.region}"
+        other.append(f"node_recovery: is {described['NodeRecovery']}, not {mode}: {command}")
+    now, wanted = _database(described), _database(request)
+    if not (_covers(now, wanted) if wanted else now is None):
+        other.append(f"accounting_database: is {_short(now)}, not {_short(wanted)}; cannot be changed")
     return Changes(tuple(groups), added, tuple(other))
 
 
@@ -58,6 +67,10 @@ def provisioning_differs(config: ClusterConfig, described: dict[str, Any]) -> bo
     entry = "OnInitComplete" if config.provisioning == "api" else "OnCreate"
     scripts = [group.get("LifeCycleConfig", {}) for group in described["InstanceGroups"]]
     return any(key in lifecycle for lifecycle in scripts for key in _ENTRIES if key != entry)
+
+
+def _database(cluster: dict[str, Any]) -> Any:
+    return cluster.get("Orchestrator", {}).get("Slurm", {}).get("AccountingDatabase")
 
 
 def _covers(now: Any, wanted: Any) -> bool:

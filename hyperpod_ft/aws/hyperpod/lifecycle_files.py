@@ -2,17 +2,22 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.findings import Finding, error
 from hyperpod_ft.aws.hyperpod import requests
 from hyperpod_ft.aws.hyperpod.requests import ENTRY
+from hyperpod_ft.aws.s3 import listing
+from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.shipped import shipped
 
-PREFIX = "lifecycle"
+PREFIX = "lifecycle"  # nodes may not write there: templates/cluster/stack.yaml
+MANIFEST = "SHA256SUMS"
+_DIGEST_DIGITS = 32  # 128 bits: nobody finds other files with the same digest
 
 
 def files(config: ClusterConfig, resources: ClusterResources) -> dict[str, bytes]:
@@ -30,12 +35,42 @@ def scripts() -> list[Path]:
     return sorted(path for path in shipped("lifecycle").rglob("*") if path.suffix in {".py", ".sh"} and path.is_file())
 
 
+def manifest(content: dict[str, bytes]) -> bytes:
+    """SHA256SUMS: the digest of each file, in the format of `sha256sum --check`."""
+    lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(content.items())]
+    return "".join(lines).encode()
+
+
 def folder(config: ClusterConfig, content: dict[str, bytes]) -> str:
-    """The S3 folder of these files. Its name holds their digest, so that no node ever reads half of a newer set."""
-    digest = hashlib.sha256()
-    for name, data in sorted(content.items()):
-        digest.update(f"{name}\0{len(data)}\0".encode() + data)
-    return f"{PREFIX}/{config.name}/{digest.hexdigest()[:12]}"
+    """The S3 folder of these files, named by the digest of their manifest, so that no node reads half of a newer set.
+
+    The cluster keeps this name (LifeCycleConfig), and nodes cannot change it: provision.sh compares its files with it.
+    """
+    return f"{PREFIX}/{config.name}/{_digest(manifest(content))}"
+
+
+def changed(client: Any, uri: str) -> list[str]:
+    """The files in a folder of S3 that are not those it is named after, sorted; [] for a folder named otherwise.
+
+    `client`: boto3's for s3. Raises botocore's errors. Unlike a node, which runs the provision.sh that it finds there,
+    this sees any change.
+    """
+    if not re.fullmatch(rf"[0-9a-f]{{{_DIGEST_DIGITS}}}", digest := uri.rpartition("/")[2]):
+        return []
+    location = Location.of(uri)
+    content = {
+        entry.name: client.get_object(Bucket=location.bucket, Key=entry.key)["Body"].read()
+        for entry in listing.entries(client, location)
+    }
+    given = content.pop(MANIFEST, b"")
+    if _digest(given) != digest:
+        return [MANIFEST]
+    differing = {*given.decode().splitlines()} ^ {*manifest(content).decode().splitlines()}
+    return sorted({line.split("  ")[1] for line in differing})
+
+
+def _digest(manifest: bytes) -> str:
+    return hashlib.sha256(manifest).hexdigest()[:_DIGEST_DIGITS]
 
 
 def check(content: dict[str, bytes]) -> list[Finding]:

@@ -10,12 +10,17 @@ _CLUSTER = (
     ("VpcConfig.SecurityGroupIds", "existing.security_group_ids"),
     ("NodeRecovery", "node_recovery"),
     ("NodeProvisioningMode", "continuous_provisioning"),
+    ("Orchestrator.Slurm.AccountingDatabase.Endpoint", "accounting_database.endpoint"),
+    ("Orchestrator.Slurm.AccountingDatabase.Name", "accounting_database.name"),
+    ("Orchestrator.Slurm.AccountingDatabase.SecretArn", "accounting_database.secret_arn"),
     ("Orchestrator", "provisioning"),
     ("InstanceGroups", "workers"),
 )
 _OF_ALL_GROUPS = (
     ("ExecutionRole", "existing.execution_role_arn"),
     ("LifeCycleConfig", "existing.bucket"),
+    ("InstanceStorageConfigs[0].EbsVolumeConfig.VolumeKmsKeyId", "kms_keys.volumes"),
+    ("InstanceStorageConfigs[2]", "kms_keys.volumes"),
     ("InstanceStorageConfigs[1].FsxLustreConfig.MountPath", "fsx.mount_path"),
     ("InstanceStorageConfigs[1]", "existing.fsx_id"),
 )

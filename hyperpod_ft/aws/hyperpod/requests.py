@@ -26,7 +26,7 @@ def create_cluster(config: ClusterConfig, resources: ClusterResources, lifecycle
         "NodeRecovery": config.node_recovery,
     }
     if config.provisioning == "api":
-        request["Orchestrator"] = {"Slurm": {"SlurmConfigStrategy": "Managed"}}
+        request["Orchestrator"] = {"Slurm": _slurm(config)}
         if config.continuous_provisioning:
             request["NodeProvisioningMode"] = "Continuous"
     if config.tags:
@@ -34,11 +34,24 @@ def create_cluster(config: ClusterConfig, resources: ClusterResources, lifecycle
     return request
 
 
+def _slurm(config: ClusterConfig) -> dict[str, Any]:
+    slurm: dict[str, Any] = {"SlurmConfigStrategy": "Managed"}
+    if database := config.accounting_database:
+        slurm["AccountingDatabase"] = {
+            "Endpoint": database.endpoint,
+            "Port": database.port,
+            "SecretArn": database.secret_arn,
+            **({"Name": database.name} if database.name else {}),
+        }
+    return slurm
+
+
 def _group(
     config: ClusterConfig, group: InstanceGroup, resources: ClusterResources, lifecycle_uri: str
 ) -> dict[str, Any]:
     api = config.provisioning == "api"
-    storage: list[dict[str, Any]] = [{"EbsVolumeConfig": {"VolumeSizeInGB": group.volume_gb}}]
+    key = {"VolumeKmsKeyId": config.kms_keys.volumes} if config.kms_keys.volumes else {}
+    storage: list[dict[str, Any]] = [{"EbsVolumeConfig": {"VolumeSizeInGB": group.volume_gb, **key}}]
     if api:
         storage.append(
             {
@@ -49,6 +62,8 @@ def _group(
                 }
             }
         )
+    if key:
+        storage.append({"EbsVolumeConfig": {"RootVolume": True, **key}})
     request: dict[str, Any] = {
         "InstanceGroupName": group.name,
         "InstanceType": group.instance_type,
@@ -99,31 +114,9 @@ def settings(config: ClusterConfig, resources: ClusterResources) -> dict[str, An
             "mount_path": config.fsx.mount_path,
         },
         "groups": {group.name: _NODE_TYPES[type(group)].lower() for group in config.groups},
-        "users": [{"name": user.name, "uid": user.uid, "gid": user.group_id} for user in config.users],
-        "accounting": config.accounting,
-        "metrics": config.metrics,
+        "users": [
+            {"name": user.name, "uid": user.uid, "gid": user.group_id, "public_keys": list(user.public_keys)}
+            for user in config.users
+        ],
+        "accounting": config.accounting == "controller",
     }
-
-
-def group_specification(described: dict[str, Any]) -> dict[str, Any]:
-    """An instance group of `DescribeCluster`'s answer in the form that `UpdateCluster` takes, unchanged."""
-    kept = (
-        "InstanceGroupName",
-        "InstanceType",
-        "LifeCycleConfig",
-        "ExecutionRole",
-        "ThreadsPerCore",
-        "InstanceStorageConfigs",
-        "OnStartDeepHealthChecks",
-        "TrainingPlanArn",
-        "OverrideVpcConfig",
-        "ScheduledUpdateConfig",
-        "SlurmConfig",
-        "CapacityRequirements",
-        "NetworkInterface",
-    )
-    specification = {key: described[key] for key in kept if described.get(key)}
-    specification["InstanceCount"] = described["TargetCount"]
-    if described.get("MinCount"):
-        specification["MinInstanceCount"] = described["MinCount"]
-    return specification

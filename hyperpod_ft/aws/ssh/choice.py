@@ -1,13 +1,15 @@
-"""Choose the node to connect to (pure)."""
+"""Choose the node to connect to, and the user to log in as (pure)."""
 
 from collections.abc import Sequence
 
 from hyperpod_ft.aws.hyperpod.api import Cluster, find_node
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
+from hyperpod_ft.config.cluster_config import User
 from hyperpod_ft.errors import UserError
 
 # names used by AWS's scripts and this kit; HyperPod reports roles only for clusters whose Slurm it set up
 USUAL_GROUPS = ("login-group", "controller-machine")
+IMAGE_USER = "ubuntu"
 
 
 def login_group(cluster: Cluster, usual: Sequence[str] = USUAL_GROUPS) -> str:
@@ -25,6 +27,21 @@ def login_group(cluster: Cluster, usual: Sequence[str] = USUAL_GROUPS) -> str:
             return name
     raise UserError(
         f"{cluster.name}: no login or controller group found", f"pass --group with one of: {', '.join(names)}"
+    )
+
+
+def login_user(users: Sequence[User], public_key: str) -> str:
+    """The user of the cluster file whose key this is; the image's own, `ubuntu`, if the file names no users.
+
+    Raises UserError if it names users and none has the key: `ubuntu`, who may use sudo, is not for everybody's keys.
+    """
+    owners = [user.name for user in users if public_key.split()[1] in (key.split()[1] for key in user.public_keys)]
+    if owners or not users:
+        return owners[0] if owners else IMAGE_USER
+    raise UserError(
+        "no user of the cluster file has your public key",
+        f"add it to public_keys of yours, or pass --user: {', '.join(user.name for user in users)}, or {IMAGE_USER},"
+        " who may use sudo",
     )
 
 

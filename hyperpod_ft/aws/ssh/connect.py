@@ -11,7 +11,7 @@ from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.nodes import Node, ssm_target
 from hyperpod_ft.aws.ssh import key as ssh_key
 from hyperpod_ft.aws.ssh import ssm
-from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS, by_name, in_group, login_group
+from hyperpod_ft.aws.ssh.choice import IMAGE_USER, USUAL_GROUPS, by_name, in_group, login_group
 from hyperpod_ft.aws.ssh.config import SshFiles, proxy_command, quoted
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
@@ -23,7 +23,7 @@ _SSH_FAILED = 255  # ssh's own exit status; any other is the remote command's
 class SshRequest:
     """The options of `cluster ssh`. Raises UserError for an invalid user name."""
 
-    user: str = "ubuntu"  # the image's default user
+    user: str = IMAGE_USER
     group: str | None = None
     node: str | None = None  # instance id or host name
     identity: Path | None = None  # private or public key file

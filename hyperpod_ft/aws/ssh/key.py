@@ -89,10 +89,9 @@ def check_user(name: str) -> None:
 
 
 def command(user: str, line: str) -> str:
-    """The command for the node: shell words with the user's name, the rest in base64. Raises UserError."""
+    """The command for the node, with the user's name and the key in base64. Raises UserError."""
     check_user(user)
-    script, key = (base64.b64encode(data.encode()).decode() for data in (_PUT.read_text(encoding="utf-8"), line))
-    return shlex.join(["sh", "-c", f"echo {script} | base64 -d | sh -s -- {user} {key}"])
+    return ssm.script_command(_PUT, user, base64.b64encode(line.encode()).decode())
 
 
 def upload(aws_cli: ssm.AwsCli, target: str, user: str, identity: SshKey) -> bool:

@@ -3,15 +3,18 @@
 The CLI passes each session to AWS's session-manager-plugin. Its token stays between the two and never passes here.
 """
 
+import base64
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from hyperpod_ft.aws.session import redacted
 from hyperpod_ft.errors import UserError, last_line
@@ -76,6 +79,12 @@ def shell(aws_cli: AwsCli, target: str) -> int:
     """Open a shell on the node in this terminal, without sshd, keys or /fsx. Returns the CLI's exit status."""
     require("aws", "session-manager-plugin")
     return subprocess.run(session_command(aws_cli, target), env=environment(), check=False).returncode
+
+
+def script_command(script: Path, *arguments: str) -> str:
+    """The command that runs a script of the kit with these arguments: words, as `run` takes them."""
+    text = base64.b64encode(script.read_text(encoding="utf-8").encode()).decode()
+    return shlex.join(["sh", "-c", f"echo {text} | base64 -d | sh -s -- {shlex.join(arguments)}"])
 
 
 def run(aws_cli: AwsCli, target: str, command: str, answer: str, attempts: int = 3) -> str:

@@ -32,13 +32,19 @@ _NEVER_CREATED = ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "REVI
 
 @dataclass(frozen=True)
 class StackParameters:
-    """The parameters of a stack. `zone_id`: of an availability zone; `fsx_throughput`: MB/s per TiB."""
+    """The parameters of a stack. `zone_id`: of an availability zone; `fsx_throughput`: MB/s per TiB.
+
+    Keys are ARNs of KMS keys; empty: AWS's own.
+    """
 
     name: str
     zone_id: str
     fsx_gib: int = 1200
     fsx_throughput: int = 250
     fsx_compression: str = "LZ4"
+    volumes_key: str = ""
+    fsx_key: str = ""
+    bucket_key: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -49,6 +55,9 @@ class StackParameters:
             fsx_gib=config.fsx.size_gib,
             fsx_throughput=config.fsx.throughput,
             fsx_compression=config.fsx.compression,
+            volumes_key=config.kms_keys.volumes or "",
+            fsx_key=config.kms_keys.fsx or "",
+            bucket_key=config.kms_keys.bucket or "",
             tags=config.tags,
         )
 
@@ -59,6 +68,9 @@ class StackParameters:
             "FsxStorageGiB": str(self.fsx_gib),
             "FsxThroughput": str(self.fsx_throughput),
             "FsxCompression": self.fsx_compression,
+            "VolumesKey": self.volumes_key,
+            "FsxKey": self.fsx_key,
+            "BucketKey": self.bucket_key,
         }
 
 

@@ -116,6 +116,10 @@ def rows(given: CheckInput) -> Iterator[Permissions]:
         yield from RESOURCE_TYPES.values()
         if not _has_fsx_role(given):
             yield _FSX_FIRST
+    if key := given.config.kms_keys.fsx:
+        yield Permissions("kms", key, "CreateGrant DescribeKey")
+    if key := given.config.kms_keys.bucket:
+        yield Permissions("kms", key, "GenerateDataKey")
 
 
 def caller_permissions(given: CheckInput) -> list[Finding]:

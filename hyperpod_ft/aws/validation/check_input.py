@@ -10,7 +10,7 @@ from hyperpod_ft.aws.stack import events
 from hyperpod_ft.aws.validation.addresses import ec2_type
 from hyperpod_ft.config.cluster_config import ClusterConfig, Existing
 
-SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "cloudformation", "fsx", "s3")
+SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "cloudformation", "fsx", "s3", "kms")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def placeholder(config: ClusterConfig) -> ClusterResources:
 def create_request(config: ClusterConfig) -> list[Finding]:
     """The request of CreateCluster against sagemaker's model."""
     resources = placeholder(config)
-    uri = f"s3://{resources.bucket}/{lifecycle_files.PREFIX}/{config.name}/0123456789ab"
+    uri = f"s3://{resources.bucket}/{lifecycle_files.folder(config, {})}"
     violations = check_request("sagemaker", "CreateCluster", requests.create_cluster(config, resources, uri))
     return list(dict.fromkeys(_finding(config, violation) for violation in violations))
 
@@ -134,7 +134,7 @@ def deep_health_checks(config: ClusterConfig) -> list[Finding]:
         if not family.startswith(_ACCELERATED):
             problem = f"{group.instance_type} has no accelerators, which deep health checks test"
             found.append(error(f"{key}.deep_health_checks", problem, "remove the key"))
-        elif (instance := CATALOGUE.get(family)) and instance.device == "neuron":
+        elif (instance := CATALOGUE.get(family)) and instance.is_neuron:
             problem = "AWS documents these checks on Slurm clusters for GPUs only (on EKS for Trainium too)"
             remedy = "remove the key, or expect that nothing is checked"
             found.append(warning(f"{key}.deep_health_checks", problem, remedy))

@@ -73,6 +73,7 @@ def role_needs(given: CheckInput) -> list[Need]:
                 "ec2:DescribeSecurityGroups",
             )
         ),
+        *(Need(("kms:CreateGrant", "kms:DescribeKey"), key) for key in (given.config.kms_keys.volumes,) if key),
     ]
 
 
@@ -115,7 +116,7 @@ def check_role_has(given: CheckInput, needs: list[Need], remedy: str) -> list[Fi
     """The role has these permissions."""
     arn, iam = given.existing.execution_role_arn, given.clients["iam"]
     try:
-        return _findings(ROLE, _name(arn), _denied(iam, arn, needs), remedy)
+        return _findings(ROLE, _name(arn), denied(iam, arn, needs), remedy)
     except iam.exceptions.NoSuchEntityException:
         return []  # reported by `role`
     except iam.exceptions.ClientError as problem:
@@ -143,8 +144,8 @@ def check_caller_has(given: CheckInput, needs: list[Need], later: Collection[str
                 CALLER, f"could not check what {given.caller} may do", "make sure that it has the permissions it needs"
             )
         ]
-    denied = _denied(iam, caller, needs)
-    return _findings(CALLER, given.caller, denied, "ask for these permissions, or use other credentials", later)
+    lacking = denied(iam, caller, needs)
+    return _findings(CALLER, given.caller, lacking, "ask for these permissions, or use other credentials", later)
 
 
 def _findings(
@@ -171,7 +172,7 @@ def _findings(
     return findings
 
 
-def _denied(iam: Any, arn: str, needs: Iterable[Need]) -> Iterator[tuple[str, list[str]]]:
+def denied(iam: Any, arn: str, needs: Iterable[Need]) -> Iterator[tuple[str, list[str]]]:
     """The actions that IAM's simulator denies, with the context keys that policies require beyond `Need.context`.
 
     Raises ClientError.

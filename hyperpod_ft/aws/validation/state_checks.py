@@ -1,11 +1,10 @@
-"""Checks of what the account already has: a cluster or a stack of this name, the bucket, a cluster's scripts."""
+"""Checks of what the account already has: a cluster or a stack of this name, the bucket."""
 
 from typing import Any
 
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.hyperpod import api
-from hyperpod_ft.aws.s3 import buckets, listing
-from hyperpod_ft.aws.s3.location import Location
+from hyperpod_ft.aws.s3 import buckets
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.stack.stack import require_deployable, subnet_id
 from hyperpod_ft.aws.validation.check_input import CheckInput
@@ -30,21 +29,6 @@ def name(given: CheckInput) -> list[Finding]:
     return [warning("name", problem, "for a new cluster choose another name")]
 
 
-def lifecycle_scripts(given: CheckInput) -> list[Finding]:
-    """The lifecycle scripts of an existing cluster are in S3: its replaced and new nodes run them."""
-    cluster = given.cluster()
-    findings = []
-    for group in cluster.get("InstanceGroups", []) if cluster else []:
-        lifecycle = group.get("LifeCycleConfig", {})
-        script = lifecycle.get("OnCreate") or lifecycle.get("OnInitComplete")
-        if script and "SourceS3Uri" in lifecycle:
-            location = Location.of(lifecycle["SourceS3Uri"])
-            if not listing.exists(given.clients["s3"], location, script):
-                problem = f"the lifecycle script of group {group['InstanceGroupName']} is missing: {location}/{script}"
-                findings.append(error("name", problem, "upload it again; without it no node can be replaced"))
-    return findings
-
-
 def stack(given: CheckInput) -> list[Finding]:
     """The cluster's stack, if there is one, can be deployed again."""
     try:
@@ -65,6 +49,10 @@ def _fixed(config: ClusterConfig, stack: dict[str, Any]) -> list[Finding]:
     if gib > config.fsx.size_gib:
         problem = f"the file system of {config.stack_name} has {gib} GiB and cannot shrink"
         findings.append(error("fsx.size_gib", problem, f"set {gib}, or choose another name"))
+    if parameters and (now := parameters.get("FsxKey", "")) != (config.kms_keys.fsx or ""):
+        problem = f"the file system of {config.stack_name} has {now or 'the key of AWS'}, which cannot be changed"
+        remedy = f"set {now}" if now else "remove the key"
+        findings.append(error("kms_keys.fsx", problem, f"{remedy}, or choose another name"))
     return findings
 
 

@@ -16,6 +16,8 @@ from hyperpod_ft.aws.validation import (
     caller_permissions,
     capacity_checks,
     filesystem_checks,
+    key_checks,
+    lifecycle_checks,
     network_checks,
     offline_checks,
     permission_checks,
@@ -80,7 +82,7 @@ def account_checks(config: ClusterConfig) -> list[Check]:
     """The checks that apply to this cluster file."""
     checks = [
         Check("name", "name", state_checks.name, ("name",)),
-        Check("lifecycle scripts in S3", "name", state_checks.lifecycle_scripts, ("name",)),
+        Check("lifecycle scripts in S3", "name", lifecycle_checks.scripts, ("name",)),
         Check("quotas", "workers", quota_checks.quotas, ("*.instance_type",)),
         Check("quotas of the network", "workers", quota_checks.network_quotas, ("*.instance_type",)),
         Check(
@@ -96,6 +98,8 @@ def account_checks(config: ClusterConfig) -> list[Check]:
         checks.append(
             Check("training plans", "workers", capacity_checks.training_plans, ("*.training_plan_arn", "workers"))
         )
+    if config.kms_keys.given:
+        checks.append(Check("KMS keys", key_checks.KEYS, key_checks.keys))
     if config.existing is None:
         return [*checks, Check("stack", "name", state_checks.stack, ("name",))]
     return [
@@ -111,6 +115,12 @@ def account_checks(config: ClusterConfig) -> list[Check]:
             "permissions of the role",
             permission_checks.ROLE,
             permission_checks.role_permissions,
+            (permission_checks.ROLE, state_checks.BUCKET),
+        ),
+        Check(
+            "read-only scripts",
+            permission_checks.ROLE,
+            lifecycle_checks.role_only_reads,
             (permission_checks.ROLE, state_checks.BUCKET),
         ),
     ]

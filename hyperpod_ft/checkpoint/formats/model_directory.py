@@ -69,6 +69,14 @@ def chat_template(directory: Path) -> str | None:
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
+def has_chat_template(directory: Path) -> bool:
+    """Whether a file of the tokenizer has a chat template: one of its own, or tokenizer_config.json."""
+    if any((directory / name).is_file() for name in (CHAT_TEMPLATE, "chat_template.json")):
+        return True
+    settings = directory / _TOKENIZER_CONFIG
+    return settings.is_file() and read_object(settings, "download the model again").get("chat_template") is not None
+
+
 def set_chat_template(directory: Path, text: str) -> None:
     """Make it the model's one chat template: no other may be left for a program that looks elsewhere first."""
     for file in (*directory.glob("chat_template.*"), *directory.glob("additional_chat_templates/*")):

@@ -35,7 +35,7 @@ class ShardedAdapter:
 
 
 @dataclass(frozen=True)
-class Sharded:
+class ShardedCheckpoint:
     """A checkpoint: adapters, or the whole model by Hugging Face's names.
 
     `files`: the directory of a whole model's config.json and tokenizer, if the checkpoint has them. `archives`: the
@@ -54,7 +54,7 @@ class Sharded:
         return (*self.model, *(tensor for adapter in self.adapters for tensor in adapter.tensors))
 
 
-def open_checkpoint(path: Path) -> Sharded:
+def open_checkpoint(path: Path) -> ShardedCheckpoint:
     """The checkpoint at `path`: its directory, or the one below it that holds an adapter or the shards.
 
     Raises UserError when there is none, or it is incomplete, damaged or a mixture of several.
@@ -69,19 +69,21 @@ def open_checkpoint(path: Path) -> Sharded:
     return _with_archives(found, {Archive(piece.file) for tensor in found.tensors for piece in tensor.stored})
 
 
-def _with_archives(checkpoint: Sharded, archives: Iterable[Archive]) -> Sharded:
+def _with_archives(checkpoint: ShardedCheckpoint, archives: Iterable[Archive]) -> ShardedCheckpoint:
     return replace(checkpoint, archives=tuple(sorted(archives, key=lambda archive: (archive.file, archive.offset))))
 
 
-def _nxd(path: Path) -> Sharded:
+def _nxd(path: Path) -> ShardedCheckpoint:
     model = reader.model_directory(path)
     adapters = reader.adapter_directories(path)
     if model and adapters:
         raise UserError(f"{path}: has both adapters and a whole model", "give the directory of one of them")
     if model:
-        return Sharded(model, (), tuple(reader.read_model(model)), model if (model / "config.json").is_file() else None)
+        return ShardedCheckpoint(
+            model, (), tuple(reader.read_model(model)), model if (model / "config.json").is_file() else None
+        )
     if adapters:
-        return Sharded(adapters[0].parent, tuple(_nxd_adapter(directory) for directory in adapters), (), None)
+        return ShardedCheckpoint(adapters[0].parent, tuple(_nxd_adapter(directory) for directory in adapters), (), None)
     raise UserError(
         f"{path}: is not a sharded checkpoint: looked for {reader.SHARDS}/, adapter_*/{reader.ADAPTER_SHARDS}/"
         f" (optimum-neuron) and {dcp.INDEX} (torch.distributed.checkpoint)",
@@ -94,16 +96,16 @@ def _nxd_adapter(directory: Path) -> ShardedAdapter:
     return ShardedAdapter(reader.adapter_name(directory), config, tuple(tensors))
 
 
-def _dcp(directory: Path) -> Sharded:
+def _dcp(directory: Path) -> ShardedCheckpoint:
     tensors = _parameters(dcp.read(directory))
     if not any(".lora_" in tensor.name for tensor in tensors):
-        return Sharded(directory, (), tensors, directory if (directory / "config.json").is_file() else None)
+        return ShardedCheckpoint(directory, (), tensors, directory if (directory / "config.json").is_file() else None)
     # only this file has the scale of the update
     values, _ = adapter_config.read_config(directory / CONFIG)
     return _with_adapter(directory, values, [tensor for tensor in tensors if peft_names.is_trained(tensor.name)])
 
 
-def _own(directory: Path) -> Sharded:
+def _own(directory: Path) -> ShardedCheckpoint:
     """What engine torch wrote."""
     tensors = tuple(dcp.read(directory, _PARAMETERS))
     described = description.read(directory)
@@ -114,7 +116,7 @@ def _own(directory: Path) -> Sharded:
         )
     lora, base = described.lora, described.base_model
     if lora is None:
-        return Sharded(directory, (), tensors, None)
+        return ShardedCheckpoint(directory, (), tensors, None)
     config = AdapterConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
@@ -127,10 +129,10 @@ def _own(directory: Path) -> Sharded:
     # engine torch's names are those in PEFT's files but for this prefix
     named = tuple(tensor.renamed(PREFIX + tensor.name) for tensor in tensors)
     values = config.as_peft(base.source, base.revision, lora.dropout, lora.task, lora.fan_in_fan_out)
-    return Sharded(directory, (ShardedAdapter("default", values, named),), (), None)
+    return ShardedCheckpoint(directory, (ShardedAdapter("default", values, named),), (), None)
 
 
-def _with_adapter(directory: Path, config: dict[str, Any], tensors: Sequence[LogicalTensor]) -> Sharded:
+def _with_adapter(directory: Path, config: dict[str, Any], tensors: Sequence[LogicalTensor]) -> ShardedCheckpoint:
     adapter = []
     for tensor in tensors:
         name = peft_names.saved_name(tensor.name, "default")
@@ -139,7 +141,7 @@ def _with_adapter(directory: Path, config: dict[str, Any], tensors: Sequence[Log
                 f"{directory}: tensor {tensor.name} does not belong to the adapter `default`", "save one adapter"
             )
         adapter.append(tensor.renamed(name))
-    return Sharded(directory, (ShardedAdapter("default", config, tuple(adapter)),), (), None)
+    return ShardedCheckpoint(directory, (ShardedAdapter("default", config, tuple(adapter)),), (), None)
 
 
 def _parameters(tensors: Sequence[LogicalTensor]) -> tuple[LogicalTensor, ...]:

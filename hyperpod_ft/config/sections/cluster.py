@@ -21,7 +21,7 @@ from hyperpod_ft.config.fields import (
 )
 from hyperpod_ft.config.instances import CATALOGUE, names
 
-_SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
+SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The job scripts set these.
 _RESERVED_NAMES = re.compile(
@@ -63,8 +63,8 @@ class Cluster(Section):
     cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of each of the other stages.")
     max_restarts: NonNegativeInt = Field(
         3,
-        description="How many times a training job whose ranks crash is restarted from its newest checkpoint before it"
-        " counts as failed. Restarts after the time limit are not counted, nor are those that Slurm"
+        description="How many times the ranks of a job are restarted from the newest checkpoint after a crash"
+        " before the job counts as failed. Restarts after the time limit are not counted, nor are those that Slurm"
         " itself makes by requeueing the job of a lost node. For SageMaker training jobs, crashes and lost instances"
         " are counted over all jobs of a submission; SageMaker also retries each job up to this many times after its"
         " own internal errors.",
@@ -109,7 +109,7 @@ class Cluster(Section):
                 raise ValueError(f"{shown(name)} is not a valid name of an environment variable")
             if _RESERVED_NAMES.fullmatch(name):
                 raise ValueError(f"{shortened(name)} is set by the job scripts; remove it")
-            if _SECRET_NAME.search(name) or holds_secret(content):
+            if SECRET_NAME.search(name) or holds_secret(content):
                 raise ValueError(f"{shortened(name)} looks like a secret; export it in the shell that submits instead")
             no_control_characters(content)
         return value

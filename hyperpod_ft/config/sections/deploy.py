@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hyperpod_ft.config import hosts
+from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES, families
 from hyperpod_ft.config.fields import PositiveInt, Section, matches
 from hyperpod_ft.config.sections.sagemaker import Region, RoleArn, S3Url
 from hyperpod_ft.errors import did_you_mean
@@ -70,14 +70,14 @@ class Deploy(Section):
     @classmethod
     def _known_instance(cls, value: str) -> str:
         name = value.removeprefix("ml.")
-        if name not in hosts.HOSTS:
-            families = ", ".join(f"{family}.*" for family in hosts.families())
-            raise ValueError(f"unknown endpoint type{did_you_mean(name, hosts.HOSTS) or f'; known: {families}'}")
+        if name not in ENDPOINT_INSTANCES:
+            known = ", ".join(f"{family}.*" for family in families())
+            raise ValueError(f"unknown endpoint type{did_you_mean(name, ENDPOINT_INSTANCES) or f'; known: {known}'}")
         return name
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> "Deploy":
-        if (self.container_kind == "neuron") != (hosts.HOSTS[self.instance_type].device == "neuron"):
+        if (self.container_kind == "neuron") != ENDPOINT_INSTANCES[self.instance_type].is_neuron:
             raise ValueError(
                 f"container: {self.container_kind} does not run on {self.instance_type}; neuron runs on inf2 and"
                 " trn1, vllm and lmi on GPUs"
@@ -91,4 +91,4 @@ class Deploy(Section):
     @property
     def container_kind(self) -> Container:
         """The container, as set or by the instance type."""
-        return self.container or ("neuron" if hosts.HOSTS[self.instance_type].device == "neuron" else "vllm")
+        return self.container or ("neuron" if ENDPOINT_INSTANCES[self.instance_type].is_neuron else "vllm")

@@ -55,7 +55,7 @@ class Checkpoints:
         xm.mark_step()
         self._check_replicas(progress.step)
         partial = self._partial(progress)
-        if self._processes.leads:
+        if self._processes.is_rank_0:
             publish.remove(partial)
             (partial / "resume").mkdir(parents=True)
         self._barrier(progress, "made")
@@ -86,7 +86,7 @@ class Checkpoints:
         self._barrier(progress, "written")
         partial, final = self._partial(progress), self._run.checkpoint(progress.step)
         found = self._processes.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
-        if self._processes.leads:
+        if self._processes.is_rank_0:
             files = {name: CheckpointFile.of(partial / name, digest) for part in found for name, digest in part.items()}
             write_description(self._run, progress, partial, files)
             publish.replace_directory(final, partial)
@@ -95,9 +95,9 @@ class Checkpoints:
 
     def restore(self) -> Progress:
         """Load the newest complete, undamaged checkpoint; without one, start at step 0."""
-        if self._processes.leads:
+        if self._processes.is_rank_0:
             checkpoint_directory.remove_leftovers(self._run)
-        volume = Volume(self._processes.leads, shared=True)
+        volume = Volume(self._processes.is_rank_0, shared=True)
         progress = newest_checkpoint.find(self._run, self._processes, volume)
         if progress is None:
             return Progress()

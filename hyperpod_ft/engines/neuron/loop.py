@@ -20,7 +20,7 @@ from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
-from hyperpod_ft.engines.interface import Trained
+from hyperpod_ft.engines.interface import TrainingResult
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.neuron import checkpoints, trainer
 from hyperpod_ft.engines.neuron.gradients import sum_over_tensor_parallel
@@ -33,7 +33,7 @@ from hyperpod_ft.runs.run import Run
 _LATE = 1e6
 
 
-def train(run: Run, processes: Processes) -> Trained:
+def train(run: Run, processes: Processes) -> TrainingResult:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
     return TrainingLoop(run, processes).run_to_end()
 
@@ -90,7 +90,7 @@ class TrainingLoop:
         self.data_parallel_rank = parallel_state.get_data_parallel_rank()
         self.checkpoints = checkpoints.Checkpoints(run, self.trainer, processes)
 
-    def run_to_end(self) -> Trained:
+    def run_to_end(self) -> TrainingResult:
         """Train the remaining steps.
 
         Raises Interrupted after a signal, UserError when training cannot continue from the loss.
@@ -99,7 +99,7 @@ class TrainingLoop:
         self.log = metrics.MetricsLog(
             self.run, self.throughput, self.order.rows, self.steps, self.progress, _peak_memory_mb
         )
-        if self.processes.leads:
+        if self.processes.is_rank_0:
             self.log.open()
             self.log.announce(f"{self.trainable_parameters:,}", "neuron")
         sent: _Sent | None = None
@@ -122,7 +122,7 @@ class TrainingLoop:
                         raise Interrupted(number, stop)
         self.checkpoints.finish()
         facts = metrics.facts(self.run, self.throughput, self.order.rows, self.progress, self.trainable_parameters)
-        return Trained(self.run.checkpoint(self.steps), facts)
+        return TrainingResult(self.run.checkpoint(self.steps), facts)
 
     def send(self, number: int, signals: list[int]) -> _Sent:
         """Send all of step `number` to the device, without waiting for it."""
@@ -200,7 +200,7 @@ class TrainingLoop:
         loss, norm, *asked = sent.summary.cpu().tolist()
         sanity.check_finite(sent.number, loss, norm)
         self.progress = self.log.advance(self.progress, loss)
-        if self.processes.leads:
+        if self.processes.is_rank_0:
             self.log.write(self.progress, sent.learning_rate, norm)
         sanity.check(self.config, self.progress, self.steps, self.vocabulary)
         return stop_signal(asked)

@@ -67,7 +67,7 @@ def forward_only(
     """This data-parallel rank's part of `rows`, in micro batches, with the numbers of their rows.
 
     There is no dropout, so the state of random generators does not change. All ranks get the same number of micro
-    batches, since they gather weights together; they are filled up with -1, a row without labels.
+    batches, because they gather weights together; missing rows are -1, a row without labels.
     """
     ranks = meshes.tokens["dp"].size()
     passes = -(-len(rows) // (micro_batch_size * ranks))

@@ -20,7 +20,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PairedBatch, Prefetch
 from hyperpod_ft.engines.checkpoint_directory import Progress
-from hyperpod_ft.engines.interface import Trained
+from hyperpod_ft.engines.interface import TrainingResult
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
@@ -44,7 +44,7 @@ from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, to
 from hyperpod_ft.runs.run import Run
 
 
-def train(run: Run, processes: Processes) -> Trained:
+def train(run: Run, processes: Processes) -> TrainingResult:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
     with _training_loop(run, processes) as loop:
         return loop.run_to_end()
@@ -122,7 +122,7 @@ class TrainingLoop:
         stage_offset = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
         torch.manual_seed(run.config.seed + 1 + token_group + stage_offset)
 
-    def run_to_end(self) -> Trained:
+    def run_to_end(self) -> TrainingResult:
         """Train the remaining steps.
 
         Raises Interrupted after a signal, UserError when training cannot continue from the loss. Even then the
@@ -135,13 +135,13 @@ class TrainingLoop:
                 self.state.finish()
             raise
 
-    def _run_to_end(self) -> Trained:
+    def _run_to_end(self) -> TrainingResult:
         progress = self.state.resume(self.steps)
         evaluate_every = self.config.evaluate_every_steps
         log = metrics.MetricsLog(
             self.run, self.throughput, self.order.rows, self.steps, progress, lambda: peak_memory_mb(self.device)
         )
-        if self.processes.leads:
+        if self.processes.is_rank_0:
             log.open()
             log.announce(
                 f"{self.model.trainable_parameters:,} of {self.model.total_parameters:,}",
@@ -175,24 +175,24 @@ class TrainingLoop:
             validation_loss, validation_metrics = self._validate(log)
             progress = progress.evaluated(validation_loss, self.config.early_stopping_patience, validation_metrics)
             row_metrics = row_metrics | validation_metrics
-        if self.processes.leads:
+        if self.processes.is_rank_0:
             log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
         sanity.check(self.config, progress, self.steps, self.vocabulary)
         return progress
 
-    def _trained(self, progress: Progress) -> Trained:
+    def _trained(self, progress: Progress) -> TrainingResult:
         """What a training run that has ended leaves."""
-        if progress.stopped_early and self.processes.leads:
+        if progress.stopped_early and self.processes.is_rank_0:
             print(
                 f"train: stopped after step {progress.step}: the validation loss was lowest,"
                 f" {progress.best_validation_loss:.4f}, after step {progress.best_step}",
                 flush=True,
             )
         best = self.config.keep_best
-        if best and self.processes.leads:
+        if best and self.processes.is_rank_0:
             checkpoint_directory.check_best(self.run, progress.best_step, shared=self.state.volume.shared)
         trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
-        return Trained(trained, self._facts(progress))
+        return TrainingResult(trained, self._facts(progress))
 
     def trial(self) -> None:
         """The operations of training, once."""

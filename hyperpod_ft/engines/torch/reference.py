@@ -44,10 +44,10 @@ def add(
 
     They are measured by `module` as it is, and stored part by part, so that an interrupted pass continues. Collective.
     """
-    known = stored(run, wanted) if processes.leads else {}
+    known = stored(run, wanted) if processes.is_rank_0 else {}
     for name, (split, _) in wanted.items():
         split.reference = known.get(name, np.full(split.documents, np.nan, np.float32))
-        _take_leaders(split, device)
+        _broadcast_from_rank_0(split, device)
     training = run.config.training
     compiled = compiling.compiles(training, device)
 
@@ -62,17 +62,17 @@ def add(
         for first in range(0, len(missing), rows_of_part):
             part = missing[first : first + rows_of_part]
             _measure(module, split, part, training.micro_batch_size, meshes, log_probabilities)
-            if processes.leads:
+            if processes.is_rank_0:
                 store(run, {each: whole.reference for each, (whole, _) in wanted.items()})
-            if processes.leads and time.monotonic() - reported > _PROGRESS_SECONDS:
+            if processes.is_rank_0 and time.monotonic() - reported > _PROGRESS_SECONDS:
                 reported = time.monotonic()
                 done = len(rows) - len(missing) + first + len(part)
                 print(f"train: reference of {done:,} of {len(rows):,} {name} rows", flush=True)
         # on accelerators, tp ranks may differ in the last bit
-        _take_leaders(split, device)
+        _broadcast_from_rank_0(split, device)
 
 
-def _take_leaders(split: PreferenceSplit, device: torch.device) -> None:
+def _broadcast_from_rank_0(split: PreferenceSplit, device: torch.device) -> None:
     """Make the references of a split on all ranks those on rank 0, as they will be after a restart."""
     values = torch.from_numpy(split.reference).to(device)
     dist.broadcast(values, src=0)

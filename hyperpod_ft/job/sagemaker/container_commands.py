@@ -140,8 +140,7 @@ def _client(region: str) -> Any:
 
 
 def _explained(run: Run) -> contextlib.AbstractContextManager[None]:
-    assert run.config.sagemaker is not None, "a run of training jobs"
-    return explained(f"store {run.config.sagemaker.store}")
+    return explained(f"store {run.config.store}")
 
 
 def main() -> int:

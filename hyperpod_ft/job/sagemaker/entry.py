@@ -3,7 +3,7 @@
     python3 /opt/ml/input/data/code/entry.py
 
 The first host runs the stages' scripts, the same ones that Slurm runs; the others do what it tells them when ranks
-start. Its last act is to create the run's next training job. Exit status: 0 when every stage has left its record,
+start. At its end it creates the run's next training job. Exit status: 0 when every stage has left its record,
 whatever its processes did afterwards. What the launcher tells a container are hyperparameters (runs/container.py).
 """
 
@@ -19,7 +19,7 @@ from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, HOST_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker import interpreter, messages, pid1, step
 from hyperpod_ft.job.sagemaker.container_steps import ContainerSteps
 from hyperpod_ft.job.sagemaker.host import ML, ContainerHost, JobError, link_root, report_failure
-from hyperpod_ft.job.sagemaker.script import SAVES_ON_NOTICE, Script, Stop
+from hyperpod_ft.job.sagemaker.script import TRAINING_STAGE, Script, Stop
 from hyperpod_ft.runs import container, job_files
 from hyperpod_ft.runs.container import CODE, FSX
 from hyperpod_ft.runs.signals import NOTICE_STATUS, TERMINATED_STATUS
@@ -121,7 +121,7 @@ def run_stages(host: ContainerHost, steps: ContainerSteps, stop: Stop) -> int:
     for stage in [*own, *wanted]:
         if stop.requested:
             return TERMINATED_STATUS
-        if stop.noticed and stage == SAVES_ON_NOTICE:
+        if stop.noticed and stage == TRAINING_STAGE:
             return NOTICE_STATUS
         try:
             status = run_stage(host, steps, stop, stage)
@@ -173,7 +173,7 @@ def run_as_other(host: ContainerHost, steps: ContainerSteps, stop: Stop) -> int:
         return script.process
 
     steps.before(host.parameters.stages.split()[0])  # while the first host does the same
-    with steps.during(SAVES_ON_NOTICE):
+    with steps.during(TRAINING_STAGE):
         return step.serve_first_host(host.parameters.job, host.hosts[0], host.number, steps.before, start, stop.expired)
 
 

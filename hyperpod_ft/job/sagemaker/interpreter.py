@@ -1,4 +1,4 @@
-"""The interpreter of the stages in a container: one of the image, or a virtual environment above one, with the pins.
+"""A container's interpreter for the stages: the image's own, or a virtual environment on top of it, with the pins.
 
     python -m hyperpod_ft.job.sagemaker.interpreter PYTHON PINS     makes the environment of PYTHON, run by its base
 
@@ -100,9 +100,9 @@ def _installed(name: str) -> str | None:
 
 
 def create(python: Path) -> None:
-    """Create a virtual environment above the running interpreter's packages. Raises CalledProcessError."""
+    """Create a virtual environment on top of the running interpreter's packages. Raises CalledProcessError."""
     environment = python.parent.parent
-    # not --system-site-packages: of a virtual environment, these would be those of the interpreter beneath it
+    # not --system-site-packages: of a virtual environment, these would be those of the interpreter under it
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     for site_packages in environment.glob("lib/python*/site-packages"):
         (site_packages / "image.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")

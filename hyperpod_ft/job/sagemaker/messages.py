@@ -79,7 +79,7 @@ class Peer:
         self._connection.settimeout(None)
         return (b"\n" in self._received and self.receive()) or {}
 
-    def says_something(self, seconds: float) -> bool:
+    def poll(self, seconds: float) -> bool:
         """Whether a message or the end of the connection arrives within this time."""
         return b"\n" in self._received or bool(select.select([self], [], [], seconds)[0])
 

@@ -17,7 +17,7 @@ from hyperpod_ft.runs.signals import NOTICE, TERMINATED_STATUS, shell_status
 # Their scripts become the supervisor, which alone must be signalled: torchrun would kill its ranks half a minute after
 # SIGTERM. The programs of other stages end at once.
 SUPERVISED = ("precompile", "train")
-SAVES_ON_NOTICE = "train"  # the stage that saves and ends when the time limit is close
+TRAINING_STAGE = "train"  # the stage that saves and ends when the time limit is close
 # Of the 120 s between SIGTERM and SIGKILL: some are left to send what was saved.
 SECONDS_TO_END = 100
 _SECONDS_TO_READ = 5  # what a script has printed, when processes that outlive it keep its output open
@@ -107,7 +107,7 @@ class Script:
 
     def notice(self) -> None:
         """The notice of the time limit: a training run saves and ends."""
-        if self.stage == SAVES_ON_NOTICE:
+        if self.stage == TRAINING_STAGE:
             self.process.send_signal(NOTICE)
 
     def wait(self, stop: Stop) -> int:

@@ -54,7 +54,7 @@ def run_everywhere(stage: str, run_directory: str, command: Sequence[str]) -> in
     for peer in peers:
         peer.send(stage=stage, number=attempt, attempt=os.environ.get(ATTEMPT_DIRECTORY, ""))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**os.environ, ATTEMPT_NUMBER: str(attempt)})
-    statuses = _accompany(child, peers, arrived, Path(os.environ.get(ATTEMPT_DIRECTORY, ".")))
+    statuses = _wait_for_all(child, peers, arrived, Path(os.environ.get(ATTEMPT_DIRECTORY, ".")))
     for host, status in zip(hosts, statuses):
         if status:
             print(f"step: {host} ended with exit status {status}", file=sys.stderr, flush=True)
@@ -81,11 +81,13 @@ def _pull_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arri
     return 0
 
 
-def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: list[int], directory: Path) -> list[int]:
-    """Wait for the end of the step on all hosts, pass on the signals that arrive; the exit statuses by host."""
+def _wait_for_all(
+    child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: list[int], directory: Path
+) -> list[int]:
+    """The exit statuses of all hosts, in order, once the step has ended on each. Passes on signals that arrive."""
     statuses: list[int | None] = [None] * (1 + len(peers))
 
-    def tell(number: int) -> None:
+    def send_signal(number: int) -> None:
         if child.poll() is None:
             child.send_signal(number)
         for place, peer in enumerate(peers, 1):
@@ -96,12 +98,12 @@ def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: l
     deadline = None
     while None in statuses:
         while arrived:
-            tell(arrived.pop(0))
+            send_signal(arrived.pop(0))
         waiting = [peer for place, peer in enumerate(peers, 1) if statuses[place] is None]
         for peer in select.select(waiting, [], [], POLL_SECONDS)[0]:
             while (message := peer.receive()) and "report" in message:
-                _keep(directory / Path(message["report"]).name, message["text"])
-                if not peer.says_something(0):
+                _write_report(directory / Path(message["report"]).name, message["text"])
+                if not peer.poll(0):
                     break
             if message is None or "ended" in message:  # a host without a connection is gone
                 statuses[1 + peers.index(peer)] = int(message["ended"]) if message else 1
@@ -114,7 +116,7 @@ def _accompany(child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: l
         if any(known) and deadline is not None:
             deadline = min(deadline, now + _GRACE_SECONDS_AFTER_A_FAILURE)
         if deadline is not None and now > deadline and (number := next(ending, None)):
-            tell(number)
+            send_signal(number)
             deadline = now + _TERMINATION_SECONDS
     for peer in peers:
         peer.close()
@@ -167,7 +169,7 @@ def serve_first_host(
 def _next(peer: Peer, expired: Callable[[], bool]) -> dict[str, Any] | None:
     """The next message, however long it takes; None when the first host is gone or `expired()` is true."""
     while not expired():
-        if peer.says_something(POLL_SECONDS):
+        if peer.poll(POLL_SECONDS):
             return peer.receive()
     return None
 
@@ -188,7 +190,7 @@ def _relay(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number
         if ended and not reported:
             peer.send(ended=shell_status(process.returncode))
             reported = True
-        if not peer.says_something(POLL_SECONDS):
+        if not peer.poll(POLL_SECONDS):
             continue
         message = peer.receive()
         if message is None:
@@ -197,8 +199,8 @@ def _relay(peer: Peer, process: subprocess.Popen[bytes], directory: Path, number
             process.send_signal(int(message["signal"]))
 
 
-def _keep(path: Path, text: str) -> None:
-    """Write another host's report, unless the hosts share a volume, and it is there."""
+def _write_report(path: Path, text: str) -> None:
+    """Write another host's report, unless it is on a shared volume already."""
     if not path.exists():
         partial = path.with_name(f".{path.name}.partial")
         partial.write_text(text, encoding="utf-8")

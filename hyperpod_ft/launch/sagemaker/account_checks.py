@@ -137,7 +137,7 @@ class Checks:
         return permission_checks.check_role_has(given, needs, remedy)
 
     def next_job_permissions(self, given: CheckInput) -> list[Finding]:
-        """The last act of a job creates the next one; without these permissions, `status` does."""
+        """A job's container creates the next job at its end; without these permissions, `status` does."""
         remedy = "allow these, or keep `submit --watch` running: `status` creates the next job too"
         found = permission_checks.check_role_has(given, list(self._create(given)), remedy)
         return [replace(finding, severity="warning") for finding in found]
@@ -183,7 +183,7 @@ class Checks:
         )
 
     def _of_store(self, given: CheckInput) -> list[Need]:
-        store = sagemaker_section(self.run).store
+        store = self.run.config.store
         if store is None:
             return []
         location = Location.of(store)

@@ -28,8 +28,8 @@ from hyperpod_ft.runs.signals import KILLED_STATUS
 def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> str | None:
     """Create the training job whose turn it is; returns its name, None if there is nothing to create.
 
-    `leaving`: the job that this program is the last act of, which SageMaker still lists as running. Raises UserError
-    when SageMaker refuses, for example because of a quota.
+    `leaving`: the job whose container calls this at its end, and which SageMaker still lists as running. Raises
+    UserError when SageMaker refuses, for example because of a quota.
     """
     place.refresh()
     for job in recorded_jobs(run.jobs()):
@@ -97,7 +97,8 @@ def _add_follower(run: Run, job: RecordedJob, found: TrainingJob, left: list[str
     if stage is None:
         return None  # CPU stages are not repeated
     known = restarts.of_submission(run, stage, job.name)
-    decision = decide_follower(found, _exit_statuses(run, job, left), known, run.config.cluster.max_restarts)
+    exits = [status for name in left if (status := run.exit_status(name, job.name)) is not None]
+    decision = decide_follower(found, exits, known, run.config.cluster.max_restarts)
     if decision == "none":
         return None
     follower = replace(job, name=job_name(run, job.group, job.number + 1), number=job.number + 1)
@@ -123,10 +124,3 @@ def _lost(run: Run, job: RecordedJob) -> Attempt:
         checkpoint=checkpoint,
         step=metrics.last_step(run.metrics_path),
     )
-
-
-def _exit_statuses(run: Run, job: RecordedJob, stages: list[str]) -> list[int]:
-    """The exit statuses that these stages of the job left; 1 for a damaged file."""
-    markers = [run.exit_marker(stage, job.name) for stage in stages]
-    texts = [marker.read_text(encoding="utf-8").strip() for marker in markers if marker.exists()]
-    return [int(text) if text.isdigit() else 1 for text in texts]

@@ -89,7 +89,7 @@ def name_prefix(run: Run) -> str:
     """
     section = sagemaker_section(run)
     mounted = section.file_system
-    place = f"{mounted.id}:{mounted.directory}" if mounted else f"{section.store}"
+    place = f"{mounted.id}:{mounted.directory}" if mounted else f"{run.config.store}"
     tail = f"{run.plan.run_id}-{text_sha256(place)[:4]}-"
     room = _MAX_NAME_LENGTH - len(tail) - 1 - max(map(len, GROUPS)) - 1 - _MAX_NUMBER_DIGITS
     return f"{slug(run, room)}-{tail}"

@@ -122,8 +122,8 @@ def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
         max_runtime=str(group.seconds),
         python=str(run.python) if own else "",
         pins="" if own else pins.as_posix(),
-        store=sagemaker_section(run).store or "",
-    ).texts()
+        store=run.config.store or "",
+    ).as_strings()
 
 
 def _add_training_settings(request: dict[str, Any], run: Run, group: Group) -> None:
@@ -149,7 +149,7 @@ def _channels(run: Run, code: str) -> list[dict[str, Any]]:
     if section.file_system is None:
         source = {
             "S3DataType": "S3Prefix",
-            "S3Uri": f"{section.store}/code/{code}/",
+            "S3Uri": f"{run.config.store}/code/{code}/",
             "S3DataDistributionType": "FullyReplicated",
         }
         return [{"ChannelName": CODE, "DataSource": {"S3DataSource": source}, "InputMode": "File"}]

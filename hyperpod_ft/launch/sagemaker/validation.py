@@ -117,7 +117,7 @@ def _as_cluster(run: Run) -> ClusterConfig:
 
 def _renamed(run: Run, result: ValidationResult) -> ValidationResult:
     """The findings under the run file's keys, without those about the availability zone, which a training job lacks."""
-    keys = _KEYS if sagemaker_section(run).store else {**_KEYS, state_checks.BUCKET: "sagemaker.output"}
+    keys = _KEYS if run.config.store else {**_KEYS, state_checks.BUCKET: "sagemaker.output"}
     findings = [
         replace(finding, field=keys.get(finding.field, finding.field))
         for finding in result.findings

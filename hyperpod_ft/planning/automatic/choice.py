@@ -50,7 +50,7 @@ class DegreesLayout:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedDegrees:
     """Degrees that a run cannot have; `reason` is one line."""
 
     degrees: Degrees
@@ -64,7 +64,7 @@ class Proposal:
     chosen: DegreesLayout
     slower: tuple[DegreesLayout, ...]  # the fastest first
     refused: tuple[
-        Refused, ...
+        RefusedDegrees, ...
     ]  # the fastest that do not fit, then one for each key of the run file that refuses others
 
     def as_dict(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     room = available(config)
     fitting: list[DegreesLayout] = []
     too_large: list[DegreesLayout] = []
-    impossible: dict[str, Refused] = {}  # by key of the run file
+    impossible: dict[str, RefusedDegrees] = {}  # by key of the run file
     first_error: Exception | None = None
     for candidate, degrees in _candidates(config):
         try:
@@ -107,7 +107,7 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
         except (UserError, ValueError) as error:
             first_error = first_error or error
             problem = error.problem if isinstance(error, UserError) else str(error).partition("; ")[0]
-            impossible.setdefault(problem.partition(":")[0], Refused(degrees, problem))
+            impossible.setdefault(problem.partition(":")[0], RefusedDegrees(degrees, problem))
             continue
         (too_large if found.needed and found.needed > room else fitting).append(found)
     if not fitting and not too_large and first_error:
@@ -118,7 +118,7 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     fitting.sort(key=lambda layout: (-layout.tokens_per_second, layout.degrees.model_ranks))
     chosen, *others = fitting
     too_large.sort(key=lambda layout: -layout.tokens_per_second)
-    refused = [Refused(layout.degrees, _too_large(layout, room)) for layout in too_large[:_SHOWN_SLOWER]]
+    refused = [RefusedDegrees(layout.degrees, _too_large(layout, room)) for layout in too_large[:_SHOWN_SLOWER]]
     slower = others[:_SHOWN_SLOWER]
     refused += list(impossible.values())[: _SHOWN - 1 - len(slower) - len(refused)]
     return Proposal(chosen, tuple(slower), tuple(refused))

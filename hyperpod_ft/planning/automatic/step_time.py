@@ -12,7 +12,6 @@ for the order only where computation and communication are about as long.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes
@@ -60,7 +59,7 @@ def step_time(
     # each block sums its output in the forward pass, and its input's gradient in the backward pass
     sums = layers * (4 + {"none": 0, "selective": 1, "full": 2}[checkpointing])
     in_tensor = 2 * sums * links.exchange(activation, tensor, stride=1)
-    heads = 2 * shape.queries + 2 * shape.keys * key_value_copies(degrees, shape)
+    heads = 2 * shape.query_width + 2 * shape.key_width * key_value_copies(degrees, shape)
     passes = layers * (2 + (checkpointing == "full"))
     exchanged = tokens * heads * element_bytes(config) / tensor
     in_context = passes * links.exchange(exchanged, context, stride=tensor, to_each=True)
@@ -76,7 +75,7 @@ def _flops_per_token(config: RunConfig, shape: ModelShape) -> float:
     """Operations on a token, recomputed ones included. Adapters, less than one percent of a model, are not counted."""
     training = config.training
     multiplied = shape.parameters - (0 if shape.tied else shape.vocabulary * shape.hidden)
-    attention = shape.layers * shape.queries * config.dataset.max_length
+    attention = shape.layers * shape.query_width * config.dataset.max_length
     total = float((6 if training.method == "full" else 4) * multiplied + 12 * attention)
     if training.activation_checkpointing == "full":
         in_layers = multiplied - shape.vocabulary * shape.hidden
@@ -104,7 +103,7 @@ class _Links:
     """The speed of a rank, and of its links within and between nodes."""
 
     def __init__(self, config: RunConfig, degrees: Degrees) -> None:
-        instance = CATALOGUE[config.cluster.instance_type]
+        instance = config.instance
         on_accelerators = instance.has_accelerators
         self.flops = instance.rank_tflops * 1e12 * COMPUTE_EFFICIENCY if on_accelerators else _CPU_FLOPS
         self._link = instance.rank_link_gbs * 1e9 * LINK_EFFICIENCY if on_accelerators else _CPU_BANDWIDTH
@@ -115,8 +114,8 @@ class _Links:
     def exchange(self, size: float, ranks: int, stride: int, to_each: bool = False) -> float:
         """Seconds in which `ranks` ranks, every `stride`-th one, gather or scatter `size` bytes once.
 
-        Over nodes, the group's ranks on one node pass on what the others need one after another, each over its own part
-        of the network; with `to_each` everything that a rank sends is for one other.
+        Across nodes, each rank of the group on a node sends its part over its own share of the network. `to_each`: each
+        rank sends different data to every other.
         """
         if ranks * stride <= self._ranks_per_node:
             bandwidth = self._link

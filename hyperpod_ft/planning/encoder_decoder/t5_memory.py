@@ -13,7 +13,7 @@ from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes, kept_by
 
 def share_of(config: RunConfig, degrees: Degrees, shape: T5Shape) -> StageShare:
     """The whole model, after tensor parallelism."""
-    lora, tensor, targets = config.lora, degrees.tensor_parallel, target_names(config.lora, shape.family)
+    lora, tensor, targets = config.lora, degrees.tensor_parallel, target_names(config.lora, shape.model_type)
     linears = {name: sum(shape.times(name)) * sides[0] * sides[1] for name, sides in shape.matrices.items()}
     ends = shape.end_parameters(tensor)
     parameters = shape.layers_parameters - sum(linears.values()) * (tensor - 1) // tensor
@@ -46,7 +46,7 @@ def activations(config: RunConfig, degrees: Degrees, shape: T5Shape, logits: flo
     biases = (2 if training.method == "full" else 1) * element * scores
     norm = shape.hidden * (FP32 + (1 + (training.method == "full")) * element)
     dropped = shape.hidden  # a mask of the output of attention and of MLP, one byte each
-    queries, tensor = element * shape.queries / degrees.tensor_parallel, degrees.tensor_parallel
+    queries, tensor = element * shape.query_width / degrees.tensor_parallel, degrees.tensor_parallel
     units = (element * (4 if shape.gated else 2) + 1) * shape.intermediate / tensor
     own = 2 * norm + 2 * dropped + 5 * queries + units  # attention: q, k, v, and the output twice
     cross = norm + dropped + 3 * queries  # keys and values are the encoder's tokens
@@ -70,5 +70,5 @@ def activations(config: RunConfig, degrees: Degrees, shape: T5Shape, logits: flo
 
 def _products(shape: T5Shape, element: int, tensor: int) -> float:
     """Bytes per token of a layer's matrix products, and of attention."""
-    inside = 4 * shape.queries + (2 if shape.gated else 1) * shape.intermediate
+    inside = 4 * shape.query_width + (2 if shape.gated else 1) * shape.intermediate
     return element * (2 * shape.hidden + inside / tensor)

@@ -19,9 +19,9 @@ class T5Shape(ModelShape):
     buckets: int = 32  # of the distances that share a bias
 
     @property
-    def built(self) -> Family:
+    def family(self) -> Family:
         """The family, which is not in the table of families: their models are one stack of layers."""
-        return Family((self.family,), columns={}, rows=())
+        return Family((self.model_type,), columns={}, rows=())
 
     @property
     def encoder_layers(self) -> int:
@@ -30,7 +30,9 @@ class T5Shape(ModelShape):
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
         """The matrices of a layer of the encoder; a decoder's second attention has the first four again."""
-        attention = dict.fromkeys(("q", "k", "v"), (self.hidden, self.queries)) | {"o": (self.queries, self.hidden)}
+        attention = dict.fromkeys(("q", "k", "v"), (self.hidden, self.query_width)) | {
+            "o": (self.query_width, self.hidden)
+        }
         inputs = ("wi_0", "wi_1") if self.gated else ("wi",)
         return attention | dict.fromkeys(inputs, (self.hidden, self.intermediate)) | {"wo": self._outputs}
 
@@ -108,7 +110,7 @@ def t5_shape(model_config: Mapping[str, Any]) -> T5Shape | None:
         return None
     decoder_layers = values.num_decoder_layers or values.num_layers
     return T5Shape(
-        family=values.model_type,
+        model_type=values.model_type,
         hidden=values.d_model,
         intermediate=values.d_ff,
         layers=values.num_layers + decoder_layers,

@@ -8,7 +8,6 @@ the caches from torch-neuronx's own code; they must be set before torch is impor
 import hashlib
 from pathlib import Path
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 
 NEURON_TOOLS = Path("/opt/aws/neuron/bin")
@@ -52,7 +51,7 @@ def _compiler_flags(config: RunConfig) -> list[str]:
 
 def _grouping(config: RunConfig) -> list[str]:
     """Must agree with the runtime's setting in `_defaults`, even if the user sets other flags."""
-    lnc = CATALOGUE[config.cluster.instance_type].cores_per_rank
+    lnc = config.instance.cores_per_rank
     return [f"--lnc={lnc}"] if lnc > 1 else []
 
 
@@ -70,7 +69,7 @@ def _defaults(config: RunConfig) -> dict[str, str]:
 
 def node_settings(config: RunConfig) -> dict[str, str]:
     """The variables that depend on the nodes alone, for both engines."""
-    instance = CATALOGUE[config.cluster.instance_type]
+    instance = config.instance
     # with an arena for each of many threads, glibc would use tens of GB of host memory
     found = {"MALLOC_ARENA_MAX": "64"}
     if instance.cores_per_rank > 1:

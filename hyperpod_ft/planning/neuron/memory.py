@@ -76,5 +76,5 @@ def _attention(config: RunConfig, shape: ModelShape) -> float:
     """
     element = element_bytes(config)
     if config.flash_attention:
-        return element * 5 * shape.queries
-    return element * 4 * shape.queries + shape.heads * config.dataset.max_length * in_fp32_too(config)
+        return element * 5 * shape.query_width
+    return element * 4 * shape.query_width + shape.heads * config.dataset.max_length * in_fp32_too(config)

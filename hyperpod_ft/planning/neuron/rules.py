@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.config.fields import shown
-from hyperpod_ft.config.instances import CATALOGUE, Instance
+from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees, check_divides, copies_over_tensor, listed_divisors
@@ -79,7 +79,7 @@ def _check_groups(config: RunConfig, degrees: Degrees) -> None:
 
     Read in its parallel_layers/parallel_state.py, versions 0.15 and 0.17; not tried on Trainium.
     """
-    trn1 = CATALOGUE[config.cluster.instance_type].name.startswith("trn1")
+    trn1 = config.instance.name.startswith("trn1")
     if trn1 and degrees.tensor_parallel == 4 and degrees.nodes % degrees.pipeline_parallel:
         # initialize_model_parallel reshapes the ranks to (PP, DP // groups of a node, 1, 4, groups of a node)
         raise UserError(
@@ -162,7 +162,7 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f" {shape.kv_heads} key/value heads",
             "set it to false",
         )
-    targets = target_names(config.lora, shape.family)
+    targets = target_names(config.lora, shape.model_type)
     attention = {"q_proj", "k_proj", "v_proj"}
     fused = shape.kv_heads % degrees.tensor_parallel != 0
     if config.training.method == "lora" and fused and attention & targets and not attention <= targets:

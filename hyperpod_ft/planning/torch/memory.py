@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees, copies_over_context
 from hyperpod_ft.planning.encoder_decoder import t5_memory
@@ -62,15 +61,15 @@ def memory_on_rank(
     """
     element, count, ranks = element_bytes(config), tokens(config, degrees), degrees.tensor_parallel
     # what a compiler keeps of a norm is its choice: the most is counted
-    compiled = config.training.compiles(CATALOGUE[config.cluster.instance_type].has_accelerators)
+    compiled = config.training.compiles(config.instance.has_accelerators)
     kept = KeptTensors(
         outside_share=1 / ranks if has_sequence_parallel(config, degrees) else 1.0,
         input_share=1.0,
         attention=_attention(config, degrees, shape),
         # a fused gate is activated by transformers' code
-        activated=any(len(parts) == 2 for parts in shape.built.columns.values()),
+        activated=any(len(parts) == 2 for parts in shape.family.columns.values()),
         normalized=compiled and config.training.method == "full",
-        exchanged=element * (2 * shape.queries + 2 * shape.keys * key_value_copies(degrees, shape))
+        exchanged=element * (2 * shape.query_width + 2 * shape.key_width * key_value_copies(degrees, shape))
         if degrees.context_parallel > 1
         else 0.0,
         norm_input=FP32 if compiled else element,
@@ -113,17 +112,17 @@ def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Sta
 def _attention(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
     """Bytes per token: query, key, value; and the output, as computed and as o_proj's input."""
     element = element_bytes(config)
-    keys = shape.keys * key_value_copies(degrees, shape)
-    total: float = element * (3 * shape.queries + 2 * keys)
+    keys = shape.key_width * key_value_copies(degrees, shape)
+    total: float = element * (3 * shape.query_width + 2 * keys)
     softmax = in_fp32_too(config)  # computed in fp32
-    fused = any(len(parts) == 3 or "triples" in parts for parts in shape.built.columns.values())
+    fused = any(len(parts) == 3 or "triples" in parts for parts in shape.family.columns.values())
     if fused and not shape.positions:
         # the value keeps all that its linear computed, besides queries and keys that were rotated
-        total += element * (shape.queries + keys)
+        total += element * (shape.query_width + keys)
     if shape.softcap:
         # no kernel caps scores: they are there after tanh; keys and values are repeated
-        total += (element + softmax) * shape.heads * config.dataset.max_length + element * 2 * shape.queries
-    elif CATALOGUE[config.cluster.instance_type].device == "neuron":
+        total += (element + softmax) * shape.heads * config.dataset.max_length + element * 2 * shape.query_width
+    elif config.instance.is_neuron:
         # a dense mask separates the documents of a row; it is not known whether the compiler avoids the softmax
         total += softmax * shape.heads * config.dataset.max_length
     return total
@@ -141,8 +140,8 @@ def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
         return base * element + adapters * FP32 + quantized
     layers = base + adapters - share.end_parameters
     bucket = _weights_in_bucket(config, share)
-    # of zero3, the current bucket and the next, which is prefetched, and one as received. What zero2 receives is there
-    # before there are gradients. Embedding and output matrix stay gathered
+    # zero3 holds the current bucket, the next one, which is prefetched, and one as received. zero2 receives its weights
+    # before any gradient exists. Embedding and output matrix stay gathered
     gathered = layers if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
     on_device = 0.0 if sharding.offload == "parameters" else _at_rest(config, share) / sharding.shard_ranks
     return on_device + (gathered + share.end_parameters) * element + quantized
@@ -170,9 +169,9 @@ def _layers_in_bucket(config: RunConfig, share: StageShare) -> int:
 
 
 def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> float:
-    """Gradients are fp32. While they are reduced, a bucket of them is there as computed, and once more as sent.
+    """Gradients are fp32. While a bucket is reduced, it is in memory twice: as computed and as sent.
 
-    Beside them, zero2's forward pass has weights as received, which are gone before the gradients are there.
+    zero2 also holds weights as received during the forward pass; they are released before the gradients exist.
     """
     whole, ranks = float(share.trainable * FP32), sharding.shard_ranks
     accumulated = config.training.gradient_accumulation_steps > 1

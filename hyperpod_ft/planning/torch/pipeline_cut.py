@@ -34,7 +34,7 @@ def check_targets(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Non
     """Refuse adapters that would leave stages with nothing to train."""
     if degrees.pipeline_parallel == 1 or config.training.method != "lora":
         return
-    if not target_names(config.lora, shape.family) & {linear.name for linear in shape.linears}:
+    if not target_names(config.lora, shape.model_type) & {linear.name for linear in shape.linears}:
         raise UserError(
             "lora.target_modules: names no module of the layers, so pipeline stages would train nothing",
             "name some, or set parallelism.pipeline_parallel to 1",
@@ -95,7 +95,7 @@ def _operations(config: RunConfig, shape: ModelShape) -> tuple[float, float]:
     """
     training = config.training
     trained, again = training.method == "full", training.activation_checkpointing == "full"
-    attention = 4 * shape.queries * config.dataset.max_length
+    attention = 4 * shape.query_width * config.dataset.max_length
     matrices = sum(linear.inputs * linear.outputs for linear in shape.linears)
     forward = 2 * matrices + attention
     backward = 2 * matrices * (1 + trained) + 2 * attention

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.config.instances import CATALOGUE, Instance
+from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees, listed_divisors
 from hyperpod_ft.planning.encoder_decoder.rules import FAMILIES
 from hyperpod_ft.planning.families import Family, divisible_types, family_of
 from hyperpod_ft.planning.memory import Memory
-from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.model_shape import ModelShape, attention_heads
 from hyperpod_ft.planning.neuron import environment as neuron_environment
 from hyperpod_ft.planning.torch import memory as torch_memory
 from hyperpod_ft.planning.torch import pipeline_cut, pipeline_schedule, sharding_choice
@@ -50,27 +50,20 @@ _NOT_CAUSAL = frozenset(
         "xmod",
     }
 )
-# keys of config.json for the number of query heads
-_HEADS = ("num_attention_heads", "n_head")
-
-
-def on_neuron(config: RunConfig) -> bool:
-    """Whether it trains on Trainium, with TorchNeuron."""
-    return CATALOGUE[config.cluster.instance_type].device == "neuron"
 
 
 def precompiles(config: RunConfig) -> bool:
     """Trainium takes minutes for a graph, and compiles every operation outside of one too."""
-    return on_neuron(config)
+    return config.instance.is_neuron
 
 
 def generates_on_accelerators(config: RunConfig) -> bool:
     """Each answer grows by a token at a time, and Trainium would compile each length."""
-    return not on_neuron(config)
+    return not config.instance.is_neuron
 
 
 def imports(config: RunConfig) -> tuple[str, ...]:
-    return ("torch", "torch_neuronx") if on_neuron(config) else ("torch",)
+    return ("torch", "torch_neuronx") if config.instance.is_neuron else ("torch",)
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:
@@ -85,18 +78,18 @@ def graph_settings(config: RunConfig) -> dict[str, str]:
 
 
 def environment_name(config: RunConfig) -> str:
-    return "torch-neuron" if on_neuron(config) else "torch"
+    return "torch-neuron" if config.instance.is_neuron else "torch"
 
 
 def packages_remedy(config: RunConfig) -> str:
-    if on_neuron(config):
+    if config.instance.is_neuron:
         return "set env.python to an interpreter that has TorchNeuron and the `torch` extra (docs/trainium.md)"
     return "install the `torch` extra there (pip install 'hyperpod-ft[torch]'), or remove env.python"
 
 
 def program_directories(config: RunConfig, python: Path) -> tuple[Path, ...]:
     """TorchNeuron starts the compiler by name."""
-    return (python.parent, neuron_environment.NEURON_TOOLS) if on_neuron(config) else ()
+    return (python.parent, neuron_environment.NEURON_TOOLS) if config.instance.is_neuron else ()
 
 
 def training_settings(config: RunConfig) -> dict[str, Any]:
@@ -105,12 +98,12 @@ def training_settings(config: RunConfig) -> dict[str, Any]:
 
 def default_tensor_parallel(instance: Instance, ranks: int) -> int:
     """On Trainium the cores of a chip, as AWS advises ("Best practices for training on AWS Neuron")."""
-    return math.gcd(instance.tensor_parallel, ranks) if instance.device == "neuron" else 1
+    return math.gcd(instance.tensor_parallel, ranks) if instance.is_neuron else 1
 
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
     """All that divide the ranks can be trained, on rows that they divide; on Trainium those without a pipeline."""
-    if degrees.pipeline_parallel > 1 and on_neuron(config):
+    if degrees.pipeline_parallel > 1 and config.instance.is_neuron:
         raise UserError(
             "parallelism.pipeline_parallel: engine torch does not support pipelines on trn2 (not verified with"
             " TorchNeuron)",
@@ -134,7 +127,7 @@ def check_family(config: RunConfig, family: str, degrees: Degrees) -> None:
             "choose a causal language model, or a T5",
         )
     pipeline_cut.check_family(degrees, family)
-    if family in FAMILIES and on_neuron(config):
+    if family in FAMILIES and config.instance.is_neuron:
         raise UserError(
             f"model.source: engine torch does not train {family} models on trn2 (not verified with TorchNeuron)",
             "choose a causal language model, or an instance type with GPUs",
@@ -174,7 +167,7 @@ def check_model_config(model_config: Mapping[str, Any], degrees: Degrees) -> Non
             " batch, which a rank with only part of each row does not see",
             "set it to 1",
         )
-    heads = next((model_config[key] for key in _HEADS if isinstance(model_config.get(key), int)), None)
+    heads = attention_heads(model_config)
     if heads is not None:
         _check_heads_over_ranks(degrees, heads)
 
@@ -212,12 +205,11 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     _check_heads_over_ranks(degrees, shape.heads)
     pipeline_cut.check_layers(config, degrees, shape.layers)
     pipeline_cut.check_targets(config, degrees, shape)
-    family = family_of(shape.family)
-    fused = family is not None and any(len(outputs) > 1 and "keys" in outputs for outputs in family.columns.values())
+    fused = any(len(outputs) > 1 and "keys" in outputs for outputs in shape.family.columns.values())
     if fused and degrees.tensor_parallel > shape.kv_heads:
         raise UserError(
             f"parallelism.tensor_parallel: {degrees.tensor_parallel} is more than the {shape.kv_heads} key/value heads"
-            f" of a {shape.family} model, whose queries, keys and values share one linear layer",
+            f" of a {shape.model_type} model, whose queries, keys and values share one linear layer",
             f"set it to {listed_divisors(shape.kv_heads)}",
         )
 

@@ -39,7 +39,7 @@ class Figures:
     instances: Annotated[str, _Line("instances", str)]  # nodes x type
     trainable_parameters: Annotated[int | None, _Line("trainable parameters", "{:,d}".format)]
     steps: Annotated[int | None, _Line("steps", "{:,d}".format)]
-    samples_per_second: Annotated[float | None, _Line("samples/s", "{:,.3f}".format)]  # packed rows
+    rows_per_second: Annotated[float | None, _Line("rows/s", "{:,.3f}".format)]  # packed rows
     # examples of the dataset
     documents_per_second: Annotated[float | None, _Line("documents/s", "{:,.3f}".format)]
     tokens_per_second: Annotated[float | None, _Line("tokens/s", "{:,.0f}".format)]  # padding included
@@ -132,7 +132,7 @@ def table(compared: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
 def line(training: Figures) -> str:
     """The speed and the cost of a training run in one line."""
     parts = (
-        ("samples_per_second", "{} samples/s"),
+        ("rows_per_second", "{} rows/s"),
         ("tokens_per_second", "{} tokens/s"),
         ("mfu", "MFU {}"),
         ("seconds_per_step", "{} s/step"),

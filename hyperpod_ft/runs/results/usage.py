@@ -16,7 +16,6 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from hyperpod_ft import publish
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
@@ -39,13 +38,13 @@ _USAGE = TypeAdapter(Usage)
 
 
 @contextlib.contextmanager
-def counted(run: Run) -> Iterator[None]:
+def recorded(run: Run) -> Iterator[None]:
     """Record one attempt for as long as the block runs, however it ends. In one process of the job."""
     started, clock = utc_now(), time.monotonic()
     job_id = own_job_id()
     path = run.usage_path / f"{started.replace(':', '')}-{os.getpid()}.json"
     nodes = run.plan.degrees.nodes
-    accelerators = nodes * CATALOGUE[run.config.cluster.instance_type].devices
+    accelerators = nodes * run.config.instance.devices
     ended = threading.Event()
 
     def write() -> None:

@@ -22,9 +22,9 @@ from hyperpod_ft.errors import UserError, first_sentence
 from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.greedy import make_greedy, text_of, tokens_before
 from hyperpod_ft.serving.answers import device as devices
+from hyperpod_ft.serving.answers.fair_lock import FairLock
 from hyperpod_ft.serving.answers.sampling import sampling
 from hyperpod_ft.serving.answers.text_stream import TextStream
-from hyperpod_ft.serving.answers.turns import Turns
 from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Request
 
 # The most tokens of an answer whose request sets no limit: a model that never ends its answer must not run for minutes.
@@ -51,7 +51,7 @@ class Answering:
         self._stops = {name: make_greedy(one.model, tokenizer) for name, one in self._models.items()}
         # not the tokenizer's size: that of the tuned model may have tokens which its base model lacks
         self._vocabulary = {name: _embeddings(one.model) for name, one in self._models.items()}
-        self._turns = Turns()
+        self._lock = FairLock()
         self._failure = ""
 
     @classmethod
@@ -167,15 +167,15 @@ class Answering:
             ended = so_far[-1] in stops
             made = so_far[:-1] if ended else so_far
             piece = stream.update(made, last=ended or len(so_far) == limit)
-            self._turns.release()
+            self._lock.release()
             try:
                 send(piece)
             finally:
-                self._turns.acquire()
+                self._lock.acquire()
                 _switch_on(one)
             return stream.stopped
 
-        with self._turns, torch.inference_mode():
+        with self._lock, torch.inference_mode():
             _switch_on(one)
             input_ids = torch.tensor([ids], device=one.model.device)
             one.model.generate(  # type: ignore[operator]

@@ -7,21 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
-from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS, TOKENIZER, is_encoder_decoder, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import (
+    BESIDE_WEIGHTS,
+    TOKENIZER,
+    has_chat_template,
+    is_encoder_decoder,
+    read_config,
+)
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.model_shape import attention_heads, model_shape
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint.create.endpoint_request import ADAPTER_DIRECTORY
-from hyperpod_ft.serving.endpoint.create.fit import Served
+from hyperpod_ft.serving.endpoint.create.fit import ServedModel
 from hyperpod_ft.serving.stored_models import is_here
 from hyperpod_ft.serving.vllm_limits import MAX_LORA_RANK
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _MODEL_CONFIG = ("config.json", "generation_config.json")
-_CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Bundle:
     parts: tuple[BundleFiles, ...]
     nbytes: int
     version: str
-    served: Served
+    served: ServedModel
     dtype: str
     chat: bool  # has a chat template
     lora_rank: int | None = None
@@ -53,7 +58,7 @@ class Bundle:
 def small_files_in_store(run: Run) -> list[str]:
     """The outputs, relative to `cluster.root`, that deciding needs of a model that only the run's store has."""
     record = run.record(run.plan.model_stage)
-    if record is None or run.config.sagemaker is None or run.config.sagemaker.store is None:
+    if record is None or run.config.store is None:
         return []
     wanted = [output.path for output in record.outputs if not output.path.endswith(".safetensors")]
     wanted.append(run.relative(run.samples_path))
@@ -76,7 +81,7 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
         )
     record = run.record(stage)
     assert record is not None, "a stage that is done has one"
-    version, chat = _version(record), _has_chat_template(run.tuned_model)
+    version = _version(record)
     weights = [output for output in record.outputs if output.path.endswith(".safetensors")]
     here = all(is_here(run, record, output) for output in weights)
     if settings.model == "adapter":
@@ -85,12 +90,12 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
         return _with_adapter(run, config, version)
     parts = (_part(run.tuned_model, (*BESIDE_WEIGHTS, *_WEIGHTS)),) if here else ()
     return Bundle(
-        parts,
-        _size(parts) if here else sum(output.size for output in record.outputs),
-        version,
-        _served(config, sum(output.size for output in weights)),
-        _dtype(config),
-        chat,
+        parts=parts,
+        nbytes=_size(parts) if here else sum(output.size for output in record.outputs),
+        version=version,
+        served=_served(config, sum(output.size for output in weights)),
+        dtype=_dtype(config),
+        chat=has_chat_template(run.tuned_model),
         stored=None if here else run.store_url(run.tuned_model),
     )
 
@@ -111,13 +116,13 @@ def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:
     )
     weights = sum(file.stat().st_size for part in parts for file in part.files if file.suffix == ".safetensors")
     return Bundle(
-        parts,
-        _size(parts),
-        f"adapter-{version}",
-        _served(config, weights),
-        _dtype(config),
-        _has_chat_template(run.tuned_model),
-        run.config.lora.r,
+        parts=parts,
+        nbytes=_size(parts),
+        version=f"adapter-{version}",
+        served=_served(config, weights),
+        dtype=_dtype(config),
+        chat=has_chat_template(run.tuned_model),
+        lora_rank=run.config.lora.r,
     )
 
 
@@ -146,11 +151,11 @@ def _size(parts: tuple[BundleFiles, ...]) -> int:
     return sum(file.stat().st_size for part in parts for file in part.files)
 
 
-def _served(config: Mapping[str, Any], weights: int) -> Served:
+def _served(config: Mapping[str, Any], weights: int) -> ServedModel:
     shape = model_shape(config)
-    heads = shape.heads if shape else config.get("num_attention_heads", config.get("n_head", 1))
+    heads = shape.heads if shape else attention_heads(config) or 1
     positions = config.get("max_position_embeddings", config.get("n_positions"))
-    return Served(
+    return ServedModel(
         weight_bytes=weights // 2 if _stored_dtype(config) == "float32" else weights,
         shape=shape,
         heads=heads,
@@ -166,10 +171,3 @@ def _dtype(config: Mapping[str, Any]) -> str:
 
 def _stored_dtype(config: Mapping[str, Any]) -> str:
     return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-
-
-def _has_chat_template(directory: Path) -> bool:
-    if any((directory / name).is_file() for name in _CHAT_TEMPLATES):
-        return True
-    file = directory / "tokenizer_config.json"
-    return file.is_file() and '"chat_template"' in file.read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedEndpoint:
     """An endpoint that the kit created. `price`: US dollars for an hour of one instance, None when unknown."""
 
     endpoint: Endpoint
@@ -67,8 +67,8 @@ class EndpointCommands:
     def preview(self, run: Run) -> Deployment:
         """What `deploy` would create. Changes nothing in AWS; small files of a run in a store are fetched."""
         if names := small_files_in_store(run):
-            assert run.config.sagemaker and run.config.sagemaker.store, "only a store has such files"
-            trees.pull_named(self.session.client("s3"), run.config.sagemaker.store, run.root, names)
+            assert run.config.store, "only a store has such files"
+            trees.pull_named(self.session.client("s3"), run.config.store, run.root, names)
         return deployment(run, self.region)
 
     def check(self, planned: Deployment) -> None:
@@ -92,13 +92,13 @@ class EndpointCommands:
             watch = self._watch(name, scales=deployment.requests.component is not None)
             return Creation(deployment, self.session, watch, self.say).run(keep=keep)
 
-    def listed(self) -> list[Listed]:
+    def listed(self) -> list[ListedEndpoint]:
         """The endpoints of the region that the kit created, newest first."""
         with explained("endpoints"):
             found = [self._endpoints.find(name) for name in self._endpoints.all_names() if is_endpoint_name(name)]
             runs = [(one, self._endpoints.run_of(one.arn)) for one in found if one is not None]
         prices = {kind: self.price(kind) for kind in {one.instance_type for one, run in runs if run} - {""}}
-        return [Listed(one, run, prices.get(one.instance_type)) for one, run in runs if run]
+        return [ListedEndpoint(one, run, prices.get(one.instance_type)) for one, run in runs if run]
 
     def ask(self, name: str, text: str, max_tokens: int, *, raw: bool) -> Iterator[str]:
         """Pieces of the greedy answer, as they come. `raw`: the text is the prompt, without the chat template."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.config import run_file, yaml_file
-from hyperpod_ft.config.hosts import HOSTS
+from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
 from hyperpod_ft.config.run_file import RUN_FILE
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.errors import UserError
@@ -89,19 +89,21 @@ def deployment(run: Run, region: str) -> Deployment:
     role = _given(run, "role")
     if role is None:
         raise UserError("deploy.role: is not set", "set it to the ARN of the endpoint's execution role")
-    found = fit(bundle.served, HOSTS[settings.instance_type], _max_length(run, bundle), settings.max_concurrency)
+    found = fit(
+        bundle.served, ENDPOINT_INSTANCES[settings.instance_type], _max_length(run, bundle), settings.max_concurrency
+    )
     target = Target(
-        endpoint_name(run),
-        run.full_name,
-        region,
-        role,
-        bundle.stored or _bundle_url(run, bundle),
-        bundle.version,
-        bundle.nbytes,
-        settings,
-        found,
-        bundle.dtype,
-        bundle.lora_rank,
+        name=endpoint_name(run),
+        run=run.full_name,
+        region=region,
+        role=role,
+        bundle=bundle.stored or _bundle_url(run, bundle),
+        version=bundle.version,
+        bundle_bytes=bundle.nbytes,
+        settings=settings,
+        fit=found,
+        dtype=bundle.dtype,
+        lora_rank=bundle.lora_rank,
     )
     made = requests(target)
     for operation, request in made.in_order():

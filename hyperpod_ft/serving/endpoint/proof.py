@@ -13,14 +13,14 @@ from hyperpod_ft.runs.results.samples import RecordedAnswers
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComparedAnswer:
     """The endpoint's answer to a prompt of samples.json, beside the recorded ones."""
 
     recorded: RecordedAnswers
     answer: str
 
     @property
-    def telling(self) -> bool:
+    def distinguishing(self) -> bool:
         """Whether the answer shows which of the two models gave it."""
         return self.recorded.base.strip() != self.recorded.tuned.strip()
 
@@ -45,47 +45,49 @@ class Asked:
 class Proof:
     """The endpoint's answers to the recorded prompts, compared with the recorded answers."""
 
-    asked: tuple[Asked, ...]
+    asked: tuple[ComparedAnswer, ...]
 
     @property
     def equal(self) -> int:
         return sum(one.equal for one in self.asked)
 
     @property
-    def different(self) -> list[Asked]:
+    def different(self) -> list[ComparedAnswer]:
         """The answers that do not equal samples.json."""
         return [one for one in self.asked if not one.equal]
 
     @property
-    def telling(self) -> int:
-        return sum(one.telling for one in self.asked)
+    def distinguishing(self) -> int:
+        return sum(one.distinguishing for one in self.asked)
 
     @property
     def like_tuned(self) -> int:
-        """How many of the telling answers agree with the tuned model's for longer than with the base model's."""
-        return sum(one.like_tuned for one in self.asked if one.telling)
+        """How many of the distinguishing answers agree with the tuned model's for longer than with the base model's."""
+        return sum(one.like_tuned for one in self.asked if one.distinguishing)
 
     @property
     def holds(self) -> bool:
-        """Whether the endpoint answers like the tuned model: more than half of the telling answers do."""
-        return 2 * self.like_tuned > self.telling or (self.telling == 0 and self.equal == len(self.asked))
+        """Whether the endpoint answers like the tuned model: more than half of the distinguishing answers do."""
+        return 2 * self.like_tuned > self.distinguishing or (self.distinguishing == 0 and self.equal == len(self.asked))
 
     def summary(self) -> str:
-        rest = f"; of {self.telling} where base and tuned model differ, {self.like_tuned} are nearer to the tuned one"
-        return f"{self.equal} of {len(self.asked)} answers equal samples.json{rest}"
+        return (
+            f"{self.equal} of {len(self.asked)} answers equal samples.json; of {self.distinguishing} where base and"
+            f" tuned model differ, {self.like_tuned} are nearer to the tuned one"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "answers": len(self.asked),
             "equal": self.equal,
-            "telling": self.telling,
+            "distinguishing": self.distinguishing,
             "like_tuned": self.like_tuned,
             "asked": [asdict(one.recorded) | {"answer": one.answer, "equal": one.equal} for one in self.asked],
         }
 
 
 def completion_request(recorded: RecordedAnswers, model: str | None, max_new_tokens: int) -> dict[str, Any]:
-    """A completion in the way of stage generate: greedy, whatever generation_config.json says."""
+    """The request for a completion as stage generate makes it: greedy, regardless of generation_config.json."""
     request: dict[str, Any] = {
         "prompt": recorded.prompt,
         "max_tokens": max_new_tokens,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from provision.step import Step
 from provision.steps.accounting import Accounting
+from provision.steps.associations import Associations
+from provision.steps.epilog import Epilog
 from provision.steps.fsx import Fsx
 from provision.steps.home import Home
 from provision.steps.identify import Identify
 from provision.steps.keep_scripts import KeepScripts
 from provision.steps.limits import Limits
 from provision.steps.logrotate import Logrotate
-from provision.steps.metrics import Metrics
 from provision.steps.neuron import Neuron
-from provision.steps.prolog_epilog import PrologEpilog
 from provision.steps.slurm import Slurm
 from provision.steps.slurm_configuration import SlurmConfiguration
+from provision.steps.slurm_daemons import SlurmDaemons
+from provision.steps.ssh_hosts import SshHosts
 from provision.steps.ssh_keys import SshKeys
 from provision.steps.users import Users
 
@@ -27,10 +29,12 @@ STEPS: tuple[Step, ...] = (
     Users(),
     Home(),
     SshKeys(),
+    SshHosts(),
     Logrotate(),
-    PrologEpilog(),
+    Epilog(),
     SlurmConfiguration(),
     Accounting(),
+    Associations(),
+    SlurmDaemons(),
     Slurm(),
-    Metrics(),
 )

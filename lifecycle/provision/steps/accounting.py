@@ -11,18 +11,18 @@ import os
 import pwd
 import secrets
 import stat
+import subprocess
 import time
 from typing import Sequence
 
 from provision import apt, slurm_conf, systemd
 from provision.errors import NodeError, PassingError
-from provision.files import File, write
+from provision.files import File, read, write
 from provision.node import Node
 from provision.step import Step
-from provision.steps.slurm_configuration import accounting_host, read
+from provision.steps.slurm_configuration import accounting_host
 
 _READY_SECONDS = 120.0
-_ACCOUNT = "users"
 
 
 class Accounting(Step):
@@ -37,7 +37,7 @@ class Accounting(Step):
     def missing(self, node: Node) -> Sequence[str]:
         found = [*_configuration_missing(node), *systemd.not_kept_running(node, "mariadb")]
         found += systemd.not_kept_running(node, "slurmdbd")
-        return found or [f"accounting does not know {what}" for what, _ in _unknown(node)]
+        return found or ([] if _cluster(node) in _clusters(node).stdout.split() else ["no cluster in the accounting"])
 
     def do(self, node: Node) -> None:
         if systemd.show(node, "mariadb", "LoadState") != "loaded":
@@ -51,8 +51,8 @@ class Accounting(Step):
         if fresh:
             node.run("systemctl", "restart", "slurmdbd")
         _wait_until_ready(node)
-        for _, command in _unknown(node):
-            node.run("sacctmgr", "--immediate", *command)
+        if _cluster(node) not in _clusters(node).stdout.split():
+            node.run("sacctmgr", "--immediate", "add", "cluster", _cluster(node))
 
 
 def _owner(node: Node) -> pwd.struct_passwd:
@@ -97,34 +97,18 @@ def _sql(node: Node, statements: str) -> None:
 
 def _wait_until_ready(node: Node) -> None:
     end = time.monotonic() + _READY_SECONDS
-    while node.run("timeout", "20", "sacctmgr", "--noheader", "--parsable2", "show", "cluster", check=False).returncode:
+    while _clusters(node).returncode:
         if time.monotonic() >= end:
             why = systemd.journal(node, "slurmdbd") or "see /var/log/slurm/slurmdbd.log"
             raise PassingError(f"slurmdbd does not answer after {_READY_SECONDS:.0f} s: {why}")
         time.sleep(0.5)
 
 
-def _unknown(node: Node) -> list[tuple[str, list[str]]]:
-    """The entries missing from slurmdbd, with the arguments of sacctmgr that add them, in order."""
-    cluster = slurm_conf.value(read(node, slurm_conf.SLURM_CONF), "ClusterName").lower()
+def _cluster(node: Node) -> str:
+    return slurm_conf.value(read(node, slurm_conf.SLURM_CONF), "ClusterName").lower()
 
-    def listed(*words: str) -> set[str]:
-        shown = node.run("timeout", "20", "sacctmgr", "--noheader", "--parsable2", "show", *words, check=False)
-        return set(shown.stdout.split())
 
-    wanted: list[tuple[str, list[str]]] = []
-    if cluster not in listed("cluster", "format=cluster"):
-        wanted.append((f"the cluster {cluster}", ["add", "cluster", cluster]))
-    associations = listed("association", f"cluster={cluster}", "format=account,user")
-    if f"{_ACCOUNT}|" not in associations:
-        account = [
-            f"name={_ACCOUNT}",
-            f"cluster={cluster}",
-            "description=users of the cluster",
-            "organization=hyperpod",
-        ]
-        wanted.append((f"the account {_ACCOUNT}", ["add", "account", *account]))
-    for name in [node.settings.default_user, *(user.name for user in node.settings.users)]:
-        if f"{_ACCOUNT}|{name}" not in associations:
-            wanted.append((name, ["add", "user", f"name={name}", f"account={_ACCOUNT}", f"cluster={cluster}"]))
-    return wanted
+def _clusters(node: Node) -> subprocess.CompletedProcess[str]:
+    """The clusters that slurmdbd knows, one a line."""
+    shown = ("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster")
+    return node.run("timeout", "20", *shown, check=False)

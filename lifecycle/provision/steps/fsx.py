@@ -1,4 +1,4 @@
-"""FSx for Lustre at its mount point: the right one, mounted at boot, and tested by a write once after each mount.
+"""FSx for Lustre at its mount point: the right one, mounted at boot, and tested once after each mount.
 
 On the legacy path this step mounts it; on the API-driven path HyperPod does, and this step checks and tests it.
 
@@ -9,8 +9,10 @@ without its file system still boots for inspection (its slurmd does not start: s
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+from pathlib import Path
 from typing import Sequence
 
 from provision import shared
@@ -58,7 +60,7 @@ class Fsx(Step):
             raise PassingError(f"mount succeeded, but {node.settings.fsx.mount_path} is not mounted")
         for path in shared.leftovers(node):
             shared.remove(path)
-        _test_write(node)
+        _test_write(node, mount)
         write(node, _tested(mount))
 
 
@@ -121,14 +123,18 @@ def _fstab(node: Node) -> File:
     return File("/etc/fstab", "\n".join([*lines[:at], ours, *lines[at:]]) + "\n")
 
 
-def _test_write(node: Node) -> None:
-    """Write, read and remove a file. Raises PassingError on failure."""
+def _test_write(node: Node, mount: Mount) -> None:
+    """Write, read, lock and remove a file. Raises PassingError on failure, but only reports that there are no locks."""
     text = f"{node.identity.instance_id}\n"
     file = shared.folder(node) / f"written-by-{node.identity.instance_id}"
     try:
         shared.publish_text(node, file, text)
         if file.read_text() != text:
             raise PassingError(f"{file}: read back different content than written")
+        if not _locks(file, mount):
+            fsx = node.settings.fsx
+            again = f"umount {fsx.mount_path} && mount -t lustre -o {OPTIONS} {fsx.source} {fsx.mount_path}"
+            node.say(f"{fsx.mount_path} is mounted without flock: jobs that lock files on it will fail; run: {again}")
     except OSError as error:
         where = node.settings.fsx.mount_path
         raise PassingError(
@@ -136,6 +142,16 @@ def _test_write(node: Node) -> None:
         ) from None
     finally:
         shared.remove(file)
+
+
+def _locks(file: Path, mount: Mount) -> bool:
+    """Whether locks on files work, also between nodes: not with Lustre's options noflock and localflock."""
+    with file.open("r+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        except OSError:
+            return False
+    return "localflock" not in mount.options.split(",")
 
 
 def _tested(mount: Mount) -> File:

@@ -1,193 +1,76 @@
-"""Start Slurm's daemons, each on its nodes, and check that this node accepts jobs.
+"""Report whether Slurm runs jobs on this node. Nothing that Slurm says fails a node.
 
-On the legacy path HyperPod's OnCreate starts nothing, so this step does: slurmctld on controllers, slurmd elsewhere,
-with its configuration from the controllers (`--conf-server`). slurmd is masked on a controller and never touched there:
-its unit deletes slurm.conf before it starts. On the API-driven path HyperPod has started them; this step only checks.
-
-slurmd's options are in a drop-in. AWS's sample runs envsubst on the unit instead, which also empties `$MAINPID`, works
-only once, and is lost with the next unit file.
+On the API-driven path HyperPod starts Slurm before these scripts, at the same time, or after them: AWS's samples
+disagree (Extensions/detect-node and Extensions/add-users of awslabs/awsome-distributed-ai). Until slurmd has started, a
+node other than the controller has no slurm.conf, so scontrol fails; slurmctld may know the node only minutes later, or
+as the machine that it replaces. A failed script would have HyperPod replace a good node, again and again.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import time
+from fnmatch import fnmatch
 from typing import Sequence
 
-from provision import slurm_conf, slurm_state, systemd
-from provision.errors import NodeError, PassingError
-from provision.files import File, difference, write
+from provision import slurm_conf, slurm_state
+from provision.files import read
 from provision.node import Node
 from provision.step import Step
-from provision.steps.slurm_configuration import read
-
-_OPTIONS = "/etc/default/hyperpod-ft-slurmd"
-_DROP_IN = "/etc/systemd/system/slurmd.service.d/60-hyperpod-ft.conf"
-# RequiresMountsFor: a node without its file system would accept every job and fail it; ordering alone does not prevent
-# slurmd from starting. The last EnvironmentFile overrides the unit's own and any Environment=. StartLimitIntervalSec:
-# starts fail until a controller answers, also after a reboot of the whole cluster, so they are never limited.
-_DROP_IN_TEXT = f"""\
-{slurm_conf.MARK}
-[Unit]
-RequiresMountsFor={{mount_path}}
-StartLimitIntervalSec=0
-
-[Service]
-EnvironmentFile={_OPTIONS}
-Restart=on-failure
-RestartSec=3
-"""
-# The controller may need to set up a database first.
-_SECONDS = 900.0
 
 
 class Slurm(Step):
     name = "slurm"
-    # A node accepts jobs only once everything that they rely on is in place.
-    needs = ("limits", "neuron", "fsx", "users", "home", "prolog_epilog", "slurm_configuration", "accounting")
-    deadline = 1000.0
+    needs = ("identify", "slurm_daemons")
+    advisory = True
+    attempts = 1
 
     def needed(self, node: Node) -> bool:
         return node.live
 
     def missing(self, node: Node) -> Sequence[str]:
+        found: list[str] = []
         if node.identity.role == "controller":
-            return _controller_missing(node)
-        return _slurmd_missing(node)
+            paths = (slurm_conf.SLURM_CONF, slurm_conf.TOPOLOGY_CONF, slurm_conf.TOPOLOGY_YAML)
+            found = slurm_conf.topology_faults(*(read(node, path) for path in paths))
+        if unreachable := slurm_state.unreachable(node):
+            return [*found, *unreachable]
+        if node.identity.role == "controller":
+            return [*found, *_epilog_not_run(node)]
+        return _without_jobs(node) if node.identity.role == "compute" else []
 
     def do(self, node: Node) -> None:
-        renewed = False
-        if node.settings.provisioning == "legacy":
-            if node.identity.role == "controller":
-                renewed = _start_slurmctld(node)
-            else:
-                _start_slurmd(node)
-        self._wait(node)
-        if renewed:
-            # Every slurmd fetches the new configuration.
-            slurm_state.reconfigure(node)
-
-    def _wait(self, node: Node) -> None:
-        end = time.monotonic() + _SECONDS
-        resumed = False
-        while found := self.missing(node):
-            if node.identity.role == "compute" and not resumed:
-                resumed = _resume_if_rebooted(node)
+        """Wait up to PROVISION_SLURM_SECONDS (60) for Slurm."""
+        end = time.monotonic() + float(os.environ.get("PROVISION_SLURM_SECONDS", "60"))
+        while self.missing(node):
+            if node.settings.provisioning == "legacy" and node.identity.role == "compute":
+                _resume_if_rebooted(node)
             if time.monotonic() >= end:
-                unit = "slurmctld" if node.identity.role == "controller" else "slurmd"
-                message = systemd.journal(node, unit)
-                raise NodeError(
-                    f"after {_SECONDS:.0f} s: {'; '.join(found)}{f' ({unit}: {message})' if message else ''}",
-                    f"see /var/log/slurm/{unit}.log",
-                )
+                return
             time.sleep(0.5)
-        if node.identity.role == "compute":
-            _say_why_without_jobs(node)
 
 
-def _controller_missing(node: Node) -> list[str]:
-    if node.settings.provisioning == "legacy":
-        found = [*systemd.not_masked(node, "slurmd"), *systemd.not_kept_running(node, "slurmctld")]
-        if found := found or _not_in_effect(node):
-            return found
-    return [] if slurm_state.answers(node) else ["slurmctld does not answer"]
-
-
-def _not_in_effect(node: Node) -> list[str]:
-    """Settings that slurmctld does not use because they were written after it started."""
+def _epilog_not_run(node: Node) -> list[str]:
     running = slurm_state.running_configuration(node)
-    conf = slurm_conf.with_included(read(node, slurm_conf.SLURM_CONF), read(node, slurm_conf.INCLUDED_CONF))
-    wanted = {key: slurm_conf.value(conf, key) for key in ("Prolog", "Epilog", "AccountingStorageType")}
-    found = [
-        f"slurmctld runs without {key}={text}"
-        for key, text in wanted.items()
-        if text and running.get(key, text) != text
-    ]
-    if running.get("TopologyPlugin") == "topology/tree" and not slurm_state.has_switches(node):
-        found.append("slurmctld runs without switches")
-    return found
+    # Newer versions of Slurm number them: Epilog[0].
+    epilogs = [text for key, text in running.items() if re.fullmatch(r"Epilog(\[\d+\])?", key)]
+    if any(fnmatch(slurm_conf.EPILOG, pattern) for pattern in epilogs):
+        return []
+    return [f"Slurm does not run {slurm_conf.EPILOG}, so what jobs leave behind keeps running"]
 
 
-def _start_slurmctld(node: Node) -> bool:
-    """Start slurmctld. Returns whether it was running and was restarted with a new configuration."""
-    if systemd.not_masked(node, "slurmd"):
-        systemd.mask(node, "slurmd")
-    systemd.keep_running(node, "slurmctld")
-    if not _not_in_effect(node):
-        return False
-    # Jobs continue while slurmctld restarts; some settings cannot be changed without a restart.
-    node.run("systemctl", "restart", "slurmctld")
-    return True
-
-
-def _files(node: Node) -> list[File]:
-    if not node.identity.controllers:
-        raise PassingError(
-            "resource_config.json names no controller yet", "check that its group is in the cluster file"
-        )
-    return [
-        File(_OPTIONS, f'{slurm_conf.MARK}\nSLURMD_OPTIONS="{" ".join(_options(node))}"\n'),
-        File(_DROP_IN, _DROP_IN_TEXT.format(mount_path=node.settings.fsx.mount_path)),
-    ]
-
-
-def _options(node: Node) -> tuple[str, str]:
-    return "--conf-server", ",".join(node.identity.controllers)
-
-
-def _has_other_options(node: Node) -> bool:
-    """Whether slurmd is running with other options than the current ones."""
-    command = systemd.main_process(node, "slurmd")
-    option, controllers = _options(node)
-    return bool(command) and not (option in command and controllers in command)
-
-
-def _slurmd_missing(node: Node) -> list[str]:
-    found = []
-    if node.settings.provisioning == "legacy":
-        found += systemd.not_kept_running(node, "slurmd")
-        found += [line for file in _files(node) for line in difference(node, file)]
-        found += systemd.stale(node, "slurmd")
-        found += systemd.not_masked(node, "slurmctld")
-        if _has_other_options(node):
-            found.append(f"slurmd runs without {' '.join(_options(node))}")
-    if not slurm_state.answers(node):
-        return [*found, "no slurmctld answers"]
-    known = slurm_state.ask_nodes(node).get(node.identity.address)
+def _without_jobs(node: Node) -> list[str]:
+    address = node.identity.address
+    known = slurm_state.ask_nodes(node).get(address)
     if known is None:
-        # If slurm.conf lacks the node, slurmd exits and systemd restarts it until it is added. HyperPod's agent may add
-        # a new node only after these scripts have succeeded, and never adds login nodes.
-        return [line for line in found if not line.endswith("is not running")]
-    return [*found, known.problem] if known.problem and node.identity.role == "compute" else found
+        return [f"slurmctld knows no node with address {address} yet; HyperPod's agent adds it to slurm.conf"]
+    return [known.problem] if known.problem else []
 
 
-def _start_slurmd(node: Node) -> None:
-    for file in _files(node):
-        write(node, file)
-    if systemd.not_masked(node, "slurmctld"):
-        systemd.mask(node, "slurmctld")
-    if systemd.show(node, "slurmd", "LoadState") != "loaded":
-        raise NodeError("no slurmd.service on this node", "use HyperPod's AMI for Slurm")
-    systemd.keep_running(node, "slurmd")
-    if _has_other_options(node):
-        # Tasks continue without slurmd: the unit kills only its own process.
-        node.run("systemctl", "restart", "slurmd")
-
-
-def _resume_if_rebooted(node: Node) -> bool:
+def _resume_if_rebooted(node: Node) -> None:
     """slurmctld treats a replaced node as rebooted and keeps it down until it is resumed."""
     known = slurm_state.ask_nodes(node).get(node.identity.address)
-    if known is None or "DOWN" not in known.states or not known.reason.startswith(slurm_state.REBOOTED):
-        return False
-    node.say(f"{known.problem}; resuming it")
-    slurm_state.resume(node, known.name)
-    return True
-
-
-def _say_why_without_jobs(node: Node) -> None:
-    known = slurm_state.ask_nodes(node).get(node.identity.address)
-    if known is None:
-        node.say(
-            f"slurmctld knows no node with address {node.identity.address} yet; HyperPod's agent adds it to slurm.conf"
-        )
-    elif known.set_aside:
-        node.say(f"accepts no jobs until it is resumed: {known.set_aside}")
+    if known and "DOWN" in known.states and known.reason.startswith(slurm_state.REBOOTED):
+        node.say(f"{known.problem}; resuming it")
+        slurm_state.resume(node, known.name)

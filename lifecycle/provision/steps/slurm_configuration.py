@@ -11,7 +11,7 @@ from typing import Sequence
 
 from provision import slurm_conf
 from provision.errors import PassingError
-from provision.files import File, difference, write
+from provision.files import File, difference, read, write
 from provision.node import Node
 from provision.step import Step
 
@@ -21,7 +21,7 @@ _AGENT_LOG = "/var/log/aws/clusters/sagemaker-cluster-agent.log"
 
 class SlurmConfiguration(Step):
     name = "slurm_configuration"
-    needs = ("identify", "prolog_epilog")
+    needs = ("identify", "epilog")
     deadline = 900.0
     attempts = 2
 
@@ -44,14 +44,6 @@ class SlurmConfiguration(Step):
         if not slurm_conf.includes(conf):
             text = f"{conf.rstrip()}\ninclude {slurm_conf.INCLUDED}\n"
             write(node, File(slurm_conf.SLURM_CONF, text, node.path(slurm_conf.SLURM_CONF).stat().st_mode & 0o777))
-
-
-def read(node: Node, path: str) -> str:
-    """The text of a file on the node, "" if it is missing."""
-    try:
-        return node.path(path).read_text()
-    except FileNotFoundError:
-        return ""
 
 
 def accounting_host(node: Node) -> str:

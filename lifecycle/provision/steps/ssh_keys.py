@@ -1,8 +1,7 @@
-"""An ed25519 key pair for each user, for ssh between nodes, and host keys known in advance.
+"""An ed25519 key pair for each user, for ssh between nodes, and the cluster file's public keys of that user.
 
 Security: private keys are without a passphrase in homes on /fsx, so whoever can read a user's home can act as that user
-on every node. Nodes are verified by the host keys that each node's root writes to /fsx, so a stranger on the network
-cannot impersonate a node, but root on any node can.
+on every node. Nodes are verified by their host keys (step `ssh_hosts`).
 
 A pair is created once for the cluster. The private key is published by link(2), in which only the first node succeeds;
 the public key is derived from it, so that every node writes the same one.
@@ -17,23 +16,20 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Sequence
 
-from provision import files, shared
+from provision import files
 from provision.accounts import PasswdEntry, account, accounts, as_user
 from provision.errors import NodeError
-from provision.files import File
 from provision.node import Node
 from provision.step import Step
 from provision.steps.home import names
 
 KEY = "id_ed25519"
-_CLIENT = "/etc/ssh/ssh_config.d/hyperpod-ft.conf"
 
 
 class SshKeys(Step):
     name = "ssh_keys"
     needs = ("home",)
-    # Each node reads every other node's file three times or more: with 100 nodes, a small file system takes minutes.
-    deadline = 600.0
+    deadline = 300.0
 
     def __init__(self) -> None:
         self._skipped: set[str] = set()
@@ -43,17 +39,13 @@ class SshKeys(Step):
         return node.live
 
     def missing(self, node: Node) -> Sequence[str]:
-        lines = files.difference(node, _client(node))
-        if not _listed(node):
-            lines.append(f"{_known_hosts(node)} lacks host keys")
+        lines: list[str] = []
         made = {each.name for each in accounts(node) if Path(each.home).is_dir()}
         for name in names(node):
             lines += self._for_user(node, name, _lacking) if name in made else [f"{name} has no home"]
         return lines
 
     def do(self, node: Node) -> None:
-        files.write(node, _client(node))
-        _list_host_keys(node)
         for name in names(node):
             self._for_user(node, name, _make)
 
@@ -83,10 +75,10 @@ def _lacking(node: Node, user: PasswdEntry) -> list[str]:
     lines = [f"{left} was left unfinished" for left in _left(node, folder)]
     if _text(public) != line:
         lines.append(f"{public} does not match {key}")
-    if _with_once(_text(authorized), line) != _text(authorized):
-        lines.append(
-            f"{authorized} {'lacks the key' if line.split()[1] not in _text(authorized) else 'has the key twice'}"
-        )
+    text = _text(authorized)
+    for each in _authorized(node, user, line):
+        if _with_once(text, each) != text:
+            lines.append(f"{authorized} {'lacks a key' if each.split()[1] not in text else 'has a key twice'}")
     for path, mode in ((folder, 0o700), (key, 0o600), (authorized, 0o600)):
         if path.exists() and stat.S_IMODE(path.stat().st_mode) & ~mode:
             lines.append(f"{path} is open to others")
@@ -103,7 +95,7 @@ def _make(node: Node, user: PasswdEntry) -> list[str]:
         made = folder / f"{own}.{KEY}"
         made.unlink(missing_ok=True)
         node.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", _comment(node, user), "-f", str(made))
-        _sync(made)
+        files.sync(made)
         with suppress(FileExistsError):  # another node has created it
             os.link(made, key)
         files.sync_directory(folder)
@@ -114,7 +106,10 @@ def _make(node: Node, user: PasswdEntry) -> list[str]:
     line = _public_line(node, user, key)
     _replace(folder, f"{KEY}.pub", own, line, 0o644)
     # Nodes that do this at once write the same text; only a line added by someone at that moment would be lost.
-    _replace(folder, "authorized_keys", own, _with_once(_text(folder / "authorized_keys"), line), 0o600)
+    text = _text(folder / "authorized_keys")
+    for each in _authorized(node, user, line):
+        text = _with_once(text, each)
+    _replace(folder, "authorized_keys", own, text, 0o600)
     return []
 
 
@@ -139,6 +134,12 @@ def _public_line(node: Node, user: PasswdEntry, key: Path) -> str:
     if done.returncode != 0 or len(fields) < 2:
         raise NodeError(f"{key} is not a private key without a passphrase", "move it away and run provision.sh again")
     return f"{fields[0]} {fields[1]} {_comment(node, user)}\n"
+
+
+def _authorized(node: Node, user: PasswdEntry, own: str) -> list[str]:
+    """The lines that authorized_keys must have: of the key pair, and of the cluster file."""
+    given = [each for account in node.settings.users if account.name == user.name for each in account.public_keys]
+    return [own, *(f"{each}\n" for each in given)]
 
 
 def _comment(node: Node, user: PasswdEntry) -> str:
@@ -169,53 +170,7 @@ def _replace(folder: Path, name: str, own: str, text: str, mode: int) -> None:
         made = folder / f"{own}.{name}"
         made.write_text(text, encoding="utf-8", errors="surrogateescape")
         made.chmod(mode)
-        _sync(made)
+        files.sync(made)
         made.replace(path)
     if stat.S_IMODE(path.stat().st_mode) & ~mode:
         path.chmod(mode)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
-
-
-def _client(node: Node) -> File:
-    known = f"/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2 {_known_hosts(node)}"
-    return File(_CLIENT, f"# Written by the step ssh_keys of hyperpod-ft.\nHost *\n    GlobalKnownHostsFile {known}\n")
-
-
-def _known_hosts(node: Node) -> str:
-    return f"{node.settings.fsx.mount_path}/.provision/ssh_known_hosts"
-
-
-def _host_keys(node: Node) -> str:
-    """Lines of known_hosts for this node, by name and address."""
-    host = os.uname().nodename
-    hosts = ",".join(dict.fromkeys([host, host.split(".")[0], node.identity.address]))
-    keys = sorted(node.path("/etc/ssh").glob("ssh_host_*_key.pub"))
-    return "".join(f"{hosts} {' '.join(key.read_text().split()[:2])}\n" for key in keys)
-
-
-def _all_host_keys(node: Node) -> str:
-    folder = shared.folder(node) / "hosts"
-    return "".join(file.read_text() for file in sorted(folder.iterdir())) if folder.is_dir() else ""
-
-
-def _listed(node: Node) -> bool:
-    listed = node.path(_known_hosts(node))
-    return listed.exists() and _host_keys(node) in (text := listed.read_text()) and text == _all_host_keys(node)
-
-
-def _list_host_keys(node: Node) -> None:
-    """Each node writes a file named by its address, which its replacement reuses; one list combines all files.
-
-    Each writer of the list checks it again afterwards, so the last one to write it has seen every node's file.
-    """
-    folder = shared.folder(node) / "hosts"
-    folder.mkdir(parents=True, exist_ok=True)
-    own = folder / node.identity.address
-    if _text(own) != _host_keys(node):
-        shared.publish_text(node, own, _host_keys(node))
-    while not _listed(node):
-        shared.publish_text(node, node.path(_known_hosts(node)), _all_host_keys(node))

@@ -8,7 +8,7 @@ import pytest
 
 from hyperpod_ft.aws.hyperpod import requests
 from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
-from tests.unit.config.test_cluster_file import RESOURCES, URI, load
+from tests.unit.config.test_cluster_file import RDS, RESOURCES, URI, load
 
 WORKER = {"name": "workers-1", "instance_type": "ml.trn1.32xlarge", "count": 2}
 
@@ -56,13 +56,28 @@ def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
             {"controller": {"instance_type": "ml.m5.xlarge"}},
             "controller.instance_type: controller-machine",
         ),
-        ({"node_recovery": "None"}, "node_recovery: is Automatic, not None"),
-        ({"workers": [{**WORKER, "name": "w"}]}, "instance group workers-1 is not in the cluster file"),
+        (
+            {"node_recovery": "None"},
+            "node_recovery: is Automatic, not None: hyperpod-ft cluster node-recovery ml None --region us-west-2",
+        ),
+        (
+            {"workers": [{**WORKER, "name": "w"}]},
+            "instance group workers-1 is not in the cluster file: hyperpod-ft cluster delete-group ml workers-1",
+        ),
+        (RDS, "accounting_database: is none, not {'Endpoint': 'jobs.c1.us-west-2.rds.amazonaws.com'"),
     ],
 )
 def test_every_key_that_stays_is_reported(tmp_path: Path, edited: dict[str, Any], said: str) -> None:
     (line,) = reported(tmp_path, **edited)
     assert line.startswith(said)
+
+
+def test_a_database_that_the_cluster_file_no_longer_names_is_reported(tmp_path: Path) -> None:
+    made = requests.create_cluster(load(tmp_path, **RDS), RESOURCES, URI)
+    assert changes(load(tmp_path, **RDS), made, described(made)).other == ()
+    config = load(tmp_path)
+    (line,) = changes(config, requests.create_cluster(config, RESOURCES, URI), described(made)).other
+    assert line.endswith("not none; cannot be changed")
 
 
 def test_new_groups_are_added_and_new_scripts_reach_the_others(tmp_path: Path) -> None:

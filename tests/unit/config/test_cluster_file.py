@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from hyperpod_ft.aws.hyperpod import requests
+from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.config import cluster_config, run_file
 from hyperpod_ft.config.cluster_config import ClusterConfig
@@ -22,7 +23,21 @@ RESOURCES = ClusterResources(
     fsx_mount_name="4owupbev",
 )
 TRN1 = {"name": "trainium", "instance_type": "ml.trn1.32xlarge"}
+KEY = "arn:aws:kms:us-west-2:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+EXISTING = {
+    "subnet_id": RESOURCES.subnet_id,
+    "security_group_ids": list(RESOURCES.security_group_ids),
+    "execution_role_arn": RESOURCES.role_arn,
+    "bucket": RESOURCES.bucket,
+    "fsx_id": "fs-0123456789abcdef0",
+}
 URI = "s3://sagemaker-hyperpod-1/lifecycle/ml/0123"
+
+DATABASE = {
+    "endpoint": "jobs.c1.us-west-2.rds.amazonaws.com",
+    "secret_arn": "arn:aws:secretsmanager:us-west-2:123456789012:secret:jobs-AbCdEf",
+}
+RDS = {"accounting": "rds", "accounting_database": DATABASE}
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -74,7 +89,26 @@ def test_the_packaged_file_is_the_flagships_cluster() -> None:
         ({"users": [{"name": "ubuntu", "uid": 2001}]}, "users.0.name: "),
         ({"users": [{"name": "a; rm -rf /", "uid": 2001}]}, "a Linux user name"),
         ({"users": [{"name": "a", "uid": 1000}]}, "users.0.uid: "),
+        (
+            {"users": [{"name": "a", "uid": 2001, "public_keys": ["-----BEGIN OPENSSH PRIVATE KEY-----"]}]},
+            "users.0.public_keys.0: must be one line of a public key file",
+        ),
+        (
+            {"users": [{"name": "a", "uid": 2001, "public_keys": ["command=x ssh-rsa AA"]}]},
+            "users.0.public_keys.0: must",
+        ),
+        ({"kms_keys": {"fsx": "alias/mine"}}, "kms_keys.fsx: must be the ARN of a KMS key, not of an alias"),
+        ({"kms_keys": {"bucket": KEY.replace("us-west-2", "us-east-1")}}, "kms_keys.bucket: the key is in us-east-1"),
+        ({"kms_keys": {"volumes": KEY}, "continuous_provisioning": False}, "kms_keys.volumes: HyperPod needs"),
+        ({"kms_keys": {"volumes": KEY}, "provisioning": "legacy"}, "kms_keys.volumes: HyperPod needs"),
+        ({"kms_keys": {"fsx": KEY}, "existing": EXISTING}, "kms_keys: with `existing` only volumes"),
         ({"accounting": True}, "accounting: "),
+        ({"accounting": "rds"}, "accounting: rds and the section accounting_database go together"),
+        ({"accounting_database": DATABASE}, "accounting: rds and the section accounting_database go together"),
+        ({**RDS, "continuous_provisioning": False}, "accounting: rds needs"),
+        ({**RDS, "provisioning": "legacy"}, "accounting: rds needs"),
+        ({**RDS, "region": "us-east-1"}, "accounting_database.secret_arn: not in region us-east-1"),
+        ({**RDS, "accounting_database": {**DATABASE, "endpoint": "db:3306"}}, "accounting_database.endpoint: must be"),
         ({"tags": {"aws:x": "1"}}, "tags: aws:x"),
         ({"workers": [{**TRN1, "partition": "dev"}]}, "workers.0.partition: HyperPod puts all nodes into dev"),
         (
@@ -126,8 +160,17 @@ def test_a_cpu_group_beside_the_workers_gets_no_training_jobs(tmp_path: Path) ->
             assert partitions["cpu"] == ["m5"]
 
 
+def test_volumes_have_the_cluster_files_key(tmp_path: Path) -> None:
+    request = requests.create_cluster(load(tmp_path, kms_keys={"volumes": KEY}, existing=EXISTING), RESOURCES, URI)
+    for group in request["InstanceGroups"]:
+        own, fsx, root = group["InstanceStorageConfigs"]
+        assert own == {"EbsVolumeConfig": {"VolumeSizeInGB": 500, "VolumeKmsKeyId": KEY}}
+        assert root == {"EbsVolumeConfig": {"RootVolume": True, "VolumeKmsKeyId": KEY}}
+        assert list(fsx) == ["FsxLustreConfig"]
+
+
 def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:
-    config = load(tmp_path, provisioning="legacy", login={}, accounting=True)
+    config = load(tmp_path, provisioning="legacy", login={}, accounting="controller")
     request = requests.create_cluster(config, RESOURCES, URI)
     assert "Orchestrator" not in request
     assert "NodeProvisioningMode" not in request
@@ -145,17 +188,45 @@ def test_legacy_roles_are_in_provisioning_parameters(tmp_path: Path) -> None:
     }
 
 
+def test_an_accounting_database_of_ones_own_is_asked_for(tmp_path: Path) -> None:
+    request = requests.create_cluster(load(tmp_path, **RDS), RESOURCES, URI)
+    assert request["Orchestrator"]["Slurm"] == {
+        "SlurmConfigStrategy": "Managed",
+        "AccountingDatabase": {"Endpoint": DATABASE["endpoint"], "Port": 3306, "SecretArn": DATABASE["secret_arn"]},
+    }
+    named = load(tmp_path, **RDS | {"accounting_database": {**DATABASE, "name": "jobs"}})
+    assert (
+        requests.create_cluster(named, RESOURCES, URI)["Orchestrator"]["Slurm"]["AccountingDatabase"]["Name"] == "jobs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "installed"),
+    [
+        ({}, False),
+        ({"provisioning": "legacy", "accounting": "controller"}, True),
+        ({"provisioning": "legacy"}, False),
+        (RDS, False),
+    ],
+)
+def test_the_scripts_install_a_database_only_where_they_are_to(
+    tmp_path: Path, changes: dict[str, Any], installed: bool
+) -> None:
+    assert requests.settings(load(tmp_path, **changes), RESOURCES)["accounting"] is installed
+
+
 def test_nodes_get_their_groups_and_users(tmp_path: Path) -> None:
-    settings = requests.settings(load(tmp_path, users=[{"name": "alice", "uid": 2001}]), RESOURCES)
+    users = [{"name": "alice", "uid": 2001, "public_keys": ["ssh-ed25519 AAAA alice@laptop"]}]
+    settings = requests.settings(load(tmp_path, users=users), RESOURCES)
     assert settings["groups"] == {"controller-machine": "controller", "workers-1": "compute"}
-    assert settings["users"] == [{"name": "alice", "uid": 2001, "gid": 2001}]
+    assert settings["users"] == [{"gid": 2001, **users[0]}]
 
 
 def test_a_described_group_can_be_requested_again(tmp_path: Path) -> None:
     asked = requests.create_cluster(load(tmp_path), RESOURCES, URI)["InstanceGroups"][1]
     described = {key: value for key, value in asked.items() if key != "InstanceCount"}
     described |= {"CurrentCount": 1, "TargetCount": 2, "Status": "InService"}
-    assert requests.group_specification(described) == asked
+    assert group_specification(described) == asked
 
 
 def test_nodes_accept_what_the_cluster_file_accepts() -> None:
@@ -164,6 +235,7 @@ def test_nodes_accept_what_the_cluster_file_accepts() -> None:
 
     assert settings._MOUNT_PATH.pattern == cluster_config.MOUNT_PATH
     assert settings._USER.pattern == cluster_config.LINUX_USER
+    assert settings._PUBLIC_KEY.pattern == cluster_config.PUBLIC_KEY
 
 
 @pytest.mark.parametrize("path", ["/fsx/", "//fsx", "/.fsx", "/fsx/../x", "/", "fsx", "/fsx "])

@@ -98,7 +98,7 @@ def check(model: Path) -> None:
     assert encoder.tokenizer is None
     loaded = tokenizer.load(model)
     expected = Encoder.of(loaded)
-    assert (encoder.opening, encoder.eos, encoder.pad) == (expected.opening, expected.eos, expected.pad)
+    assert (encoder.bos, encoder.eos, encoder.pad) == (expected.bos, expected.eos, expected.pad)
     for texts in ([], [""], HARD, random_texts(400), ["no boundary", "a \U0010ffff in it"]):
         made, wanted = encoder.backend.encode(texts), expected.backend.encode(texts)
         assert made.ids.dtype == wanted.ids.dtype == np.int32

@@ -54,7 +54,7 @@ def test_rates() -> None:
     # 12 rows of 2048 tokens in 3 s on one trn1.32xlarge, 16 chips of 190 TFLOPS
     throughput = Throughput(12, 2048, 3.5, 33_492_582_400, 16 * 190e12)
     rates = throughput.rates(10, 30.0)
-    assert (rates.seconds_per_step, rates.samples_per_second, rates.documents_per_second) == (3.0, 4.0, 14.0)
+    assert (rates.seconds_per_step, rates.rows_per_second, rates.documents_per_second) == (3.0, 4.0, 14.0)
     assert rates.tokens_per_second == 8192
     # 8,192 * 33.49e9 = 2.744e14 of 3.04e15 operations a second
     assert rates.mfu == 0.0903

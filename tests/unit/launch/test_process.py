@@ -111,14 +111,14 @@ def test_cancel_ends_every_process_also_one_in_a_session_of_its_own(make_run: Ma
     ProcessLauncher().submit(run, run.plan.stages[:2], run.add_job)
     pid_file = run.directory / "pid"
     wait(lambda: pid_file.exists() and pid_file.read_text().strip())
-    # the supervisor writes it after it has started the script
+    # the chain runner writes it after it has started the script
     wait(lambda: states(run) == {"env": "RUNNING", "download": "PENDING"})
     ProcessLauncher().cancel(run, run.jobs())
     assert states(run) == {"env": "CANCELLED", "download": "CANCELLED"}
     assert not alive(int(pid_file.read_text()))
 
 
-def test_what_a_killed_supervisor_left_is_seen_and_can_be_stopped(make_run: MakeRun) -> None:
+def test_what_a_killed_chain_runner_left_is_seen_and_can_be_stopped(make_run: MakeRun) -> None:
     run = prepared(make_run, env="echo $$ >pid; setsid sleep 300 & wait")
     ProcessLauncher().submit(run, run.plan.stages[:2], run.add_job)
     pid_file = run.directory / "pid"
@@ -126,8 +126,8 @@ def test_what_a_killed_supervisor_left_is_seen_and_can_be_stopped(make_run: Make
     # the chain runner records the script's process after it has started it
     wait(lambda: states(run) == {"env": "RUNNING", "download": "PENDING"})
     script = int(pid_file.read_text())
-    supervisor = int(Path(f"/proc/{script}/stat").read_text().split()[3])
-    os.kill(supervisor, signal.SIGKILL)
+    chain_runner = int(Path(f"/proc/{script}/stat").read_text().split()[3])
+    os.kill(chain_runner, signal.SIGKILL)
     assert status(run, Launchers()).stages[0].state == "running"
     with pytest.raises(UserError, match="still at work"):
         submit(run, Launchers(), Selection(), "process")

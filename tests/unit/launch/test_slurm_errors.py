@@ -17,6 +17,11 @@ from hyperpod_ft.runs.run import Run
         ("Batch job submission failed: Invalid qos specification", "correct the run file's cluster section"),
         ("Batch job submission failed: Unable to contact slurm controller (connect failure)", "slurmctld is running"),
         ("Could not establish a configuration source", "--launcher process"),
+        ("Batch job submission failed: Requested topology configuration is not available", "docs/lifecycle.md"),
+        (
+            "Batch job submission failed: Invalid account or account/partition combination specified",
+            "ask for a Slurm account",
+        ),
     ],
 )
 def test_a_failed_sbatch(

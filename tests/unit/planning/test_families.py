@@ -79,7 +79,7 @@ def test_all_linears_of_a_layer_get_adapters(model_type: str) -> None:
     assert set(shape.modules) == {name for name, module in model.named_modules() if isinstance(module, kinds)}
     adapt(model, Lora(r=2), seed=0)
     adapted = {name for name, module in model.named_modules() if is_adapted(module)}
-    assert adapted == {path for path in shape.modules if path.startswith(f"{shape.built.layers}.")}
+    assert adapted == {path for path in shape.modules if path.startswith(f"{shape.family.layers}.")}
 
 
 @pytest.mark.parametrize("model_type", TYPES)

@@ -25,6 +25,25 @@ def test_checkpoints_are_found_by_their_full_names(make_run: Callable[..., Run])
     assert run.checkpoint(12).name == "step-00000012"
 
 
+def test_the_exit_status_of_a_job(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    assert run.exit_status("train", "7") is None
+    marker = run.exit_marker("train", "7")
+    marker.parent.mkdir(parents=True)
+    for text, status in (("0\n", 0), ("143\n", 143), ("", 1), ("?", 1)):
+        marker.write_text(text)
+        assert run.exit_status("train", "7") == status
+
+
+def test_the_log_is_the_jobs_own_or_what_cloudwatch_has(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    assert run.log_here("train", "7") is None
+    run.logs.mkdir(parents=True)
+    for log in (run.fetched_log("train", "7"), run.log("train", "7")):
+        log.touch()
+        assert run.log_here("train", "7") == log
+
+
 def test_a_run_file_that_cannot_be_submitted_leaves_a_run_that_commands_can_read(
     make_run: Callable[..., Run], tmp_path: Path
 ) -> None:

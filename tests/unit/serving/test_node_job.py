@@ -31,10 +31,10 @@ def own_server() -> str:
 
 def with_vllm(recipe: str) -> str:
     run = Run.of(run_file.load(run_file.find(recipe)))
-    arranged = vllm.arrange(both(run), PYTHON, "--max-model-len 4096", base=True, on_node=True)
-    options = program.options(arranged.models, ["--port", "0", *arranged.options])
+    setup = vllm.vllm_setup(both(run), PYTHON, "--max-model-len 4096", base=True, on_node=True)
+    options = program.options(setup.models, ["--port", "0", *setup.options])
     resources = node_job.resources(run, None, accelerators=True)
-    return render_server(run, KIT, "serve", resources, options, arranged.environment)
+    return render_server(run, KIT, "serve", resources, options, setup.environment)
 
 
 SCRIPTS = {

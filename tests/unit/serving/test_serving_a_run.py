@@ -108,7 +108,7 @@ def test_what_cannot_be_served_is_one_line(tuned_run: Run, make_run: Any, tmp_pa
         models.find(str(untrained.directory))
     with pytest.raises(UserError, match="is an adapter"):
         models.find(str(tuned_run.adapter))
-    with pytest.raises(UserError, match="--adapter mine: is not NAME=DIR"):
+    with pytest.raises(UserError, match="--adapter: 'mine' is not NAME=DIR"):
         models.find(str(TINY_LLAMA), ["mine"])
     with pytest.raises(UserError, match="--adapter base: a model already has this name"):
         models.find(str(tuned_run.directory), [f"base={tuned_run.adapter}"])

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -53,14 +54,12 @@ def arguments_of(line: list[str]) -> dict[str, str]:
 
 
 def test_a_lora_run_is_served_as_base_and_adapter(tuned_run: Run) -> None:
-    arranged = vllm.arrange(models.find(str(tuned_run.directory)), Path("/p"), "", base=True, on_node=False)
-    assert arranged.models.directories == {"base": tuned_run.base_model}
-    assert (
-        arranged.models.adapters == {"tuned": tuned_run.adapter} and arranged.models.tokenizer == tuned_run.tuned_model
-    )
-    (model,) = arranged.models.directories.items()
+    setup = vllm.vllm_setup(models.find(str(tuned_run.directory)), Path("/p"), "", base=True, on_node=False)
+    assert setup.models.directories == {"base": tuned_run.base_model}
+    assert setup.models.adapters == {"tuned": tuned_run.adapter} and setup.models.tokenizer == tuned_run.tuned_model
+    (model,) = setup.models.directories.items()
     line = vllm.command(
-        Path("/p"), model, arranged.models.adapters, arranged.models.tokenizer, "127.0.0.1", 8000, "--dtype 'float32'"
+        Path("/p"), model, setup.models.adapters, setup.models.tokenizer, "127.0.0.1", 8000, "--dtype 'float32'"
     )
     given = arguments_of(line)
     assert line[:3] == ["/p", "-m", "vllm.entrypoints.openai.api_server"] and line[-2:] == ["--dtype", "float32"]
@@ -70,10 +69,10 @@ def test_a_lora_run_is_served_as_base_and_adapter(tuned_run: Run) -> None:
 
 def test_without_the_base_the_merged_model_is_served(tuned_run: Run) -> None:
     found = models.find(str(tuned_run.directory))
-    arranged = vllm.arrange(found, Path("/p"), "", base=False, on_node=False)
-    assert arranged.models.directories == {"tuned": tuned_run.tuned_model} and not arranged.models.adapters
+    setup = vllm.vllm_setup(found, Path("/p"), "", base=False, on_node=False)
+    assert setup.models.directories == {"tuned": tuned_run.tuned_model} and not setup.models.adapters
     with pytest.raises(UserError, match="--no-base"):
-        vllm.arrange(replace(found, adapters={"a": tuned_run.adapter}), Path("/p"), "", base=False, on_node=False)
+        vllm.vllm_setup(replace(found, adapters={"a": tuned_run.adapter}), Path("/p"), "", base=False, on_node=False)
 
 
 def test_adapters_that_vllm_cannot_serve(tuned_run: Run, tmp_path: Path) -> None:
@@ -87,10 +86,10 @@ def test_adapters_that_vllm_cannot_serve(tuned_run: Run, tmp_path: Path) -> None
 def test_trainium_serves_the_merged_model_with_kept_artifacts() -> None:
     run = Run.of(run_file.load(run_file.find("llama3-8b-dolly-lora-trn1")))
     found = models.Models("t", {"tuned": run.tuned_model, "base": run.base_model}, {}, run.tuned_model, run)
-    arranged = vllm.arrange(found, Path("/p"), "--max-model-len 512", base=True, on_node=True)
-    assert list(arranged.models.directories) == ["tuned"]
-    assert arranged.environment["NEURON_COMPILED_ARTIFACTS"].startswith(str(run.directory))
-    assert arranged.options[-1].endswith("--max-model-len 512") and "--tensor-parallel-size 8" in arranged.options[-1]
+    setup = vllm.vllm_setup(found, Path("/p"), "--max-model-len 512", base=True, on_node=True)
+    assert list(setup.models.directories) == ["tuned"]
+    assert setup.environment["NEURON_COMPILED_ARTIFACTS"].startswith(str(run.directory))
+    assert setup.options[-1].endswith("--max-model-len 512") and "--tensor-parallel-size 8" in setup.options[-1]
 
 
 def test_serve_with_becomes_its_parent(tuned_run: Run, tmp_path: Path) -> None:
@@ -108,6 +107,22 @@ def test_serve_with_becomes_its_parent(tuned_run: Run, tmp_path: Path) -> None:
     assert started.process.wait(30) == 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_template_in_the_tokenizer_configuration_is_asked_as_a_chat(tuned_run: Run, tmp_path: Path) -> None:
+    """Llama 3 Instruct keeps its template there."""
+    model = tmp_path / "instruct"
+    shutil.copytree(tuned_run.tuned_model, model)
+    template = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").unlink()
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    for given, path in ((template, "chat/completions"), (None, "completions")):
+        (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": given}))
+        started = serve(str(model), "--with", str(stand_in(tmp_path / path.replace("/", "-"))))
+        started.process.terminate()
+        assert started.process.wait(30) == 0
+        (command,) = [shown for shown in started.printed if shown.startswith("curl ")]
+        assert f"/v1/{path} " in command
 
 
 def test_what_goes_wrong_is_one_line(tuned_run: Run, tmp_path: Path) -> None:

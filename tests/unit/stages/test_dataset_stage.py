@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hyperpod_ft.data.prepared import Prepared
+from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.data.samples import draw
 from hyperpod_ft.data.tokenizer import encode, prompt_ids
 from hyperpod_ft.errors import UserError
@@ -75,7 +75,7 @@ def dolly(count: int) -> bytes:
 def test_what_is_published(tmp_path: Path) -> None:
     run = prepared_run(tmp_path, dolly(100), validation_share=0.1)
     perform(run, "dataset", stage.work)
-    found = Prepared.open(run.dataset_path)
+    found = PreparedDataset.open(run.dataset_path)
     train, validation = found.split("train"), found.split("validation")
     assert train is not None
     assert validation is not None
@@ -115,7 +115,7 @@ def test_what_is_published(tmp_path: Path) -> None:
 def test_samples_are_at_most_256_of_each_split(tmp_path: Path) -> None:
     run = prepared_run(tmp_path, dolly(700), validation_share=0.5, workers=1)
     perform(run, "dataset", stage.work)
-    found = Prepared.open(run.dataset_path)
+    found = PreparedDataset.open(run.dataset_path)
     for split in ("train", "validation"):
         texts = [(sample.prompt, sample.completion) for sample in found.samples(split)]
         assert len(set(texts)) == len(texts) == 256
@@ -124,7 +124,7 @@ def test_samples_are_at_most_256_of_each_split(tmp_path: Path) -> None:
 def test_no_validation(tmp_path: Path) -> None:
     run = prepared_run(tmp_path, dolly(10), validation_share=0)
     perform(run, "dataset", stage.work)
-    found = Prepared.open(run.dataset_path)
+    found = PreparedDataset.open(run.dataset_path)
     assert found.split("validation") is None
     assert found.samples("validation") == []
     assert not (run.dataset_path / "validation").exists()
@@ -181,7 +181,7 @@ def test_too_many_bad_rows_stop_the_stage_and_publish_nothing(tmp_path: Path) ->
 def test_as_many_bad_rows_as_allowed_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = prepared_run(tmp_path, dolly(10) + BAD, max_bad_rows=6)
     perform(run, "dataset", stage.work)
-    report = Prepared.open(run.dataset_path).report()
+    report = PreparedDataset.open(run.dataset_path).report()
     assert report["bad_reasons"] == {
         "missing field 'response'": 1,
         "field 'response' is not a string": 1,
@@ -201,7 +201,7 @@ def test_truncated_rows_are_not_bad(tmp_path: Path) -> None:
     long = json.dumps({"instruction": "a", "context": "", "response": "the quick " * 50}).encode()
     run = prepared_run(tmp_path, dolly(10) + long, overlong="truncate")
     perform(run, "dataset", stage.work)
-    report = Prepared.open(run.dataset_path).report()
+    report = PreparedDataset.open(run.dataset_path).report()
     assert (report["truncated"], report["bad_rows"], report["rows_used"]) == (1, 0, 11)
 
 
@@ -349,7 +349,7 @@ def test_gsm8k(tmp_path: Path, packing: str, capsys: pytest.CaptureFixture[str])
         packing=packing,
     )
     perform(run, "dataset", stage.work)
-    found = Prepared.open(run.dataset_path)
+    found = PreparedDataset.open(run.dataset_path)
     report = found.report()
     assert (report["rows_read"], report["rows_used"], report["bad_rows"]) == (7473, 7473, 0)
     train, validation = found.split("train"), found.split("validation")

@@ -192,6 +192,17 @@ def test_uv_fetches_a_python_onto_the_shared_volume(tmp_path: Path, old_python: 
     assert asked[2:] == ["venv", "--quiet", "--seed", "--python", "3.11", str(tmp_path / "venv")]
 
 
+def test_uv_makes_an_environment_of_a_python_without_ensurepip(tmp_path: Path, old_python: Path) -> None:
+    """As HyperPod's images have it."""
+    script(Path(sys.executable), "exit 1")
+    with pytest.raises(UserError, match=r"no ensurepip .* pip install uv"):
+        interpreters.create_like_this_one(tmp_path / "venv")
+    script(old_python / "uv", f'printf "%s\\n" "$@" >{tmp_path}/asked')
+    interpreters.create_like_this_one(tmp_path / "venv")
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == ["venv", "--quiet", "--seed", "--python", sys.executable, str(tmp_path / "venv")]
+
+
 DEVICE = {"neuron_device": 0, "nc_count": 2, "memory_size": 34359738368, "neuron_processes": [{"command": "secret"}]}
 KNOWN = {key: value for key, value in DEVICE.items() if key != "neuron_processes"}
 
@@ -260,7 +271,7 @@ def test_torch_neuron_is_installed_from_its_repositories(
 def test_an_image_with_torch_neuron_gives_its_packages(
     tmp_path: Path, indexes: str, pins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest environment of AWS's image is beneath the kit's, where only the other packages are installed."""
+    """The newest environment of AWS's image is under the kit's, where only the other packages are installed."""
     images = tmp_path / "opt"
     script(images / "aws_neuronx_venv_torch_neuronx_2_9_0" / "bin" / "python", "exit 1 # it is not the newest")
     subprocess.run([sys.executable, "-m", "venv", images / "aws_neuronx_venv_torch_neuronx_2_14_0"], check=True)

@@ -345,7 +345,7 @@ def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
 
     run = make_run()
     finish_all(run)
-    with usage.counted(run):
+    with usage.recorded(run):
         pass
     submit(run, Launchers(process=Accepting()), Selection(only="merge", force=True), "process")
     assert usage.totals(run)["attempts"] == 1

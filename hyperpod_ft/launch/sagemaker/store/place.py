@@ -9,7 +9,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import small_objects, trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, sagemaker_section
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER
 from hyperpod_ft.runs.run import Run
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class OnFileSystem:
 
 @dataclass(frozen=True)
 class InStore:
-    """A store in S3 holds the run; here is a copy of its small files."""
+    """A store in S3 holds the run; this machine has a copy of its small files."""
 
     run: Run
     url: str
@@ -97,7 +97,7 @@ class InStore:
 
 
 def place_of(run: Run, session: Session) -> Place:
-    store = sagemaker_section(run).store
+    store = run.config.store
     if store is None:
         return OnFileSystem()
     with explained(f"store {store}"):
@@ -106,8 +106,7 @@ def place_of(run: Run, session: Session) -> Place:
 
 def tuned_model_location(run: Run) -> str:
     """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
-    section = run.config.sagemaker
     in_store = run.jobs() and run.jobs()[-1].launcher == LAUNCHER and not run.tuned_model.exists()
-    if section and section.store and in_store:
+    if run.config.store and in_store:
         return run.store_url(run.tuned_model)
     return str(run.tuned_model)

@@ -36,8 +36,8 @@ class RunStore:
     """The store of one run. `client` is boto3's for s3, with `trees.CONNECTIONS` connections."""
 
     def __init__(self, run: Run, client: Any) -> None:
-        assert run.config.sagemaker and run.config.sagemaker.store
-        self._run, self._client, self._url = run, client, run.config.sagemaker.store
+        assert run.config.store, "a run in a store"
+        self._run, self._client, self._url = run, client, run.config.store
         self._checkpoints = CheckpointStore(run, client, self._url)
 
     def push_run(self) -> None:

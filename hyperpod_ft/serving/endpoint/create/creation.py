@@ -20,7 +20,7 @@ from hyperpod_ft.serving.endpoint.create.endpoint_request import component_name,
 from hyperpod_ft.serving.endpoint.deployment import Deployment, bundle_prefix
 from hyperpod_ft.serving.endpoint.endpoints import DELETING, FAILED, Endpoints
 from hyperpod_ft.serving.endpoint.invoking import invoke
-from hyperpod_ft.serving.endpoint.proof import Asked, Proof, completion_request, completion_text
+from hyperpod_ft.serving.endpoint.proof import ComparedAnswer, Proof, completion_request, completion_text
 from hyperpod_ft.serving.endpoint.remove import remove
 from hyperpod_ft.serving.endpoint.waiting import EndpointFailedError, Watch
 from hyperpod_ft.terminal import printable
@@ -159,9 +159,9 @@ class Creation:
         client = self.session.client("sagemaker-runtime", connections=_QUESTIONS_AT_ONCE)
         served = model_name(target.settings)
 
-        def ask(sample: RecordedAnswers) -> Asked:
+        def ask(sample: RecordedAnswers) -> ComparedAnswer:
             request = completion_request(sample, served, run.config.generate.max_new_tokens)
-            return Asked(sample, completion_text(invoke(client, target.name, component, request)))
+            return ComparedAnswer(sample, completion_text(invoke(client, target.name, component, request)))
 
         self.say(f"asking {len(recorded)} prompts of {run.samples_path.name}")
         with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:

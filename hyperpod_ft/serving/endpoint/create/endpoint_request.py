@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.config.hosts import HOSTS
+from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.runs.aws_names import RUN_TAG
@@ -164,7 +164,7 @@ def _variant(target: Target, model: str) -> dict[str, Any]:
         "InferenceAmiVersion": IMAGES[settings.container_kind].ami,
         "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
     }
-    if not HOSTS[settings.instance_type].nvme:
+    if not ENDPOINT_INSTANCES[settings.instance_type].nvme:
         # the model, what is compiled from it, and 64 GB for the image
         made["VolumeSizeInGB"] = min(_MAX_VOLUME_GB, 64 + math.ceil(3 * target.bundle_bytes / 1e9))
     if not settings.scale_to_zero:
@@ -188,7 +188,7 @@ def _component(target: Target, model: str, tags: list[dict[str, str]]) -> dict[s
             "ModelName": model,
             "StartupParameters": _patience(target.settings),
             "ComputeResourceRequirements": {
-                "NumberOfAcceleratorDevicesRequired": target.fit.host.chips,
+                "NumberOfAcceleratorDevicesRequired": target.fit.instance.chips,
                 "MinMemoryRequiredInMb": 1024,
             },
         },

@@ -7,20 +7,20 @@ hold one request of the longest length. Neuron's server allocates the cache of a
 
 from dataclasses import dataclass
 
-from hyperpod_ft.config.hosts import HOSTS, Host
+from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES, EndpointInstance
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.planning.model_shape import ModelShape
 
 MEMORY_SHARE = 0.9
 # Activations of a step and captured graphs of one device, GiB. An assumption: vLLM measures it when it starts.
 WORK_GIB = 2.0
 _CACHE_BYTES = 2  # an element of the KV cache, in bf16
-_GIB = 1 << 30
 _SUGGESTED = 3  # types in a refusal
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """What is loaded. `weight_bytes`: as served, with adapters; `shape`: None for families that the kit cannot size."""
 
     weight_bytes: int
@@ -32,9 +32,9 @@ class Served:
 
 @dataclass(frozen=True)
 class ServingFit:
-    """How a model is divided over a host's devices, and what of each device it takes. Sizes in GiB."""
+    """How a model is divided over an instance's devices, and what of each device it takes. Sizes in GiB."""
 
-    host: Host
+    instance: EndpointInstance
     tensor_parallel: int
     max_length: int  # of a request, tokens
     weights: float  # on one device
@@ -43,7 +43,7 @@ class ServingFit:
     @property
     def free(self) -> float:
         """What a device has left for the KV cache; negative when not even the weights fit."""
-        return MEMORY_SHARE * self.host.device_gib - WORK_GIB - self.weights
+        return MEMORY_SHARE * self.instance.device_gib - WORK_GIB - self.weights
 
     @property
     def longest_requests(self) -> int | None:
@@ -52,10 +52,10 @@ class ServingFit:
 
     def arithmetic(self) -> str:
         """For example "14.96 GiB of weights + 2 GiB of activations (assumed) of 19.8 GiB (90 % of 22) on each of 1"."""
-        host = self.host
+        instance = self.instance
         budget = (
-            f"{MEMORY_SHARE * host.device_gib:.1f} GiB ({MEMORY_SHARE:.0%} of {host.device_gib:g}) on each of"
-            f" {self.tensor_parallel} {'GPU' if host.device == 'cuda' else 'NeuronCore'}"
+            f"{MEMORY_SHARE * instance.device_gib:.1f} GiB ({MEMORY_SHARE:.0%} of {instance.device_gib:g}) on each of"
+            f" {self.tensor_parallel} {'GPU' if instance.device == 'cuda' else 'NeuronCore'}"
             f"{'s' * (self.tensor_parallel > 1)}"
         )
         taken = f"{self.weights:.2f} GiB of weights + {WORK_GIB:g} GiB of activations (assumed)"
@@ -64,8 +64,8 @@ class ServingFit:
         return f"{taken} + {self.cache:.2f} GiB of KV cache for a request of {self.max_length:,} tokens, of {budget}"
 
 
-def fit(served: Served, host: Host, max_length: int, concurrency: int) -> ServingFit:
-    """The division of a model over all devices of a host. Raises UserError, with the arithmetic, when it does not fit.
+def fit(served: ServedModel, instance: EndpointInstance, max_length: int, concurrency: int) -> ServingFit:
+    """The division of a model over all devices of an instance. Raises UserError, with arithmetic, if it does not fit.
 
     `max_length` is a request's longest length in tokens, `concurrency` how many the server may compute at once.
     """
@@ -74,27 +74,27 @@ def fit(served: Served, host: Host, max_length: int, concurrency: int) -> Servin
             f"deploy.max_length: {max_length:,} tokens, but the model has {served.positions:,} positions",
             f"set it to {served.positions} or less",
         )
-    found = _divided(served, host, max_length)
+    found = _divided(served, instance, max_length)
     if _fits(found, concurrency):
         return found
-    others = sorted(HOSTS.values(), key=lambda other: other.gib)
+    others = sorted(ENDPOINT_INSTANCES.values(), key=lambda other: other.gib)
     suggested = [
         other.name
         for other in others
-        if other.device == host.device and _fits(_divided(served, other, max_length), concurrency)
+        if other.device == instance.device and _fits(_divided(served, other, max_length), concurrency)
     ][:_SUGGESTED]
     remedies = [f"choose {' or '.join(suggested)}"] if suggested else []
     if shorter := _longest(found, concurrency):
         remedies.insert(0, f"set deploy.max_length to {shorter} or less")
-    many = f" for each of {concurrency} requests" if host.device == "neuron" else ""
+    many = f" for each of {concurrency} requests" if instance.is_neuron else ""
     raise UserError(
-        f"deploy.instance_type: the model does not fit {host.name}: {found.arithmetic()}{many}",
+        f"deploy.instance_type: the model does not fit {instance.name}: {found.arithmetic()}{many}",
         "; or ".join(remedies) or "no known instance type fits it",
     )
 
 
 def _fits(found: ServingFit, concurrency: int) -> bool:
-    needed = concurrency if found.host.device == "neuron" else 1
+    needed = concurrency if found.instance.is_neuron else 1
     return found.free > 0 and (found.longest_requests is None or found.longest_requests >= needed)
 
 
@@ -102,16 +102,18 @@ def _longest(found: ServingFit, concurrency: int) -> int:
     """The longest requests that would fit, rounded down to 64 tokens; 0 when the weights alone do not."""
     if found.cache is None or found.free <= 0:
         return 0
-    needed = concurrency if found.host.device == "neuron" else 1
+    needed = concurrency if found.instance.is_neuron else 1
     return int(found.max_length * found.free / (found.cache * needed)) // 64 * 64
 
 
-def _divided(served: Served, host: Host, max_length: int) -> ServingFit:
-    degree = _degree(served, host.devices)
-    return ServingFit(host, degree, max_length, served.weight_bytes / degree / _GIB, _cache(served, degree, max_length))
+def _divided(served: ServedModel, instance: EndpointInstance, max_length: int) -> ServingFit:
+    degree = _degree(served, instance.devices)
+    return ServingFit(
+        instance, degree, max_length, served.weight_bytes / degree / GIB, _cache(served, degree, max_length)
+    )
 
 
-def _degree(served: Served, devices: int) -> int:
+def _degree(served: ServedModel, devices: int) -> int:
     """The largest power of two of devices over which the heads divide: all memory of the instance is paid for."""
     heads, kv_heads = served.heads, served.shape.kv_heads if served.shape else served.heads
     degree = 1
@@ -125,10 +127,10 @@ def _shares(kv_heads: int, degree: int) -> bool:
     return kv_heads % degree == 0 or degree % kv_heads == 0
 
 
-def _cache(served: Served, degree: int, max_length: int) -> float | None:
+def _cache(served: ServedModel, degree: int, max_length: int) -> float | None:
     """KV cache of one request on one device, GiB: keys and values of each layer, for the rank's heads."""
     shape = served.shape
     if shape is None:
         return None
     heads = max(1, shape.kv_heads // degree)
-    return 2 * shape.layers * heads * shape.head_dim * _CACHE_BYTES * max_length / _GIB
+    return 2 * shape.layers * heads * shape.head_dim * _CACHE_BYTES * max_length / GIB

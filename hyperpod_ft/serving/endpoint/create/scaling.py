@@ -1,5 +1,5 @@
-"""Autoscaling of an inference component down to zero copies, and with them the endpoint's instances. Pure requests
-and their calls.
+"""Autoscaling of an inference component down to zero copies, and with them the endpoint's instances. The
+requests, which are pure, and the calls that send them.
 
 As AWS's "Scale an endpoint to zero instances": a target-tracking policy for one copy and more, and, since that metric
 does not exist without copies, a step from zero at the alarm of a request that no copy could answer.

@@ -64,4 +64,4 @@ def test_ranks_exchange_as_many_bytes_as_planning_counts(checkpointing: str, pas
         ).last_hidden_state
         hidden.sum().backward()
     copies = key_value_copies(Degrees(1, ranks, 1, 1, ranks), shape)
-    assert sent.bytes == 3 * passes * (LENGTH // ranks) * 4 * (2 * shape.queries + 2 * shape.keys * copies)
+    assert sent.bytes == 3 * passes * (LENGTH // ranks) * 4 * (2 * shape.query_width + 2 * shape.key_width * copies)

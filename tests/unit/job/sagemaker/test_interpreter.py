@@ -1,4 +1,4 @@
-"""The interpreter of the stages: the image's own, or an environment above it with what it lacks."""
+"""The interpreter of the stages: the image's own, or an environment on top of it with what it lacks."""
 
 import subprocess
 import sys
@@ -72,7 +72,7 @@ def test_an_interpreter_of_the_image_is_used_as_it_is(tmp_path: Path) -> None:
         interpreter.prepare(tmp_path / "python", "", tmp_path)
 
 
-def test_the_environment_has_the_packages_beneath_it(tmp_path: Path) -> None:
+def test_the_environment_has_the_packages_under_it(tmp_path: Path) -> None:
     """Of a virtual environment: `--system-site-packages` would give those of its own base."""
     python = tmp_path / "python" / "bin" / "python"
     interpreter.create(python)

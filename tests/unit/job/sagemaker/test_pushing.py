@@ -25,7 +25,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, outcomes: list[Exception | None]) -> 
     monkeypatch.setattr(container_commands, "_STATE_SECONDS", -1.0)
     monkeypatch.setattr(container_commands.select, "select", lambda *_: ([] if len(outcomes) > 1 else [1], [], []))
     monkeypatch.setattr(container_commands.sys, "stdin", io.StringIO())
-    run = cast(Run, SimpleNamespace(config=SimpleNamespace(sagemaker=SimpleNamespace(store="s3://bucket/ft"))))
+    run = cast(Run, SimpleNamespace(config=SimpleNamespace(store="s3://bucket/ft")))
     container_commands.during(run, "download", 0, 1)
     return seen
 

@@ -28,7 +28,7 @@ TRN1 = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallel
 FACTS = {
     "trainable_parameters": 6_815_744,
     "steps": 942,
-    "samples_per_second": 3.554,
+    "rows_per_second": 3.554,
     "documents_per_second": 14.2,
     "tokens_per_second": 7278.6,
     "mfu": 0.0801,
@@ -68,7 +68,7 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
 def test_an_attempt_is_counted_whatever_ends_it(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYPERPOD_FT_JOB_ID", "77")
     run = make_run()
-    with pytest.raises(RuntimeError), usage.counted(run):
+    with pytest.raises(RuntimeError), usage.recorded(run):
         time.sleep(0.05)
         raise RuntimeError
     (attempt,) = usage.read(run)
@@ -84,7 +84,7 @@ def test_an_attempt_that_is_killed_is_counted_until_then(make_run: MakeRun) -> N
         "import sys, time; from pathlib import Path\n"
         "from hyperpod_ft.runs.results import usage; from hyperpod_ft.runs.run import Run\n"
         "usage._EVERY_SECONDS = 0.05\n"
-        "with usage.counted(Run.open(Path(sys.argv[1]))): time.sleep(60)"
+        "with usage.recorded(Run.open(Path(sys.argv[1]))): time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(run.directory)])
     try:
@@ -149,7 +149,7 @@ def test_status_of_a_training_at_work_has_its_newest_rates(
     current = RunStatus("test", "/root/runs/test/1", "/root/merged", "running", (training,))
     rates = TrainingProgress(12, 300, 2.31, 7278.6, 3.554, 0.0801)
     show_runs.status(replace(current, progress=rates))
-    assert "step 12/300  loss 2.3100  7,279 tokens/s  MFU 8.0%  3.55 samples/s  1:02 trn-1" in capsys.readouterr().out
+    assert "step 12/300  loss 2.3100  7,279 tokens/s  MFU 8.0%  3.55 rows/s  1:02 trn-1" in capsys.readouterr().out
 
 
 def test_status_has_them_once_trained(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,10 +158,10 @@ def test_status_has_them_once_trained(make_run: MakeRun, capsys: pytest.CaptureF
     finish(run, "train", FACTS)
     current = status(run, Launchers(SlurmLauncher({"PATH": ""})))
     show_runs.status(current)
-    assert "\ntrained: 3.554 samples/s, 7,279 tokens/s, MFU 8.0%" in capsys.readouterr().out
+    assert "\ntrained: 3.554 rows/s, 7,279 tokens/s, MFU 8.0%" in capsys.readouterr().out
     assert current.figures is not None
     assert figures.line(current.figures) == (
-        "3.554 samples/s, 7,279 tokens/s, MFU 8.0%, 3.370 s/step, 53.0 min, 16.00 accelerator-hours, cost 21.50"
+        "3.554 rows/s, 7,279 tokens/s, MFU 8.0%, 3.370 s/step, 53.0 min, 16.00 accelerator-hours, cost 21.50"
     )
     assert json.loads(json.dumps(current.as_dict()))["figures"]["cost"] == 21.5
 
@@ -185,14 +185,14 @@ def test_compare_prints_the_table_of_the_article(make_run: MakeRun) -> None:
     finish(lora, "train", FACTS)
     refused = compare(str(lora.directory), str(full.directory), expect=2)
     assert refused.startswith(f"error: {full.directory}: ") and f"hyperpod-ft status {full.directory}" in refused
-    slower = {"trainable_parameters": 8_030_261_248, "samples_per_second": 2.083, "seconds": 5400.0, "cost": None}
+    slower = {"trainable_parameters": 8_030_261_248, "rows_per_second": 2.083, "seconds": 5400.0, "cost": None}
     finish(full, "train", FACTS | slower)
     head, *lines = compare(str(lora.directory), str(full.directory)).splitlines()
     assert head.split() == [f"test/{lora.plan.run_id}", f"test/{full.plan.run_id}"]
     rows = {line[:26].strip(): line[26:].split() for line in lines}
     assert rows["method"] == ["lora", "full"]
     assert rows["trainable parameters"] == ["6,815,744", "8,030,261,248"]
-    assert rows["samples/s"] == ["3.554", "2.083"]
+    assert rows["rows/s"] == ["3.554", "2.083"]
     assert rows["minutes"] == ["53.0", "90.0"]
     assert rows["cost"] == ["21.50"]
     assert "exact answers, train" not in rows, "generate has not run"

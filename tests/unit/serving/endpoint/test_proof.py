@@ -2,13 +2,13 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.results.samples import RecordedAnswers
-from hyperpod_ft.serving.endpoint.proof import Asked, Proof, completion_request, completion_text
+from hyperpod_ft.serving.endpoint.proof import ComparedAnswer, Proof, completion_request, completion_text
 
 RECORDED = RecordedAnswers("p", False, "It is a base.", "It is tuned well.")
 
 
 def asked(*answers: str, recorded: RecordedAnswers = RECORDED) -> Proof:
-    return Proof(tuple(Asked(recorded, answer) for answer in answers))
+    return Proof(tuple(ComparedAnswer(recorded, answer) for answer in answers))
 
 
 def test_equal_answers_are_the_proof() -> None:

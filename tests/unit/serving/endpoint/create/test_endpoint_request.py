@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.aws.validation.service_model import check_request, model
-from hyperpod_ft.config.hosts import HOSTS
+from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.serving.endpoint.create import scaling
@@ -28,7 +28,7 @@ def target(lora_rank: int | None = None, **changes: object) -> Target:
         version="ffffffffffff-123456",
         bundle_bytes=16_060_000_000,
         settings=settings,
-        fit=ServingFit(HOSTS[settings.instance_type], 4, 4096, 3.74, 0.25),
+        fit=ServingFit(ENDPOINT_INSTANCES[settings.instance_type], 4, 4096, 3.74, 0.25),
         dtype="auto",
         lora_rank=lora_rank,
     )
@@ -85,7 +85,7 @@ def test_amis_are_sagemakers() -> None:
 
 def test_instance_types_are_sagemakers() -> None:
     known = model("sagemaker").shape_for("ProductionVariantInstanceType").enum
-    assert {f"ml.{name}" for name in HOSTS} <= set(known)
+    assert {f"ml.{name}" for name in ENDPOINT_INSTANCES} <= set(known)
 
 
 def test_images_are_in_the_registry_of_the_region() -> None:

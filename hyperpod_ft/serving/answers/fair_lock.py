@@ -4,7 +4,7 @@ import threading
 from collections import deque
 
 
-class Turns:
+class FairLock:
     """The holder computes. Released after every token, it lets several answers proceed side by side."""
 
     def __init__(self) -> None:

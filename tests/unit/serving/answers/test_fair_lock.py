@@ -1,31 +1,31 @@
-"""Threads take turns in the order in which they asked."""
+"""Threads acquire the lock in the order in which they requested it."""
 
 import threading
 from itertools import pairwise
 
-from hyperpod_ft.serving.answers.turns import Turns
+from hyperpod_ft.serving.answers.fair_lock import FairLock
 
 
-def test_turns_go_round() -> None:
-    turns, order = Turns(), []
+def test_two_threads_alternate() -> None:
+    lock, order = FairLock(), []
     ready = threading.Barrier(3)
 
     def work(name: str) -> None:
         ready.wait()
-        with turns:
+        with lock:
             for _ in range(20):
                 order.append(name)
-                turns.release()
-                turns.acquire()
+                lock.release()
+                lock.acquire()
 
-    turns.acquire()
+    lock.acquire()
     threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
     for thread in threads:
         thread.start()
     ready.wait()
-    while len(turns._waiting) < 2:
+    while len(lock._waiting) < 2:
         threading.Event().wait(0.001)
-    turns.release()
+    lock.release()
     for thread in threads:
         thread.join(10)
     assert len(order) == 40
@@ -33,13 +33,13 @@ def test_turns_go_round() -> None:
 
 
 def test_it_is_free_after_an_error() -> None:
-    turns = Turns()
+    lock = FairLock()
     try:
-        with turns:
+        with lock:
             raise ValueError
     except ValueError:
         pass
-    taken = threading.Thread(target=turns.acquire)
+    taken = threading.Thread(target=lock.acquire)
     taken.start()
     taken.join(10)
     assert not taken.is_alive()

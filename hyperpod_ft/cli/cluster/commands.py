@@ -1,45 +1,43 @@
 """`hyperpod-ft cluster`: each command parses, calls one function and prints. boto3 is imported late."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hyperpod_ft.cli import show_cluster, tables
-from hyperpod_ft.cli.confirmation import require_yes, typed
+from hyperpod_ft.cli.cluster import maintain, observe
+from hyperpod_ft.cli.cluster.arguments import (
+    DEFAULT_FILE,
+    File,
+    Json,
+    Legacy,
+    NoWait,
+    Overrides,
+    Profile,
+    Reference,
+    Region,
+    Timeout,
+    find,
+    interruptible,
+    load,
+    reference_of,
+)
+from hyperpod_ft.cli.confirmation import typed
 from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hyperpod_ft.aws.cluster_reference import ClusterReference
     from hyperpod_ft.aws.commands import Commands
-    from hyperpod_ft.config.cluster_config import ClusterConfig
 
 app = typer.Typer(
     name="cluster",
     help="Create, validate, connect to, change and delete a HyperPod cluster.",
     no_args_is_help=True,
 )
-
-DEFAULT_FILE = Path("cluster.yaml")
-File = Annotated[Path, typer.Argument(metavar="[CLUSTER_FILE]", help="A cluster file.")]
-Reference = Annotated[
-    str, typer.Argument(metavar="[CLUSTER]", help="A cluster file, or a cluster's name (see --region).")
-]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. node_recovery=None.")
-]
-Legacy = Annotated[bool, typer.Option("--legacy-provisioning", help="The same as `--set provisioning=legacy`.")]
-Region = Annotated[
-    str | None, typer.Option("--region", help="Region of a cluster given by name. Default: the AWS CLI's.")
-]
-Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="MINUTES", help="How long to wait.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Send the request and return at once.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 @app.command()
@@ -77,12 +75,12 @@ def validate(
 
         raise typer.Exit(show_cluster.findings(validate_handwritten(cluster_config, provisioning_parameters), as_json))
     try:
-        config = _load(file, overrides, legacy)
+        config = load(file, overrides, legacy)
     except ConfigError as error:
         raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
     from hyperpod_ft.aws.validation.validate import validate_offline  # noqa: PLC0415
 
-    checked = validate_offline(config) if offline else _commands(_reference(config, file), profile).validate(config)
+    checked = validate_offline(config) if offline else commands_of(reference_of(config, file), profile).validate(config)
     raise typer.Exit(show_cluster.validated(checked, as_json))
 
 
@@ -103,14 +101,14 @@ def create(
 
     Safe to run again after an interruption: it continues from the existing resources.
     """
-    config = _load(file, overrides, legacy)
+    config = load(file, overrides, legacy)
     if render is not None:
         from hyperpod_ft.aws import aws_cli_files  # noqa: PLC0415
 
         print(f"{len(aws_cli_files.write(config, render))} files in {render}. Next: {render / 'create.sh'}")
         return
-    commands = _commands(_reference(config, file), profile)
-    with _interruptible():
+    commands = commands_of(reference_of(config, file), profile)
+    with interruptible():
         cluster = commands.create(config, None if no_wait else timeout)
     if cluster is None:
         print(f"Not waiting. Check it with: hyperpod-ft cluster status {file}")
@@ -123,7 +121,7 @@ def status(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
-    commands = _commands(_find(cluster, region), profile)
+    commands = commands_of(find(cluster, region), profile)
     found, nodes = commands.status()
     raise typer.Exit(show_cluster.status(found, nodes, commands.why_missing(found), as_json))
 
@@ -133,7 +131,7 @@ def nodes(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """List every node with its state."""
-    _, found = _commands(_find(cluster, region), profile).status()
+    _, found = commands_of(find(cluster, region), profile).status()
     show_cluster.nodes(found, as_json)
 
 
@@ -148,49 +146,7 @@ def events(
     as_json: Json = False,
 ) -> None:
     """List what HyperPod did to a cluster with continuous provisioning, and why something failed."""
-    show_cluster.events(_commands(_find(cluster, region), profile).events(group, node, count), as_json)
-
-
-@app.command()
-def scale(
-    cluster: Reference,
-    group: Annotated[str, typer.Argument(help="An instance group.")],
-    count: Annotated[int, typer.Argument(min=0, help="The new number of instances.")],
-    region: Region = None,
-    profile: Profile = None,
-    timeout: Timeout = 60.0,
-    no_wait: NoWait = False,
-    yes: Yes = False,
-) -> None:
-    """Change the number of instances in an instance group."""
-    commands = _commands(_find(cluster, region), profile)
-    removed = commands.instances_removed(group, count)
-    if removed and not yes:
-        require_yes(
-            f"{group}: HyperPod terminates {removed} of its instances, chosen by HyperPod, with their jobs. Continue?"
-        )
-    with _interruptible():
-        commands.scale(group, count, None if no_wait else timeout)
-
-
-@app.command("replace-node")
-def replace_node(
-    cluster: Reference,
-    node: Annotated[list[str], typer.Argument(help="Instance ids or host names.")],
-    region: Region = None,
-    profile: Profile = None,
-    timeout: Timeout = 60.0,
-    no_wait: NoWait = False,
-    yes: Yes = False,
-) -> None:
-    """Replace nodes with new instances. Their local disks are lost; the shared volume is kept."""
-    commands = _commands(_find(cluster, region), profile)
-    chosen = commands.find_nodes(node)
-    if not yes:
-        names = ", ".join(f"{one.group} {one.instance_id}" for one in chosen)
-        require_yes(f"Replace {names}? Their jobs are killed and their local disks lost; the shared volume is kept.")
-    with _interruptible():
-        commands.replace(chosen, None if no_wait else timeout)
+    show_cluster.events(commands_of(find(cluster, region), profile).events(group, node, count), as_json)
 
 
 @app.command()
@@ -204,7 +160,7 @@ def logs(
     profile: Profile = None,
 ) -> None:
     """Print a node's lifecycle log from CloudWatch, also for nodes that no longer exist."""
-    for line in _commands(_find(cluster, region), profile, show_cluster.print_to_stderr).lifecycle_log(node, follow):
+    for line in commands_of(find(cluster, region), profile, show_cluster.print_to_stderr).lifecycle_log(node, follow):
         print(line, flush=follow)
 
 
@@ -219,7 +175,12 @@ def ssh_command(
         typer.Option("--group", help="Connect to the first running node of this group. Default: the login group."),
     ] = None,
     node: Annotated[str | None, typer.Option("--node", help="Connect to this node: instance id or host name.")] = None,
-    user: Annotated[str, typer.Option("--user", "-l", help="User on the node.")] = "ubuntu",
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user", "-l", help="User on the node. Default: the cluster file's user with your key, or ubuntu."
+        ),
+    ] = None,
     identity: Annotated[Path | None, typer.Option("--identity", "-i", help="Key file, private or public.")] = None,
     forward: Annotated[
         list[str] | None, typer.Option("-L", metavar="PORT:HOST:PORT", help="Forward a port, as ssh does.")
@@ -236,9 +197,12 @@ def ssh_command(
 ) -> None:
     """Log in to a node through SSM (docs/reaching-nodes.md)."""
     from hyperpod_ft.aws.ssh import connect as ssh  # noqa: PLC0415
+    from hyperpod_ft.aws.ssh.choice import IMAGE_USER  # noqa: PLC0415
 
+    commands = commands_of(find(cluster, region), profile)
+    user = user or (IMAGE_USER if ssm else commands.login_user(identity))
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
-    route = _commands(_find(cluster, region), profile).ssh_route(request)
+    route = commands.ssh_route(request)
     if dry_run:
         print(ssh.preview(route, request))
     elif print_config:
@@ -268,51 +232,24 @@ def delete(
 
     Prints the remaining resources that cost money. Safe to run again after an interruption.
     """
-    target = _find(cluster, region)
+    target = find(cluster, region)
     what = "and /fsx and the bucket with all their data" if delete_data else "but not /fsx and the bucket"
     print(f"This deletes cluster {target.name}, {what}.")
     if typed(target.name, confirm) != target.name:
         raise UserError(f"not deleted: the name is {target.name}", f"type it, or pass --confirm {target.name}")
-    commands = _commands(target, profile)
-    with _interruptible():
+    commands = commands_of(target, profile)
+    with interruptible():
         left = commands.delete(delete_data, timeout)
     show_cluster.remains(left, target.name, commands.region)
 
 
-def _load(file: Path, overrides: list[str] | None, legacy: bool) -> "ClusterConfig":
-    from hyperpod_ft.config import cluster_config  # noqa: PLC0415 - keeps --help quick
-
-    return cluster_config.load(file, (*(overrides or ()), *(("provisioning=legacy",) if legacy else ())))
-
-
-def _reference(config: "ClusterConfig", file: Path) -> "ClusterReference":
-    from hyperpod_ft.aws.cluster_reference import ClusterReference  # noqa: PLC0415 - keeps --help quick
-
-    return ClusterReference(config.name, config.region, config, str(file))
-
-
-def _find(reference: str, region: str | None) -> "ClusterReference":
-    from hyperpod_ft.aws import cluster_reference  # noqa: PLC0415 - keeps --help quick
-
-    return cluster_reference.find(reference, region)
-
-
-def _commands(
-    target: "ClusterReference", profile: str | None, say: Callable[[str], None] = tables.progress
+def commands_of(
+    target: "ClusterReference", profile: str | None, say: "Callable[[str], None]" = tables.progress
 ) -> "Commands":
     from hyperpod_ft.aws.commands import Commands  # noqa: PLC0415 - keeps --help quick
 
     return Commands.of(target, profile, say)
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C ends the command, not the request to AWS."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        show_cluster.print_to_stderr(
-            "interrupted: AWS continues, and its resources cost money; run the command again to continue,"
-            " or `hyperpod-ft cluster delete` to delete them"
-        )
-        raise
+app.add_typer(maintain.app)
+app.add_typer(observe.app)

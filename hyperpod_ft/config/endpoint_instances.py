@@ -11,7 +11,7 @@ from hyperpod_ft.config.instances import CATALOGUE
 
 
 @dataclass(frozen=True)
-class Host:
+class EndpointInstance:
     """An instance of an endpoint. A device is a GPU or a NeuronCore: what a rank of tensor parallelism runs on."""
 
     name: str
@@ -22,19 +22,24 @@ class Host:
     nvme: bool  # has local disks, which hold model and image; others need a volume
 
     @property
+    def is_neuron(self) -> bool:
+        """Whether it has Inferentia or Trainium chips."""
+        return self.device == "neuron"
+
+    @property
     def gib(self) -> float:
         return self.devices * self.device_gib
 
 
-def _neuron(name: str, chips: int, *, nvme: bool) -> Host:
-    return Host(name, "neuron", 2 * chips, 16, chips, nvme)
+def _neuron(name: str, chips: int, *, nvme: bool) -> EndpointInstance:
+    return EndpointInstance(name, "neuron", 2 * chips, 16, chips, nvme)
 
 
-HOSTS: dict[str, Host] = {
-    host.name: host
-    for host in (
+ENDPOINT_INSTANCES: dict[str, EndpointInstance] = {
+    instance.name: instance
+    for instance in (
         *(
-            Host(name, "cuda", it.devices, it.device_gib, it.devices, True)
+            EndpointInstance(name, "cuda", it.devices, it.device_gib, it.devices, True)
             for name, it in CATALOGUE.items()
             if it.device == "cuda"
         ),
@@ -49,4 +54,4 @@ HOSTS: dict[str, Host] = {
 
 
 def families() -> list[str]:
-    return sorted({name.partition(".")[0] for name in HOSTS})
+    return sorted({name.partition(".")[0] for name in ENDPOINT_INSTANCES})

@@ -1,0 +1,30 @@
+"""Choose the nodes that nobody misses (pure)."""
+
+from collections.abc import Mapping, Sequence
+
+from hyperpod_ft.aws.hyperpod.nodes import Node
+from hyperpod_ft.errors import UserError
+
+# Slurm's states of a node without jobs, the first to go first; "planned" ones are about to run one
+_WITHOUT_JOBS = ("down", "fail", "drained", "idle")
+
+
+def without_jobs(group: str, nodes: Sequence[Node], states: Mapping[str, str], count: int) -> list[Node]:
+    """`count` nodes of a group that run no job, those that Slurm cannot use before idle ones, the newest first.
+
+    `states`: Slurm's state by host name. Raises UserError if there are fewer, naming the others.
+    """
+    there = [node for node in nodes if node.group == group and node.instance_id]
+    free = [node for node in there if states.get(node.hostname) in _WITHOUT_JOBS]
+    if len(free) < count:
+        others = ", ".join(
+            f"{node.instance_id} ({states.get(node.hostname, 'unknown to Slurm')})"
+            for node in there
+            if node not in free
+        )
+        raise UserError(
+            f"{group}: {len(free)} of its nodes run no job, not {count}",
+            f"wait, or name nodes whose jobs may be killed: {others or 'there are no others'}",
+        )
+    free.sort(key=lambda node: (_WITHOUT_JOBS.index(states[node.hostname]), -node.launched))
+    return free[:count]

@@ -1,0 +1,182 @@
+"""The operations of `hyperpod-ft cluster` that change a running cluster: its size, its nodes, their software."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hyperpod_ft.aws.commands import Commands
+from hyperpod_ft.aws.hyperpod import api, batches, idle, instance_groups, software
+from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.nodes import Node, ssm_target
+from hyperpod_ft.aws.hyperpod.software import NodeImage
+from hyperpod_ft.aws.hyperpod.waiting import Awaited
+from hyperpod_ft.aws.ssh import controller
+from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS, in_group
+from hyperpod_ft.aws.validation.service_model import check_request
+from hyperpod_ft.errors import UserError
+
+
+class Maintenance(Commands):
+    """The changes to one cluster. Methods raise UserError; durations are in minutes, None means do not wait."""
+
+    def instances_removed(self, group: str, count: int) -> int:
+        """How many instances a group would lose."""
+        with self._explained():
+            return max(0, self._changeable(group).group(group).target - count)
+
+    def scale(self, group: str, count: int, timeout: float | None) -> None:
+        with self._explained():
+            cluster = self._changeable(group)
+            before = cluster.group(group).target
+            if count == before:
+                self.say(f"{group}: has {count} instances already")
+                return
+            instance_groups.scale(self._sagemaker, cluster, group, count)
+        self.say(f"{group}: requested {count} instances, had {before}")
+        self._wait_for(Awaited(targets={group: count}), timeout)
+
+    def delete_group(self, group: str, timeout: float | None) -> None:
+        with self._explained():
+            cluster = self._changeable(group)
+            gone = [node.instance_id for node in self._nodes() if node.group == group]
+            instance_groups.delete(self._sagemaker, cluster, group)
+        self.say(f"{group}: deletion requested")
+        self._wait_for(Awaited(gone=frozenset(gone)), timeout)
+
+    def find_nodes(self, names: Sequence[str]) -> list[Node]:
+        with self._explained():
+            self._require()
+            nodes = self._nodes()
+        return [api.find_node(nodes, name) for name in dict.fromkeys(names)]
+
+    def nodes_without_jobs(self, group: str, count: int) -> list[Node]:
+        """Nodes of a group that run no job, as Slurm on the controller reports them."""
+        with self._explained():
+            cluster, nodes = self._changeable(group), self._nodes()
+            states = controller.node_states(self._aws_cli, self._controller(cluster, nodes))
+        return idle.without_jobs(group, nodes, states, count)
+
+    def replace(self, nodes: list[Node], timeout: float | None) -> None:
+        with self._explained():
+            batches.replace(self._sagemaker, self._require().name, nodes)
+        self._requested("replacement", nodes)
+        self._wait_for(Awaited(gone=_ids(nodes)), timeout)
+
+    def reboot(self, nodes: list[Node]) -> None:
+        """Does not wait: HyperPod does not report that a reboot is over."""
+        with self._explained():
+            batches.reboot(self._sagemaker, self._require().name, nodes)
+        self._requested("reboot", nodes)
+
+    def delete_nodes(self, nodes: list[Node], timeout: float | None) -> None:
+        with self._explained():
+            cluster = self._changeable(*{node.group for node in nodes})
+            batches.delete(self._sagemaker, cluster.name, nodes)
+        self._requested("deletion", nodes)
+        self._wait_for(Awaited(gone=_ids(nodes)), timeout)
+
+    def groups(self, names: Sequence[str]) -> list[str]:
+        """These groups of a Slurm cluster, or all. Raises UserError for one that does not exist."""
+        with self._explained():
+            cluster = self._require()
+        instance_groups.require_slurm(cluster)
+        return [cluster.group(name).name for name in dict.fromkeys(names)] or [group.name for group in cluster.groups]
+
+    def workers(self, names: Sequence[str]) -> list[str]:
+        """These groups, or all that run jobs. Raises UserError for the controller's, which never runs one."""
+        with self._explained():
+            cluster = self._changeable(*names)
+        compute = [group.name for group in cluster.groups if group.node_type == "Compute"]
+        return list(dict.fromkeys(names)) or compute
+
+    def has_controller(self, groups: Sequence[str]) -> bool:
+        with self._explained():
+            cluster = self._require()
+        return any(self._is_controller(cluster, group) for group in groups)
+
+    def back_up(self) -> None:
+        """Copy what an update wipes on the controller to the shared volume."""
+        with self._explained():
+            cluster, nodes = self._require(), self._nodes()
+            target, mount_path = self._controller(cluster, nodes), self._mount_path()
+            self.say(f"backup: {controller.back_up(self._aws_cli, target, mount_path)}")
+
+    def check_image(self, groups: Sequence[str], image: NodeImage) -> None:
+        """Raises UserError for an image that the service's model does not allow."""
+        for path, problem in check_request(
+            "sagemaker", "UpdateClusterSoftware", software.update_request(self.target.name, groups, image)
+        ):
+            option = "--image" if path == "ImageId" else "--release"
+            raise UserError(f"{option}: {problem}", "pass ami-... or `default`, or a release such as 1.2.3")
+
+    def update(self, groups: Sequence[str], image: NodeImage, timeout: float | None) -> None:
+        with self._explained():
+            self._sagemaker.update_cluster_software(**software.update_request(self.target.name, groups, image))
+            self.say(f"{', '.join(groups)}: software update requested")
+            if timeout is None:
+                return
+            updated = software.wait_until_updated(
+                self._sagemaker,
+                self.target.name,
+                groups,
+                self.say,
+                timeout_seconds=timeout * 60,
+                poll_seconds=self.poll_seconds,
+            )
+        if updated:
+            self._wait(timeout, Awaited())
+        else:
+            self.say("HyperPod updates nothing: the nodes have this image already")
+
+    def set_auto_patch(self, groups: Sequence[str], strategy: str) -> None:
+        with self._explained():
+            instance_groups.set_auto_patch(self._sagemaker, self._require(), groups, strategy)
+        self.say(f"{', '.join(groups)}: HyperPod patches nodes by itself: {strategy}")
+
+    def set_node_recovery(self, mode: str) -> None:
+        with self._explained():
+            instance_groups.set_node_recovery(self._sagemaker, self._require(), mode)
+        self.say(f"node recovery: {mode}")
+
+    def _wait_for(self, awaited: Awaited, timeout: float | None) -> None:
+        if timeout is not None:
+            self._wait(timeout, awaited)
+
+    def _requested(self, what: str, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            self.say(f"{node.group} {node.instance_id}: {what} requested")
+
+    def _changeable(self, *groups: str) -> Cluster:
+        """The cluster. Raises UserError if it has no such groups, or if one is the controller's."""
+        cluster = self._require()
+        for group in groups:
+            if self._is_controller(cluster, group):
+                raise UserError(f"{group} is the controller group, which always has one instance", "name another group")
+        return cluster
+
+    def _is_controller(self, cluster: Cluster, group: str) -> bool:
+        return cluster.group(group).name == self._controller_group(cluster)
+
+    def _controller_group(self, cluster: Cluster) -> str:
+        # HyperPod reports roles only for clusters whose Slurm it set up; for others the group's name decides
+        named = [group.name for group in cluster.groups if group.node_type == "Controller"]
+        config = self.target.config
+        return named[0] if named else config.controller.name if config else USUAL_GROUPS[-1]
+
+    def _controller(self, cluster: Cluster, nodes: list[Node]) -> str:
+        """SSM's target of the controller."""
+        return ssm_target(cluster.id, in_group(cluster, nodes, self._controller_group(cluster)))
+
+    def _mount_path(self) -> str:
+        """Where the shared volume is: by the cluster file, or as HyperPod mounts it."""
+        if self.target.config:
+            return self.target.config.fsx.mount_path
+        described: dict[str, Any] = api.describe(self._sagemaker, self.target.name) or {}
+        for group in described.get("InstanceGroups", []):
+            for storage in group.get("InstanceStorageConfigs", []):
+                if path := storage.get("FsxLustreConfig", {}).get("MountPath"):
+                    return str(path)
+        return "/fsx"
+
+
+def _ids(nodes: Sequence[Node]) -> frozenset[str]:
+    return frozenset(node.instance_id for node in nodes)

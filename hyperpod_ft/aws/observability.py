@@ -1,0 +1,87 @@
+"""The operations of `hyperpod-ft cluster observability`."""
+
+import json
+import time
+
+from hyperpod_ft.aws.commands import Commands
+from hyperpod_ft.aws.hyperpod import api, extension
+from hyperpod_ft.aws.hyperpod.extension import Extension
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import format_minutes
+
+_MAX_SETTINGS = 10_240  # characters, from botocore's model
+
+
+class Observability(Commands):
+    """HyperPod's observability extension of one cluster. Methods raise UserError; durations are in minutes."""
+
+    def installed(self) -> Extension | None:
+        with self._explained():
+            return extension.find(self._sagemaker, self._require().arn)
+
+    def install(self, settings: str | None, timeout: float | None) -> None:
+        """Install it or change its settings, a JSON object; with a timeout, wait until all nodes run it."""
+        if settings is not None:
+            _check(settings)
+        with self._explained():
+            arn = self._require().arn
+            described = api.describe(self._sagemaker, self.target.name) or {}
+            if described.get("NodeProvisioningMode") != "Continuous" or "Slurm" not in described.get(
+                "Orchestrator", {}
+            ):
+                raise UserError(
+                    f"cluster {self.target.name}: HyperPod has extensions only for Slurm clusters with continuous"
+                    " provisioning",
+                    "create a cluster with provisioning: api and continuous_provisioning: true",
+                )
+            extension.install(self._sagemaker, arn, extension.find(self._sagemaker, arn), settings)
+        self.say(f"{extension.NAME}: requested")
+        if timeout is not None:
+            found = self._settled(arn, timeout)
+            if found is None or found.status != extension.ACTIVE:
+                reasons = "; ".join(found.issues) if found else ""
+                raise UserError(
+                    f"{extension.NAME}: {found.status if found else 'not installed'}: {reasons or 'no reason given'}",
+                    "fix the cause, then run the command again, which tries again on those nodes",
+                )
+
+    def remove(self, timeout: float | None) -> None:
+        """Remove it; with a timeout, wait until no node runs it."""
+        with self._explained():
+            arn = self._require().arn
+            found = extension.find(self._sagemaker, arn)
+            if found is None:
+                self.say(f"{extension.NAME}: not installed")
+                return
+            extension.remove(self._sagemaker, arn, found)
+        self.say(f"{extension.NAME}: removal requested")
+        if timeout is not None:
+            self._settled(arn, timeout)
+
+    def _settled(self, arn: str, timeout: float) -> Extension | None:
+        """The extension once HyperPod has stopped changing it; None if it is gone."""
+        deadline, reported = time.monotonic() + timeout * 60, ""
+        while True:
+            with self._explained():
+                found = extension.find(self._sagemaker, arn)
+            state = f"{found.status}, {found.active} of {found.total} nodes" if found else "not installed"
+            if state != reported:
+                reported = state
+                self.say(f"{extension.NAME}: {state}")
+            if found is None or not found.changing:
+                return found
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{extension.NAME}: after {format_minutes(timeout * 60)} still {state}",
+                    "HyperPod continues; check with `hyperpod-ft cluster observability`",
+                )
+            time.sleep(self.poll_seconds)
+
+
+def _check(settings: str) -> None:
+    try:
+        value = json.loads(settings)
+    except ValueError as error:
+        raise UserError(f"--settings: not JSON: {error}", "pass a JSON object") from None
+    if not isinstance(value, dict) or len(settings) > _MAX_SETTINGS:
+        raise UserError(f"--settings: not a JSON object of at most {_MAX_SETTINGS:,} characters", "correct it")

@@ -1,0 +1,35 @@
+"""Asks Slurm's controller, through SSM, what HyperPod does not know, and backs up what patching wipes there."""
+
+from pathlib import Path
+
+from hyperpod_ft.aws.ssh import ssm
+from hyperpod_ft.errors import UserError
+
+_STATES, _BACKUP = "hyperpod-ft-nodes:", "hyperpod-ft-backup:"
+
+
+def node_states(aws_cli: ssm.AwsCli, target: str) -> dict[str, str]:
+    """Slurm's state of every node by host name: idle, allocated, down, ... Raises UserError.
+
+    Without the flags that sinfo appends, such as the `*` of a node that does not respond.
+    """
+    said = ssm.run(aws_cli, target, ssm.script_command(_script("node_states.sh")), _STATES)
+    if said.startswith("failed:"):
+        raise UserError(f"Slurm on the controller does not answer: {said.removeprefix('failed:').strip()}", "log in")
+    states = (word.partition("=") for word in said.split())
+    return {name: state.rstrip("*~#!%$@^-+") for name, _, state in states}
+
+
+def back_up(aws_cli: ssm.AwsCli, target: str, mount_path: str) -> str:
+    """Copy Slurm's state and accounting database to the shared volume; returns what was copied. Raises UserError."""
+    said = ssm.run(aws_cli, target, ssm.script_command(_script("back_up_slurm.sh"), mount_path), _BACKUP, attempts=1)
+    if said.startswith("failed:"):
+        raise UserError(
+            f"the controller could not be backed up: {said.removeprefix('failed:').strip()}",
+            "fix the cause, or pass --no-backup",
+        )
+    return said
+
+
+def _script(name: str) -> Path:
+    return Path(__file__).with_name(name)

@@ -1,0 +1,246 @@
+"""`hyperpod-ft cluster`: the commands that change a running cluster. boto3 is imported late."""
+
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hyperpod_ft.cli import show_cluster, tables
+from hyperpod_ft.cli.cluster.arguments import (
+    DEFAULT_FILE,
+    NoWait,
+    Profile,
+    Reference,
+    Region,
+    Timeout,
+    Yes,
+    find,
+    interruptible,
+)
+from hyperpod_ft.cli.confirmation import require_yes
+from hyperpod_ft.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hyperpod_ft.aws.hyperpod.nodes import Node
+    from hyperpod_ft.aws.maintenance import Maintenance
+
+app = typer.Typer()
+
+Group = Annotated[str, typer.Argument(help="An instance group.")]
+Groups = Annotated[list[str] | None, typer.Option("--group", help="An instance group; repeatable. Default: all.")]
+NodeNames = Annotated[list[str], typer.Argument(metavar="NODE...", help="Instance ids or host names.")]
+After = Annotated[bool, typer.Option("--json", help="Print the cluster afterwards, as `status --json` does.")]
+
+
+class Recovery(str, Enum):
+    AUTOMATIC = "Automatic"
+    NONE = "None"
+
+
+class Patching(str, Enum):
+    WHEN_IDLE = "WhenIdle"
+    WHEN_ALL_IDLE = "WhenAllIdle"
+
+
+@app.command()
+def scale(
+    cluster: Reference,
+    group: Group,
+    count: Annotated[int, typer.Argument(min=0, help="The new number of instances.")],
+    region: Region = None,
+    profile: Profile = None,
+    timeout: Timeout = 60.0,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    as_json: After = False,
+) -> None:
+    """Change the number of instances in an instance group. HyperPod chooses which go: see delete-node."""
+    with _maintenance(cluster, region, profile, as_json) as maintenance:
+        if removed := maintenance.instances_removed(group, count):
+            _confirm(
+                yes, f"{group}: HyperPod terminates {removed} of its instances, and their jobs; it chooses at random."
+            )
+        maintenance.scale(group, count, None if no_wait else timeout)
+
+
+@app.command("replace-node")
+def replace_node(
+    cluster: Reference,
+    node: NodeNames,
+    region: Region = None,
+    profile: Profile = None,
+    timeout: Timeout = 60.0,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    as_json: After = False,
+) -> None:
+    """Replace nodes with new instances. Their local disks are lost; the shared volume is kept."""
+    with _maintenance(cluster, region, profile, as_json) as maintenance:
+        chosen = maintenance.find_nodes(node)
+        _confirm(
+            yes, f"Replace {_names(chosen)}: their jobs are killed and local disks lost; the shared volume is kept."
+        )
+        maintenance.replace(chosen, None if no_wait else timeout)
+
+
+@app.command("reboot-node")
+def reboot_node(
+    cluster: Reference,
+    node: NodeNames,
+    region: Region = None,
+    profile: Profile = None,
+    yes: Yes = False,
+    as_json: After = False,
+) -> None:
+    """Restart nodes. Their disks are kept, and the lifecycle scripts do not run. Does not wait."""
+    with _maintenance(cluster, region, profile, as_json) as maintenance:
+        chosen = maintenance.find_nodes(node)
+        _confirm(yes, f"Reboot {_names(chosen)}: their jobs are killed.")
+        maintenance.reboot(chosen)
+
+
+@app.command("delete-node")
+def delete_node(
+    cluster: Reference,
+    node: Annotated[list[str] | None, typer.Argument(metavar="[NODE...]", help="Instance ids or host names.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Choose nodes of this group; with --count.")] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="How many nodes of --group, of those that run no job.")
+    ] = None,
+    region: Region = None,
+    profile: Profile = None,
+    timeout: Timeout = 60.0,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    as_json: After = False,
+) -> None:
+    """Delete nodes; their groups get smaller. With --group and --count, Slurm is asked which ones run no job."""
+    if bool(node) == (group is not None and count is not None) or (group is None) != (count is None):
+        raise UserError("delete-node: which nodes?", "name them, or pass --group and --count")
+    with _maintenance(cluster, region, profile, as_json) as maintenance:
+        if group is not None and count is not None:
+            chosen = maintenance.nodes_without_jobs(group, count)
+            _confirm(yes, f"Delete {_names(chosen)}, which run no job: their local disks are lost.")
+            if not yes and maintenance.nodes_without_jobs(group, count) != chosen:
+                raise UserError(f"{group}: jobs have started meanwhile", "run the command again")
+        else:
+            chosen = maintenance.find_nodes(node or [])
+            _confirm(yes, f"Delete {_names(chosen)}: their jobs are killed and their local disks lost.")
+        maintenance.delete_nodes(chosen, None if no_wait else timeout)
+
+
+@app.command("delete-group")
+def delete_group(
+    cluster: Reference,
+    group: Group,
+    region: Region = None,
+    profile: Profile = None,
+    timeout: Timeout = 60.0,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    as_json: After = False,
+) -> None:
+    """Delete an instance group with its instances."""
+    with _maintenance(cluster, region, profile, as_json) as maintenance:
+        removed = maintenance.instances_removed(group, 0)
+        _confirm(yes, f"Delete group {group} with its {removed} instances: their jobs are killed, local disks lost.")
+        maintenance.delete_group(group, None if no_wait else timeout)
+
+
+@app.command()
+def update(
+    cluster: Reference = str(DEFAULT_FILE),
+    group: Groups = None,
+    release: Annotated[
+        str | None, typer.Option("--release", metavar="X.Y.Z", help="Version of HyperPod's image. Default: the newest.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="AMI", help="A custom image instead, or `default` for HyperPod's.")
+    ] = None,
+    no_backup: Annotated[
+        bool, typer.Option("--no-backup", help="Do not back up Slurm's queue and accounting on the controller first.")
+    ] = False,
+    region: Region = None,
+    profile: Profile = None,
+    timeout: Timeout = 120.0,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    as_json: After = False,
+) -> None:
+    """Patch nodes: give them HyperPod's newest image or another, and run the lifecycle scripts again.
+
+    Root volumes are wiped and jobs killed. A controller is first backed up to the shared volume.
+    """
+    from hyperpod_ft.aws.hyperpod.software import LOST, LOST_ON_CONTROLLER, NodeImage  # noqa: PLC0415 - keeps --help quick
+
+    if release and image:
+        raise UserError("--release and --image exclude each other", "pass one of them")
+    wanted = NodeImage(release, image)
+    with _maintenance(cluster, region, profile, as_json) as maintenance:
+        groups = maintenance.groups(group or [])
+        maintenance.check_image(groups, wanted)
+        controller = maintenance.has_controller(groups)
+        lost = f"{LOST}; on the controller {LOST_ON_CONTROLLER}" if controller else LOST
+        _confirm(yes, f"Update the nodes of {', '.join(groups)}: {lost}. The shared volume is kept.")
+        if controller and not no_backup:
+            maintenance.back_up()
+        maintenance.update(groups, wanted, None if no_wait else timeout)
+
+
+@app.command("auto-patch")
+def auto_patch(
+    cluster: Reference,
+    strategy: Annotated[Patching, typer.Argument(help="Each node when it is idle, or all of a group at once.")],
+    group: Annotated[
+        list[str] | None, typer.Option("--group", help="An instance group; repeatable. Default: all workers.")
+    ] = None,
+    region: Region = None,
+    profile: Profile = None,
+    yes: Yes = False,
+    as_json: After = False,
+) -> None:
+    """Have HyperPod install security patches by itself once nodes run no job. It wipes what `update` wipes."""
+    with _maintenance(cluster, region, profile, as_json) as maintenance:
+        groups = maintenance.workers(group or [])
+        _confirm(yes, f"{', '.join(groups)}: HyperPod will cordon nodes and wipe their root volumes at dates it sets.")
+        maintenance.set_auto_patch(groups, strategy.value)
+
+
+@app.command("node-recovery")
+def node_recovery(
+    cluster: Reference,
+    mode: Annotated[Recovery, typer.Argument(help="Whether HyperPod replaces faulty nodes.")],
+    region: Region = None,
+    profile: Profile = None,
+    yes: Yes = False,
+    as_json: After = False,
+) -> None:
+    """Set whether HyperPod replaces faulty nodes by itself."""
+    with _maintenance(cluster, region, profile, as_json) as maintenance:
+        if mode is Recovery.NONE:
+            _confirm(yes, "Faulty nodes are then no longer replaced, and jobs that need them wait.")
+        maintenance.set_node_recovery(mode.value)
+
+
+@contextmanager
+def _maintenance(cluster: str, region: str | None, profile: str | None, as_json: bool) -> "Iterator[Maintenance]":
+    from hyperpod_ft.aws.maintenance import Maintenance  # noqa: PLC0415 - keeps --help quick
+
+    maintenance = Maintenance.of(find(cluster, region), profile, tables.progress)
+    with interruptible():
+        yield maintenance
+    if as_json:
+        found, nodes = maintenance.status()
+        show_cluster.status(found, nodes, maintenance.why_missing(found), as_json=True)
+
+
+def _confirm(yes: bool, what: str) -> None:
+    if not yes:
+        require_yes(f"{what} Continue?")
+
+
+def _names(nodes: "Sequence[Node]") -> str:
+    return ", ".join(f"{one.group} {one.instance_id}" for one in nodes)

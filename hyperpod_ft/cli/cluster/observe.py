@@ -1,0 +1,72 @@
+"""`hyperpod-ft cluster observability`."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hyperpod_ft.cli import tables
+from hyperpod_ft.cli.cluster.arguments import (
+    DEFAULT_FILE,
+    Json,
+    NoWait,
+    Profile,
+    Reference,
+    Region,
+    Timeout,
+    Yes,
+    find,
+    interruptible,
+)
+from hyperpod_ft.cli.confirmation import require_yes
+from hyperpod_ft.errors import UserError
+
+if TYPE_CHECKING:
+    from hyperpod_ft.aws.hyperpod.extension import Extension
+
+app = typer.Typer()
+
+
+@app.command()
+def observability(
+    cluster: Reference = str(DEFAULT_FILE),
+    install: Annotated[bool, typer.Option("--install", help="Install it, or change its settings.")] = False,
+    settings: Annotated[
+        str | None, typer.Option("--settings", metavar="JSON", help="With --install: its settings, a JSON object.")
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove it; metrics that were sent are kept.")] = False,
+    region: Region = None,
+    profile: Profile = None,
+    timeout: Timeout = 60.0,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Show, install or remove HyperPod's observability extension: metrics of nodes, accelerators and Slurm."""
+    from hyperpod_ft.aws.observability import Observability  # noqa: PLC0415 - keeps --help quick
+
+    if (install and remove) or (settings is not None and not install):
+        raise UserError("observability: --install, with or without --settings, or --remove", "pass one of them")
+    operations = Observability.of(find(cluster, region), profile, tables.progress)
+    wait = None if no_wait else timeout
+    with interruptible():
+        if install:
+            operations.install(settings, wait)
+        elif remove:
+            if not yes:
+                require_yes("Remove the observability extension from every node?")
+            operations.remove(wait)
+    _show(operations.installed(), as_json)
+
+
+def _show(found: "Extension | None", as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found and asdict(found), indent=2))
+    elif found is None:
+        print("not installed")
+    else:
+        print(f"{found.version}  {found.status}  {found.active} of {found.total} nodes")
+        for line in (*found.issues, found.settings):
+            if line:
+                print(line)

@@ -1,0 +1,100 @@
+"""The command that checks a cluster against what the kit assumes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hyperpod_ft.errors import UserError
+
+if TYPE_CHECKING:
+    from hyperpod_ft.doctor.diagnosis import Diagnosis
+
+app = typer.Typer()
+
+
+@app.command()
+def doctor(
+    run_file: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN_FILE]", help="Check what this run needs: a run file, or a recipe's name."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. cluster.root=/fsx/me.")
+    ] = None,
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="Also check every idle node, in a small job of a few seconds.")
+    ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", metavar="CLUSTER", help="Check a cluster from outside instead: its name or cluster file."
+        ),
+    ] = None,
+    region: Annotated[str | None, typer.Option("--region", help="Region of a cluster given by name.")] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Also write a text for a bug report, without secrets."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this head node, and the cluster behind it, against what the kit assumes; exit code 1 if anything differs.
+
+    Changes nothing: it writes a few small files below cluster.root, and removes them.
+    """
+    if cluster is not None:
+        if run_file or overrides or nodes:
+            raise UserError("--cluster looks from outside", "leave the run file, --set and --nodes out")
+        rows, text = _outside(cluster, region, profile)
+    else:
+        rows, text = _inside(run_file, overrides or (), nodes)
+    if report is not None:
+        report.write_text(text, encoding="utf-8")
+    _show(rows, as_json)
+    raise typer.Exit(1 if any(row.verdict == "differs" for row in rows) else 0)
+
+
+def _inside(run_file: str | None, overrides: Sequence[str], nodes: bool) -> "tuple[list[Diagnosis], str]":
+    """The rows and the report of this head node."""
+    from hyperpod_ft.config import run_file as run_files  # noqa: PLC0415 - --help starts fast
+    from hyperpod_ft.config.sections.cluster import Cluster  # noqa: PLC0415
+    from hyperpod_ft.doctor import head_node, report  # noqa: PLC0415
+    from hyperpod_ft.doctor.assumed import Assumed  # noqa: PLC0415
+
+    config = run_files.load(run_files.find(run_file), overrides) if run_file else None
+    if overrides and config is None:
+        raise UserError("--set changes a run file", "give one, or the name of a recipe")
+    assumed = Assumed.of(config, Path(config.cluster.root if config else Cluster().root))
+    rows = head_node.inside(assumed, nodes)
+    return rows, report.text(rows, assumed)
+
+
+def _outside(reference: str, region: str | None, profile: str | None) -> "tuple[list[Diagnosis], str]":
+    """The rows and the report of a cluster."""
+    from hyperpod_ft.aws import cluster_reference  # noqa: PLC0415 - --help starts fast
+    from hyperpod_ft.aws.commands import Commands  # noqa: PLC0415
+    from hyperpod_ft.cli import tables  # noqa: PLC0415
+    from hyperpod_ft.doctor import outside, report  # noqa: PLC0415
+
+    target = cluster_reference.find(reference, region)
+    rows = outside.cluster(Commands.of(target, profile, tables.progress))
+    return rows, report.text(rows)
+
+
+def _show(rows: "Sequence[Diagnosis]", as_json: bool) -> None:
+    if as_json:
+        import json  # noqa: PLC0415
+        from dataclasses import asdict  # noqa: PLC0415
+
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    from hyperpod_ft.cli import tables  # noqa: PLC0415
+
+    table = tables.table("assumption", "")
+    for row in rows:
+        table.add_row(row.name, tables.clip(str(row), 1000))
+    tables.console().print(table)
+    verdicts = [row.verdict for row in rows]
+    print(f"{verdicts.count('ok')} ok, {verdicts.count('differs')} differ, {verdicts.count('cannot tell')} cannot tell")

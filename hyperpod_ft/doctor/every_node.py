@@ -1,0 +1,108 @@
+"""`doctor --nodes`: a small job on every node that takes jobs, and what the nodes say, compared."""
+
+import fcntl
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+
+from hyperpod_ft.doctor.assumed import Assumed
+from hyperpod_ft.doctor.diagnosis import Diagnosis, differs, ok, unknown
+from hyperpod_ft.doctor.node import NodeDiagnoses
+from hyperpod_ft.doctor.volume import scratch
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.job.health import problems, replacement
+from hyperpod_ft.launch.slurm_site import SlurmNode
+from hyperpod_ft.shipped import PACKAGE
+
+_CLOCK_SECONDS = 60  # munge refuses what is 5 minutes old; tasks of a large job start seconds apart
+
+
+def every_node(assumed: Assumed) -> list[Diagnosis]:
+    """A diagnosis of each node, with all that differs there, and those that compare nodes.
+
+    Raises UserError when Slurm does not answer or the volume cannot be written to.
+    """
+    nodes = {node.name: node for node in reversed(assumed.nodes)}  # of several partitions, the first
+    free = [node for node in nodes.values() if node.takes_jobs]
+    by_partition = [
+        [*group] for _, group in groupby(sorted(free, key=lambda it: it.partition), lambda it: it.partition)
+    ]
+    with scratch(assumed.writable) as directory, (directory / "probe").open("w") as probe:
+        fcntl.flock(probe, fcntl.LOCK_EX)
+        with ThreadPoolExecutor() as pool:
+            answers = [*pool.map(lambda group: _ask(assumed, group, directory / "probe"), by_partition)]
+    told = {said.node: said for found, _ in answers for said in found}
+    silent = {node.name: why for (_, why), group in zip(answers, by_partition, strict=True) for node in group}
+    rows = [_of_node(node, told.get(node.name), silent.get(node.name, "")) for node in nodes.values()]
+    return [*sorted(rows, key=lambda row: row.name), *_compared(assumed, sorted(told.values(), key=lambda it: it.node))]
+
+
+def _ask(assumed: Assumed, nodes: Sequence[SlurmNode], probe: Path) -> tuple[list[NodeDiagnoses], str]:
+    """What these nodes of one partition say, and why others say nothing."""
+    config, training = assumed.config, nodes[0].partition == assumed.training_partition
+    instance_type = config.cluster.instance_type if config and training else ""
+    count = config.cluster.nodes if config else 1
+    command = [sys.executable, "-m", "hyperpod_ft.doctor.node"]
+    command += [str(probe), instance_type, str(count), assumed.environment_name or ""]
+    options = [f"--export=ALL,PYTHONPATH={PACKAGE.parent}"]
+    if config:
+        cluster = config.cluster
+        chosen = {"account": cluster.account, "qos": cluster.qos, "reservation": cluster.reservation}
+        options += [f"--{name}={value}" for name, value in chosen.items() if value]
+    try:
+        output, errors = assumed.site.on_nodes(nodes, command, options)
+    except UserError as error:
+        return [], str(error)
+    said = [NodeDiagnoses.of(json.loads(line)) for line in output.splitlines() if line.startswith("{")]
+    return said, _first_message(errors)
+
+
+def _first_message(errors: str) -> str:
+    """The first line of srun's messages that says more than that a task ended."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip() and "Exited with exit code" not in line]
+    return lines[0] if lines else "its task printed nothing"
+
+
+def _of_node(node: SlurmNode, said: NodeDiagnoses | None, why_silent: str) -> Diagnosis:
+    name = f"node {node.name}"
+    if said is None and not node.takes_jobs:
+        return unknown(name, f"it is {node.state}, so that no job was sent to it")
+    if said is None:
+        remedy = "the kit must be on a volume that every node mounts, and the node start jobs: see slurmd's log there"
+        return differs(name, f"no answer: {why_silent}", remedy)
+    if wrong := [row for row in said.rows if row.verdict == "differs"]:
+        found = "; ".join(f"{row.name}: {row.found}" for row in wrong)
+        return differs(name, found, "; ".join(dict.fromkeys(row.remedy for row in wrong)))
+    unclear = [row.name for row in said.rows if row.verdict == "cannot tell"]
+    return ok(name, ", ".join(row.name for row in said.rows if row.verdict == "ok") + _but(unclear))
+
+
+def _but(unclear: Sequence[str]) -> str:
+    return f"; cannot tell: {', '.join(unclear)}" if unclear else ""
+
+
+def _compared(assumed: Assumed, said: Sequence[NodeDiagnoses]) -> Iterator[Diagnosis]:
+    """Clocks; and what the health check before training finds, on the training nodes."""
+    if len(said) > 1:
+        spread = max(one.time for one in said) - min(one.time for one in said)
+        if spread > _CLOCK_SECONDS:
+            latest = max(said, key=lambda one: one.time).node
+            yield differs("clocks of nodes", f"{spread:.0f} s apart; {latest} is ahead", "synchronize them: chronyc")
+        else:
+            yield ok("clocks of nodes", f"within {spread:.1f} s, with the time that the tasks took to start")
+    reports = [one.report for one in said if one.report]
+    if assumed.instance and reports:
+        found = problems(reports, assumed.instance, replacement)
+        for problem in found:
+            what, _, remedy = problem.rpartition("; ")
+            yield differs("health", what, remedy)
+        if not found:
+            counts = Counter(report.devices for report in reports if report.devices is not None)
+            shown = ", ".join(f"{devices} devices on {nodes} nodes" for devices, nodes in counts.items())
+            yield ok(
+                "health", f"{len(reports)} training nodes of {assumed.instance.name}" + (f", {shown}" if shown else "")
+            )

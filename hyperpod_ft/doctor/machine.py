@@ -1,0 +1,83 @@
+"""Assumptions about this machine: its clock, its temporary files, and the names that it must resolve."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from urllib.parse import urlsplit
+
+from hyperpod_ft.config.sources import kind_of
+from hyperpod_ft.doctor.assumed import Assumed
+from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, ok, unknown
+from hyperpod_ft.job.health import TEMPORARY_GIB
+
+_HUB = "https://huggingface.co"
+
+
+def assumptions(assumed: Assumed) -> list[Assumption]:
+    return [
+        Assumption("clock", clock),
+        Assumption("temporary files", temporary),
+        Assumption("names", lambda: _names(assumed)),
+    ]
+
+
+def clock() -> Diagnosis:
+    """munge, TLS and AWS's signatures fail when clocks differ by minutes."""
+    try:
+        done = subprocess.run(
+            ["timedatectl", "show", "--property=NTPSynchronized", "--value"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return unknown("clock", "no timedatectl that answers")
+    answer = done.stdout.strip()
+    if answer not in ("yes", "no"):
+        return unknown("clock", "timedatectl gives no answer")
+    if answer == "no":
+        return differs("clock", "is not synchronized", "see `timedatectl timesync-status` or `chronyc tracking`")
+    return ok("clock", "is synchronized")
+
+
+def temporary() -> Diagnosis:
+    place = tempfile.gettempdir()
+    free = shutil.disk_usage(place).free / 2**30
+    if free < TEMPORARY_GIB:
+        return differs(
+            "temporary files", f"{free:.1f} GiB free in {place}, less than {TEMPORARY_GIB}", "free some space"
+        )
+    return ok("temporary files", f"{free:.1f} GiB free in {place}")
+
+
+def _names(assumed: Assumed) -> Diagnosis:
+    """The hosts that stages env and download ask. No connection is made."""
+    hosts = sorted({host for url in _urls(assumed) if (host := urlsplit(url).hostname)})
+    if assumed.config is None:
+        return unknown("names", "which hosts a run asks depends on its sources", "give a run file")
+    if not hosts:
+        return ok("names", "the run file names no host")
+    lost = [host for host in hosts if not _resolves(host)]
+    if lost:
+        return differs("names", f"cannot resolve {', '.join(lost)}", "check /etc/resolv.conf and the VPC's DNS support")
+    return ok("names", f"resolves {', '.join(hosts)}")
+
+
+def _urls(assumed: Assumed) -> list[str]:
+    config = assumed.config
+    if config is None:
+        return []
+    sources = (config.model.source, config.dataset.source)
+    hub = [os.environ.get("HF_ENDPOINT", _HUB)] if "hub" in map(kind_of, sources) else []
+    return [*hub, *config.env.package_repositories]
+
+
+def _resolves(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False

@@ -1,0 +1,93 @@
+"""Look at one node, as a task of the job that `doctor --nodes` starts:
+
+    python -m hyperpod_ft.doctor.node PROBE INSTANCE_TYPE NODES ENVIRONMENT
+
+PROBE is a file on the shared volume that the head node holds locked. Prints one line of JSON (`NodeDiagnoses`), with
+the report of the health check before training. An empty INSTANCE_TYPE or ENVIRONMENT leaves out what depends on it.
+"""
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.doctor import machine, slurm, volume
+from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, examine, ok, unknown
+from hyperpod_ft.job.job_step import JobStep
+from hyperpod_ft.job.node_report import NodeReport, observe
+from hyperpod_ft.launch.slurm_site import SlurmSite
+from hyperpod_ft.planning.pins import NEURON_DRIVERS
+
+
+@dataclass(frozen=True)
+class NodeDiagnoses:
+    """What a node says about itself. `time` is its clock's, in seconds since the epoch."""
+
+    node: str
+    time: float
+    rows: tuple[Diagnosis, ...]
+    report: NodeReport | None  # of its devices, packages and disks; None without an instance type
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> "NodeDiagnoses":
+        report = None if values["report"] is None else NodeReport.of(values["report"])
+        return cls(values["node"], values["time"], tuple(Diagnosis(**row) for row in values["rows"]), report)
+
+
+def look(probe: Path, instance_type: str, nodes: int, environment: str) -> NodeDiagnoses:
+    """The diagnoses of this node."""
+    rows = examine(
+        [
+            Assumption("volume", lambda: shared(probe)),
+            Assumption("locks", lambda: volume.locks(probe.parent)),
+            Assumption("clock", machine.clock),
+            Assumption("temporary files", machine.temporary),
+            Assumption("auto-resume", lambda: slurm.auto_resume(SlurmSite())),
+        ]
+    )
+    report = observe(CATALOGUE[instance_type], nodes, probe.parent) if instance_type else None
+    if report and environment in NEURON_DRIVERS and report.versions is not None:
+        rows.append(driver(report.versions.get("neuron driver", ""), environment))
+    return NodeDiagnoses(JobStep.from_environment().node, time.time(), tuple(rows), report)
+
+
+def shared(probe: Path) -> Diagnosis:
+    """The head node's file is here, and so is its lock."""
+    if not probe.exists():
+        return differs(
+            "volume", f"{probe.parent.parent} is not the head node's volume", "mount the same file system on this node"
+        )
+    with probe.open("a") as stream:
+        if not volume.is_locked(stream.fileno()):
+            return differs("volume", "a lock of the head node does not hold here", volume.REMOUNT)
+    return ok("volume", "the head node's files and locks are seen")
+
+
+def driver(version: str, environment: str) -> Diagnosis:
+    """The driver is that of the environment's SDK, or newer."""
+    wanted = NEURON_DRIVERS[environment]
+    if not version:
+        return unknown("Neuron driver", "modinfo shows no version of module neuron")
+    if _numbers(version) < _numbers(wanted):
+        return differs(
+            "Neuron driver",
+            f"{version} is older than {wanted}, which AWS released with the SDK of {environment}",
+            "hyperpod-ft cluster update (docs/cluster-day-two.md), or choose an older env.sdk",
+        )
+    return ok("Neuron driver", f"{version}, not older than {wanted} of {environment}")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".") if number.isdecimal()]
+
+
+def main() -> None:
+    probe, instance_type, nodes, environment = sys.argv[1:]
+    print(json.dumps(asdict(look(Path(probe), instance_type, int(nodes), environment))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

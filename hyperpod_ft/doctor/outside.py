@@ -1,0 +1,82 @@
+"""`doctor --cluster`: a cluster from outside, with the caller's AWS credentials."""
+
+from collections.abc import Iterator
+
+from hyperpod_ft.aws.commands import Commands
+from hyperpod_ft.aws.findings import Finding
+from hyperpod_ft.aws.hyperpod.api import IN_SERVICE, Cluster, GroupState
+from hyperpod_ft.aws.hyperpod.nodes import Node, tally
+from hyperpod_ft.aws.session import explained
+from hyperpod_ft.aws.ssh import ssm
+from hyperpod_ft.aws.validation.quota_checks import limits_of
+from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, examine, ok, unknown
+
+
+def cluster(commands: Commands) -> list[Diagnosis]:
+    """A cluster's state and quotas; with its cluster file, instead of quotas all that `cluster validate` checks.
+
+    Raises UserError if there is no such cluster, or AWS does not answer.
+    """
+    found, nodes = commands.status()
+    account = Assumption("validate", lambda: _validated(commands))
+    if commands.target.config is None:
+        account = Assumption("quotas", lambda: _quotas(commands, found))
+    return [*examine([Assumption("programs for ssh", _programs)]), *_state(found, nodes), *examine([account])]
+
+
+def _programs() -> Diagnosis:
+    ssm.require("aws", "session-manager-plugin", "ssh")
+    return ok("programs for ssh", "aws, session-manager-plugin, ssh")
+
+
+def _state(found: Cluster, nodes: list[Node]) -> Iterator[Diagnosis]:
+    if found.status == IN_SERVICE:
+        yield ok("cluster", f"{found.name} is {found.status}")
+    else:
+        why = f": {found.failure}" if found.failure else ""
+        yield differs("cluster", f"{found.name} is {found.status}{why}", f"see hyperpod-ft cluster status {found.name}")
+    yield from (_group(found, group, [node for node in nodes if node.group == group.name]) for group in found.groups)
+
+
+def _group(found: Cluster, group: GroupState, nodes: list[Node]) -> Diagnosis:
+    row = f"group {group.name}"
+    what = f"{group.current} of {group.target} {group.instance_type}: {tally(nodes) or 'no nodes'}"
+    if failed := [node for node in nodes if node.failed]:
+        remedy = f"see hyperpod-ft cluster logs {found.name} --node {failed[0].instance_id}"
+        return differs(row, f"{what}; {failed[0].instance_id}: {failed[0].message or 'failed'}", remedy)
+    if group.current != group.target:
+        why = next((f"; {node.message}" for node in nodes if node.message), "")
+        return differs(row, what + why, "HyperPod keeps requesting the others; AWS may have no capacity")
+    return ok(row, what)
+
+
+def _validated(commands: Commands) -> Iterator[Diagnosis]:
+    config = commands.target.config
+    assert config is not None
+    checked = commands.validate(config)
+    # that the cluster exists is the point here, not a warning
+    yield from (_finding(found) for found in checked.findings if (found.severity, found.field) != ("warning", "name"))
+    yield ok("validate", f"{len(checked.done)} checks: {', '.join(checked.done)}")
+    yield from (unknown("validate", skipped) for skipped in checked.skipped)
+
+
+def _finding(found: Finding) -> Diagnosis:
+    if found.severity == "error":
+        return differs(found.field, found.problem, found.fix)
+    return unknown(found.field, found.problem, found.fix)
+
+
+def _quotas(commands: Commands, found: Cluster) -> Iterator[Diagnosis]:
+    """The quota of each instance type, against what this cluster has."""
+    with explained("quotas"):
+        limits = limits_of(commands.session.client("service-quotas"), "sagemaker")
+    for name in dict.fromkeys(group.instance_type for group in found.groups):
+        wanted = sum(group.target for group in found.groups if group.instance_type == name)
+        quota, row = f"{name} for cluster usage", f"quota of {name}"
+        if quota not in limits:
+            yield unknown(row, f"Service Quotas does not list `{quota}`")
+        elif limits[quota]["Value"] < wanted:
+            what = f"`{quota}` is {limits[quota]['Value']:g}, and this cluster wants {wanted}"
+            yield differs(row, what, "request an increase in the Service Quotas console")
+        else:
+            yield ok(row, f"{limits[quota]['Value']:g}, of which this cluster wants {wanted}")

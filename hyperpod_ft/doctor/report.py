@@ -1,0 +1,45 @@
+"""The diagnoses as a text for a bug report, without secrets."""
+
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hyperpod_ft import __version__
+from hyperpod_ft.config import yaml_text
+from hyperpod_ft.config.fields import SECRET_VALUE
+from hyperpod_ft.config.sections.cluster import SECRET_NAME
+from hyperpod_ft.doctor.assumed import Assumed
+from hyperpod_ft.doctor.diagnosis import Diagnosis
+from hyperpod_ft.runs.records import utc_now
+
+_ACCOUNT = re.compile(r"\b\d{12}\b")
+_SHORTEST_SECRET = 6  # shorter values of variables may be in any text
+
+
+def text(rows: Sequence[Diagnosis], assumed: Assumed | None = None) -> str:
+    """The report. `assumed` None: of a cluster from outside."""
+    lines = [f"hyperpod-ft {__version__} doctor, {utc_now()}", f"{_system()}, Python {platform.python_version()}", ""]
+    lines += [f"{row.name}: {row}" for row in rows]
+    if assumed and assumed.config:
+        lines += ["", "cluster:", yaml_text.dump(assumed.config.cluster), "env:", yaml_text.dump(assumed.config.env)]
+    return without_secrets("\n".join(lines).rstrip() + "\n", os.environ)
+
+
+def _system() -> str:
+    release = Path("/etc/os-release")
+    names = (
+        dict(line.split("=", 1) for line in release.read_text().splitlines() if "=" in line) if release.exists() else {}
+    )
+    return f"{names.get('PRETTY_NAME', platform.system()).strip(chr(34))}, Linux {platform.release()}"
+
+
+def without_secrets(report: str, environment: Mapping[str, str]) -> str:
+    """The text without tokens, passwords in URLs, AWS keys and account numbers, nor the values of secret variables."""
+    secrets = [value for name, value in environment.items() if SECRET_NAME.search(name)]
+    for value in sorted(secrets, key=len, reverse=True):
+        if len(value) >= _SHORTEST_SECRET:
+            report = report.replace(value, "...")
+    report = SECRET_VALUE.sub(lambda found: "://...@" if found[0].startswith("://") else "...", report)
+    return _ACCOUNT.sub("<account>", report)

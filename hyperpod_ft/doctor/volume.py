@@ -1,0 +1,136 @@
+"""Assumptions about the shared volume: torch, pip and this kit lock, rename and fsync files there.
+
+Files are written in a directory of its own below `cluster.root`, or its closest parent that exists, and removed.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hyperpod_ft import publish
+from hyperpod_ft.doctor.assumed import Assumed
+from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, ok, unknown
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.job.health import VOLUME_GIB
+from hyperpod_ft.job.interpreters import NEURON_DISK_GB
+
+_OF_ONE_MACHINE = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "squashfs", "f2fs")
+REMOUNT = "mount it with flock: mount -o remount,flock, and FsxLustreConfig or /etc/fstab"
+
+
+def assumptions(assumed: Assumed) -> list[Assumption]:
+    return [
+        Assumption("cluster.root", lambda: _root(assumed)),
+        Assumption("volume", lambda: _kind(assumed)),
+        Assumption("locks", lambda: locks(assumed.writable)),
+        Assumption("rename and fsync", lambda: renames(assumed.writable)),
+        Assumption("free space", lambda: _space(assumed)),
+    ]
+
+
+@contextmanager
+def scratch(parent: Path) -> Iterator[Path]:
+    """A directory below `parent`, removed afterwards. Raises UserError if `parent` cannot be written to."""
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=".hyperpod-ft-doctor-", dir=parent))
+    except OSError as error:
+        raise UserError(f"{parent}: cannot be written to: {error.strerror}", "choose another cluster.root") from error
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _root(assumed: Assumed) -> Diagnosis:
+    place = assumed.writable
+    if os.access(place, os.W_OK | os.X_OK):
+        what = "is writable" if place == assumed.root else f"does not exist yet; {place} is writable"
+        return ok("cluster.root", f"{assumed.root} {what}")
+    return differs(
+        "cluster.root",
+        f"{assumed.root} cannot be made: {place} is not writable for this user",
+        f"sudo install -d -o $USER {assumed.root}, or set cluster.root to a directory of yours",
+    )
+
+
+def _kind(assumed: Assumed) -> Diagnosis:
+    kind, options = mount_of(assumed.writable.resolve(), Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+    if "localflock" in options:
+        return differs("volume", f"{kind} with localflock: locks hold on one node only", REMOUNT)
+    if kind not in _OF_ONE_MACHINE:
+        return ok("volume", f"{assumed.writable} is on {kind}")
+    what = f"{assumed.writable} is on {kind}, a disk of this machine"
+    try:
+        addresses = {node.address for node in assumed.nodes}
+    except UserError:
+        return unknown("volume", what, "other nodes would not see it")
+    if all(address.startswith("127.") or address in (os.uname().nodename, "localhost") for address in addresses):
+        return ok("volume", f"{what}, as all nodes are")
+    return differs("volume", f"{what}: other nodes do not see it", "set cluster.root to a directory of /fsx")
+
+
+def mount_of(path: Path, mountinfo: str) -> tuple[str, set[str]]:
+    """The kind of file system that holds a path, and its options, from /proc/self/mountinfo."""
+    found, length = ("unknown", set[str]()), -1
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, rest = before.split(), after.split()
+        where = Path(fields[4].replace("\\040", " "))
+        if path.is_relative_to(where) and len(where.parts) >= length:
+            found, length = (rest[0], {*fields[5].split(","), *rest[-1].split(",")}), len(where.parts)
+    return found
+
+
+def locks(place: Path) -> Diagnosis:
+    """A file that is locked cannot be locked a second time."""
+    with scratch(place) as directory:
+        file = directory / "lock"
+        try:
+            with file.open("w") as first, file.open("w") as second:
+                fcntl.flock(first, fcntl.LOCK_EX)
+                held = is_locked(second.fileno())
+        except OSError as error:
+            return differs("locks", f"flock fails on {place}: {error.strerror}", REMOUNT)
+    if not held:
+        return differs("locks", f"flock on {place} lets two hold a lock", REMOUNT)
+    return ok("locks", f"flock works on {place}")
+
+
+def is_locked(descriptor: int) -> bool:
+    """Whether another open file holds the lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def renames(place: Path) -> Diagnosis:
+    """A file replaces another whole, and both it and its directory can be synced."""
+    row = "rename and fsync"
+    with scratch(place) as directory:
+        try:
+            for text in ("first", "second"):
+                publish.write_text(directory / "file", text)
+            made = directory / "directory"
+            with publish.new_directory(made) as partial:
+                (partial / "file").write_text("whole", encoding="utf-8")
+            texts = [path.read_text(encoding="utf-8") for path in (directory / "file", made / "file")]
+        except OSError as error:
+            return differs(row, f"{place}: {error.strerror}", "use a file system with POSIX's rename and fsync")
+    if texts != ["second", "whole"]:
+        return differs(row, f"{place} returned other content than was written", "have the file system checked")
+    return ok(row, f"work on {place}")
+
+
+def _space(assumed: Assumed) -> Diagnosis:
+    free = shutil.disk_usage(assumed.writable).free
+    needed = max(VOLUME_GIB * 2**30, NEURON_DISK_GB * 1e9 if assumed.environment_name else 0)
+    found = f"{free / 2**30:.1f} GiB free on {assumed.writable}"
+    if free < needed:
+        return differs("free space", f"{found}, less than {needed / 2**30:.0f}", "free some space; see `quota`")
+    return ok("free space", found)

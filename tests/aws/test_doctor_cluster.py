@@ -1,0 +1,42 @@
+"""`hyperpod-ft doctor --cluster`, as users run it, against the server that stands in for AWS (server.py)."""
+
+import json
+
+from tests.aws.kit import NAME, Kit
+
+
+def verdicts(kit: Kit, *arguments: str, status: int = 0) -> dict[str, str]:
+    rows = json.loads(kit.run_any("doctor", "--cluster", *arguments, "--json", status=status))
+    return {row["name"]: row["verdict"] for row in rows}
+
+
+def test_a_cluster_from_outside(kit: Kit) -> None:
+    kit.run("create")
+    by_name = verdicts(kit, NAME, "--region", kit.aws.region)
+    assert by_name.pop("programs for ssh") in ("ok", "cannot tell")
+    assert by_name == dict.fromkeys(
+        [
+            *("cluster", "group controller-machine", "group worker-group-1"),
+            *("quota of ml.c5.xlarge", "quota of ml.trn1.32xlarge"),
+        ],
+        "ok",
+    )
+    by_file = verdicts(kit, "cluster.yaml")
+    assert by_file["validate"] == "ok"
+    assert "differs" not in by_file.values()
+
+    kit.run_any("doctor", "--cluster", NAME, "--region", kit.aws.region, "--report", "report.txt")
+    report = (kit.directory / "report.txt").read_text()
+    assert "worker-group-1" in report
+    assert "123456789012" not in report
+
+    kit.aws.scenario(capacity={"ml.trn1.32xlarge": 1})
+    kit.run("scale", NAME, "worker-group-1", "2", "--region", kit.aws.region, "--no-wait")
+    kit.aws.scenario(capacity={"ml.trn1.32xlarge": 1}, quotas={"ml.trn1.32xlarge for cluster usage": 1})
+    by_name = verdicts(kit, NAME, "--region", kit.aws.region, status=1)
+    assert by_name["group worker-group-1"] == "differs"
+    assert by_name["quota of ml.trn1.32xlarge"] == "differs"
+    assert verdicts(kit, "cluster.yaml", status=1)["group worker-group-1"] == "differs"
+
+    assert "no cluster 'other'" in kit.run_any("doctor", "--cluster", "other", "--region", kit.aws.region, status=2)
+    assert "leave the run file" in kit.run_any("doctor", "quickstart", "--cluster", NAME, status=2)

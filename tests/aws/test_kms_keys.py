@@ -1,0 +1,82 @@
+"""Keys of the customer, from the cluster file to file system, bucket, volumes and the permissions to use them."""
+
+import dataclasses
+
+import pytest
+
+from hyperpod_ft.aws.hyperpod import requests
+from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.stack.stack import StackParameters, deploy
+from hyperpod_ft.aws.validation.validate import validate_offline
+from tests.aws.account_place import ROLE_ACTIONS, Place, allow, check, clients, config, of, only
+from tests.aws.conftest import REGION, Aws
+from tests.aws.permissions import evaluate, role_statements
+
+
+def key(aws: Aws, **more: str) -> str:
+    made: str = clients(aws)("kms").create_key(**more)["KeyMetadata"]["Arn"]
+    return made
+
+
+def test_file_system_bucket_and_volumes_have_them_and_the_role_may_use_them(aws: Aws) -> None:
+    volumes, fsx, bucket = key(aws), key(aws), key(aws)
+    file = config(kms_keys={"volumes": volumes, "fsx": fsx, "bucket": bucket})
+    assert validate_offline(file).findings == ()
+    assert check(aws, kms_keys=file.kms_keys.model_dump()).findings == ()
+    resources = deploy(Session(region=REGION), StackParameters.of(file), poll_seconds=0.02)
+
+    (volume,) = aws.client("fsx").describe_file_systems()["FileSystems"]
+    assert volume["KmsKeyId"] == fsx
+    answer = aws.client("s3").get_bucket_encryption(Bucket=resources.bucket)
+    (rule,) = answer["ServerSideEncryptionConfiguration"]["Rules"]
+    default = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": bucket}
+    assert (rule["ApplyServerSideEncryptionByDefault"], rule["BucketKeyEnabled"]) == (default, True)
+
+    statements = role_statements(aws.client("iam"), resources.role_arn.rpartition("/")[2])
+    for_objects, for_volumes = {"kms:Decrypt", "kms:GenerateDataKey"}, {"kms:CreateGrant", "kms:DescribeKey"}
+    for arn, actions in ((volumes, for_volumes), (fsx, set()), (bucket, for_objects)):
+        assert {each for each in for_objects | for_volumes if evaluate(statements, each, arn, {})[0]} == actions
+
+    aws.client("s3").put_object(Bucket=resources.bucket, Key="lifecycle/1/provision.sh", Body=b"#!/bin/bash\n")
+    request = requests.create_cluster(file, resources, f"s3://{resources.bucket}/lifecycle/1")
+    aws.client("sagemaker").create_cluster(**request)
+    described = aws.client("sagemaker").describe_cluster(ClusterName="demo")["InstanceGroups"]
+    assert all(volumes in str(group["InstanceStorageConfigs"]) for group in described)
+
+
+def test_without_keys_aws_encrypts_with_its_own(aws: Aws) -> None:
+    resources = deploy(Session(region=REGION), StackParameters.of(config()), poll_seconds=0.02)
+    answer = aws.client("s3").get_bucket_encryption(Bucket=resources.bucket)
+    (rule,) = answer["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
+
+
+def test_the_key_of_a_file_system_does_not_change(aws: Aws) -> None:
+    """CloudFormation would replace the file system by an empty one."""
+    mine, other = key(aws), key(aws)
+    parameters = dataclasses.replace(StackParameters.of(config()), fsx_key=mine)
+    deploy(Session(region=REGION), parameters, poll_seconds=0.02)
+    assert check(aws, kms_keys={"fsx": mine}).findings == ()
+    for changed in ({}, {"fsx": other}):
+        finding = only(check(aws, kms_keys=changed).findings)
+        assert (finding.severity, finding.field) == ("error", "kms_keys.fsx")
+        assert f"set {mine}, or choose another name" in finding.fix
+
+
+def test_keys_that_nothing_can_use(aws: Aws) -> None:
+    kms = clients(aws)("kms")
+    there, off, pair = key(aws), key(aws), key(aws, KeySpec="RSA_2048", KeyUsage="ENCRYPT_DECRYPT")
+    kms.disable_key(KeyId=off.rpartition("/")[2])  # moto takes no ARN here
+    missing = there.rpartition("/")[0] + "/00000000-0000-4000-8000-000000000000"
+    for arn, problem in ((missing, "no key arn"), (off, "is Disabled"), (pair, "is a key of kind RSA_2048")):
+        finding = only(check(aws, kms_keys={"bucket": arn, "fsx": there}).findings)
+        assert (finding.severity, finding.field) == ("error", "kms_keys.bucket")
+        assert problem in finding.problem
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_an_existing_role_must_be_able_to_use_the_key_of_the_volumes(place: Place, allowed: bool) -> None:
+    if allowed:
+        allow(clients(place.aws)("iam"), "hyperpod", *ROLE_ACTIONS, "kms:CreateGrant", "kms:DescribeKey")
+    findings = of(place.check(kms_keys={"volumes": key(place.aws)}), "existing.execution_role_arn")
+    assert ["may not kms:CreateGrant, kms:DescribeKey" in finding.problem for finding in findings] == [True][allowed:]

@@ -1,0 +1,259 @@
+"""The commands that change a running cluster, as users run them, against the server that stands in for AWS."""
+
+import json
+import shlex
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.aws.clusters import FIRST_IMAGE, NEWEST_IMAGE
+from tests.aws.kit import NAME, ROOT, Kit
+
+WORKERS = "worker-group-1"
+
+
+def group(kit: Kit, name: str = WORKERS) -> dict[str, Any]:
+    described = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)
+    (found,) = [one for one in described["InstanceGroups"] if one["InstanceGroupName"] == name]
+    assert isinstance(found, dict)
+    return found
+
+
+def operations(kit: Kit) -> list[str]:
+    return [operation for service, operation in kit.aws.requests() if service == "sagemaker"]
+
+
+@pytest.fixture
+def cluster(kit: Kit) -> Kit:
+    """Three workers in a running cluster."""
+    kit.configure(workers=[{"name": WORKERS, "instance_type": "ml.trn1.32xlarge", "count": 3, "partition": "trn1"}])
+    kit.run("create")
+    return kit
+
+
+class Controller:
+    """What the controller answers through SSM: programs that stand in for Slurm's, and a shared volume."""
+
+    def __init__(self, kit: Kit, directory: Path) -> None:
+        self.kit, self.shared = kit, directory / "fsx"
+        (instance,) = [node["instance_id"] for node in kit.json("nodes") if node["group"] == "controller-machine"]
+        self.bin = directory / "nodes" / instance / "bin"
+        programs = directory / "programs"
+        for path in (self.bin, programs, self.shared):
+            path.mkdir(parents=True)
+        run = f"cd {shlex.quote(str(ROOT))} && exec {shlex.quote(sys.executable)} -m tests.aws.aws_cli"
+        _program(programs / "aws", f'{run} "$@"')
+        _program(programs / "session-manager-plugin", "exit 1")
+        _program(self.bin / "sudo", 'shift; exec "$@"')
+        kit.environment |= {"PATH": f"{programs}:{kit.environment['PATH']}", "NODES": str(directory / "nodes")}
+
+    def program(self, name: str, text: str) -> None:
+        _program(self.bin / name, text)
+
+    def states(self, **states: str) -> None:
+        """Slurm's states of workers by their number, 0 to 2; a node is listed once for each of its partitions."""
+        hosts = [node["hostname"] for node in self.kit.json("nodes") if node["group"] == WORKERS]
+        lines = [f"{hosts[int(number[1:])]}={state}" for number, state in states.items()]
+        self.program("sinfo", "\n".join(f"echo {line}" for line in [*lines, *lines]))
+
+
+def _program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def controller(cluster: Kit, tmp_path: Path) -> Controller:
+    return Controller(cluster, tmp_path)
+
+
+def test_scaling_up_changes_nothing_but_the_count(cluster: Kit) -> None:
+    """UpdateCluster would replace the group's settings by those that the kit knows of."""
+    cluster.run("scale", NAME, WORKERS, "4")
+    assert len(cluster.workers()) == 4
+    assert "BatchAddClusterNodes" in operations(cluster)
+    assert "UpdateCluster" not in operations(cluster)
+    assert "4 instances already" in cluster.run("scale", NAME, WORKERS, "4")
+
+
+def test_many_instances_are_added_in_requests_of_fifty(cluster: Kit) -> None:
+    cluster.aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 200})
+    cluster.run("scale", NAME, WORKERS, "60", "--no-wait")
+    assert operations(cluster).count("BatchAddClusterNodes") == 2
+    assert group(cluster)["TargetCount"] == 60
+
+
+def test_scaling_beyond_the_quota_is_refused_in_one_line(cluster: Kit) -> None:
+    cluster.aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 3})
+    assert "ResourceLimitExceeded" in cluster.run("scale", NAME, WORKERS, "4", status=2)
+
+
+def test_without_continuous_provisioning_a_group_is_updated(kit: Kit) -> None:
+    kit.configure(continuous_provisioning=False)
+    kit.run("create")
+    kit.run("scale", NAME, WORKERS, "2")
+    assert "BatchAddClusterNodes" not in operations(kit)
+    assert len(kit.workers()) == 2
+
+
+def test_a_node_is_rebooted_and_stays_the_same(cluster: Kit) -> None:
+    worker, *_ = before = cluster.workers()
+    assert "--yes" in cluster.run("reboot-node", NAME, worker, status=2)
+    cluster.run("reboot-node", NAME, worker, "--yes")
+    assert cluster.workers() == before
+    assert "BatchRebootClusterNodes" in operations(cluster)
+    assert "no node 'i-1'" in cluster.run("reboot-node", NAME, "i-1", "--yes", status=2)
+
+
+def test_named_nodes_are_deleted_and_the_group_gets_smaller(cluster: Kit) -> None:
+    first, second, third = cluster.workers()
+    assert "--yes" in cluster.run("delete-node", NAME, first, status=2)
+    hosts = {node["instance_id"]: node["hostname"] for node in cluster.json("nodes")}
+    after = cluster.run("delete-node", NAME, first, hosts[third], "--yes", "--json")
+    assert cluster.workers() == [second]
+    assert group(cluster)["TargetCount"] == 1
+    assert json.loads(after[after.index("{") :])["complete"]
+
+
+def test_the_controller_is_neither_deleted_nor_patched_automatically(cluster: Kit) -> None:
+    (node,) = [one["instance_id"] for one in cluster.json("nodes") if one["group"] == "controller-machine"]
+    for command in (
+        ["delete-node", NAME, node],
+        ["delete-group", NAME, "controller-machine"],
+        ["auto-patch", NAME, "WhenIdle", "--group", "controller-machine"],
+    ):
+        assert "controller-machine is the controller group" in cluster.run(*command, "--yes", status=2)
+    assert group(cluster, "controller-machine")["TargetCount"] == 1
+
+
+def test_which_nodes_to_delete_must_be_said_in_one_way(cluster: Kit) -> None:
+    for arguments in ([], ["--group", WORKERS], ["--count", "1"], ["i-1", "--group", WORKERS, "--count", "1"]):
+        assert "which nodes?" in cluster.run("delete-node", NAME, *arguments, status=2)
+
+
+def test_nodes_that_run_no_job_are_chosen(controller: Controller) -> None:
+    kit = controller.kit
+    first, second, third = kit.workers()
+    controller.states(_0="allocated", _1="idle", _2="down*")
+    chosen = ["delete-node", NAME, "--group", WORKERS, "--count"]
+    refusal = kit.run(*chosen, "3", "--yes", status=2)
+    assert "2 of its nodes run no job, not 3" in refusal
+    assert f"{first} (allocated)" in refusal
+    assert kit.workers() == [first, second, third]
+    kit.run(*chosen, "1", "--yes")
+    assert kit.workers() == [first, second], "the one that Slurm cannot use goes first"
+    kit.run(*chosen, "1", "--yes")
+    assert kit.workers() == [first]
+
+
+def test_without_an_answer_of_slurm_no_node_is_chosen(controller: Controller) -> None:
+    controller.program("sinfo", "echo slurm_load_partitions: Unable to contact slurm controller >&2; exit 1")
+    before = controller.kit.workers()
+    arguments = ["delete-node", NAME, "--group", WORKERS, "--count", "1", "--yes"]
+    assert "Unable to contact slurm controller" in controller.kit.run(*arguments, status=2)
+    controller.states()
+    assert "unknown to Slurm" in controller.kit.run(*arguments, status=2)
+    assert controller.kit.workers() == before
+
+
+def test_a_group_is_deleted(cluster: Kit) -> None:
+    assert "with its 3 instances" in cluster.run("delete-group", NAME, WORKERS, status=2)
+    cluster.run("delete-group", NAME, WORKERS, "--yes")
+    assert [found["name"] for found in cluster.json("status")["groups"]] == ["controller-machine"]
+    assert f"no instance group '{WORKERS}'" in cluster.run("delete-group", NAME, WORKERS, "--yes", status=2)
+
+
+def test_node_recovery_is_changed(cluster: Kit) -> None:
+    assert "--yes" in cluster.run("node-recovery", NAME, "None", status=2)
+    for mode, *yes in (("None", "--yes"), ("Automatic",)):
+        cluster.run("node-recovery", NAME, mode, *yes)
+        assert cluster.aws.client("sagemaker").describe_cluster(ClusterName=NAME)["NodeRecovery"] == mode
+
+
+def test_automatic_patching_of_the_workers_is_set_and_kept(cluster: Kit) -> None:
+    cluster.run("auto-patch", NAME, "WhenIdle", "--yes")
+    assert group(cluster)["AutoPatchConfig"]["PatchingStrategy"] == "WhenIdle"
+    assert "AutoPatchConfig" not in group(cluster, "controller-machine")
+    cluster.run("scale", NAME, WORKERS, "2", "--yes")
+    assert group(cluster)["AutoPatchConfig"]["PatchingStrategy"] == "WhenIdle", "an update of the group keeps it"
+
+
+def test_workers_get_the_newest_image_once(cluster: Kit) -> None:
+    cluster.aws.scenario(seconds={"node.update": 0.2})
+    output = cluster.run("update", NAME, "--group", WORKERS, status=2)
+    assert "root volumes" in output
+    assert "Slurm's queue" not in output
+    before = cluster.workers()
+    output = cluster.run("update", NAME, "--group", WORKERS, "--yes")
+    assert f"software update Succeeded, 3 of 3 have image {NEWEST_IMAGE}" in output
+    assert (group(cluster)["CurrentImageReleaseVersion"], cluster.workers()) == (NEWEST_IMAGE, before)
+    assert group(cluster, "controller-machine")["CurrentImageReleaseVersion"] == FIRST_IMAGE
+    assert "updates nothing" in cluster.run("update", NAME, "--group", WORKERS, "--yes")
+
+
+def test_a_custom_image_and_a_release(cluster: Kit) -> None:
+    cluster.aws.scenario(seconds={"node.update": 0.1})
+    update = ["update", NAME, "--group", WORKERS, "--yes"]
+    cluster.run(*update, "--image", "ami-0123456789abcdef0")
+    assert group(cluster)["CurrentImageId"] == "ami-0123456789abcdef0"
+    cluster.run(*update, "--release", "1.4.2")
+    assert group(cluster)["CurrentImageReleaseVersion"] == "1.4.2"
+    asked = len(cluster.aws.requests())
+    assert "--image: 'ami-x'" in cluster.run(*update, "--image", "ami-x", status=2)
+    assert "--release: 'newest'" in cluster.run(*update, "--release", "newest", status=2)
+    assert "exclude each other" in cluster.run(*update, "--release", "1.4.2", "--image", "default", status=2)
+    assert "UpdateClusterSoftware" not in [operation for _, operation in cluster.aws.requests()[asked:]]
+
+
+def test_an_update_that_fails_is_reported(cluster: Kit) -> None:
+    lines = {"lines": ["error: fsx: no answer"], "exit": 1, "times": 1}
+    cluster.aws.scenario(seconds={"node.update": 0.1}, lifecycle={WORKERS: lines})
+    output = cluster.run("update", NAME, "--group", WORKERS, "--yes", status=2)
+    assert f"{WORKERS} not updated: Lifecycle scripts did not run successfully" in output
+
+
+def test_a_controller_is_backed_up_before_it_is_patched(controller: Controller) -> None:
+    """Slurm's state and configuration and the accounting database, on the shared volume, for root alone."""
+    kit, root = controller.kit, controller.bin.parent
+    kit.configure(fsx={"mount_path": str(controller.shared)})
+    state, etc = root / "spool", root / "etc"
+    for directory in (state, etc):
+        directory.mkdir()
+    (state / "job_state").write_text("queue")
+    (etc / "slurm.conf").write_text("ClusterName=c\n")
+    (etc / "slurmdbd.conf").write_text("StorageHost=localhost\nStorageLoc=jobs_of_c\nStoragePass=secret\n")
+    settings = {
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "SLURM_CONF": etc / "slurm.conf",
+        "StateSaveLocation": state,
+    }
+    controller.program("scontrol", "\n".join(f"echo '{key.ljust(24)}= {value}'" for key, value in settings.items()))
+    controller.program("mysqldump", 'echo "dump of $*"')
+    controller.program("sleep", "exit")
+    output = kit.run("update", str(kit.file), status=2)
+    assert "Slurm's queue and, unless it is external, the accounting database" in output
+    output = kit.run("update", str(kit.file), "--yes", "--no-wait")
+    (backup,) = controller.shared.glob(".provision/backups/*")
+    assert f"backup: queue, configuration and accounting in {backup}" in output
+    with tarfile.open(backup / "slurm.tar.gz") as archive:
+        names = archive.getnames()
+    assert str(state / "job_state")[1:] in names
+    assert str(etc / "slurm.conf")[1:] in names
+    dump = subprocess.run(["zcat", backup / "accounting.sql.gz"], capture_output=True, text=True, check=True)
+    assert "--databases jobs_of_c" in dump.stdout
+    assert {path.stat().st_mode & 0o777 for path in (backup, *backup.iterdir())} <= {0o700, 0o600}
+
+
+def test_no_backup_no_update(controller: Controller) -> None:
+    kit = controller.kit
+    controller.program("scontrol", "echo no slurmctld >&2; exit 1")
+    output = kit.run("update", NAME, "--yes", status=2)
+    assert "no slurmctld" in output
+    assert "--no-backup" in output
+    assert "UpdateClusterSoftware" not in operations(kit)
+    kit.run("update", NAME, "--yes", "--no-backup", "--no-wait")
+    assert "UpdateClusterSoftware" in operations(kit)

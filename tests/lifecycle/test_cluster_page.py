@@ -1,0 +1,164 @@
+"""The commands of docs/cluster.md for the head node, run as they stand there, by a user on a cluster of nodes.
+
+Genuine: what lifecycle/ made of the nodes, Slurm, pip and venv, the kit. Stand-ins, besides those of image.py: apt-get,
+which brings back this machine's ensurepip; the package index, which has each package of the tests' environment without
+its files, and uv, which leads to them; hatchling, which packs the same files. The editor types what the page shows. The
+run that is submitted is the quickstart's, on CPUs.
+"""
+
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.lifecycle.cluster import USER, Cluster
+from tests.lifecycle.instances import CONTROLLER, LOGIN, WORKERS
+from tests.lifecycle.nodes import Node, container
+from tests.unit.wheels import wheel
+
+pytestmark = [pytest.mark.lifecycle, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
+ENSUREPIP = Path(f"/usr/lib/python{sysconfig.get_python_version()}/ensurepip")
+PACKAGES = Path(sysconfig.get_path("purelib"))
+STAND_INS = Path("/opt/stand-ins")
+APT_GET = f"""\
+#!/bin/sh
+case "$*" in *" python3-venv"*) cp -a {STAND_INS}/ensurepip {ENSUREPIP} ;; esac
+"""
+# Types the YAML that is in $TYPED, section by section.
+EDITOR = """\
+#!/usr/bin/env python
+import os, sys, yaml
+values = yaml.safe_load(open(sys.argv[1]))
+for section, keys in yaml.safe_load(os.environ["TYPED"]).items():
+    values.setdefault(section, {}).update(keys)
+yaml.safe_dump(values, open(sys.argv[1], "w"))
+"""
+BACKEND = """\
+import zipfile
+from pathlib import Path
+
+def build_wheel(directory, settings=None, metadata=None):
+    name = "hyperpod_ft-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(Path(directory, name), "w") as archive:
+        for top in ("hyperpod_ft", "templates", "examples", "lifecycle"):
+            for path in Path(top).rglob("*"):
+                archive.write(path, path if top == "hyperpod_ft" else Path("hyperpod_ft", path))
+        for file, text in {files!r}.items():
+            archive.writestr("hyperpod_ft-{version}.dist-info/" + file, text)
+    return name
+"""
+QUICKSTART = """
+cluster: {root: ~/hyperpod-ft, instance_type: c5.xlarge, partition: trn1, cpus_per_cpu_stage: 2}
+training: {epochs: 1}
+generate: {train_samples: 2, validation_samples: 0, max_new_tokens: 2}
+"""
+
+
+def blocks(heading: str, language: str = "sh") -> list[str]:
+    """The code blocks of a section, without comments."""
+    section = PAGE[PAGE.index(f"\n## {heading}") + 1 :].partition("\n## ")[0]
+    found = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    return [re.sub(r" +# .*$", "", block, flags=re.MULTILINE) for block in found]
+
+
+def why_not() -> str:
+    python = subprocess.run(["/usr/bin/python3", "--version"], capture_output=True, text=True, check=False).stdout
+    if f"Python {sysconfig.get_python_version()}." not in python or not ENSUREPIP.is_dir():
+        return "nodes run the system's Python, with the packages of the tests' one: they must be alike, with ensurepip"
+    if PACKAGES.parts[1] in ("home", "opt", "root", "tmp"):
+        return f"nodes do not see {PACKAGES}"
+    return ""
+
+
+@pytest.fixture(scope="module")
+def head(nodes_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """The login node of a cluster that lifecycle/ has set up, with the kit's source in a user's home."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with container(tmp_path_factory.mktemp("container")) as opened:
+        cluster = Cluster(opened, [CONTROLLER, *WORKERS, LOGIN], tmp_path_factory.mktemp("logs"))
+        cluster.provision(cluster.nodes)
+        node = cluster.nodes[-1]
+        _write_stand_ins(node)
+        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in filter(None, tracked.split("\0")):
+            if not name.startswith("tests/"):
+                target = node.path(f"/fsx/{USER}/hyperpod-ft-src/{name}")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, target)
+        node.run("chown", "-R", f"{USER}:", f"/fsx/{USER}/hyperpod-ft-src")
+        yield node
+
+
+def _write_stand_ins(node: Node) -> None:
+    for name, text in (("usr/local/sbin/apt-get", APT_GET), ("usr/local/bin/editor", EDITOR)):
+        (node.root / name).write_text(text)
+        (node.root / name).chmod(0o755)
+    shutil.copytree(ENSUREPIP, node.path(f"{STAND_INS}/ensurepip"))
+    index = node.path(f"{STAND_INS}/index")
+    kit = metadata.distribution("hyperpod-ft")
+    files = {
+        "METADATA": kit.read_text("METADATA"),
+        "entry_points.txt": kit.read_text("entry_points.txt"),
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "RECORD": "",
+    }
+    wheel(index, "hatchling", "1.27.0", {"hatchling/build.py": BACKEND.format(version=kit.version, files=files)})
+    wheel(index, "uv", "0.9.0", {"packages-of-the-tests.pth": f"{PACKAGES}\n"})
+    names = {one.name.lower().replace("_", "-"): one.version for one in metadata.distributions(path=[str(PACKAGES)])}
+    for name, version in names.items():
+        if name not in ("hyperpod-ft", "pip", "hatchling", "uv"):
+            wheel(index, name, version, {})
+    places = " ".join(f"{STAND_INS}/index/{directory.name}" for directory in index.iterdir())
+    (node.root / "etc/pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {places}\n")
+
+
+def as_user(node: Node, commands: str, typed: str = "", status: int = 0) -> str:
+    """The output of commands of a login shell that stops at the first failure; `typed` is what the editor types."""
+    script = f"set -e\nexport EDITOR=editor OMP_NUM_THREADS=1\n{commands}"
+    done = node.run("bash", "-lc", script, user=USER, environment={"TYPED": typed} if typed else None, check=False)
+    shown = done.stdout + done.stderr
+    assert done.returncode == status, shown
+    assert "Traceback" not in shown, shown
+    return shown
+
+
+def test_the_page_from_the_first_login_to_a_run(head: Node) -> None:
+    _, install, run_file = blocks("3. On the head node")
+    (typed,) = blocks("3. On the head node", "yaml")
+    submit = blocks("4. The model")[0]
+
+    by_root = [line.removeprefix("sudo ").replace("&& sudo ", "&& ") for line in install.splitlines() if "sudo" in line]
+    by_user = "\n".join(line for line in install.splitlines() if "sudo" not in line)
+    assert "ensurepip" in as_user(head, "python3 -m venv ~/kit", status=1)
+    as_user(head, "rm -r ~/kit")
+    head.run("bash", "-lc", "\n".join(["set -e", *by_root]))
+    assert "idle" in as_user(head, by_user)
+
+    path = "export PATH=~/kit/bin:$PATH; cd ~/hyperpod-ft-src"
+    tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", run_file, flags=re.MULTILINE)
+    shown = as_user(head, f"{path}\n{tolerant}", typed)
+    for row in (
+        *("cluster.root +ok", "locks +ok", "partitions +ok: partition trn1 has 2 nodes", "accounting +ok: slurmdbd"),
+        *("node ip-10-1-0-12 +ok: volume, locks", "node ip-10-1-0-13 +ok: volume, locks"),
+        # what these nodes do not have
+        "packages +differs: cannot reach https://pip.repos.neuron.amazonaws.com, https://download.pytorch.org",
+        "jobs +differs: sbatch refuses dataset, generate",  # more than 4 CPUs
+        "health +differs: ip-10-1-0-12: 0 of 16 device files",
+    ):
+        assert re.search(row, shown), f"{row}\n{shown}"
+    assert re.search(r"^ranks +1 x trn1.32xlarge, 32 per node = 32", shown, re.MULTILINE), shown
+
+    as_user(head, f"{path}\nhyperpod-ft init quickstart -o cpu.yaml\n$EDITOR cpu.yaml", QUICKSTART)
+    commands = "\n".join(line for line in submit.splitlines() if not line.startswith("aws "))
+    shown = as_user(head, f"{path}\n{commands.replace('run.yaml', 'cpu.yaml')}")
+    assert re.search(r"generate +done", shown), shown
+    assert re.search(r"hyperpod-ft/runs/quickstart/\S+/merged", shown), shown

@@ -1,0 +1,235 @@
+"""`hyperpod-ft doctor` on the local cluster: all is well there, and each planted fault is a row that differs.
+
+Slurm, its nodes and the volume are real. Faults that a local cluster cannot have are programs on PATH that print what
+Slurm's or the machine's would.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.doctor import slurm
+from hyperpod_ft.doctor.assumed import Assumed
+from hyperpod_ft.doctor.diagnosis import Diagnosis, examine
+from hyperpod_ft.doctor.every_node import every_node
+from hyperpod_ft.doctor.head_node import assumptions
+from hyperpod_ft.launch.slurm_site import SlurmSite
+from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.runs.run import Run
+from tests.slurm.head import Head
+from tests.unit.wheels import wheel
+
+pytestmark = pytest.mark.slurm
+Examine = Callable[..., Diagnosis]
+Rows = Callable[..., dict[str, Diagnosis]]
+NEURON_LS = 'echo \'[{"neuron_device": 0, "nc_count": 2}]\''
+
+
+@pytest.fixture
+def examined(
+    cluster: LocalCluster, make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Examine:
+    """One row of a head node: `examined(name, section__key=value...)`, for the run file with these settings."""
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+
+    def examine_one(name: str, site: SlurmSite | None = None, **settings: object) -> Diagnosis:
+        config = make_run(**settings).config
+        assumed = Assumed(config.root, config, site or SlurmSite(cluster.environment()))
+        (row,) = examine([one for one in assumptions(assumed) if one.name == name])
+        return row
+
+    return examine_one
+
+
+@pytest.fixture
+def nodes_of(cluster: LocalCluster, make_run: Callable[..., Run]) -> Rows:
+    """The rows of `--nodes` by name; of several with one name the first."""
+
+    def rows(**settings: object) -> dict[str, Diagnosis]:
+        config = make_run(**settings).config
+        found = every_node(Assumed(config.root, config, SlurmSite(cluster.environment())))
+        return {row.name: row for row in reversed(found)}
+
+    return rows
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str, str], None]:
+    """Put a program on PATH before those of the machine; REAL is the machine's own."""
+
+    def write(name: str, script: str) -> None:
+        file = tmp_path / "bin" / name
+        file.parent.mkdir(exist_ok=True)
+        real = next((found for place in ("/usr/bin", "/usr/sbin") if (found := Path(place, name)).exists()), "")
+        file.write_text(f"#!/bin/bash\n{script.replace('REAL', str(real))}\n")
+        file.chmod(0o755)
+
+    return write
+
+
+def test_nothing_differs_on_the_local_cluster(head: Head) -> None:
+    before = sorted(head.directory.rglob("*"))
+    rows = json.loads(head("doctor", "quickstart", "--nodes", "--json", "--report", "report.txt"))
+    assert {row["name"]: row["verdict"] for row in rows if row["name"] != "clock"} == dict.fromkeys(
+        [
+            *("kit", "virtual environment", "packages", "cluster.root", "volume", "locks", "rename and fsync"),
+            *("free space", "temporary files", "names", "Slurm", "partitions", "nodes", "jobs", "auto-resume"),
+            *("topology", "accounting", "node node1", "node node2", "clocks of nodes", "health"),
+        ],
+        "ok",
+    )
+    report = (head.directory / "report.txt").read_text()
+    assert all(row["found"] in report for row in rows)
+    assert head.environment["HF_TOKEN"] not in report
+    assert sorted(head.directory.rglob("*")) == sorted([*before, head.directory / "report.txt"]), "nothing is left"
+    assert head.slurm("squeue", "--noheader") == ""
+
+
+def test_without_a_run_file_all_partitions_are_looked_at(head: Head) -> None:
+    shown = head("doctor")
+    assert "dev: 2 nodes" in shown
+    assert "sbatch accepts --requeue" in shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "row", "found"),
+    [
+        ({"cluster__partition": "trn1"}, "partitions", "no partition trn1 with nodes; there are: dev"),
+        ({"cluster__partition": "trn1"}, "jobs", "invalid partition"),
+        ({"cluster__cpu_partition": "cpu"}, "partitions", "no partition cpu"),
+        ({"cluster__nodes": 3}, "partitions", "partition dev has 2 nodes, and the run needs 3"),
+        ({"cluster__nodes": 3}, "jobs", "sbatch refuses train"),
+        ({"env__python": "/no/such/python"}, "virtual environment", "cannot run /no/such/python"),
+    ],
+)
+def test_a_run_file_that_asks_for_what_is_not_there(
+    examined: Examine, settings: dict[str, object], row: str, found: str
+) -> None:
+    shown = examined(row, **settings)
+    assert shown.verdict == "differs"
+    assert found.lower() in shown.found.lower()
+    assert shown.remedy
+
+
+def test_packages_that_no_index_has(examined: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path / 'wheels/torch'} {tmp_path / 'wheels/transformers'}")
+    for version in ("2.13.0+cpu", "2.12.0"):
+        wheel(tmp_path / "wheels", "torch", version, {})
+    wheel(tmp_path / "wheels", "transformers", "5.20.2", {})
+    assert examined("packages", env__python=None).verdict == "ok"
+    (tmp_path / "wheels/torch/torch-2.13.0+cpu-py3-none-any.whl").unlink()
+    lost = examined("packages", env__python=None)
+    assert lost.verdict == "differs"
+    assert "torch 2.13.0" in lost.found
+    assert "2.12.0" in lost.found
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "row", "found"),
+    [
+        ("timedatectl", "echo no", "clock", "not synchronized"),
+        ("scontrol", "REAL \"$@\" | sed 's/topology.none/topology\\/tree/'", "topology", "no switches"),
+        ("scontrol", "REAL \"$@\" | sed 's/22[.]05[.][0-9]*/20.11.9/'", "Slurm", "20.11.9 is older"),
+        ("scontrol", "REAL \"$@\" | sed 's/storage.none/storage\\/slurmdbd/'", "accounting", "sacct fails"),
+        (
+            "sbatch",
+            "echo 'sbatch: error: Requested topology configuration is not available' >&2; exit 1",
+            "jobs",
+            "train",
+        ),
+        ("sinfo", "REAL \"$@\" | sed '/^node2/{s/|4|/|96|/;p;s/|dev|/|trn1|/}'", "partitions", "4, 96 CPUs"),
+        ("hostname", "true", "auto-resume", "unrecognized option '--auto-resume"),  # Debian's srun refuses it
+    ],
+)
+def test_a_fault_of_the_machine_or_of_slurm(
+    examined: Examine,
+    program: Callable[[str, str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    script: str,
+    row: str,
+    found: str,
+) -> None:
+    monkeypatch.setattr(slurm, "HYPERPOD", tmp_path)
+    program(name, script)
+    shown = examined(row)
+    assert shown.verdict == "differs", shown
+    assert found in shown.found
+    assert shown.remedy
+
+
+def test_a_topology_that_refuses_jobs_is_repaired_on_the_controller(
+    examined: Examine, program: Callable[[str, str], None]
+) -> None:
+    program("sbatch", "echo 'sbatch: error: Requested topology configuration is not available' >&2; exit 1")
+    assert "topology.conf" in examined("jobs").remedy
+
+
+def test_accounting_that_does_not_know_the_user(examined: Examine, program: Callable[[str, str], None]) -> None:
+    on = "s/storage.none/storage\\/slurmdbd/; s/\\(StorageEnforce *=\\).*/\\1 associations/"
+    program("scontrol", f'REAL "$@" | sed "{on}"')
+    program("sacct", "exit 0")
+    program("sacctmgr", "exit 0")
+    unknown_user = examined("accounting")
+    assert unknown_user.verdict == "differs"
+    assert "sacctmgr add user" in unknown_user.remedy
+    program("sacctmgr", "echo users")
+    assert examined("accounting").verdict == "ok"
+
+
+def test_srun_that_knows_hyperpods_option(
+    examined: Examine, program: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "HYPERPOD", tmp_path)
+    program("srun", 'exec REAL "${@/--auto-resume=1/--quiet}"')
+    assert examined("auto-resume").verdict == "ok"
+
+
+def test_no_controller(examined: Examine, cluster: LocalCluster, tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"
+    text = cluster.conf.read_text()
+    port = next(line for line in text.splitlines() if line.startswith("SlurmctldPort="))
+    conf.write_text(text.replace(port, "SlurmctldPort=9").replace("MessageTimeout=10", "MessageTimeout=1"))
+    away = SlurmSite({"SLURM_CONF": str(conf)})
+    slurm = examined("Slurm", away)
+    assert slurm.verdict == "differs"
+    assert "slurmctld is running" in slurm.remedy
+    assert examined("jobs", away).verdict == "cannot tell"
+
+
+def test_a_lost_node(examined: Examine, nodes_of: Rows, cluster: LocalCluster) -> None:
+    cluster.kill_node("node2")
+    try:
+        lost = examined("nodes")
+        assert lost.verdict == "differs"
+        assert "node2 is down" in lost.found
+        rows = nodes_of()
+        assert rows["node node1"].verdict == "ok"
+        assert rows["node node2"].verdict == "cannot tell"
+    finally:
+        cluster.start_node("node2")
+
+
+def test_nodes_that_lack_devices_and_have_an_old_driver(
+    examined: Examine, nodes_of: Rows, program: Callable[[str, str], None]
+) -> None:
+    program("neuron-ls", NEURON_LS)
+    program("modinfo", "echo 2.20.1.0")
+    rows = nodes_of(engine="neuron", env__python=None, cluster__instance_type="trn1.32xlarge", parallelism={})
+    assert rows["node node1"].verdict == "differs"
+    assert "2.20.1.0 is older than 2.24.7.0" in rows["node node1"].found
+    assert rows["health"].found == "node1: neuron-ls lists 1 devices, trn1.32xlarge has 16"
+    assert "node1" in rows["health"].remedy
+
+
+def test_nodes_that_cannot_run_the_kit(nodes_of: Rows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python-of-the-head-node-only"))
+    row = nodes_of(env__python="/usr/bin/python3")["node node1"]
+    assert row.verdict == "differs"
+    assert "python-of-the-head-node-only" in row.found

@@ -1,0 +1,29 @@
+"""Which nodes are deleted when only their number is given."""
+
+import pytest
+
+from hyperpod_ft.aws.hyperpod.idle import without_jobs
+from hyperpod_ft.aws.hyperpod.nodes import Node
+from hyperpod_ft.errors import UserError
+
+STATES = {"ip-1": "idle", "ip-2": "allocated", "ip-3": "down", "ip-4": "idle", "ip-5": "planned", "ip-9": "idle"}
+
+
+def node(number: int, group: str = "workers") -> Node:
+    return Node(group, f"i-{number}", "ml.trn1.32xlarge", "Running", "", float(number), f"ip-{number}")
+
+
+NODES = [*map(node, range(1, 7)), node(9, "others"), Node("workers", "", "ml.trn1.32xlarge", "Failure", "", 0.0, "")]
+
+
+@pytest.mark.parametrize(("count", "chosen"), [(1, ["i-3"]), (2, ["i-3", "i-4"]), (3, ["i-3", "i-4", "i-1"])])
+def test_unusable_nodes_go_before_idle_ones_and_new_before_old(count: int, chosen: list[str]) -> None:
+    assert [one.instance_id for one in without_jobs("workers", NODES, STATES, count)] == chosen
+
+
+def test_nodes_with_jobs_are_named_and_none_is_chosen() -> None:
+    """So is a node that is about to run a job, and one that Slurm does not know."""
+    with pytest.raises(UserError) as raised:
+        without_jobs("workers", NODES, STATES, 4)
+    assert "3 of its nodes run no job, not 4" in str(raised.value)
+    assert "i-2 (allocated), i-5 (planned), i-6 (unknown to Slurm)" in str(raised.value)

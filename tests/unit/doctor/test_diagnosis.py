@@ -1,0 +1,228 @@
+"""Faults that a test machine cannot have: file systems without locks or space, other clocks, other drivers."""
+
+import errno
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hyperpod_ft.doctor import every_node, machine, node, report, software, volume
+from hyperpod_ft.doctor.assumed import Assumed
+from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, examine, ok
+from hyperpod_ft.doctor.node import NodeDiagnoses
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.job import interpreters
+from hyperpod_ft.launch.slurm_site import SlurmNode, SlurmSite
+from hyperpod_ft.planning.pins import NEURON_DRIVERS
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.shipped import PACKAGE
+
+MakeRun = Callable[..., Run]
+LUSTRE = "50 28 0:1 / /fsx rw,noatime - lustre 10.1.0.1@tcp:/4owupbev rw,{},lazystatfs\n"
+ROOT = "28 1 8:1 / / rw,relatime - ext4 /dev/root rw\n"
+
+
+def rows_of(checks: list[Assumption]) -> dict[str, Diagnosis]:
+    return {row.name: row for row in examine(checks)}
+
+
+def at(addresses: list[str]) -> SlurmSite:
+    """A Slurm whose nodes have these addresses."""
+    nodes = [SlurmNode(f"n{place}", "dev", "idle", 4, 1000, one, "") for place, one in enumerate(addresses)]
+    return SimpleNamespace(nodes=lambda: nodes, default_partition=lambda: "dev")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_volume_without_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Lustre without the option answers ENOSYS."""
+
+    def flock(stream: object, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    row = volume.locks(tmp_path)
+    assert row.verdict == "differs"
+    assert "mount it with flock" in row.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_locks_that_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda stream, operation: None)
+    assert "lets two hold a lock" in volume.locks(tmp_path).found
+
+
+def test_the_mount_of_a_path() -> None:
+    table = ROOT + LUSTRE.format("flock")
+    assert volume.mount_of(Path("/fsx/me"), table)[0] == "lustre"
+    assert volume.mount_of(Path("/fsx-other"), table)[0] == "ext4"
+    assert "flock" in volume.mount_of(Path("/fsx"), table)[1]
+
+
+@pytest.mark.parametrize(
+    ("option", "addresses", "verdict"),
+    [
+        ("flock", ["10.1.0.12"], "ok"),
+        ("localflock", ["10.1.0.12"], "differs"),
+        ("", ["10.1.0.12"], "differs"),  # a disk of the head node
+        ("", ["127.0.0.1"], "ok"),
+    ],
+)
+def test_the_volume(
+    make_run: MakeRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    addresses: list[str],
+    verdict: str,
+) -> None:
+    kind, options = ("lustre", {option}) if option else ("ext4", set[str]())
+    monkeypatch.setattr(volume, "mount_of", lambda path, table: (kind, options))
+    row = rows_of(volume.assumptions(Assumed(tmp_path, make_run().config, at(addresses))))["volume"]
+    assert row.verdict == verdict, row
+
+
+def test_a_root_that_cannot_be_made(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assumed = Assumed(tmp_path / "hyperpod-ft", make_run().config, at([]))
+    row = rows_of(volume.assumptions(assumed))["cluster.root"]
+    assert row.verdict == "differs"
+    assert f"sudo install -d -o $USER {tmp_path / 'hyperpod-ft'}" in row.remedy
+
+
+def test_a_volume_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> str:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(UserError, match="Read-only file system"):
+        volume.locks(tmp_path)
+
+
+def test_a_rename_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.setattr(Path, "replace", refuse)
+    row = volume.renames(tmp_path)
+    assert row.verdict == "differs"
+    assert "Input/output error" in row.found
+
+
+def test_little_space(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=3 * 2**30))
+    assert machine.temporary().verdict == "differs"
+    assumed = Assumed(tmp_path, make_run().config, at([]))
+    assert rows_of(volume.assumptions(assumed))["free space"].verdict == "differs"
+
+
+def test_no_way_to_make_virtual_environments(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreters, "version_of", lambda python: "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assumed = Assumed(tmp_path, make_run(env__python=None).config, at([]))
+    (one,) = [one for one in software.assumptions(assumed) if one.name == "virtual environment"]
+    (lost,) = examine([one])
+    assert lost.verdict == "differs"
+    assert "pip install uv" in lost.remedy
+    uv = tmp_path / "uv"
+    uv.write_text("#!/bin/sh\n")
+    uv.chmod(0o755)
+    assert examine([one])[0].verdict == "ok"
+
+
+def test_names_that_do_not_resolve(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(host: str, port: None) -> list[str]:
+        if host == "huggingface.co":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [host]
+
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    config = make_run(env__python=None, env__package_repositories=["https://index.example/simple"]).config
+    row = rows_of(machine.assumptions(Assumed(tmp_path, config, at([]))))["names"]
+    assert row.verdict == "differs"
+    assert "huggingface.co" in row.found
+    assert "index.example" not in row.found
+
+
+def test_a_node_with_another_volume(tmp_path: Path) -> None:
+    row = node.shared(tmp_path / "scratch" / "probe")
+    assert row.verdict == "differs"
+    assert "not the head node's volume" in row.found
+
+
+def test_a_node_to_which_locks_do_not_reach(tmp_path: Path) -> None:
+    probe = tmp_path / "probe"
+    probe.touch()
+    assert "does not hold here" in node.shared(probe).found
+    with probe.open() as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        assert node.shared(probe).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [("2.24.7.0", "ok"), ("2.26.5.0", "ok"), ("2.9.1.0", "differs"), ("", "cannot tell")],
+)
+def test_the_driver_is_that_of_the_sdk_or_newer(version: str, verdict: str) -> None:
+    assert node.driver(version, "neuron-2.26.1").verdict == verdict
+
+
+def test_every_sdk_has_its_driver() -> None:
+    named = {path.stem for path in (PACKAGE / "pins").glob("*neuron*.txt")}
+    assert set(NEURON_DRIVERS) == named
+
+
+def said(name: str, time: float, *rows: Diagnosis) -> NodeDiagnoses:
+    return NodeDiagnoses(name, time, rows, None)
+
+
+def test_clocks_of_nodes_that_differ(make_run: MakeRun, tmp_path: Path) -> None:
+    assumed = Assumed(tmp_path, make_run().config, at([]))
+    (near,) = every_node._compared(assumed, [said("n1", 1000.0), said("n2", 1003.0)])
+    assert near.verdict == "ok"
+    (apart,) = every_node._compared(assumed, [said("n1", 1000.0), said("n2", 1200.0)])
+    assert apart.verdict == "differs"
+    assert "n2 is ahead" in apart.found
+
+
+def test_the_row_of_a_node_names_what_differs_there() -> None:
+    idle = SlurmNode("n1", "dev", "idle", 4, 1000, "10.0.0.1", "")
+    row = every_node._of_node(idle, said("n1", 0.0, ok("locks", "work"), differs("clock", "is off", "set it")), "")
+    assert (row.verdict, row.found, row.remedy) == ("differs", "clock: is off", "set it")
+
+
+@pytest.mark.parametrize(
+    ("state", "takes", "lost"),
+    [
+        ("idle", True, False),
+        ("mixed", True, False),
+        ("completing", True, False),
+        ("allocated", False, False),
+        ("idle*", False, True),
+        ("down*", False, True),
+        ("drained", False, True),
+        ("fail", False, True),
+        ("maint", False, False),
+        ("idle~", False, False),
+    ],
+)
+def test_states_of_nodes(state: str, takes: bool, lost: bool) -> None:
+    one = SlurmNode("n1", "dev", state, 4, 1000, "10.0.0.1", "")
+    assert (one.takes_jobs, one.lost) == (takes, lost)
+
+
+def test_a_report_has_no_secrets() -> None:
+    text = report.without_secrets(
+        "https://me:pass@index.example/simple hf_abcdefghijklmno arn:aws:iam::123456789012:role/x AKIAIOSFODNN7EXAMPLE"
+        " very-private-value i-0123456789abcde11",
+        {"WANDB_API_KEY": "very-private-value", "API_KEY": "arn", "HOME": "index.example"},
+    )
+    assert text == "https://...@index.example/simple ... arn:aws:iam::<account>:role/x ... ... i-0123456789abcde11"
