@@ -117,16 +117,6 @@ def list_cluster_nodes(region: Region, request: dict[str, Any]) -> dict[str, Any
     return {"ClusterNodeSummaries": page, "NextToken": token}
 
 
-@operation("sagemaker", "DescribeClusterNode")
-def describe_cluster_node(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    cluster = find(region, request["ClusterName"])
-    for node in cluster.nodes:
-        if request.get("NodeId") == node.id or request.get("NodeLogicalId") == node.logical_id:
-            return {"NodeDetails": node.details()}
-    wanted = request.get("NodeId") or request.get("NodeLogicalId")
-    raise AwsError("ResourceNotFound", f"Instance {wanted} of cluster {cluster.arn} could not be found.")
-
-
 def _page(found: list[Any], request: dict[str, Any], default: int) -> tuple[list[Any], str | None]:
     token = request.get("NextToken", "0")
     if not token.isdigit():

@@ -23,7 +23,7 @@ _GROUP_FIELDS = (
     *("ScheduledUpdateConfig", "SlurmConfig", "CapacityRequirements", "NetworkInterface"),
 )
 FIRST_IMAGE, NEWEST_IMAGE = "1.4.0", "1.5.0"  # HyperPod's, which new clusters have, and to which they can be updated
-_CLUSTER_FIELDS = ("VpcConfig", "Orchestrator", "NodeRecovery", "NodeProvisioningMode", "TieredStorageConfig")
+_CLUSTER_FIELDS = ("VpcConfig", "Orchestrator", "NodeRecovery", "NodeProvisioningMode")
 _ALPHABET = string.ascii_lowercase + string.digits
 
 
@@ -67,13 +67,6 @@ class Cluster:
     def _places(self) -> list[dict[str, Any]]:
         places = [self.request.get("VpcConfig")]
         return [p for p in [*places, *(g.get("OverrideVpcConfig") for g in self.specifications.values())] if p]
-
-    def placement(self, group: str) -> tuple[str, str]:
-        place = self.specifications[group].get("OverrideVpcConfig") or self.request.get("VpcConfig")
-        if not place:
-            return f"{self.region.name}a", ""
-        subnet = self.region.client("ec2").describe_subnets(SubnetIds=place["Subnets"][:1])["Subnets"][0]
-        return subnet["AvailabilityZone"], subnet["AvailabilityZoneId"]
 
     def next_address(self) -> int:
         self._addresses += 1

@@ -116,17 +116,6 @@ class Node:
         """Once it has an address, and with the domain of its region."""
         return self.address and f"ip-{self.address.replace('.', '-')}.{self.cluster.region.name}.compute.internal"
 
-    def details(self) -> dict[str, Any]:
-        copied = ("LifeCycleConfig", "ThreadsPerCore", "InstanceStorageConfigs", "OverrideVpcConfig")
-        found = {**self.summary(), **{key: self.specification[key] for key in copied if key in self.specification}}
-        if self.address:
-            zone, zone_id = self.cluster.placement(self.group)
-            found |= {
-                "PrivatePrimaryIp": self.address,
-                "Placement": {"AvailabilityZone": zone, "AvailabilityZoneId": zone_id},
-            }
-        return found
-
 
 def provision(nodes: list[Node]) -> "Process":
     """Bring new nodes to Running together; those that fail end as Failure, with AWS's message."""

@@ -91,15 +91,6 @@ def list_aws_default_service_quotas(region: Region, request: dict[str, Any]) -> 
     return list_service_quotas(region, request)
 
 
-@operation("service-quotas", "GetServiceQuota")
-def get_service_quota(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    service = _service(request)
-    for name in _names(service):
-        if (found := _describe(region, service, name))["QuotaCode"] == request["QuotaCode"]:
-            return {"Quota": found}
-    raise AwsError("NoSuchResourceException", "The request failed because the specified quota does not exist.")
-
-
 def _service(request: dict[str, Any]) -> str:
     if request["ServiceCode"] not in _SERVICES:
         raise AwsError("NoSuchResourceException", f"This stand-in has the quotas of {', '.join(_SERVICES)} only")

@@ -3,7 +3,6 @@
 import itertools
 from typing import Any
 
-from tests.aws import template as templates
 from tests.aws.stacks import Stack, find
 from tests.aws.wire import AwsError, operation
 from tests.aws.world import Region
@@ -41,7 +40,7 @@ def delete_stack(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     deletable = ("DELETE_IN_PROGRESS", "CREATE_IN_PROGRESS", "REVIEW_IN_PROGRESS")
     if stack.status.endswith("IN_PROGRESS") and stack.status not in deletable:
         raise AwsError("ValidationError", f"Stack [{stack.id}] cannot be deleted while in status {stack.status}")
-    stack.delete(request.get("RetainResources", []))
+    stack.delete()
     return {}
 
 
@@ -50,12 +49,6 @@ def describe_stacks(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     if "StackName" in request:
         return {"Stacks": [find(region, request["StackName"]).describe()]}
     return {"Stacks": [stack.describe() for stack in region.stacks if stack.status != "DELETE_COMPLETE"]}
-
-
-@operation("cloudformation", "ListStacks")
-def list_stacks(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    wanted = request.get("StackStatusFilter")
-    return {"StackSummaries": [s.describe() for s in reversed(region.stacks) if not wanted or s.status in wanted]}
 
 
 @operation("cloudformation", "DescribeStackEvents")
@@ -67,11 +60,6 @@ def describe_stack_events(region: Region, request: dict[str, Any]) -> dict[str, 
     return {"StackEvents": list(itertools.islice(events, first, first + 100)), **token}
 
 
-@operation("cloudformation", "DescribeStackResources")
-def describe_stack_resources(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    return {"StackResources": find(region, request["StackName"]).describe_resources()}
-
-
 @operation("cloudformation", "ListStackResources")
 def list_stack_resources(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     return {"StackResourceSummaries": find(region, request["StackName"]).describe_resources()}
@@ -80,12 +68,3 @@ def list_stack_resources(region: Region, request: dict[str, Any]) -> dict[str, A
 @operation("cloudformation", "GetTemplate")
 def get_template(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     return {"TemplateBody": find(region, request["StackName"]).template_body, "StagesAvailable": ["Original"]}
-
-
-@operation("cloudformation", "ValidateTemplate")
-def validate_template(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    parsed = templates.parse(request["TemplateBody"])
-    parameters = [
-        {"ParameterKey": k, "DefaultValue": v.get("Default")} for k, v in parsed.get("Parameters", {}).items()
-    ]
-    return {"Parameters": parameters, "Capabilities": ["CAPABILITY_IAM"], "Description": parsed.get("Description")}

@@ -44,13 +44,12 @@ class Stack:
         self.outputs: dict[str, Any] = {}
         self.template_body: str = ""
         self.tags: list[dict[str, str]] = []
-        self.termination_protection = request.get("EnableTerminationProtection", False)
         self._accept(request)
         region.stacks.append(self)
         if reviewed:
             self._event("REVIEW_IN_PROGRESS", "User Initiated")
             return
-        region.world.clock.start(self._create(request.get("OnFailure", "ROLLBACK")))
+        region.world.clock.start(self._create())
 
     def _accept(self, request: dict[str, Any]) -> None:
         self.template_body = request.get("TemplateBody", self.template_body)
@@ -128,15 +127,12 @@ class Stack:
             yield _POLL_SECONDS
         self._event("CREATE_COMPLETE", resource=resource)
 
-    def _create(self, on_failure: str) -> Process:
+    def _create(self) -> Process:
         self._event("CREATE_IN_PROGRESS", "User Initiated")
         yield self.region.seconds("stack.resource")
         failed = yield from self._apply()
         if not failed:
             self._finish("CREATE_COMPLETE")
-            return
-        if on_failure == "DO_NOTHING":
-            self._event("CREATE_FAILED", f"The following resource(s) failed to create: [{failed}]. ")
             return
         self._event(
             "ROLLBACK_IN_PROGRESS",
@@ -240,23 +236,13 @@ class Stack:
         resource.properties = properties
         self._event("UPDATE_COMPLETE", resource=resource)
 
-    def delete(self, retain: list[str]) -> None:
-        if self.termination_protection:
-            raise AwsError(
-                "ValidationError", f"Stack [{self.name}] cannot be deleted while TerminationProtection is enabled"
-            )
-        if retain and self.status != "DELETE_FAILED":
-            raise AwsError(
-                "ValidationError", f"Invalid operation on stack [{self.name}]. RetainResources needs DELETE_FAILED"
-            )
+    def delete(self) -> None:
         if self.status != "DELETE_IN_PROGRESS":
-            self.region.world.clock.start(self._delete(retain))
+            self.region.world.clock.start(self._delete())
 
-    def _delete(self, retain: list[str]) -> Process:
+    def _delete(self) -> Process:
         self._event("DELETE_IN_PROGRESS", "User Initiated")
         yield self.region.seconds("stack.resource")
-        for name in retain:
-            self._event("DELETE_SKIPPED", resource=self.resources.pop(name))
         stuck = yield from self._remove(list(self.resources))
         self._event("DELETE_FAILED" if stuck else "DELETE_COMPLETE", stuck)
 
@@ -271,7 +257,6 @@ class Stack:
             "StackStatus": self.status,
             "StackStatusReason": self.reason or None,
             "Capabilities": self.capabilities,
-            "EnableTerminationProtection": self.termination_protection,
             "Tags": self.tags,
             "Outputs": [
                 {"OutputKey": name, "OutputValue": str(value), "Description": described[name].get("Description")}

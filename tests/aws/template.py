@@ -102,9 +102,6 @@ class Resolver:
     def attribute(self, argument: list[str]) -> Any:
         return self._attribute(argument[0], argument[1])
 
-    def mapping(self, name: str, first: str, second: str) -> Any:
-        return self._template["Mappings"][name][first][second]
-
     def substitute(self, argument: Any) -> str:
         text, local = argument if isinstance(argument, list) else (argument, {})
 
@@ -120,18 +117,13 @@ class Resolver:
 _NO_VALUE = object()
 _FUNCTIONS: dict[str, Callable[[Resolver, Any], Any]] = {
     "Ref": Resolver.reference,
-    "Condition": Resolver.condition,
     "Fn::GetAtt": Resolver.attribute,
     "Fn::Sub": Resolver.substitute,
     "Fn::If": lambda r, a: r.value(a[1] if r.condition(a[0]) else a[2]),
     "Fn::Equals": lambda r, a: str(r.value(a[0])) == str(r.value(a[1])),
     "Fn::Not": lambda r, a: not r.value(a[0]),
-    "Fn::And": lambda r, a: all(r.value(x) for x in a),
-    "Fn::Or": lambda r, a: any(r.value(x) for x in a),
-    "Fn::Join": lambda r, a: a[0].join(str(x) for x in r.value(a[1])),
     "Fn::Split": lambda r, a: r.value(a[1]).split(a[0]),
     "Fn::Select": lambda r, a: r.value(a[1])[int(a[0])],
-    "Fn::FindInMap": lambda r, a: r.mapping(*map(r.value, a)),
 }
 
 

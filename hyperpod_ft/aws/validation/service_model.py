@@ -45,11 +45,6 @@ def check_request(service: str, operation: str, request: dict[str, Any]) -> list
     return [] if shape is None else list(_check(request, shape, ""))
 
 
-def enum(service: str, shape: str) -> list[str]:
-    """The values of an enumeration, for example `ClusterInstanceType` of sagemaker."""
-    return list(model(service).shape_for(shape).enum)
-
-
 @functools.cache
 def model(service: str) -> Any:
     """botocore's ServiceModel."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.aws import ecr_images
-from hyperpod_ft.aws.validation.service_model import check_request, enum
+from hyperpod_ft.aws.validation.service_model import check_request, model
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
@@ -82,7 +82,7 @@ def test_requests_are_as_recorded_and_as_the_service_takes_them(name: str) -> No
 
 @pytest.mark.parametrize("instance_type", sorted(set(CATALOGUE) - {"local", "trn2.3xlarge"}))
 def test_training_jobs_have_every_type_of_the_catalogue(instance_type: str) -> None:
-    assert f"ml.{instance_type}" in enum("sagemaker", "TrainingInstanceType")
+    assert f"ml.{instance_type}" in model("sagemaker").shape_for("TrainingInstanceType").enum
 
 
 def test_three_jobs_of_which_one_has_the_accelerators() -> None:
