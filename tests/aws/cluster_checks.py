@@ -25,9 +25,8 @@ def check_groups(region: Region, groups: list[dict[str, Any]], request: dict[str
         _check_lifecycle(region, group, optional=slurm)
         _check_role(region, group["ExecutionRole"])
         _check_volumes(group, request)
-        for place in (group.get("OverrideVpcConfig"), request.get("VpcConfig")):
-            if place:
-                _check_network(region, place)
+    if "VpcConfig" in request:
+        _check_network(region, request["VpcConfig"])
     if slurm:
         _check_slurm(groups)
 

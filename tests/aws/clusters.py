@@ -19,7 +19,7 @@ from tests.aws.world import ACCOUNT, Region
 # Fields of the request that a description repeats.
 _GROUP_FIELDS = (
     *("InstanceGroupName", "InstanceType", "LifeCycleConfig", "ExecutionRole", "ThreadsPerCore"),
-    *("InstanceStorageConfigs", "OnStartDeepHealthChecks", "TrainingPlanArn", "OverrideVpcConfig"),
+    *("InstanceStorageConfigs", "OnStartDeepHealthChecks", "TrainingPlanArn"),
     *("ScheduledUpdateConfig", "SlurmConfig", "CapacityRequirements", "NetworkInterface"),
 )
 FIRST_IMAGE, NEWEST_IMAGE = "1.4.0", "1.5.0"  # HyperPod's, which new clusters have, and to which they can be updated
@@ -58,15 +58,11 @@ class Cluster:
 
     @property
     def subnets(self) -> list[str]:
-        return [s for place in self._places() for s in place["Subnets"]]
+        return list(self.request.get("VpcConfig", {}).get("Subnets", []))
 
     @property
     def security_groups(self) -> list[str]:
-        return [s for place in self._places() for s in place["SecurityGroupIds"]]
-
-    def _places(self) -> list[dict[str, Any]]:
-        places = [self.request.get("VpcConfig")]
-        return [p for p in [*places, *(g.get("OverrideVpcConfig") for g in self.specifications.values())] if p]
+        return list(self.request.get("VpcConfig", {}).get("SecurityGroupIds", []))
 
     def next_address(self) -> int:
         self._addresses += 1

@@ -1,4 +1,4 @@
-"""A HyperPod node: launched, its lifecycle script run (and logged to CloudWatch), health-checked, running, gone."""
+"""A HyperPod node: launched, its lifecycle script run (and logged to CloudWatch), running, gone."""
 
 import secrets
 import time
@@ -22,8 +22,7 @@ _NO_CAPACITY = (
     "We currently do not have sufficient capacity to launch new {} instances. Please try again later or use a "
     "different instance type."
 )
-_UNHEALTHY = "Instance {} failed deep health checks. Please see CloudWatch logs for details."
-_PRESENT = ("Running", "SystemUpdating", "DeepHealthCheckInProgress")
+_PRESENT = ("Running", "SystemUpdating")
 
 
 class Node:
@@ -36,7 +35,6 @@ class Node:
         self.address = ""
         self.image = cluster.image_of(group)
         self.removed = False
-        self.busy = False
 
     @property
     def specification(self) -> dict[str, Any]:
@@ -121,7 +119,7 @@ def provision(nodes: list[Node]) -> "Process":
     """Bring new nodes to Running together; those that fail end as Failure, with AWS's message."""
     if not nodes:
         return
-    region, scenario = nodes[0].cluster.region, nodes[0].cluster.region.world.scenario
+    region = nodes[0].cluster.region
     waiting = [node for node in nodes if not node.launch()]
     yield region.seconds("node.launch")
     yield region.seconds("node.lifecycle")
@@ -129,15 +127,6 @@ def provision(nodes: list[Node]) -> "Process":
     for node in nodes:
         if not node.run_lifecycle():
             node.become("Failure", _LIFECYCLE_FAILED.format(node.id))
-    checked = [n for n in nodes if n.status == "Pending" and n.specification.get("OnStartDeepHealthChecks")]
-    for node in nodes:
-        if node.status == "Pending":
-            node.become("DeepHealthCheckInProgress" if node in checked else "Running")
-    if checked:
-        yield region.seconds("node.deep_health_check")
-    for node in checked:
-        if scenario.deep_health_checks.get(node.group) == "fail":
-            node.become("Failure", _UNHEALTHY.format(node.id))
         else:
             node.become("Running")
     if waiting:

@@ -11,7 +11,6 @@ forgets everything: resources, scenario, requests. `GET /_test/requests` lists [
     capacity           {instance type: nodes that AWS can give}; any number without an entry
     quotas             {"ml.trn1.32xlarge for cluster usage": 4}: Service Quotas of SageMaker; others are in quotas.py
     extension_issues   [{"Code", "Message", "NodeCount"}]: what keeps an extension from working on so many nodes
-    deep_health_checks {instance group: "pass" | "fail"}
     fail_resources     {CloudFormation type: reason}: creating such a resource fails
     fail_deletions     {CloudFormation type: reason}: deleting such a resource fails
     denied_actions     {role or user: ["s3:*"]}: what IAM's policy simulator denies
@@ -41,7 +40,6 @@ SECONDS = {
     "cluster.delete": 0.05,
     "node.launch": 0.03,
     "node.lifecycle": 0.03,
-    "node.deep_health_check": 0.03,
     "node.shutdown": 0.03,
     "node.reboot": 0.03,
     "node.update": 0.03,
@@ -65,7 +63,6 @@ class Scenario:
     lifecycle: dict[str, dict[str, Any]] = field(default_factory=dict)
     capacity: dict[str, int] = field(default_factory=dict)
     quotas: dict[str, float] = field(default_factory=dict)
-    deep_health_checks: dict[str, str] = field(default_factory=dict)
     fail_resources: dict[str, str] = field(default_factory=dict)
     fail_deletions: dict[str, str] = field(default_factory=dict)
     denied_actions: dict[str, list[str]] = field(default_factory=dict)

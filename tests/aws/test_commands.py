@@ -152,13 +152,6 @@ def test_a_role_that_is_not_known_everywhere_yet(kit: Kit) -> None:
     assert "is complete" in kit.run("create")
 
 
-def test_throttling_is_waited_out(kit: Kit) -> None:
-    kit.run("create")
-    refusal = {"service": "sagemaker", "code": "ThrottlingException", "times": 2}
-    kit.aws.scenario(errors=[refusal])
-    assert kit.json("status")["complete"]
-
-
 def test_legacy_provisioning(kit: Kit) -> None:
     kit.run("create", "--legacy-provisioning")
     described = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)

@@ -3,22 +3,17 @@
 import re
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("botocore")
-from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.hyperpod import lifecycle_files
 from hyperpod_ft.aws.validation import addresses, offline_checks
 from hyperpod_ft.aws.validation.validate import ValidationResult, validate_offline
-from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.config.yaml_file import validate
 from hyperpod_ft.errors import ConfigError
 from hyperpod_ft.shipped import shipped
-
-WORKERS = {"name": "worker-group-1", "instance_type": "ml.trn1.32xlarge", "count": 2}
-
+from tests.aws.account_place import config, only, workers
 
 PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/plan-1"
 
@@ -30,15 +25,6 @@ EXISTING = {
     "bucket": "sagemaker-mine",
     "fsx_id": "fs-0123456789abcdef0",
 }
-
-
-def config(**changes: Any) -> ClusterConfig:
-    values = {"name": "demo", "region": "us-west-2", "availability_zone_id": "usw2-az4", "workers": [WORKERS]}
-    return ClusterConfig.model_validate({**values, **changes})
-
-
-def workers(**changes: Any) -> dict[str, Any]:
-    return {"workers": [{**WORKERS, **changes}]}
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +42,6 @@ DATABASE = {
     "name": "jobs",
     "secret_arn": "arn:aws:secretsmanager:us-west-2:123456789012:secret:jobs-AbCdEf",
 }
-
-
-def only(findings: list[Finding] | tuple[Finding, ...]) -> Finding:
-    (finding,) = findings
-    assert finding.problem
-    assert finding.fix
-    return finding
 
 
 @pytest.mark.parametrize(
@@ -169,7 +148,7 @@ def test_lifecycle_scripts_that_bash_would_not_run(scripts, text, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"workers": [WORKERS, WORKERS]}, "worker-group-1; give each its own"),
+        ({"workers": workers()["workers"] * 2}, "worker-group-1; give each its own"),
         ({"login": {"name": "controller-machine"}}, "controller-machine; give each its own"),
         ({"controller": {"count": 2}}, "must be 1"),
         ({"fsx": {"size_gib": 3000}}, "set 4800"),
@@ -183,7 +162,7 @@ def test_what_no_account_can_hold_is_refused_before(changes, said):
         "name": "demo",
         "region": "us-west-2",
         "availability_zone_id": "usw2-az4",
-        "workers": [WORKERS],
+        **workers(),
         **changes,
     }
     with pytest.raises(ConfigError, match=said):

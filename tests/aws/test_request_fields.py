@@ -1,19 +1,10 @@
 """The cluster file's key behind each part of a request."""
 
-from typing import Any
-
 import pytest
 
 pytest.importorskip("botocore")
 from hyperpod_ft.aws.hyperpod.request_fields import cluster_file_key
-from hyperpod_ft.config.cluster_config import ClusterConfig
-
-WORKERS = {"name": "worker-group-1", "instance_type": "ml.trn1.32xlarge", "count": 2}
-
-
-def config(**changes: Any) -> ClusterConfig:
-    values = {"name": "demo", "region": "us-west-2", "availability_zone_id": "usw2-az4", "workers": [WORKERS]}
-    return ClusterConfig.model_validate({**values, **changes})
+from tests.aws.account_place import config
 
 
 @pytest.mark.parametrize(

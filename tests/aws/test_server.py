@@ -139,35 +139,6 @@ def test_continuous_provisioning_is_in_service_before_its_nodes(aws: Aws, accoun
     until(lambda: len(running(sagemaker)) == 5)
 
 
-def test_nodes_are_replaced_deleted_and_scaled(aws: Aws, account: dict[str, Any]) -> None:
-    sagemaker = aws.client("sagemaker")
-    sagemaker.create_cluster(**request(account))
-    until(lambda: status(sagemaker) == "InService")
-    controller, first, second, _ = before = running(sagemaker)
-    unknown = "i-00000000000000000"
-    answer = sagemaker.batch_replace_cluster_nodes(ClusterName="c", NodeIds=[first, controller, unknown])
-    assert answer["Successful"] == [first]
-    assert [e["ErrorCode"] for e in answer["Failed"]] == ["InstanceIdInUse", "InstanceIdNotFound"]
-    until(lambda: len(running(sagemaker)) == 4)
-    assert first not in running(sagemaker)
-    answer = sagemaker.batch_delete_cluster_nodes(ClusterName="c", NodeIds=[second, unknown])
-    assert (answer["Successful"], answer["Failed"][0]["Code"]) == ([second], "NodeIdNotFound")
-    until(lambda: len(running(sagemaker)) == 3)
-    groups = request(account, workers=4)["InstanceGroups"]
-    sagemaker.update_cluster(ClusterName="c", InstanceGroups=[groups[1]], InstanceGroupsToDelete=["worker-2"])
-    assert status(sagemaker) == "Updating"
-    until(lambda: status(sagemaker) == "InService")
-    assert len(running(sagemaker)) == 5
-    assert controller in before and running(sagemaker)[0] == controller
-    assert [g["InstanceGroupName"] for g in sagemaker.describe_cluster(ClusterName="c")["InstanceGroups"]] == [
-        "controller",
-        "worker",
-    ]
-    sagemaker.update_cluster_software(ClusterName="c")
-    assert status(sagemaker) == "SystemUpdating"
-    until(lambda: status(sagemaker) == "InService")
-
-
 def test_what_hyperpod_refuses(aws: Aws, account: dict[str, Any]) -> None:
     sagemaker, good = aws.client("sagemaker"), request(account)
 
