@@ -51,6 +51,7 @@ kit replace-node cluster.yaml "$(first_worker)" --yes
 kit scale cluster.yaml worker-group-1 2
 kit scale cluster.yaml worker-group-1 1 --yes
 kit logs
+kit events
 kit delete --confirm ml-cluster
 kit delete --confirm ml-cluster --delete-data
 say "Rehearsed: created, inspected, changed and deleted, all on this machine"

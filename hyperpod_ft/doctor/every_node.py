@@ -1,7 +1,6 @@
 """`doctor --nodes`: a small job on every node that takes jobs, and what the nodes say, compared."""
 
 import fcntl
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from hyperpod_ft.doctor.assumed import Assumed
 from hyperpod_ft.doctor.diagnosis import Diagnosis, differs, ok, unknown
-from hyperpod_ft.doctor.node import NodeDiagnoses
+from hyperpod_ft.doctor.node import NodeDiagnoses, heard
 from hyperpod_ft.doctor.volume import scratch
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.health import problems, replacement
@@ -57,8 +56,7 @@ def _ask(assumed: Assumed, nodes: Sequence[SlurmNode], probe: Path) -> tuple[lis
         output, errors = assumed.site.on_nodes(nodes, command, options)
     except UserError as error:
         return [], str(error)
-    said = [NodeDiagnoses.of(json.loads(line)) for line in output.splitlines() if line.startswith("{")]
-    return said, _first_message(errors)
+    return heard(output), _first_message(errors)
 
 
 def _first_message(errors: str) -> str:

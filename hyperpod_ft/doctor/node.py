@@ -2,13 +2,17 @@
 
     python -m hyperpod_ft.doctor.node PROBE INSTANCE_TYPE NODES ENVIRONMENT
 
-PROBE is a file on the shared volume that the head node holds locked. Prints one line of JSON (`NodeDiagnoses`), with
-the report of the health check before training. An empty INSTANCE_TYPE or ENVIRONMENT leaves out what depends on it.
+PROBE is a file on the shared volume that the head node holds locked. Prints `NodeDiagnoses`, with the report of the
+health check before training, as lines that `heard` reads. An empty INSTANCE_TYPE or ENVIRONMENT leaves out what depends
+on it.
 """
 
+import base64
 import json
 import sys
 import time
+from collections import defaultdict
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,8 @@ from hyperpod_ft.job.job_step import JobStep
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.launch.slurm_site import SlurmSite
 from hyperpod_ft.planning.pins import NEURON_DRIVERS
+
+_MARK, _LINE = "hyperpod-ft-doctor:", 800
 
 
 @dataclass(frozen=True)
@@ -84,9 +90,30 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in version.split(".") if number.isdecimal()]
 
 
+def lines(said: NodeDiagnoses) -> list[str]:
+    """What a task prints. srun mixes the output of tasks, and cuts lines that are longer than a kilobyte."""
+    text = base64.b64encode(json.dumps(asdict(said)).encode()).decode()
+    return [f"{_MARK} {said.node} {text[start : start + _LINE]}" for start in range(0, len(text), _LINE)]
+
+
+def heard(output: str) -> list[NodeDiagnoses]:
+    """What the nodes said, from the output of all tasks; without nodes of which a part is missing."""
+    parts: dict[str, str] = defaultdict(str)
+    for line in output.splitlines():
+        mark, _, rest = line.partition(" ")
+        node, _, part = rest.partition(" ")
+        if mark == _MARK:
+            parts[node] += part
+    said = []
+    for text in parts.values():
+        with suppress(ValueError):
+            said.append(NodeDiagnoses.of(json.loads(base64.b64decode(text))))
+    return said
+
+
 def main() -> None:
     probe, instance_type, nodes, environment = sys.argv[1:]
-    print(json.dumps(asdict(look(Path(probe), instance_type, int(nodes), environment))), flush=True)
+    print("\n".join(lines(look(Path(probe), instance_type, int(nodes), environment))), flush=True)
 
 
 if __name__ == "__main__":

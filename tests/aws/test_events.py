@@ -52,12 +52,17 @@ def test_a_cluster_without_continuous_provisioning_has_no_events(kit: Kit) -> No
 
 
 def test_a_node_that_fails_once_is_reported_and_waited_for(kit: Kit) -> None:
+    kit.configure(workers=[{"name": name, "instance_type": "ml.trn1.32xlarge"} for name in ("worker-group-1", "b")])
     kit.aws.scenario(
-        lifecycle={"worker-group-1": {"lines": ["error: fsx: not writable yet"], "exit": 1, "times": 1}},
+        lifecycle={
+            "worker-group-1": {"lines": ["error: fsx: not writable yet"], "exit": 1, "times": 1},
+            "b": {"lines": ["error: users: no answer"], "exit": 1, "times": 1},
+        },
         seconds={"node.failed": 0.5},
     )
     output = kit.run("create")
     assert output.count("error: fsx: not writable yet") == 1
+    assert output.count("error: users: no answer") == 1, "each group's log"
     assert re.search(r"worker-group-1 i-[0-9a-f]{17} failed: attempt 1 of 3", output)
     assert f"{NAME} is complete" in output
 

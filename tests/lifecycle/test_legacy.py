@@ -119,6 +119,24 @@ def test_a_worker_that_slurm_conf_does_not_name_yet_joins_when_it_does(cluster: 
     cluster.instances.remove(new)
 
 
+def test_accounting_can_be_turned_on_later(nodes_possible: None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with container(tmp_path_factory.mktemp("container")) as opened:
+        logs = tmp_path_factory.mktemp("logs")
+        cluster = Cluster(opened, [CONTROLLER, WORKERS[0]], logs, provisioning="legacy")
+        cluster.write_slurm_conf()
+        worker = cluster.nodes[1]
+        cluster.provision(cluster.nodes)
+        number = cluster.submit(cluster.controller, "sleep 12")
+
+        cluster.change_settings(accounting=True)
+        cluster.provision(cluster.nodes)
+
+        assert cluster.wait_for_job(number) == "COMPLETED"
+        words = ("sacct", "-n", "-X", "-j", str(number), "-o", "user")
+        wait_until(lambda: cluster.controller.run(*words, user=USER).stdout.strip() == USER)
+        wait_until(lambda: "accounting_storage/slurmdbd" in worker.run("sh", "-c", "cat /run/slurm/conf/*").stdout)
+
+
 def _later(seconds: float, node: Node, path: str) -> None:
     time.sleep(seconds)
     (node.root / path).touch()

@@ -57,7 +57,8 @@ def test_users_may_submit_and_what_jobs_took_is_accounted(cluster: Cluster) -> N
 
 
 def test_a_user_who_is_added_later_may_submit_too(cluster: Cluster) -> None:
-    cluster.change_settings(users=[*cluster.settings["users"], {"name": "carol", "uid": 2003, "gid": 2003}])
+    users = cluster.settings["users"]
+    cluster.change_settings(users=[*users, {**users[0], "name": "carol", "uid": 2003, "gid": 2003}])
     cluster.provision(cluster.nodes)
     wait_until(lambda: "carol" in cluster.controller.run("sacctmgr", "-n", "show", "association").stdout)
     assert cluster.job(cluster.controller, "id -un", user="carol").strip() == "carol"
@@ -166,24 +167,6 @@ def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: 
 
     assert [set(disk(node)) for node in cluster.nodes] == wanted
     runs_a_job(cluster, cluster.nodes[-1])
-
-
-def test_accounting_can_be_turned_on_later(nodes_possible: None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with container(tmp_path_factory.mktemp("container")) as opened:
-        logs = tmp_path_factory.mktemp("logs")
-        cluster = Cluster(opened, [CONTROLLER, WORKERS[0]], logs, provisioning="legacy")
-        cluster.write_slurm_conf()
-        worker = cluster.nodes[1]
-        cluster.provision(cluster.nodes)
-        number = cluster.submit(cluster.controller, "sleep 12")
-
-        cluster.change_settings(accounting=True)
-        cluster.provision(cluster.nodes)
-
-        assert cluster.wait_for_job(number) == "COMPLETED"
-        shown = cluster.controller.run("sacct", "-n", "-X", "-j", str(number), "-o", "user", user=USER).stdout
-        assert shown.strip() == USER
-        wait_until(lambda: "accounting_storage/slurmdbd" in worker.run("sh", "-c", "cat /run/slurm/conf/*").stdout)
 
 
 def _slurm_files(node: Node) -> dict[str, str]:

@@ -58,7 +58,7 @@ def changes(config: ClusterConfig, request: dict[str, Any], described: dict[str,
         other.append(f"node_recovery: is {described['NodeRecovery']}, not {mode}: {command}")
     now, wanted = _database(described), _database(request)
     if not (_covers(now, wanted) if wanted else now is None):
-        other.append(f"accounting_database: is {_short(now)}, not {_short(wanted)}; cannot be changed")
+        other.append(f"accounting_database: is {_short(now)}, not {_short(wanted)}; only the first `create` sets it")
     return Changes(tuple(groups), added, tuple(other))
 
 

@@ -50,7 +50,7 @@ class ClusterWatch:
     say: Say
     poll_seconds: float = POLL_SECONDS
     _reported: dict[str, str] = field(default_factory=dict)
-    _failed: dict[str, set[str]] = field(default_factory=dict)  # the failed instances of each node, by logical id
+    _failed: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # instances, by group and logical id
 
     def until_complete(self, timeout_seconds: float, awaited: Awaited) -> Cluster:
         """Wait until every group has its target number of nodes, all of them Running.
@@ -139,13 +139,13 @@ class ClusterWatch:
             self._report_change(f"{name} lacks instances", reason)
 
     def _count_attempts(self, cluster: Cluster, failing: list[Node]) -> list[Node]:
-        """Report each failed instance, the first with its log; returns the nodes that had their last attempt."""
+        """Report each failed instance, a group's first with its log; returns the nodes that had their last attempt."""
         attempts = _ATTEMPTS if cluster.continuous else 1
-        if not self._failed:
-            self._explain(cluster, failing)
         given_up = []
         for node in failing:
-            failed = self._failed.setdefault(node.logical_id or node.group, set())
+            if all(group != node.group for group, _ in self._failed):
+                self._explain(cluster, [node])
+            failed = self._failed.setdefault((node.group, node.logical_id), set())
             failed.add(node.instance_id)
             if len(failed) >= attempts:
                 given_up.append(node)

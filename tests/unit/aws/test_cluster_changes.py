@@ -77,7 +77,7 @@ def test_a_database_that_the_cluster_file_no_longer_names_is_reported(tmp_path: 
     assert changes(load(tmp_path, **RDS), made, described(made)).other == ()
     config = load(tmp_path)
     (line,) = changes(config, requests.create_cluster(config, RESOURCES, URI), described(made)).other
-    assert line.endswith("not none; cannot be changed")
+    assert line.endswith("not none; only the first `create` sets it")
 
 
 def test_new_groups_are_added_and_new_scripts_reach_the_others(tmp_path: Path) -> None:

@@ -184,6 +184,15 @@ def said(name: str, time: float, *rows: Diagnosis) -> NodeDiagnoses:
     return NodeDiagnoses(name, time, rows, None)
 
 
+def test_the_output_of_tasks_may_be_mixed() -> None:
+    told = [said(name, 1.0, ok("locks", name * 2000)) for name in ("n1", "n2")]
+    first, second = (node.lines(one) for one in told)
+    assert all(len(line) < 1000 for line in first), "srun cuts longer ones"
+    mixed = [line for pair in zip(first, second, strict=True) for line in pair]
+    assert node.heard("\n".join(["a site's greeting", *mixed])) == told
+    assert node.heard("\n".join([*first, *second[:-1]])) == told[:1]
+
+
 def test_clocks_of_nodes_that_differ(make_run: MakeRun, tmp_path: Path) -> None:
     assumed = Assumed(tmp_path, make_run().config, at([]))
     (near,) = every_node._compared(assumed, [said("n1", 1000.0), said("n2", 1003.0)])
