@@ -32,7 +32,8 @@ SESSION_TARGET = "arn:{partition}:sagemaker:{region}:{account}:cluster/012345678
 COMMANDS = (
     Permissions(
         *("sagemaker", "cluster/0123456789ab", "CreateCluster DescribeCluster ListClusterNodes"),
-        "UpdateCluster BatchReplaceClusterNodes DeleteCluster ListClusterEvents DescribeClusterEvent",
+        "UpdateCluster UpdateClusterSoftware DeleteCluster ListClusterEvents DescribeClusterEvent BatchAddClusterNodes"
+        " BatchDeleteClusterNodes BatchRebootClusterNodes BatchReplaceClusterNodes",
     ),
     Permissions("sagemaker", "", "ListClusters"),
     Permissions("iam", "role/{role}", "PassRole"),
