@@ -14,7 +14,6 @@ from hyperpod_ft.cli import tables
 from hyperpod_ft.progress import format_bytes
 
 if TYPE_CHECKING:  # --help and the other commands start without them
-    from hyperpod_ft.aws.findings import Finding
     from hyperpod_ft.aws.hyperpod.api import Cluster
     from hyperpod_ft.aws.hyperpod.events import Event
     from hyperpod_ft.aws.hyperpod.nodes import Node
@@ -38,17 +37,6 @@ def problems(found: Sequence[str], as_json: bool) -> int:
     return 1
 
 
-def findings(found: Sequence[Finding], as_json: bool) -> int:
-    """Print the findings in handwritten files; returns the exit code."""
-    if as_json:
-        print(json.dumps({"findings": [asdict(finding) for finding in found]}, indent=2))
-    else:
-        for finding in found:
-            print(finding)
-        print(_verdict(found))
-    return 1 if any(finding.severity == "error" for finding in found) else 0
-
-
 def validated(checked: ValidationResult, as_json: bool) -> int:
     """Print the findings and the checks of a validation; returns the exit code."""
     if as_json:
@@ -60,13 +48,10 @@ def validated(checked: ValidationResult, as_json: bool) -> int:
             print(f"not checked: {skipped}")
         print(f"checked: {', '.join(checked.done)}")
         where = f"account {checked.account}" if checked.account else "offline"
-        print(f"{_verdict(checked.findings)} ({len(checked.done)} checks, {where}, {checked.seconds:.1f} s)")
+        errors = sum(finding.severity == "error" for finding in checked.findings)
+        found = f"{_number(errors, 'error')}, {_number(len(checked.findings) - errors, 'warning')}"
+        print(f"{found} ({len(checked.done)} checks, {where}, {checked.seconds:.1f} s)")
     return 1 if checked.has_errors else 0
-
-
-def _verdict(found: Sequence[Finding]) -> str:
-    errors = sum(finding.severity == "error" for finding in found)
-    return f"{_number(errors, 'error')}, {_number(len(found) - errors, 'warning')}"
 
 
 def _number(count: int, noun: str) -> str:

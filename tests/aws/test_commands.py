@@ -1,13 +1,9 @@
 """`hyperpod-ft cluster ...`, as users run it, against the server that stands in for AWS (server.py)."""
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
-
-import pytest
 
 from tests.aws.kit import NAME, Kit
 from tests.aws.test_caller_permissions import assert_permissions_are_listed
@@ -195,39 +191,3 @@ def test_existing_resources_are_used_and_never_deleted(kit: Kit, tmp_path: Path)
     kit.run("delete", "--confirm", "second")
     assert len(kit.aws.client("fsx").describe_file_systems()["FileSystems"]) == 1
     assert len(kit.aws.client("cloudformation").describe_stacks()["Stacks"]) == 1
-
-
-@pytest.mark.parametrize("provisioning", ["api", "legacy"])
-def test_rendered_files_do_the_same_with_the_aws_cli(kit: Kit, provisioning: str) -> None:
-    """create.sh is run by bash, with the AWS CLI if it is installed; rendering itself does not contact AWS."""
-    arguments = ["--legacy-provisioning"] if provisioning == "legacy" else []
-    rendered = kit.directory / "rendered"
-    kit.run("create", "--render", str(rendered), *arguments)
-    assert kit.aws.requests() == []
-    names = {path.relative_to(rendered).as_posix() for path in rendered.rglob("*") if path.is_file()}
-    assert {"create.sh", "env_vars", "stack.yaml", "to-fill/cluster-config.json"} <= names
-    assert ("to-fill/lifecycle/provisioning_parameters.json" in names) == (provisioning == "legacy")
-    checked = subprocess.run(
-        ["shellcheck", "--shell=bash", rendered / "create.sh", rendered / "env_vars"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout
-
-    aws_cli = shutil.which("aws", path=os.environ["PATH"])
-    if aws_cli is None:
-        pytest.skip("no AWS CLI here")
-    environment = {**kit.environment, "PATH": f"{Path(aws_cli).parent}:{os.environ['PATH']}", "AWS_PAGER": ""}
-    environment |= {name: os.environ[name] for name in ("PYENV_ROOT",) if name in os.environ}
-    environment.pop("PYTHONPATH")
-    done = subprocess.run(
-        [rendered / "create.sh"], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    by_hand = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)
-    assert "$" not in json.dumps(by_hand, default=str)
-    assert {group["InstanceGroupName"] for group in by_hand["InstanceGroups"]} == {
-        "controller-machine",
-        "worker-group-1",
-    }

@@ -57,23 +57,10 @@ def validate(
     overrides: Overrides = None,
     legacy: Legacy = False,
     offline: Annotated[bool, typer.Option("--offline", help="Check without an AWS account or network.")] = False,
-    cluster_config: Annotated[
-        Path | None,
-        typer.Option(metavar="JSON", help="Check this CreateCluster request instead of a cluster file; offline."),
-    ] = None,
-    provisioning_parameters: Annotated[
-        Path | None, typer.Option(metavar="JSON", help="The provisioning_parameters.json of --cluster-config.")
-    ] = None,
     profile: Profile = None,
     as_json: Json = False,
 ) -> None:
     """Check a cluster file before money is spent; exit code 1 if there are errors."""
-    if provisioning_parameters is not None and cluster_config is None:
-        raise UserError("--provisioning-parameters needs --cluster-config", "pass both")
-    if cluster_config is not None:
-        from hyperpod_ft.aws.validation.handwritten import validate_handwritten  # noqa: PLC0415
-
-        raise typer.Exit(show_cluster.findings(validate_handwritten(cluster_config, provisioning_parameters), as_json))
     try:
         config = load(file, overrides, legacy)
     except ConfigError as error:
@@ -90,10 +77,6 @@ def create(
     overrides: Overrides = None,
     legacy: Legacy = False,
     profile: Profile = None,
-    render: Annotated[
-        Path | None,
-        typer.Option("--render", metavar="DIR", help="Write files for the AWS CLI instead of creating the cluster."),
-    ] = None,
     timeout: Timeout = 60.0,
     no_wait: NoWait = False,
 ) -> None:
@@ -102,11 +85,6 @@ def create(
     Safe to run again after an interruption: it continues from the existing resources.
     """
     config = load(file, overrides, legacy)
-    if render is not None:
-        from hyperpod_ft.aws import aws_cli_files  # noqa: PLC0415
-
-        print(f"{len(aws_cli_files.write(config, render))} files in {render}. Next: {render / 'create.sh'}")
-        return
     commands = commands_of(reference_of(config, file), profile)
     with interruptible():
         cluster = commands.create(config, None if no_wait else timeout)
