@@ -59,7 +59,7 @@ def test_a_node_that_fails_once_is_reported_and_waited_for(kit: Kit) -> None:
             "worker-group-1": {"lines": ["error: fsx: not writable yet"], "exit": 1, "times": 1},
             "b": {"lines": ["error: users: no answer"], "exit": 1, "times": 1},
         },
-        seconds={"node.failed": 0.5},
+        seconds={"node.failed": 3},
     )
     output = kit.run("create")
     assert output.count("error: fsx: not writable yet") == 1
