@@ -22,7 +22,7 @@ ruff check .
 ruff format --check .
 lint-imports
 mypy
-shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh tests/lifecycle/*.sh tests/aws/*.sh
+shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh hyperpod_ft/aws/ssh/*.sh tests/lifecycle/*.sh tests/aws/*.sh
 
 say "pytest"
 # Four workers keep two cores busy: with three, they were idle for a quarter of the time, since tests with Slurm and

@@ -1,8 +1,8 @@
-"""A stand-in for the AWS CLI with its session-manager-plugin, for tests of `cluster ssh` and scripts/easy-ssh.sh.
+"""A stand-in for the AWS CLI with its session-manager-plugin, for tests of `cluster ssh`.
 
-    python -m tests.aws.aws_cli sagemaker describe-cluster | sagemaker list-cluster-nodes | ssm start-session ...
+    python -m tests.aws.aws_cli ssm start-session ...
 
-What is real: boto3 sends each call to the server that stands in for AWS, which knows the targets; --query is JMESPath.
+What is real: boto3 sends each call to the server that stands in for AWS, which knows the targets.
 What stands in for SSM's service, agent and tunnel: $NODES/<instance id>/ is the node. A tunnel is that node's own sshd
 (`sshd -i`), run on this process's stdin and stdout; a command is split into words and run without a shell, as the agent
 does, on this machine, where the node's bin/ comes first in PATH. $NODES/sessions lists sessions: document, target.
@@ -13,67 +13,36 @@ import argparse
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import boto3
-import jmespath
-from botocore.exceptions import ClientError, NoCredentialsError, ProfileNotFound
+from botocore.exceptions import ClientError
 
 NODES = Path(os.environ["NODES"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("service", choices=["sagemaker", "ssm"])
-    parser.add_argument("operation", choices=["describe-cluster", "list-cluster-nodes", "start-session"])
-    for option in ("region", "profile", "cluster-name", "query", "output", "target", "document-name", "parameters"):
+    parser.add_argument("service", choices=["ssm"])
+    parser.add_argument("operation", choices=["start-session"])
+    for option in ("region", "profile", "target", "document-name", "parameters"):
         parser.add_argument(f"--{option}")
     given = parser.parse_args()
     try:
-        client = boto3.Session(profile_name=given.profile, region_name=given.region).client(given.service)
-        if given.operation == "start-session":
-            return start_session(client, given)
-        if given.operation == "describe-cluster":
-            answer = client.describe_cluster(ClusterName=given.cluster_name)
-        else:
-            pages = client.get_paginator("list_cluster_nodes").paginate(ClusterName=given.cluster_name)
-            answer = pages.build_full_result()
+        client = boto3.Session(profile_name=given.profile, region_name=given.region).client("ssm")
+        return start_session(client, given)
     except ClientError as error:
         print(f"\n{error}", file=sys.stderr)
         return 254
-    except NoCredentialsError:
-        print("\nUnable to locate credentials. You can configure credentials by running...", file=sys.stderr)
-        return 253
-    except ProfileNotFound as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 255
-    print(text(jmespath.search(given.query, answer)))
-    return 0
-
-
-def text(value: Any) -> str:
-    """The format of --output text: a list is one line with tabs, a list of lists is several lines."""
-    if isinstance(value, list):
-        if any(isinstance(item, list) for item in value):
-            return "\n".join(text(item) for item in value)
-        return "\t".join(map(str, value))
-    return str(value)
 
 
 def start_session(client: Any, given: argparse.Namespace) -> int:
-    parameters = json.loads(given.parameters) if (given.parameters or "").startswith("{") else {}
-    if given.parameters and not parameters:
-        name, _, value = given.parameters.partition("=")
-        parameters = {name: [value]}
+    parameters = json.loads(given.parameters or "{}")
     more = {"DocumentName": given.document_name, "Parameters": parameters} if given.document_name else {}
     client.start_session(Target=given.target, **more)
-    if shutil.which("session-manager-plugin") is None:
-        print("SessionManagerPlugin is not found. Please refer to ...", file=sys.stderr)
-        return 255
     with (NODES / "sessions").open("a") as log:
         log.write(f"{given.document_name or 'shell'} {given.target}\n")
     node = NODES / ("i-" + given.target.rpartition("-i-")[2])
@@ -96,11 +65,6 @@ def start_session(client: Any, given: argparse.Namespace) -> int:
             words = shlex.split(parameters["command"][0])
             subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, check=False)
             print("\n\nExiting session with sessionId: stand-in.\n")
-        case other:
-            print(
-                f"An error occurred (InvalidDocument) when calling the StartSession operation: {other}", file=sys.stderr
-            )
-            return 254
     return 0
 
 

@@ -21,7 +21,6 @@ from tests.aws import ssh_cluster, ssh_nodes, test_server
 from tests.aws.conftest import Aws
 from tests.aws.ssh_cluster import AWS_CLI, a_node, instance_of
 from tests.aws.ssh_nodes import USER, Nodes, new_key
-from tests.aws.test_easy_ssh import easy_ssh
 from tests.aws.test_server import group, until
 from tests.aws.test_ssh_key import COMMENT
 
@@ -230,8 +229,6 @@ def test_a_node_among_120(aws: Aws, account: dict[str, Any], nodes: Nodes) -> No
     cluster = api.require(client, "c")
     route = ssh.choose_route(cluster, there, AWS_CLI, ssh.SshRequest(group="worker-group-1"), nodes.home)
     assert route.node == wanted
-    assert route.node_name == f"worker-group-1 {wanted.instance_id}"
+    assert route.node_name == f"worker-group-1 {wanted.instance_id} {wanted.hostname}"
     crowd = ssh.choose_route(cluster, there, AWS_CLI, ssh.SshRequest(group="worker-group-10"), nodes.home)
     assert crowd.node_name.endswith(" (one of 118 Running)")
-    shown = easy_ssh("-g", "worker-group-1", "--dry-run", "c")
-    assert shown.stdout.splitlines()[0] == f"target   {route.target}"
