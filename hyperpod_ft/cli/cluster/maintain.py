@@ -58,7 +58,7 @@ def scale(
     yes: Yes = False,
     as_json: After = False,
 ) -> None:
-    """Change the number of instances in an instance group. HyperPod chooses which to remove; with delete-node you do."""
+    """Change the number of instances in an instance group. To choose which to remove: delete-node."""
     with _maintenance(cluster, region, profile, as_json) as maintenance:
         if removed := maintenance.instances_removed(group, count):
             _confirm(
