@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run every `hyperpod-ft cluster` command against a stand-in for AWS on this machine. Costs nothing.
+# Run a cluster's life cycle, from init to delete, against a stand-in for AWS on this machine. Costs nothing.
 #
 #   ./scripts/rehearse-cluster.sh
 #

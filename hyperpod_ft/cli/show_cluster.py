@@ -152,4 +152,5 @@ def created(config: ClusterConfig, cluster: Cluster, file: Path) -> None:
         f"In run files: cluster.root: {config.fsx.mount_path}/<user>/hyperpod-ft, "
         f"instance_type: {worker.instance_type}, nodes: {count}, partition: {worker.slurm_partition}"
     )
-    print(f"It costs money until you run: hyperpod-ft cluster delete {file}")
+    print(f"Instances cost money until: hyperpod-ft cluster delete {file}")
+    print(f"File system and bucket until: hyperpod-ft cluster delete {file} --delete-data")

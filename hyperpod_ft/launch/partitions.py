@@ -29,6 +29,6 @@ def check_partition(listing: str, partition: str | None, instance_type: str) -> 
         cpus_of_nodes = ", ".join(map(str, sorted(sizes[chosen])))
         raise UserError(
             f"cluster.partition: {chosen} has nodes with {cpus_of_nodes} CPUs, so training could start on one that is"
-            f" no {instance_type}",
+            f" not a {instance_type}",
             f"set it to the partition of the {instance_type} nodes, one of: {', '.join(others)}",
         )

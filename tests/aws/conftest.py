@@ -58,8 +58,8 @@ class Aws:
         """(service, operation) of every call since the reset that began this test."""
         return [(service, operation) for service, operation in self._post("requests", {})]
 
-    def actions(self, who: str = "callers") -> set[str]:
-        """The permissions that requests needed since that reset: of `callers`, or of AWS's `services`."""
+    def actions(self, who: str = "kit") -> set[str]:
+        """The permissions that requests needed since that reset: of the `kit`, or of AWS's `services`."""
         return set(self._post("actions", {})[who])
 
     def reset(self) -> None:
@@ -131,10 +131,13 @@ def place(aws: Aws) -> "Place":
 
 
 @pytest.fixture
-def kit(tmp_path: Path, aws: Aws) -> Kit:
+def kit(tmp_path: Path, aws: Aws) -> Iterator[Kit]:
+    from tests.aws.test_caller_permissions import assert_permissions_of_clusters_are_listed
+
     kit = Kit(tmp_path, aws)
     kit.configure()
-    return kit
+    yield kit
+    assert_permissions_of_clusters_are_listed(aws)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 `POST /_test/scenario` merges a JSON object of these fields into the scenario (lists are replaced); `POST /_test/reset`
 forgets everything: resources, scenario, requests. `GET /_test/requests` lists [service, operation] of all calls since,
-`GET /_test/actions` the permissions, as IAM names them, that callers' requests and those of AWS's services needed.
+`GET /_test/actions` the permissions, as IAM names them, that the requests of the kit and of AWS's services needed.
 
     seconds            how long things take, by name; the defaults are below. Tests that look at a state in between set
                        it long, and all others leave it short.

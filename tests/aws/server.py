@@ -106,7 +106,9 @@ class Server:
         if call is None:
             return self._moto(environ, start_response)
         by_server = call.access_key == _OWN  # as CloudFormation and HyperPod call other services
-        self.world.actions["services" if by_server else "callers"].add(iam_action(call, environ))
+        of_kit = "hyperpod-ft/" in environ.get("HTTP_USER_AGENT", "")
+        who = "services" if by_server else "kit" if of_kit else "others"
+        self.world.actions[who].add(iam_action(call, environ))
         if by_server:
             return self._moto(environ, start_response)
         with self._lock:

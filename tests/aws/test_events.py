@@ -39,7 +39,8 @@ def test_who_may_not_read_events_still_waits(kit: Kit) -> None:
         "code": "AccessDeniedException",
         "message": "User: x is not authorized to perform: sagemaker:ListClusterEvents",
     }
-    kit.aws.scenario(errors=[{"service": "sagemaker", "operation": "ListClusterEvents", **denied, "times": 999}])
+    refusal = {"service": "sagemaker", "operation": "ListClusterEvents", **denied, "times": 999}
+    kit.aws.scenario(errors=[refusal], seconds={"node.launch": 1})
     output = kit.run("create")
     assert "is complete" in output
     assert "worker-group-1 lacks instances: events: access denied to sagemaker:ListClusterEvents" in output
@@ -58,7 +59,7 @@ def test_a_node_that_fails_once_is_reported_and_waited_for(kit: Kit) -> None:
             "worker-group-1": {"lines": ["error: fsx: not writable yet"], "exit": 1, "times": 1},
             "b": {"lines": ["error: users: no answer"], "exit": 1, "times": 1},
         },
-        seconds={"node.failed": 0.5},
+        seconds={"node.failed": 3},
     )
     output = kit.run("create")
     assert output.count("error: fsx: not writable yet") == 1

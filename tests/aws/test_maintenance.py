@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.aws.clusters import FIRST_IMAGE, NEWEST_IMAGE
 from tests.aws.kit import NAME, ROOT, Kit
+from tests.aws.test_caller_permissions import assert_permissions_are_listed
 
 WORKERS = "worker-group-1"
 
@@ -28,11 +30,12 @@ def operations(kit: Kit) -> list[str]:
 
 
 @pytest.fixture
-def cluster(kit: Kit) -> Kit:
-    """Three workers in a running cluster."""
+def cluster(kit: Kit) -> Iterator[Kit]:
+    """Three workers in a running cluster; afterwards, every call was one that `validate` knows of."""
     kit.configure(workers=[{"name": WORKERS, "instance_type": "ml.trn1.32xlarge", "count": 3, "partition": "trn1"}])
     kit.run("create")
-    return kit
+    yield kit
+    assert_permissions_are_listed(kit.aws)
 
 
 class Controller:

@@ -10,7 +10,8 @@ import pytest
 from botocore.stub import Stubber
 
 from hyperpod_ft.aws.create import create
-from hyperpod_ft.aws.hyperpod import api, cluster_logs, requests
+from hyperpod_ft.aws.hyperpod import api, cluster_logs
+from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.aws.hyperpod.waiting import ClusterWatch
 from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.session import Session
@@ -188,7 +189,7 @@ def test_a_create_during_delete_leaves_no_cluster(kit: Kit) -> None:
     create(config, session, print, 0.02)
     sagemaker = session.client("sagemaker")
     described = sagemaker.describe_cluster(ClusterName=NAME)
-    groups = [requests.group_specification(group) for group in described["InstanceGroups"]]
+    groups = [group_specification(group) for group in described["InstanceGroups"]]
     orchestrator, network = described["Orchestrator"], described["VpcConfig"]
     lines: list[str] = []
 

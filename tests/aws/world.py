@@ -27,8 +27,8 @@ class World:
     scenario: Scenario = field(default_factory=Scenario)
     clock: Clock = field(default_factory=Clock)
     requests: list[tuple[str, str]] = field(default_factory=list)
-    # permissions that the requests of callers needed, and those of AWS's services
-    actions: dict[str, set[str]] = field(default_factory=lambda: {"callers": set(), "services": set()})
+    # permissions that requests needed: of the kit, of AWS's services, and of the tests and other programs
+    actions: dict[str, set[str]] = field(default_factory=lambda: {"kit": set(), "services": set(), "others": set()})
     regions: dict[str, "Region"] = field(default_factory=dict)
     bucket_policies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # statements, by bucket
 

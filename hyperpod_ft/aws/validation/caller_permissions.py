@@ -29,12 +29,18 @@ class Permissions:
 
 
 SESSION_TARGET = "arn:{partition}:sagemaker:{region}:{account}:cluster/0123456789ab"
+EXTENSION = Permissions(
+    *("sagemaker", "cluster/0123456789ab"),
+    later="CreateClusterExtension UpdateClusterExtension DeleteClusterExtension DescribeClusterExtension"
+    " ListClusterExtensions",
+)
 COMMANDS = (
     Permissions(
         *("sagemaker", "cluster/0123456789ab", "CreateCluster DescribeCluster ListClusterNodes"),
-        "UpdateCluster UpdateClusterSoftware BatchAddClusterNodes BatchDeleteClusterNodes BatchRebootClusterNodes"
-        " BatchReplaceClusterNodes DeleteCluster ListClusterEvents DescribeClusterEvent",
+        "UpdateCluster UpdateClusterSoftware BatchAddClusterNodes BatchRebootClusterNodes BatchReplaceClusterNodes"
+        " BatchDeleteClusterNodes DeleteCluster ListClusterEvents DescribeClusterEvent",
     ),
+    EXTENSION,
     Permissions("sagemaker", "", "ListClusters"),
     Permissions("iam", "role/{role}", "PassRole"),
     Permissions("s3", "{bucket}/lifecycle/provision.sh", "PutObject"),

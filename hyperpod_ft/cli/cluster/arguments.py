@@ -18,6 +18,9 @@ File = Annotated[Path, typer.Argument(metavar="[CLUSTER_FILE]", help="A cluster 
 Reference = Annotated[
     str, typer.Argument(metavar="[CLUSTER]", help="A cluster file, or a cluster's name (see --region).")
 ]
+RequiredReference = Annotated[
+    str, typer.Argument(metavar="CLUSTER", help="A cluster file, or a cluster's name (see --region).")
+]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. node_recovery=None.")
 ]

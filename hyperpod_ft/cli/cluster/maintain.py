@@ -13,6 +13,7 @@ from hyperpod_ft.cli.cluster.arguments import (
     Profile,
     Reference,
     Region,
+    RequiredReference,
     Timeout,
     Yes,
     find,
@@ -47,7 +48,7 @@ class Patching(str, Enum):
 
 @app.command()
 def scale(
-    cluster: Reference,
+    cluster: RequiredReference,
     group: Group,
     count: Annotated[int, typer.Argument(min=0, help="The new number of instances.")],
     region: Region = None,
@@ -57,7 +58,7 @@ def scale(
     yes: Yes = False,
     as_json: After = False,
 ) -> None:
-    """Change the number of instances in an instance group. HyperPod chooses which go: see delete-node."""
+    """Change the number of instances in an instance group. To choose which to remove: delete-node."""
     with _maintenance(cluster, region, profile, as_json) as maintenance:
         if removed := maintenance.instances_removed(group, count):
             _confirm(
@@ -68,7 +69,7 @@ def scale(
 
 @app.command("replace-node")
 def replace_node(
-    cluster: Reference,
+    cluster: RequiredReference,
     node: NodeNames,
     region: Region = None,
     profile: Profile = None,
@@ -88,7 +89,7 @@ def replace_node(
 
 @app.command("reboot-node")
 def reboot_node(
-    cluster: Reference,
+    cluster: RequiredReference,
     node: NodeNames,
     region: Region = None,
     profile: Profile = None,
@@ -104,7 +105,7 @@ def reboot_node(
 
 @app.command("delete-node")
 def delete_node(
-    cluster: Reference,
+    cluster: RequiredReference,
     node: Annotated[list[str] | None, typer.Argument(metavar="[NODE...]", help="Instance ids or host names.")] = None,
     group: Annotated[str | None, typer.Option("--group", help="Choose nodes of this group; with --count.")] = None,
     count: Annotated[
@@ -134,7 +135,7 @@ def delete_node(
 
 @app.command("delete-group")
 def delete_group(
-    cluster: Reference,
+    cluster: RequiredReference,
     group: Group,
     region: Region = None,
     profile: Profile = None,
@@ -192,7 +193,7 @@ def update(
 
 @app.command("auto-patch")
 def auto_patch(
-    cluster: Reference,
+    cluster: RequiredReference,
     strategy: Annotated[Patching, typer.Argument(help="Each node when it is idle, or all of a group at once.")],
     group: Annotated[
         list[str] | None, typer.Option("--group", help="An instance group; repeatable. Default: all workers.")
@@ -211,7 +212,7 @@ def auto_patch(
 
 @app.command("node-recovery")
 def node_recovery(
-    cluster: Reference,
+    cluster: RequiredReference,
     mode: Annotated[Recovery, typer.Argument(help="Whether HyperPod replaces faulty nodes.")],
     region: Region = None,
     profile: Profile = None,
