@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,34 @@ def _no_state_outside(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
     for name in ("HYPERPOD_FT_LOCAL", "SLURM_CONF", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_other_machine() -> Iterator[None]:
+    """Fail a test that asks another machine, such as the instance metadata service, and keep its programs from that."""
+    connect = socket.socket.connect
+
+    def connect_here(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_of_this_machine(self.family, address[0]):
+            pytest.fail(f"a test asks {address}, another machine")
+        connect(self, address)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(socket.socket, "connect", connect_here)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield
+
+
+def _is_of_this_machine(family: int, host: str) -> bool:
+    """Whether an interface of this machine has the address."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except socket.gaierror:
+            return True  # no address at all
+        except OSError:
+            return False
+    return True
 
 
 def run_file_values(root: Path, **overrides: Any) -> dict[str, Any]:
