@@ -1,5 +1,6 @@
 """The operations of `hyperpod-ft cluster`: send requests to AWS, wait, report progress."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.aws.cluster_reference import ClusterReference
 from hyperpod_ft.aws.create import create
-from hyperpod_ft.aws.hyperpod import api, cluster_logs, events
+from hyperpod_ft.aws.hyperpod import api, cluster_logs, events, lifecycle_files
 from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.events import Event
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, ClusterWatch, Say
 from hyperpod_ft.aws.remove import remove
+from hyperpod_ft.aws.s3 import small_objects
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.ssh import connect as ssh
 from hyperpod_ft.aws.ssh import key as ssh_key
@@ -26,7 +28,7 @@ from hyperpod_ft.aws.stack.events import describe
 from hyperpod_ft.aws.stack.stack import POLL_SECONDS as STACK_POLL_SECONDS
 from hyperpod_ft.aws.stack.stack import Remaining
 from hyperpod_ft.aws.validation.validate import ValidationResult, validate_account, validate_offline
-from hyperpod_ft.config.cluster_config import ClusterConfig, stack_name
+from hyperpod_ft.config.cluster_config import ClusterConfig, User, stack_name
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import poll_seconds
 
@@ -108,8 +110,18 @@ class Commands:
 
     def login_user(self, identity: Path | None) -> str:
         """Who has the caller's key on the nodes. `identity`: a key file; None: the usual one."""
-        users = self.target.config.users if self.target.config else ()
+        users = self.target.config.users if self.target.config else self._users()
         return login_user(users, ssh_key.find(identity, Path.home() / ".ssh").line)
+
+    def _users(self) -> tuple[User, ...]:
+        """The users in the lifecycle scripts' settings; none if the cluster has other scripts."""
+        with self._explained():
+            s3, folder = self.session.client("s3"), next((group.lifecycle_uri for group in self._require().groups), "")
+            try:
+                found = small_objects.read(s3, folder, lifecycle_files.SETTINGS) if folder else None
+            except UserError as error:
+                raise UserError(error.problem, f"{error.remedy}, or pass --user or the cluster file") from None
+        return tuple(User.model_validate(user) for user in json.loads(found or b"{}").get("users", []))
 
     def ssh_route(self, request: SshRequest) -> SshRoute:
         """The ssh route to the requested node."""

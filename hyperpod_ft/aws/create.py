@@ -111,7 +111,7 @@ def _bring_up_to_date(
         return {}
     sagemaker.update_cluster(ClusterName=name, InstanceGroups=list(found.groups))
     if len(found.added) < len(found.groups):
-        say(f"cluster {name}: new nodes run the new lifecycle scripts, existing ones with the next `cluster update`")
+        say(f"cluster {name}: new nodes run the new lifecycle scripts; to run them on existing ones: docs/lifecycle.md")
     for group, count in found.added.items():
         say(f"cluster {name}: requested {count} instances for the new group {group}; billed by the hour from now on")
     return found.added

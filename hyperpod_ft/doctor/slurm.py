@@ -62,7 +62,7 @@ def _partitions(assumed: Assumed) -> Iterator[Diagnosis]:
         has = f"{where} has {len(training)} nodes, and the run needs {cluster.nodes}"
         yield differs("partitions", has, "correct cluster.nodes or cluster.partition, or scale the group of workers")
         return
-    listing = "\n".join(f"{node.partition}|{node.cpus}" for node in nodes)
+    listing = "\n".join(f"{node.partition}|{node.cpus}|{node.name}" for node in nodes)
     try:
         check_partition(listing, assumed.training_partition, cluster.instance_type)
     except UserError as error:

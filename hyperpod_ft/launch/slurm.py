@@ -163,7 +163,7 @@ class SlurmLauncher:
         instance = run.config.instance
         whole_nodes = any(stage.resources.exclusive for stage in stages)
         if instance.has_accelerators and whole_nodes and partitions.HYPERPOD.is_dir():
-            listing = self._run(["sinfo", "--noheader", "--exact", "--format=%P|%c"])
+            listing = self._run(["sinfo", "--noheader", "--Node", "--format=%P|%c|%N"])
             partitions.check_partition(listing.stdout, run.config.cluster.partition, instance.name)
 
     def _job(self, stage: str, job_id: str) -> Job:

@@ -82,14 +82,14 @@ def topology(conf: str, current: str) -> str:
     return f"{MARK}\nSwitchName=all Nodes={','.join(node_names(conf))}\n"
 
 
-def topology_faults(conf: str, topology_conf: str, topology_yaml: str) -> list[str]:
-    """What in these files keeps Slurm from starting jobs, or from starting; each text is "" if its file is missing.
+def topology_faults(conf: str, topology_conf: str, topology_yaml: str | None) -> list[str]:
+    """What in these files keeps Slurm from starting jobs, or from starting. `topology_yaml`: None if it is missing.
 
     Seen on HyperPod's AMIs since April 2026, whose agent writes them (pull requests 14 and 23 of
     aws-samples/sample-physical-ai-scaffolding-kit). topology.yaml(5): if that file exists, topology.conf is ignored.
     """
     partitions = re.findall(r"^\s*PartitionName=(\S+)\s(?:.*\s)?Topology=(\S+)", conf, re.IGNORECASE | re.MULTILINE)
-    if topology_yaml:
+    if topology_yaml is not None:
         known = re.findall(r"^[\s-]*topology:\s*[\"']?([^\s\"'#]+)", topology_yaml, re.MULTILINE)
         return [
             f"{TOPOLOGY_YAML} does not define {name!r}, the topology of partition {partition}: slurmctld may crash; "

@@ -2,7 +2,8 @@
 # Register users in Slurm's accounting, so that they may submit jobs where it is enforced: register_users.sh USER ...
 #
 # In the account `root`, which every cluster has and in which AWS's add-users registers users too. Users who are in any
-# account already are left as they are. Exit status 1 while Slurm does not answer.
+# account already are left as they are. Exit status 1 while Slurm does not answer, or answers before HyperPod has
+# configured its accounting.
 set -euo pipefail
 export PATH=/opt/slurm/bin:$PATH
 
@@ -11,8 +12,8 @@ setting() {
   sed -n "s/^$1 *= *//p" <<<"$config"
 }
 if [[ $(setting AccountingStorageType) != accounting_storage/slurmdbd ]]; then
-  echo "this cluster has no accounting: AccountingStorageType is $(setting AccountingStorageType)"
-  exit 0
+  echo "Slurm has no accounting yet: AccountingStorageType is $(setting AccountingStorageType)"
+  exit 1
 fi
 cluster=$(setting ClusterName)
 cluster=${cluster,,} # as the database has it

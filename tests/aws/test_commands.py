@@ -130,6 +130,30 @@ def test_create_again_adds_groups_and_new_lifecycle_files(kit: Kit) -> None:
     assert json.loads(body)["users"] == [{"name": "alice", "uid": 2001, "gid": 2001, "public_keys": []}]
 
 
+def test_ssh_by_the_clusters_name_logs_in_as_the_user_with_the_key(kit: Kit) -> None:
+    (kit.directory / ".ssh").mkdir(mode=0o700)
+    for name in ("alice", "stranger"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(kit.directory / ".ssh" / name)], check=True
+        )
+    key = (kit.directory / ".ssh" / "alice.pub").read_text().strip()
+    kit.configure(users=[{"name": "alice", "uid": 2001, "public_keys": [key]}])
+    kit.run("create")
+    kit.file.unlink()
+    assert " -l alice " in kit.run("ssh", NAME, "--dry-run", "-i", ".ssh/alice")
+    assert "--user: alice" in kit.run("ssh", NAME, "--dry-run", "-i", ".ssh/stranger", status=2)
+    denied = {"service": "s3", "operation": "GET", "code": "AccessDenied", "status": 403}
+    kit.aws.scenario(errors=[denied])
+    refused = kit.run("ssh", NAME, "--dry-run", "-i", ".ssh/alice", status=2)
+    assert "s3:GetObject" in refused
+    assert "--user" in refused
+    s3 = kit.aws.client("s3")
+    uri = kit.json("status", NAME)["groups"][0]["lifecycle_uri"]
+    bucket, _, folder = uri.removeprefix("s3://").partition("/")
+    s3.delete_object(Bucket=bucket, Key=f"{folder}/settings.json")
+    assert " -l ubuntu " in kit.run("ssh", NAME, "--dry-run", "-i", ".ssh/stranger"), "a cluster of other scripts"
+
+
 def test_differences_that_stay_are_reported(kit: Kit) -> None:
     kit.run("create")
     kit.configure(node_recovery="None", controller={"volume_gb": 600})

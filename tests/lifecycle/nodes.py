@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.aws.hyperpod import lifecycle_files
+from hyperpod_ft.config import cluster_config
 from hyperpod_ft.processes import descendants
 from tests.lifecycle.image import write_image, write_instance
 from tests.lifecycle.instances import FSX_SOURCE, SETTINGS, Instance
@@ -235,6 +237,17 @@ class Node:
         """What HyperPod does before it runs provision.sh."""
         shutil.copytree(LIFECYCLE, self.path(SCRIPTS), ignore=shutil.ignore_patterns("__pycache__"))
         self.write_settings(settings)
+
+    def download_uploaded(self, bucket: str, settings: Mapping[str, Any]) -> Path:
+        """What `cluster create` uploads, with these settings, in a folder for the bucket; returns its own folder."""
+        content = {path.relative_to(LIFECYCLE).as_posix(): path.read_bytes() for path in lifecycle_files.scripts()}
+        content["settings.json"] = json.dumps(settings).encode()
+        folder = Path(bucket, lifecycle_files.folder(cluster_config.load(cluster_config.example()), content))
+        for name, data in {**content, lifecycle_files.MANIFEST: lifecycle_files.manifest(content)}.items():
+            file = self.path(f"{folder}/{name}")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        return folder
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         self.path(f"{SCRIPTS}/settings.json").write_text(json.dumps(settings))

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.aws.hyperpod import lifecycle_files
-from hyperpod_ft.config import cluster_config
 from tests.lifecycle.cluster import Cluster
 from tests.lifecycle.instances import CONTROLLER, SETTINGS
-from tests.lifecycle.nodes import LIFECYCLE, LIGHT, Node, container, why_not_here
+from tests.lifecycle.nodes import LIGHT, Node, container, why_not_here
 
 pytestmark = pytest.mark.skipif(bool(why_not_here(LIGHT)), reason=why_not_here(LIGHT))
-CONFIG = cluster_config.load(cluster_config.example())
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +22,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 @pytest.fixture
 def folder(node: Node) -> Path:
     """Where HyperPod puts what `create` uploads, as the node names it."""
-    content = {path.relative_to(LIFECYCLE).as_posix(): path.read_bytes() for path in lifecycle_files.scripts()}
-    content["settings.json"] = json.dumps(SETTINGS).encode()
-    below = Path("/tmp/sagemaker-hyperpod-a57db81f4d06", lifecycle_files.folder(CONFIG, content))
-    node.run("rm", "-rf", str(below), "/var/log/provision")
-    for name, data in {**content, lifecycle_files.MANIFEST: lifecycle_files.manifest(content)}.items():
-        file = node.path(f"{below}/{name}")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-    return below
+    node.run("rm", "-rf", "/tmp/sagemaker-hyperpod-a57db81f4d06", "/var/log/provision")
+    return node.download_uploaded("/tmp/sagemaker-hyperpod-a57db81f4d06", SETTINGS)
 
 
 def provision(node: Node, folder: Path) -> tuple[int, str]:

@@ -532,3 +532,19 @@ def test_the_package_is_shipped_with_the_wheel() -> None:
     from hyperpod_ft.shipped import shipped
 
     assert (shipped("lifecycle") / "provision.sh").is_file()
+
+
+def test_users_are_registered_once_slurm_has_accounting(tmp_path: Path) -> None:
+    def registering(storage: str) -> int:
+        for name, script in (
+            ("scontrol", f"echo 'AccountingStorageType = accounting_storage/{storage}'; echo 'ClusterName = c'"),
+            ("sacctmgr", f'[[ $* == *show* ]] && echo bob || echo "$@" >>{tmp_path}/added'),
+        ):
+            (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
+            (tmp_path / name).chmod(0o755)
+        command = ["bash", str(LIFECYCLE / "slurm/register_users.sh"), "alice", "bob"]
+        return subprocess.run(command, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=False).returncode
+
+    assert registering("none") != 0, "else its service would not try again"
+    assert registering("slurmdbd") == 0
+    assert (tmp_path / "added").read_text() == "--immediate add user name=alice account=root cluster=c\n"

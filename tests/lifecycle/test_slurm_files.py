@@ -113,10 +113,11 @@ _TAGGED = CONF.replace("topology/tree", "topology/default") + "PartitionName=trn
 @pytest.mark.parametrize(
     ("conf", "topology_conf", "topology_yaml", "says"),
     [
-        (CONF, "", "", "topology.conf has no switch: jobs are refused"),
-        (CONF, "# SwitchName=all Nodes=x\n", "", "topology.conf has no switch: jobs are refused"),
-        (CONF, "SwitchName=all Nodes=ip-10-1-0-[12-13]\n", "", ""),
-        (CONF.replace("topology/tree", "topology/flat"), "", "", ""),
+        (CONF, "", None, "topology.conf has no switch: jobs are refused"),
+        (CONF, "# SwitchName=all Nodes=x\n", None, "topology.conf has no switch: jobs are refused"),
+        (CONF, "SwitchName=all Nodes=ip-10-1-0-[12-13]\n", None, ""),
+        (CONF.replace("topology/tree", "topology/flat"), "", None, ""),
+        (_TAGGED, "", None, ""),
         (
             _TAGGED,
             "",
@@ -127,10 +128,18 @@ _TAGGED = CONF.replace("topology/tree", "topology/default") + "PartitionName=trn
         (_TAGGED, "", "---\n- topology: tree\n  cluster_default: true\n  tree:\n    switches: []\n", ""),
     ],
 )
-def test_topology_faults_are_told(conf: str, topology_conf: str, topology_yaml: str, says: str) -> None:
+def test_topology_faults_are_told(conf: str, topology_conf: str, topology_yaml: str | None, says: str) -> None:
     found = slurm_conf.topology_faults(conf, topology_conf, topology_yaml)
     assert len(found) == bool(says)
     assert says in "".join(found)
+
+
+def test_an_empty_topology_yaml_is_not_a_missing_one(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_state, "unreachable", lambda node: ["no slurmctld answers"])
+    _put(node, slurm_conf.SLURM_CONF, _TAGGED)
+    assert Slurm().missing(node) == ["no slurmctld answers"]
+    _put(node, slurm_conf.TOPOLOGY_YAML, "")
+    assert "topology.yaml does not define 'tree'" in Slurm().missing(node)[0]
 
 
 def test_what_is_included_counts_in_its_place() -> None:

@@ -17,6 +17,7 @@ from hyperpod_ft.shipped import shipped
 
 PREFIX = "lifecycle"  # nodes may not write there: templates/cluster/stack.yaml
 MANIFEST = "SHA256SUMS"
+SETTINGS = "settings.json"
 _DIGEST_DIGITS = 32  # 128 bits: nobody finds other files with the same digest
 
 
@@ -24,7 +25,7 @@ def files(config: ClusterConfig, resources: ClusterResources) -> dict[str, bytes
     """The files to upload, by name relative to the S3 folder."""
     below = shipped("lifecycle")
     found = {path.relative_to(below).as_posix(): path.read_bytes() for path in scripts()}
-    found["settings.json"] = _json(requests.settings(config, resources))
+    found[SETTINGS] = _json(requests.settings(config, resources))
     if config.provisioning == "legacy":
         found["provisioning_parameters.json"] = _json(requests.provisioning_parameters(config, resources))
     return found

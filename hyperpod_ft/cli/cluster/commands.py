@@ -156,7 +156,7 @@ def ssh_command(
     user: Annotated[
         str | None,
         typer.Option(
-            "--user", "-l", help="User on the node. Default: the cluster file's user with your key, or ubuntu."
+            "--user", "-l", help="User on the node. Default: the cluster's user with your key; without users, ubuntu."
         ),
     ] = None,
     identity: Annotated[Path | None, typer.Option("--identity", "-i", help="Key file, private or public.")] = None,

@@ -1,7 +1,7 @@
 """The cluster's users in Slurm's accounting, registered by a service of the controller: `slurm/register_users.sh`.
 
 A service, because on the API-driven path slurmctld and slurmdbd may start only after these scripts have ended. It is
-repeated until both answer, and once after each boot.
+repeated until slurmctld has accounting and both answer, and once after each boot.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ class Slurm(Step):
         found: list[str] = []
         if node.identity.role == "controller":
             paths = (slurm_conf.SLURM_CONF, slurm_conf.TOPOLOGY_CONF, slurm_conf.TOPOLOGY_YAML)
-            found = slurm_conf.topology_faults(*(read(node, path) for path in paths))
+            conf, topology_conf, topology_yaml = (read(node, path) for path in paths)
+            there = node.path(slurm_conf.TOPOLOGY_YAML).exists()  # an empty one counts
+            found = slurm_conf.topology_faults(conf, topology_conf, topology_yaml if there else None)
         if unreachable := slurm_state.unreachable(node):
             return [*found, *unreachable]
         if node.identity.role == "controller":

@@ -13,7 +13,7 @@ from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.runs.run import Run
 
 # HyperPod's default partition has all nodes; a trn1 has 64 cores, an m5.4xlarge 8.
-HYPERPOD_CLUSTER = "dev*|64\ndev*|8\ntrn1|64\nm5|8\n"
+HYPERPOD_CLUSTER = "dev*|64|node1\ndev*|8|node2\ntrn1|64|node1\nm5|8|node2\n"
 
 
 @pytest.mark.parametrize("partition", [None, "dev"])
@@ -24,13 +24,22 @@ def test_a_partition_with_nodes_of_several_sizes_is_refused(partition: str | Non
     assert refusal.value.remedy.endswith("m5, trn1")
 
 
+def test_the_partition_of_all_nodes_is_refused_although_types_have_equal_cpus() -> None:
+    with pytest.raises(UserError) as refusal:
+        check_partition(HYPERPOD_CLUSTER.replace("|8|", "|64|"), None, "trn1.32xlarge")
+    assert "cluster.partition: dev" in refusal.value.problem
+    assert refusal.value.remedy.endswith("m5, trn1")
+
+
 @pytest.mark.parametrize(
     ("listing", "partition"),
     [
         (HYPERPOD_CLUSTER, "trn1"),
         (HYPERPOD_CLUSTER, "a-partition-that-sbatch-will-refuse"),
-        ("dev*|64\ntrn1|64\n", None),
-        ("dev*|64\ndev*|8\n", "dev"),  # an older cluster: there is no other
+        ("dev*|64|node1\ntrn1|64|node1\n", None),
+        ("dev*|64|node1\ndev*|64|node2\ntrn1|64|node1\ntrn1|64|node2\ndebug|64|node2\n", None),
+        ("all*|64|node1\nall*|64|node2\ndebug|64|node2\n", None),  # not HyperPod's
+        ("dev*|64|node1\ndev*|8|node2\n", "dev"),  # an older cluster: there is no other
         ("", None),  # sinfo failed; sbatch says why
     ],
 )
@@ -52,7 +61,7 @@ def test_it_is_refused_before_any_job_is_submitted(
     run = make_run(**trainium)
     run.freeze()
     submitted: list[object] = []
-    with pytest.raises(UserError, match=r"no trn1\.32xlarge"):
+    with pytest.raises(UserError, match=r"not a trn1\.32xlarge"):
         SlurmLauncher().submit(run, run.plan.stages, submitted.append)
     assert submitted == []
     local = make_run()
