@@ -26,7 +26,7 @@ def back_up(aws_cli: ssm.AwsCli, target: str, mount_path: str) -> str:
     if said.startswith("failed:"):
         raise UserError(
             f"the controller could not be backed up: {said.removeprefix('failed:').strip()}",
-            "fix the cause, or pass --no-backup",
+            "fix the cause",
         )
     return said
 

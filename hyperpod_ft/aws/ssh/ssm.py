@@ -130,7 +130,7 @@ def _output_of(command: list[str], target: str) -> str:
             _end(session)
             raise UserError(
                 f"{_node(target)}: no answer within {_SECONDS} s; /fsx may hang",
-                "connect with --ssm, which does not need /fsx",
+                "connect with `hyperpod-ft cluster ssh --ssm`, which does not need /fsx",
             ) from error
         except BaseException:
             _end(session)
@@ -167,7 +167,7 @@ def session_error(output: str, target: str) -> UserError:
     """The error for a failed session, from the output of the CLI or the agent."""
     return _known(output, target) or UserError(
         f"{_node(target)}: no session: {_last_message(output) or 'the AWS CLI gave no error message'}",
-        "run it again; to connect without ssh: --ssm",
+        "run it again, or connect without ssh: hyperpod-ft cluster ssh --ssm",
     )
 
 
