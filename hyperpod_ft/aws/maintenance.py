@@ -101,6 +101,7 @@ class Maintenance(Commands):
             cluster, nodes = self._require(), self._nodes()
             with _or("pass --no-backup"):
                 target, mount_path = self._controller(cluster, nodes), self._mount_path()
+                self.say("controller: backing up, which may take minutes")
                 self.say(f"backup: {controller.back_up(self._aws_cli, target, mount_path)}")
 
     def check_image(self, groups: Sequence[str], image: NodeImage) -> None:
