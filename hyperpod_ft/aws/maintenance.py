@@ -84,10 +84,20 @@ class Maintenance(Commands):
         return [cluster.group(name).name for name in dict.fromkeys(names)] or [group.name for group in cluster.groups]
 
     def workers(self, names: Sequence[str]) -> list[str]:
-        """These groups, or all that run jobs. Raises UserError for the controller's, which never runs one."""
+        """These groups, or all that run jobs. Raises UserError for the controller's, which never runs one, or if there
+        are none."""
         with self._explained():
             cluster = self._changeable(*names)
-        compute = [group.name for group in cluster.groups if group.node_type == "Compute"]
+        config, (login, _) = self.target.config, USUAL_GROUPS
+        heads = {self._controller_group(cluster), config.login.name if config and config.login else login}
+        # without roles, as for the controller, names decide
+        compute = [
+            group.name
+            for group in cluster.groups
+            if (group.node_type == "Compute" if group.node_type else group.name not in heads)
+        ]
+        if not (names or compute):
+            raise UserError(f"cluster {cluster.name} has no group of workers", "add one to the cluster file: `create`")
         return list(dict.fromkeys(names)) or compute
 
     def has_controller(self, groups: Sequence[str]) -> bool:

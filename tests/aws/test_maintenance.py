@@ -196,6 +196,17 @@ def test_automatic_patching_of_the_workers_is_set_and_kept(cluster: Kit) -> None
     assert group(cluster)["AutoPatchConfig"]["PatchingStrategy"] == "WhenIdle", "an update of the group keeps it"
 
 
+def test_automatic_patching_of_a_cluster_whose_groups_have_no_roles(kit: Kit) -> None:
+    kit.configure(login={"instance_type": "ml.m5.xlarge"})
+    kit.run("create", "--legacy-provisioning")
+    assert f"{WORKERS}: HyperPod will" in kit.run("auto-patch", NAME, "WhenIdle", status=2)
+    kit.run("auto-patch", NAME, "WhenIdle", "--yes")
+    patched = {name for name in (WORKERS, "login-group", "controller-machine") if "AutoPatchConfig" in group(kit, name)}
+    assert patched == {WORKERS}
+    kit.run("delete-group", NAME, WORKERS, "--yes")
+    assert "has no group of workers" in kit.run("auto-patch", NAME, "WhenIdle", "--yes", status=2)
+
+
 def test_workers_get_the_newest_image_once(cluster: Kit) -> None:
     cluster.aws.scenario(seconds={"node.update": 0.2})
     output = cluster.run("update", NAME, "--group", WORKERS, status=2)
