@@ -1,16 +1,17 @@
 """The operations of `hyperpod-ft cluster` that change a running cluster: its size, its nodes, their software."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hyperpod_ft.aws.commands import Commands
 from hyperpod_ft.aws.hyperpod import api, batches, idle, instance_groups, software
 from hyperpod_ft.aws.hyperpod.api import Cluster
-from hyperpod_ft.aws.hyperpod.nodes import Node, ssm_target
+from hyperpod_ft.aws.hyperpod.nodes import Node, ssm_target, tally
 from hyperpod_ft.aws.hyperpod.software import NodeImage
 from hyperpod_ft.aws.hyperpod.waiting import Awaited
 from hyperpod_ft.aws.ssh import controller
-from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS, in_group
+from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS
 from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.errors import UserError
 
@@ -52,7 +53,8 @@ class Maintenance(Commands):
         """Nodes of a group that run no job, as Slurm on the controller reports them."""
         with self._explained():
             cluster, nodes = self._changeable(group), self._nodes()
-            states = controller.node_states(self._aws_cli, self._controller(cluster, nodes))
+            with _or("name the nodes to delete"):
+                states = controller.node_states(self._aws_cli, self._controller(cluster, nodes))
         return idle.without_jobs(group, nodes, states, count)
 
     def replace(self, nodes: list[Node], timeout: float | None) -> None:
@@ -82,10 +84,20 @@ class Maintenance(Commands):
         return [cluster.group(name).name for name in dict.fromkeys(names)] or [group.name for group in cluster.groups]
 
     def workers(self, names: Sequence[str]) -> list[str]:
-        """These groups, or all that run jobs. Raises UserError for the controller's, which never runs one."""
+        """These groups, or all that run jobs. Raises UserError for the controller's, which never runs one, or if there
+        are none."""
         with self._explained():
             cluster = self._changeable(*names)
-        compute = [group.name for group in cluster.groups if group.node_type == "Compute"]
+        config, (login, _) = self.target.config, USUAL_GROUPS
+        heads = {self._controller_group(cluster), config.login.name if config and config.login else login}
+        # without roles, as for the controller, names decide
+        compute = [
+            group.name
+            for group in cluster.groups
+            if (group.node_type == "Compute" if group.node_type else group.name not in heads)
+        ]
+        if not (names or compute):
+            raise UserError(f"cluster {cluster.name} has no group of workers", "add one to the cluster file: `create`")
         return list(dict.fromkeys(names)) or compute
 
     def has_controller(self, groups: Sequence[str]) -> bool:
@@ -97,8 +109,10 @@ class Maintenance(Commands):
         """Copy what an update wipes on the controller to the shared volume."""
         with self._explained():
             cluster, nodes = self._require(), self._nodes()
-            target, mount_path = self._controller(cluster, nodes), self._mount_path()
-            self.say(f"backup: {controller.back_up(self._aws_cli, target, mount_path)}")
+            with _or("pass --no-backup"):
+                target, mount_path = self._controller(cluster, nodes), self._mount_path()
+                self.say("controller: backing up, which may take minutes")
+                self.say(f"backup: {controller.back_up(self._aws_cli, target, mount_path)}")
 
     def check_image(self, groups: Sequence[str], image: NodeImage) -> None:
         """Raises UserError for an image that the service's model does not allow."""
@@ -163,8 +177,14 @@ class Maintenance(Commands):
         return named[0] if named else config.controller.name if config else USUAL_GROUPS[-1]
 
     def _controller(self, cluster: Cluster, nodes: list[Node]) -> str:
-        """SSM's target of the controller."""
-        return ssm_target(cluster.id, in_group(cluster, nodes, self._controller_group(cluster)))
+        """SSM's target of the controller. Raises UserError if it is not Running."""
+        group = cluster.group(self._controller_group(cluster))
+        there = [node for node in nodes if node.group == group.name]
+        for node in there:
+            if node.running:
+                return ssm_target(cluster.id, node)
+        state = tally(there) or "it has no instance"
+        raise UserError(f"{cluster.name}: the controller is not Running ({state})", "wait until it is")
 
     def _mount_path(self) -> str:
         """Where the shared volume is: by the cluster file, or as HyperPod mounts it."""
@@ -176,6 +196,15 @@ class Maintenance(Commands):
                 if path := storage.get("FsxLustreConfig", {}).get("MountPath"):
                     return str(path)
         return "/fsx"
+
+
+@contextmanager
+def _or(other_way: str) -> Iterator[None]:
+    """Where the controller cannot be asked, errors also name the way that does without it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(error.problem, f"{error.remedy}, or {other_way}") from error
 
 
 def _ids(nodes: Sequence[Node]) -> frozenset[str]:

@@ -6,6 +6,7 @@ import time
 from hyperpod_ft.aws.commands import Commands
 from hyperpod_ft.aws.hyperpod import api, extension
 from hyperpod_ft.aws.hyperpod.extension import Extension
+from hyperpod_ft.aws.hyperpod.software import POLLS_UNTIL_BEGUN
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_minutes
 
@@ -34,33 +35,33 @@ class Observability(Commands):
                     " provisioning",
                     "create a cluster with provisioning: api and continuous_provisioning: true",
                 )
-            extension.install(self._sagemaker, arn, extension.find(self._sagemaker, arn), settings)
+            before = extension.find(self._sagemaker, arn)
+            extension.install(self._sagemaker, arn, before, settings)
         self.say(f"{extension.NAME}: requested")
         if timeout is not None:
-            found = self._settled(arn, timeout)
+            found = self._settled(arn, before, timeout)
             if found is None or found.status != extension.ACTIVE:
-                reasons = "; ".join(found.issues) if found else ""
-                raise UserError(
-                    f"{extension.NAME}: {found.status if found else 'not installed'}: {reasons or 'no reason given'}",
-                    "fix the cause, then run the command again, which tries again on those nodes",
-                )
+                raise _failed(found, "fix the cause, then run the command again, which tries again on those nodes")
 
     def remove(self, timeout: float | None) -> None:
         """Remove it; with a timeout, wait until no node runs it."""
         with self._explained():
             arn = self._require().arn
-            found = extension.find(self._sagemaker, arn)
-            if found is None:
+            before = extension.find(self._sagemaker, arn)
+            if before is None:
                 self.say(f"{extension.NAME}: not installed")
                 return
-            extension.remove(self._sagemaker, arn, found)
+            extension.remove(self._sagemaker, arn, before)
         self.say(f"{extension.NAME}: removal requested")
-        if timeout is not None:
-            self._settled(arn, timeout)
+        if timeout is not None and (found := self._settled(arn, before, timeout)):
+            raise _failed(found, "fix the cause, then run the command again")
 
-    def _settled(self, arn: str, timeout: float) -> Extension | None:
-        """The extension once HyperPod has stopped changing it; None if it is gone."""
-        deadline, reported = time.monotonic() + timeout * 60, ""
+    def _settled(self, arn: str, before: Extension | None, timeout: float) -> Extension | None:
+        """The extension once HyperPod has stopped changing it; None if it is gone.
+
+        `before`: what it was. HyperPod may still answer that at first, so it is believed only after some polls.
+        """
+        deadline, reported, begun, polls = time.monotonic() + timeout * 60, "", False, 0
         while True:
             with self._explained():
                 found = extension.find(self._sagemaker, arn)
@@ -68,7 +69,9 @@ class Observability(Commands):
             if state != reported:
                 reported = state
                 self.say(f"{extension.NAME}: {state}")
-            if found is None or not found.changing:
+            polls += 1
+            begun = begun or polls >= POLLS_UNTIL_BEGUN or _status(found) != _status(before)
+            if begun and not (found and found.changing):
                 return found
             if time.monotonic() > deadline:
                 raise UserError(
@@ -76,6 +79,15 @@ class Observability(Commands):
                     "HyperPod continues; check with `hyperpod-ft cluster observability`",
                 )
             time.sleep(self.poll_seconds)
+
+
+def _failed(found: Extension | None, remedy: str) -> UserError:
+    reasons = "; ".join(found.issues if found else ())
+    return UserError(f"{extension.NAME}: {_status(found)}: {reasons or 'no reason given'}", remedy)
+
+
+def _status(found: Extension | None) -> str:
+    return found.status if found else "not installed"
 
 
 def _check(settings: str) -> None:

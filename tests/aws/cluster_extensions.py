@@ -24,6 +24,8 @@ class Extension:
         region.world.clock.start(self.install("Creating"))
 
     def install(self, status: str) -> Process:
+        if status == "Updating":
+            yield self.cluster.region.seconds("extension.shown")
         self.status, self.active = status, 0
         yield self.cluster.region.seconds("extension.node")
         issues = self.cluster.region.world.scenario.extension_issues
@@ -31,9 +33,13 @@ class Extension:
         self.status = "Degraded" if issues and self.active else "CreateFailed" if issues else "Active"
 
     def remove(self) -> Process:
+        yield self.cluster.region.seconds("extension.shown")
         self.status = "Deleting"
         yield self.cluster.region.seconds("extension.node")
-        self.cluster.extensions.pop(self.name)
+        if self.cluster.region.world.scenario.extension_issues:
+            self.status = "DeleteFailed"
+        else:
+            self.cluster.extensions.pop(self.name)
 
 
 def _settings(request: dict[str, Any]) -> dict[str, Any]:

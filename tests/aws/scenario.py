@@ -43,6 +43,7 @@ SECONDS = {
     "node.shutdown": 0.03,
     "node.reboot": 0.03,
     "node.update": 0.03,
+    "extension.shown": 0.0,  # until DescribeClusterExtension shows that it changes
     "extension.node": 0.05,  # installing or removing an extension, on all nodes at once
     "node.failed": 0.03,  # how long a failed node is listed
     "endpoint.create": 0.05,  # instances and image

@@ -163,6 +163,17 @@ def test_without_an_answer_of_slurm_no_node_is_chosen(controller: Controller) ->
     assert controller.kit.workers() == before
 
 
+def test_other_groups_are_not_offered_for_a_controller_that_is_not_running(controller: Controller) -> None:
+    """Another group could be deleted from, or patched, but not asked about jobs."""
+    kit = controller.kit
+    kit.aws.scenario(seconds={"node.reboot": 60})
+    kit.run("reboot-node", NAME, controller.bin.parent.name, "--yes")
+    chosen = kit.run("delete-node", NAME, "--group", WORKERS, "--count", "1", "--yes", status=2)
+    assert "the controller is not Running (1 Pending); wait until it is, or name the nodes to delete" in chosen
+    patched = kit.run("update", NAME, "--yes", status=2)
+    assert "the controller is not Running (1 Pending); wait until it is, or pass --no-backup" in patched
+
+
 def test_a_group_is_deleted(cluster: Kit) -> None:
     assert "with its 3 instances" in cluster.run("delete-group", NAME, WORKERS, status=2)
     cluster.run("delete-group", NAME, WORKERS, "--yes")
@@ -183,6 +194,17 @@ def test_automatic_patching_of_the_workers_is_set_and_kept(cluster: Kit) -> None
     assert "AutoPatchConfig" not in group(cluster, "controller-machine")
     cluster.run("scale", NAME, WORKERS, "2", "--yes")
     assert group(cluster)["AutoPatchConfig"]["PatchingStrategy"] == "WhenIdle", "an update of the group keeps it"
+
+
+def test_automatic_patching_of_a_cluster_whose_groups_have_no_roles(kit: Kit) -> None:
+    kit.configure(login={"instance_type": "ml.m5.xlarge"})
+    kit.run("create", "--legacy-provisioning")
+    assert f"{WORKERS}: HyperPod will" in kit.run("auto-patch", NAME, "WhenIdle", status=2)
+    kit.run("auto-patch", NAME, "WhenIdle", "--yes")
+    patched = {name for name in (WORKERS, "login-group", "controller-machine") if "AutoPatchConfig" in group(kit, name)}
+    assert patched == {WORKERS}
+    kit.run("delete-group", NAME, WORKERS, "--yes")
+    assert "has no group of workers" in kit.run("auto-patch", NAME, "WhenIdle", "--yes", status=2)
 
 
 def test_workers_get_the_newest_image_once(cluster: Kit) -> None:
@@ -254,9 +276,14 @@ def test_a_controller_is_backed_up_before_it_is_patched(controller: Controller) 
 def test_no_backup_no_update(controller: Controller) -> None:
     kit = controller.kit
     controller.program("scontrol", "echo no slurmctld >&2; exit 1")
-    output = kit.run("update", NAME, "--yes", status=2)
+    update = ["update", NAME, "--yes"]
+    output = kit.run(*update, status=2)
     assert "no slurmctld" in output
-    assert "--no-backup" in output
+    assert "or pass --no-backup" in output
+    (controller.bin.parent / "fails").mkdir()
+    (controller.bin.parent / "fails" / "1").write_text("Cannot perform start session: EOF")
+    assert "no session: Cannot perform start session: EOF; run it again" in (output := kit.run(*update, status=2))
+    assert "or pass --no-backup" in output
     assert "UpdateClusterSoftware" not in operations(kit)
-    kit.run("update", NAME, "--yes", "--no-backup", "--no-wait")
+    kit.run(*update, "--no-backup", "--no-wait")
     assert "UpdateClusterSoftware" in operations(kit)

@@ -35,6 +35,23 @@ def test_what_keeps_it_from_working_is_reported_and_tried_again(kit: Kit) -> Non
     assert "Active  2 of 2 nodes" in kit.run("observability", NAME, "--install")
 
 
+def test_a_removal_that_fails_is_reported(kit: Kit) -> None:
+    kit.run("create")
+    kit.run("observability", NAME, "--install")
+    kit.aws.scenario(extension_issues=[DENIED])
+    output = kit.run("observability", NAME, "--remove", "--yes", status=2)
+    assert "DeleteFailed: 1 nodes: AccessDenied: aps:RemoteWrite is denied; fix the cause" in output
+
+
+def test_the_state_before_a_change_is_not_taken_for_its_end(kit: Kit) -> None:
+    kit.run("create")
+    kit.run("observability", NAME, "--install")
+    kit.aws.scenario(seconds={"extension.shown": 0.1, "extension.node": 1})
+    output = kit.run("observability", NAME, "--install")
+    assert output.index(": Active, 2 of 2") < output.index(": Updating") < output.rindex(": Active, 2 of 2")
+    assert kit.run("observability", NAME, "--remove", "--yes").endswith("not installed\n")
+
+
 def test_a_cluster_that_cannot_have_extensions(kit: Kit) -> None:
     kit.configure(continuous_provisioning=False)
     kit.run("create")

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.aws.findings import Finding
+from hyperpod_ft.aws.session import Session
+from hyperpod_ft.aws.stack.stack import StackParameters, deploy
 from hyperpod_ft.aws.validation.validate import validate_account
 from tests.aws.account_place import (
     ROLE_ACTIONS,
@@ -13,11 +15,14 @@ from tests.aws.account_place import (
     allow,
     check,
     clients,
+    config,
     of,
     only,
     own_client,
     trust,
 )
+from tests.aws.conftest import REGION
+from tests.aws.permissions import evaluate, role_statements
 from tests.aws.world import ACCOUNT
 
 
@@ -47,6 +52,20 @@ def test_permissions_that_the_role_lacks(place: Place) -> None:
     finding = only(place.check().findings)
     assert (finding.severity, finding.field) == ("error", "existing.execution_role_arn")
     assert "may not s3:ListBucket, s3:GetObject, ec2:CreateNetworkInterface" in finding.problem
+
+
+def test_the_role_reads_the_secret_of_an_accounting_database(place: Place) -> None:
+    secret, other = (f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:{name}" for name in ("jobs-AbCdEf", "x-AbCdEf"))
+    database = {"endpoint": "jobs.c1.us-west-2.rds.amazonaws.com", "secret_arn": secret}
+    rds = {"accounting": "rds", "accounting_database": database}
+    assert only(place.check(**rds).findings).problem.endswith("hyperpod may not secretsmanager:GetSecretValue")
+    allow(clients(place.aws)("iam"), "hyperpod", *ROLE_ACTIONS, "secretsmanager:GetSecretValue")
+    assert place.check(**rds).findings == ()
+
+    resources = deploy(Session(region=REGION), StackParameters.of(config(**rds)), poll_seconds=0.02)
+    statements = role_statements(place.aws.client("iam"), resources.role_arn.rpartition("/")[2])
+    read = "secretsmanager:GetSecretValue"
+    assert [evaluate(statements, read, arn, {})[0] for arn in (secret, other)] == [True, False]
 
 
 def test_what_depends_on_more_than_the_simulation_knows_is_a_warning(place: Place) -> None:

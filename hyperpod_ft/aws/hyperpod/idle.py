@@ -12,9 +12,10 @@ _WITHOUT_JOBS = ("down", "fail", "drained", "idle")
 def without_jobs(group: str, nodes: Sequence[Node], states: Mapping[str, str], count: int) -> list[Node]:
     """`count` nodes of a group that run no job, those that Slurm cannot use before idle ones, the newest first.
 
+    Only nodes that are Running or have failed: the others are going already, or are not ready.
     `states`: Slurm's state by host name. Raises UserError if there are fewer, naming the others.
     """
-    there = [node for node in nodes if node.group == group and node.instance_id]
+    there = [node for node in nodes if node.group == group and (node.running or node.failed)]
     free = [node for node in there if states.get(node.hostname) in _WITHOUT_JOBS]
     if len(free) < count:
         others = ", ".join(

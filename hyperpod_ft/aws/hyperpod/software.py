@@ -18,7 +18,7 @@ LOST = "their jobs are killed, and everything on their root volumes is lost: ins
 LOST_ON_CONTROLLER = "Slurm's queue and, unless it is external, the accounting database"
 _RUNNING = ("Pending", "InProgress", "RollbackInProgress")  # SoftwareUpdateStatus
 _FAILED = ("Failed", "RollbackComplete")
-_POLLS_UNTIL_BEGUN = 8  # after these, HyperPod has nothing to update
+POLLS_UNTIL_BEGUN = 8  # after these, HyperPod has nothing to change
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def wait_until_updated(
                     "see `hyperpod-ft cluster logs`; the nodes keep or get back their previous image",
                 )
             return True
-        if not begun and polls >= _POLLS_UNTIL_BEGUN:
+        if not begun and polls >= POLLS_UNTIL_BEGUN:
             return False
         if time.monotonic() > deadline:
             raise UserError(

@@ -5,6 +5,7 @@ from pathlib import Path
 from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.errors import UserError
 
+_BACKUP_SECONDS = 1200  # the dump of a large database takes minutes; SSM ends idle sessions after 20 (its default)
 _STATES, _BACKUP = "hyperpod-ft-nodes:", "hyperpod-ft-backup:"
 
 
@@ -22,11 +23,12 @@ def node_states(aws_cli: ssm.AwsCli, target: str) -> dict[str, str]:
 
 def back_up(aws_cli: ssm.AwsCli, target: str, mount_path: str) -> str:
     """Copy Slurm's state and accounting database to the shared volume; returns what was copied. Raises UserError."""
-    said = ssm.run(aws_cli, target, ssm.script_command(_script("back_up_slurm.sh"), mount_path), _BACKUP, attempts=1)
+    command = ssm.script_command(_script("back_up_slurm.sh"), mount_path)
+    said = ssm.run(aws_cli, target, command, _BACKUP, attempts=1, seconds=_BACKUP_SECONDS)
     if said.startswith("failed:"):
         raise UserError(
             f"the controller could not be backed up: {said.removeprefix('failed:').strip()}",
-            "fix the cause, or pass --no-backup",
+            "fix the cause",
         )
     return said
 

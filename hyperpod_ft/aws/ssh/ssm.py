@@ -37,7 +37,7 @@ _PAGES = {
 }
 # Where AWS's installers put programs: those started from a desktop, such as VS Code, have a short PATH
 _USUAL_PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "/usr/local/sessionmanagerplugin/bin")
-_SECONDS = 90  # for a command on a node; opening the session takes two or three
+_SECONDS = 90  # for a short command on a node; opening the session takes two or three
 _GRACE_SECONDS = 2
 
 
@@ -87,17 +87,17 @@ def script_command(script: Path, *arguments: str) -> str:
     return shlex.join(["sh", "-c", f"echo {text} | base64 -d | sh -s -- {shlex.join(arguments)}"])
 
 
-def run(aws_cli: AwsCli, target: str, command: str, answer: str, attempts: int = 3) -> str:
+def run(aws_cli: AwsCli, target: str, command: str, answer: str, attempts: int = 3, seconds: float = _SECONDS) -> str:
     """Run a command on the node (words, without a shell) and return what follows `answer` in the line that has it.
 
     A session's exit status is not the command's, and sessions occasionally end at once without any output (`Cannot
     perform start session: EOF`). So a command must be safe to run twice, and must print `answer`.
-    Raises UserError.
+    Raises UserError, also for a command that takes more than `seconds`.
     """
     require("aws", "session-manager-plugin")
     output = ""
     for _ in range(attempts):
-        output = _output_of(session_command(aws_cli, target, COMMAND_DOCUMENT, command=command), target)
+        output = _output_of(session_command(aws_cli, target, COMMAND_DOCUMENT, command=command), target, seconds)
         if match := re.search(rf"^{re.escape(answer)} (.*?)\r?$", output, re.MULTILINE):
             return match[1]
         if (known := _known(output, target)) is not None:
@@ -121,16 +121,16 @@ def tunnel(aws_cli: AwsCli, target: str) -> None:
         raise session_error(output, target)
 
 
-def _output_of(command: list[str], target: str) -> str:
+def _output_of(command: list[str], target: str, seconds: float) -> str:
     # without a terminal, whose settings the plugin would change, which loses output
     with _session(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as session:
         try:
-            output, _ = session.communicate(timeout=_SECONDS)
+            output, _ = session.communicate(timeout=seconds)
         except subprocess.TimeoutExpired as error:
             _end(session)
             raise UserError(
-                f"{_node(target)}: no answer within {_SECONDS} s; /fsx may hang",
-                "connect with --ssm, which does not need /fsx",
+                f"{_node(target)}: no answer within {seconds} s; /fsx may hang",
+                "connect with `hyperpod-ft cluster ssh --ssm`, which does not need /fsx",
             ) from error
         except BaseException:
             _end(session)
@@ -167,7 +167,7 @@ def session_error(output: str, target: str) -> UserError:
     """The error for a failed session, from the output of the CLI or the agent."""
     return _known(output, target) or UserError(
         f"{_node(target)}: no session: {_last_message(output) or 'the AWS CLI gave no error message'}",
-        "run it again; to connect without ssh: --ssm",
+        "run it again, or connect without ssh: hyperpod-ft cluster ssh --ssm",
     )
 
 

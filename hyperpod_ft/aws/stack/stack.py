@@ -45,6 +45,7 @@ class StackParameters:
     volumes_key: str = ""
     fsx_key: str = ""
     bucket_key: str = ""
+    accounting_secret: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -58,6 +59,7 @@ class StackParameters:
             volumes_key=config.kms_keys.volumes or "",
             fsx_key=config.kms_keys.fsx or "",
             bucket_key=config.kms_keys.bucket or "",
+            accounting_secret=config.accounting_database.secret_arn if config.accounting_database else "",
             tags=config.tags,
         )
 
@@ -71,6 +73,7 @@ class StackParameters:
             "VolumesKey": self.volumes_key,
             "FsxKey": self.fsx_key,
             "BucketKey": self.bucket_key,
+            "AccountingSecret": self.accounting_secret,
         }
 
 

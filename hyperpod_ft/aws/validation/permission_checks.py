@@ -36,6 +36,7 @@ def role_needs(given: CheckInput) -> list[Need]:
     network += [f"{arn_of.format('ec2')}:security-group/{group}" for group in given.existing.security_group_ids]
     # the managed policy's condition on S3: buckets of the same account
     own = {"aws:ResourceAccount": given.account_id, "aws:PrincipalAccount": given.account_id}
+    database = given.config.accounting_database
     vpc_id = (given.subnet() or {"VpcId": "vpc-0123456789abcdef0"})["VpcId"]
     return [
         Need(("logs:CreateLogGroup",), logs),
@@ -74,6 +75,7 @@ def role_needs(given: CheckInput) -> list[Need]:
             )
         ),
         *(Need(("kms:CreateGrant", "kms:DescribeKey"), key) for key in (given.config.kms_keys.volumes,) if key),
+        *([Need(("secretsmanager:GetSecretValue",), database.secret_arn)] if database else []),
     ]
 
 

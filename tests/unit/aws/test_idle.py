@@ -9,8 +9,8 @@ from hyperpod_ft.errors import UserError
 STATES = {"ip-1": "idle", "ip-2": "allocated", "ip-3": "down", "ip-4": "idle", "ip-5": "planned", "ip-9": "idle"}
 
 
-def node(number: int, group: str = "workers") -> Node:
-    return Node(group, f"i-{number}", "ml.trn1.32xlarge", "Running", "", float(number), f"ip-{number}")
+def node(number: int, group: str = "workers", status: str = "Running") -> Node:
+    return Node(group, f"i-{number}", "ml.trn1.32xlarge", status, "", float(number), f"ip-{number}")
 
 
 NODES = [*map(node, range(1, 7)), node(9, "others"), Node("workers", "", "ml.trn1.32xlarge", "Failure", "", 0.0, "")]
@@ -19,6 +19,14 @@ NODES = [*map(node, range(1, 7)), node(9, "others"), Node("workers", "", "ml.trn
 @pytest.mark.parametrize(("count", "chosen"), [(1, ["i-3"]), (2, ["i-3", "i-4"]), (3, ["i-3", "i-4", "i-1"])])
 def test_unusable_nodes_go_before_idle_ones_and_new_before_old(count: int, chosen: list[str]) -> None:
     assert [one.instance_id for one in without_jobs("workers", NODES, STATES, count)] == chosen
+
+
+@pytest.mark.parametrize("status", ["ShuttingDown", "Pending", "SystemUpdating", "DeepHealthCheckInProgress"])
+def test_nodes_that_are_going_or_not_ready_are_neither_chosen_nor_offered(status: str) -> None:
+    nodes = [node(1), node(2), node(3, status=status), node(4, status="Failure")]
+    assert [one.instance_id for one in without_jobs("workers", nodes, STATES, 2)] == ["i-4", "i-1"]
+    with pytest.raises(UserError, match=r"2 of its nodes run no job, not 3; .*may be killed: i-2 \(allocated\)$"):
+        without_jobs("workers", nodes, STATES, 3)
 
 
 def test_nodes_with_jobs_are_named_and_none_is_chosen() -> None:
