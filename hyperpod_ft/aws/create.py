@@ -6,7 +6,8 @@ from typing import Any
 from hyperpod_ft.aws.hyperpod import api, lifecycle_files, requests
 from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
 from hyperpod_ft.aws.hyperpod.waiting import Say
-from hyperpod_ft.aws.s3 import small_objects
+from hyperpod_ft.aws.s3 import listing, small_objects
+from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources, of_existing
@@ -133,12 +134,18 @@ def ensure_resources(config: ClusterConfig, session: Session, say: Say, poll_sec
 
 
 def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, say: Say) -> str:
-    """Upload the lifecycle files to their folder of the bucket, the entry script last; returns the folder."""
+    """Upload the lifecycle files to their folder of the bucket, the entry script last; returns the folder.
+
+    Removes what else is there: nodes refuse a folder with modules that the manifest lacks.
+    """
     folder = lifecycle_files.folder(config, content)
     content = {**content, lifecycle_files.MANIFEST: lifecycle_files.manifest(content)}
     url = f"s3://{bucket}/{folder}"
     for name in sorted(content, key=lambda name: name == requests.ENTRY):
         small_objects.write(s3, url, name, content[name])
+    if added := {entry.name for entry in listing.entries(s3, Location.of(url))} - content.keys():
+        say(f"lifecycle: removing what is not the kit's: {', '.join(sorted(added))}")
+        small_objects.remove(s3, url, added)
     say(f"lifecycle: {len(content)} files in {url}")
     return folder
 
