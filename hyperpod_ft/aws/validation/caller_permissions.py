@@ -48,6 +48,8 @@ COMMANDS = (
     Permissions("logs", "log-group:/aws/sagemaker/Clusters/{name}/0123456789ab", later="DescribeLogStreams"),
     Permissions("logs", "log-group:/aws/sagemaker/Clusters/{name}/0123456789ab:log-stream:x", later="GetLogEvents"),
     Permissions("ssm", SESSION_TARGET, later="StartSession"),
+    Permissions("ssm", "arn:{partition}:ssm:{region}::document/AWS-StartSSHSession", later="StartSession"),
+    Permissions("ssm", "arn:{partition}:ssm:{region}::document/AWS-StartNonInteractiveCommand", later="StartSession"),
 )
 _TAGS = Permissions("sagemaker", "cluster/0123456789ab", "AddTags")
 STACK = (
