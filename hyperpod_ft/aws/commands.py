@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from hyperpod_ft.polling import poll_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_INSTANCE_ID = re.compile(r"i-[0-9a-f]{8}(?:[0-9a-f]{9})?")  # ListClusterEvents: NodeId
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,9 @@ class Commands:
                     f"cluster {cluster.name} has no events: HyperPod keeps them with continuous provisioning only",
                     "see `hyperpod-ft cluster status` and `hyperpod-ft cluster logs`",
                 )
-            hosts = {one.hostname: one.instance_id for one in self._nodes()} if node else {}
-            found = events.newest(self._sagemaker, cluster.name, limit, group, hosts.get(node or "", node))
+            if node and not _INSTANCE_ID.fullmatch(node):  # HyperPod takes no other, and may have shut it down
+                node = api.find_node(self._nodes(), node).instance_id
+            found = events.newest(self._sagemaker, cluster.name, limit, group, node)
             if group and not found:
                 cluster.group(group)
             return [events.with_reason(self._sagemaker, cluster.name, event) for event in reversed(found)]

@@ -6,12 +6,14 @@ from typing import Any
 from hyperpod_ft.aws.hyperpod import api, lifecycle_files, requests
 from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
 from hyperpod_ft.aws.hyperpod.waiting import Say
-from hyperpod_ft.aws.s3 import small_objects
+from hyperpod_ft.aws.s3 import listing, small_objects
+from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources, of_existing
 from hyperpod_ft.aws.stack.events import describe, in_progress
-from hyperpod_ft.aws.stack.operations import parameters
+from hyperpod_ft.aws.stack.filesystem import is_kept
+from hyperpod_ft.aws.stack.operations import outputs, parameters
 from hyperpod_ft.aws.stack.stack import POLL_SECONDS, StackParameters
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
@@ -35,9 +37,7 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
         uri = f"s3://{resources.bucket}/{upload(config, resources.bucket, content, session.client('s3'), say)}"
         request = requests.create_cluster(config, resources, uri)
         described = _find(sagemaker, config, resources.subnet_id)
-        if described is None:
-            _require_deployed(config, session.client("cloudformation"))
-        if described is None and _create_cluster(sagemaker, request, poll_seconds):
+        if described is None and _create_cluster(config, session, request, poll_seconds):
             say(f"cluster {config.name}: requested {_instances(config)}; billed by the hour from now on")
             return {group.name: group.count for group in config.groups}
         described = described or _find(sagemaker, config, resources.subnet_id)
@@ -61,27 +61,30 @@ def _find(sagemaker: Any, config: ClusterConfig, subnet_id: str) -> dict[str, An
     return described
 
 
-def _require_deployed(config: ClusterConfig, client: Any) -> None:
-    """Raise UserError if `delete` has reduced or deleted the stack meanwhile. `client`: CloudFormation's.
+def _require_deployed(config: ClusterConfig, session: Session) -> None:
+    """Raise UserError if `delete` has reduced or deleted the stack or its file system meanwhile.
 
-    Right before CreateCluster: a `delete` that begins later looks for the cluster after it has changed the stack.
+    Right before each CreateCluster: a `delete` that begins later looks for the cluster after it has changed the stack.
     """
     if config.existing is not None:
         return
-    found = describe(client, config.stack_name)
-    if found is None or in_progress(found["StackStatus"]) or parameters(found)["NatGateway"] != "true":
+    found = describe(session.client("cloudformation"), config.stack_name)
+    complete = found is not None and not in_progress(found["StackStatus"]) and parameters(found)["NatGateway"] == "true"
+    if found is None or not complete or not is_kept(session, outputs(found).get("FsxId", "")):
         raise UserError(
             f"stack {config.stack_name}: was deleted meanwhile, by `cluster delete`; the cluster was not created",
             "create it again",
         )
 
 
-def _create_cluster(sagemaker: Any, request: dict[str, Any], poll_seconds: float) -> bool:
+def _create_cluster(config: ClusterConfig, session: Session, request: dict[str, Any], poll_seconds: float) -> bool:
     """False if the cluster exists: created by another command, or by this request when its first answer was lost.
 
     A new IAM role takes seconds to propagate; until then HyperPod cannot assume it.
     """
+    sagemaker = session.client("sagemaker")
     for attempt in range(_ROLE_ATTEMPTS):
+        _require_deployed(config, session)
         try:
             sagemaker.create_cluster(**request)
             break
@@ -131,12 +134,18 @@ def ensure_resources(config: ClusterConfig, session: Session, say: Say, poll_sec
 
 
 def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, say: Say) -> str:
-    """Upload the lifecycle files to their folder of the bucket, the entry script last; returns the folder."""
+    """Upload the lifecycle files to their folder of the bucket, the entry script last; returns the folder.
+
+    Removes what else is there: nodes refuse a folder with modules that the manifest lacks.
+    """
     folder = lifecycle_files.folder(config, content)
     content = {**content, lifecycle_files.MANIFEST: lifecycle_files.manifest(content)}
     url = f"s3://{bucket}/{folder}"
     for name in sorted(content, key=lambda name: name == requests.ENTRY):
         small_objects.write(s3, url, name, content[name])
+    if added := {entry.name for entry in listing.entries(s3, Location.of(url))} - content.keys():
+        say(f"lifecycle: removing what is not the kit's: {', '.join(sorted(added))}")
+        small_objects.remove(s3, url, added)
     say(f"lifecycle: {len(content)} files in {url}")
     return folder
 

@@ -5,6 +5,7 @@ from hyperpod_ft.aws.hyperpod.waiting import ClusterWatch
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.stack.stack import POLL_SECONDS, Remaining
+from hyperpod_ft.errors import UserError
 
 
 def remove(
@@ -24,13 +25,18 @@ def remove(
     with explained(f"cluster {name}"):
         while True:
             watch.until_gone(timeout_seconds)
-            remaining = stack.delete(
-                session,
-                stack_name,
-                lambda event: watch.say(f"stack {stack_name}: {event}") if event.worth_reporting else None,
-                delete_data=delete_data,
-                poll_seconds=poll_seconds,
-            )
-            # a `create` at the same time may have requested the cluster while the stack changed
+            try:
+                remaining = stack.delete(
+                    session,
+                    stack_name,
+                    lambda event: watch.say(f"stack {stack_name}: {event}") if event.worth_reporting else None,
+                    delete_data=delete_data,
+                    poll_seconds=poll_seconds,
+                )
+            except UserError as error:
+                if api.find(watch.sagemaker, name) is None:
+                    raise
+                watch.say(f"{error.problem}: a cluster {name} has been created meanwhile")
+                continue
             if api.find(watch.sagemaker, name) is None:
                 return remaining

@@ -29,6 +29,17 @@ def own_client(aws: Aws, service: str) -> Any:
     return boto3.Session(region_name=REGION).client(service, endpoint_url=aws.endpoint)
 
 
+def of_caller(aws: Aws, arn: str) -> Callable[[str], Any]:
+    """Clients of another caller. The stand-in knows one: its identity is changed in transit."""
+    sts = own_client(aws, "sts")
+
+    def change(parsed: dict[str, Any], **_: Any) -> None:
+        parsed["Arn"] = arn
+
+    sts.meta.events.register("after-call.sts.GetCallerIdentity", change)
+    return clients(aws, sts=sts)
+
+
 def trust(service: str) -> str:
     statement = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": service}}
     return json.dumps({"Version": "2012-10-17", "Statement": [statement]})

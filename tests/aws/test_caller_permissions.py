@@ -8,11 +8,14 @@ from pathlib import Path
 import cfnlint
 import pytest
 
+from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.validation import caller_permissions
 from hyperpod_ft.aws.validation.caller_permissions import COMMANDS, RESOURCE_TYPES, STACK, Permissions
-from tests.aws.account_place import Place, check, clients, of, trust
+from hyperpod_ft.aws.validation.validate import validate_account
+from tests.aws.account_place import Place, check, clients, of, of_caller, trust
 from tests.aws.conftest import ROOT, Aws
+from tests.aws.world import ACCOUNT
 
 TABLE = (*COMMANDS, caller_permissions._TAGS, *STACK, *RESOURCE_TYPES.values(), caller_permissions._FSX_FIRST)
 # "Actions, resources, and condition keys for AWS services", which cfn-lint brings along
@@ -47,7 +50,8 @@ def _kind(row: Permissions) -> str:
     """The name of the row's kind of resource in IAM's list."""
     if row.service == "s3":
         return "object" if "/" in row.resource else "bucket"
-    return "log-stream" if ":log-stream:" in row.resource else re.split("[/:]", row.resource)[0]
+    within = row.resource.split(":", 5)[5] if row.resource.startswith("arn:") else row.resource
+    return "log-stream" if ":log-stream:" in within else re.split("[/:]", within)[0]
 
 
 # the actions of the extension are newer than that list
@@ -90,6 +94,21 @@ def test_what_only_later_commands_need_is_a_warning(place: Place) -> None:
     assert "may not sagemaker:DeleteCluster, which commands after `cluster create` need" in finding.problem
     denied, _ = place.check(tags={"team": "research"}).findings
     assert denied.problem.endswith("may not sagemaker:AddTags")
+
+
+@pytest.mark.parametrize("document", [ssm.SSH_DOCUMENT, ssm.COMMAND_DOCUMENT])
+def test_sessions_with_nodes_need_documents_of_aws(place: Place, document: str) -> None:
+    """Who may only start sessions with the cluster can neither use ssh nor back up the controller."""
+    allow_all = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    elsewhere = {"Effect": "Deny", "Action": "ssm:StartSession", "Resource": f"arn:aws:ssm:*::document/{document}"}
+    iam = clients(place.aws)("iam")
+    iam.create_role(RoleName="operator", AssumeRolePolicyDocument=trust("ec2.amazonaws.com"))
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [allow_all, elsewhere]})
+    iam.put_role_policy(RoleName="operator", PolicyName="p", PolicyDocument=policy)
+    operator = of_caller(place.aws, f"arn:aws:sts::{ACCOUNT}:assumed-role/operator/me")
+    (finding,) = validate_account(place.config(), operator).findings
+    assert finding.severity == "warning"
+    assert "may not ssm:StartSession, which commands after `cluster create` need" in finding.problem
 
 
 def _caller(aws: Aws) -> str:

@@ -31,6 +31,8 @@ def test_missing_capacity_is_explained_and_the_wait_ends(kit: Kit) -> None:
     table = kit.run("events", "--node", controller["instance_id"])
     assert controller["instance_id"] in table
     assert "worker-group-1" not in table
+    assert kit.run("events", "--node", controller["hostname"]) == table
+    assert "no node 'ip-10-1-99-9'" in kit.run("events", "--node", "ip-10-1-99-9", status=2), "one that is gone"
     assert "known: controller-machine, worker-group-1" in kit.run("events", "--group", "worker-grup-1", status=2)
 
 

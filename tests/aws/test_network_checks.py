@@ -74,10 +74,12 @@ def test_a_security_group_that_keeps_nodes_apart(place: Place, inward: bool, out
     assert f"--group-id {group}" in finding.fix
 
 
-def test_with_efa_every_group_must_let_the_nodes_through(place: Place) -> None:
+# of the second, the kit's catalogue knows nothing
+@pytest.mark.parametrize("instance_type", ["ml.trn1.32xlarge", "ml.c5n.18xlarge"])
+def test_with_efa_every_group_must_let_the_nodes_through(place: Place, instance_type: str) -> None:
     closed = place.security_group("closed", inward=False, outward=False)
     named = {"security_group_ids": [place.group, closed]}
-    findings = of(place.check(named), "existing.security_group_ids")
+    findings = of(place.check(named, **workers(instance_type=instance_type)), "existing.security_group_ids")
     assert [finding.severity for finding in findings] == ["error", "error"]
     assert all(f"--group-id {closed}" in finding.fix for finding in findings), "in and out"
     assert place.check(named, **workers(instance_type="ml.m5.xlarge")).findings == (), "without EFA, one is enough"

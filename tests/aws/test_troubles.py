@@ -165,9 +165,9 @@ def assert_nothing_costs_money_but_the_data(kit: Kit) -> None:
     assert [gateway for gateway in gateways if gateway["State"] == "available"] == []
 
 
-def delete(session: Session, say: Callable[[str], None]) -> None:
+def delete(session: Session, say: Callable[[str], None], *, data: bool = False) -> None:
     watch = ClusterWatch(session.client("sagemaker"), session.client("logs"), NAME, NAME, say, 0.02)
-    remove(NAME, f"hyperpod-{NAME}", session, watch, delete_data=False, timeout_seconds=60, poll_seconds=0.02)
+    remove(NAME, f"hyperpod-{NAME}", session, watch, delete_data=data, timeout_seconds=60, poll_seconds=0.02)
 
 
 def test_a_delete_during_create_leaves_no_cluster(kit: Kit) -> None:
@@ -183,26 +183,73 @@ def test_a_delete_during_create_leaves_no_cluster(kit: Kit) -> None:
     assert_nothing_costs_money_but_the_data(kit)
 
 
+def test_a_delete_between_two_requests_leaves_no_cluster(kit: Kit) -> None:
+    """`create` requests it again while the new role is not known everywhere."""
+    config, session = cluster_config.load(kit.file), Session("us-west-2")
+    refusal = {"code": "ValidationException", "message": "Could not assume role x"}
+    kit.aws.scenario(errors=[{"service": "sagemaker", "operation": "CreateCluster", **refusal}])
+    events = session.client("sagemaker").meta.events
+    events.register("after-call.sagemaker.CreateCluster", lambda **_: delete(session, print))
+    with pytest.raises(UserError, match="was deleted meanwhile"):
+        create(config, session, print, 0.02)
+    assert_nothing_costs_money_but_the_data(kit)
+
+
+@pytest.mark.parametrize("seconds", [60, 0], ids=["deleting", "gone"])
+def test_no_cluster_is_created_without_its_file_system(kit: Kit, seconds: int) -> None:
+    """`delete --delete-data` deletes it first, which takes minutes: until then the stack is as it was."""
+    config, session = cluster_config.load(kit.file), Session("us-west-2")
+    fsx = kit.aws.client("fsx")
+
+    def during(line: str) -> None:
+        if line.startswith("lifecycle: "):
+            kit.aws.scenario(seconds={"fsx.delete": seconds})
+            fsx.delete_file_system(FileSystemId=fsx.describe_file_systems()["FileSystems"][0]["FileSystemId"])
+            while not seconds and fsx.describe_file_systems()["FileSystems"]:
+                pass
+
+    with pytest.raises(UserError, match="was deleted meanwhile"):
+        create(config, session, during, 0.02)
+    assert ("sagemaker", "CreateCluster") not in kit.aws.requests()
+
+
+def request_again(sagemaker: Any) -> Callable[[], None]:
+    """A request for the cluster as it is now, to be sent once it is gone."""
+    described = sagemaker.describe_cluster(ClusterName=NAME)
+    groups = [group_specification(group) for group in described["InstanceGroups"]]
+    kept = {key: described[key] for key in ("Orchestrator", "VpcConfig")}
+    return lambda: sagemaker.create_cluster(ClusterName=NAME, InstanceGroups=groups, **kept)
+
+
 def test_a_create_during_delete_leaves_no_cluster(kit: Kit) -> None:
     """The cluster is requested after `delete` has looked for it, while the stack changes."""
     config, session = cluster_config.load(kit.file), Session("us-west-2")
     create(config, session, print, 0.02)
-    sagemaker = session.client("sagemaker")
-    described = sagemaker.describe_cluster(ClusterName=NAME)
-    groups = [group_specification(group) for group in described["InstanceGroups"]]
-    orchestrator, network = described["Orchestrator"], described["VpcConfig"]
+    request = request_again(session.client("sagemaker"))
     lines: list[str] = []
 
     def during(line: str) -> None:
         lines.append(line)
         if "Nat (AWS::EC2::NatGateway): DELETE_COMPLETE" in line:
-            sagemaker.create_cluster(
-                ClusterName=NAME, InstanceGroups=groups, VpcConfig=network, Orchestrator=orchestrator
-            )
+            request()
 
     delete(session, during)
     assert lines.count(f"cluster {NAME}: no longer exists") == 2
     assert_nothing_costs_money_but_the_data(kit)
+
+
+def test_a_create_during_delete_of_the_data_leaves_nothing(kit: Kit) -> None:
+    """The new cluster keeps CloudFormation from deleting its subnet: the deletion fails, and is tried again."""
+    config, session = cluster_config.load(kit.file), Session("us-west-2")
+    create(config, session, print, 0.02)
+    requests, lines = [request_again(session.client("sagemaker"))], []
+    events = session.client("fsx").meta.events
+    events.register("after-call.fsx.DeleteFileSystem", lambda **_: requests and requests.pop()())
+    delete(session, lines.append, data=True)
+    assert any("has been created meanwhile" in line for line in lines)
+    assert lines.count(f"cluster {NAME}: no longer exists") == 2
+    assert_nothing_costs_money_but_the_data(kit)
+    assert kit.aws.client("cloudformation").describe_stacks()["Stacks"] == []
 
 
 def test_a_stack_without_a_cluster_is_reported(kit: Kit) -> None:

@@ -32,6 +32,12 @@ def measure_filesystem(session: Session, fsx_id: str) -> FileSystem | None:
     )
 
 
+def is_kept(session: Session, fsx_id: str) -> bool:
+    """Whether a file system exists and is not being deleted."""
+    found = measure_filesystem(session, fsx_id)
+    return found is not None and found.lifecycle != "DELETING"
+
+
 def delete_filesystem(session: Session, fsx_id: str, poll_seconds: float) -> None:
     """Delete it and wait: until it is deleted, its network interfaces keep the subnet in use."""
     end = time.monotonic() + DEADLINE_SECONDS

@@ -19,7 +19,7 @@ from hyperpod_ft.aws.s3.buckets import Bucket
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.aws.stack.events import OnStackEvent, StackEvent, describe, in_progress, last_event, require, settle
-from hyperpod_ft.aws.stack.filesystem import FileSystem, delete_filesystem, measure_filesystem
+from hyperpod_ft.aws.stack.filesystem import FileSystem, delete_filesystem, is_kept, measure_filesystem
 from hyperpod_ft.aws.stack.operations import outputs, parameters, settled, update
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
@@ -124,8 +124,7 @@ def deploy(
             require(client, stack_id, update(client, stack_id, request, progress, poll_seconds))
         found = describe(client, stack_id)
         assert found is not None, "a stack is found by its id even after deletion"
-        volume = measure_filesystem(session, outputs(found)["FsxId"])
-        if volume is None or volume.lifecycle == "DELETING":
+        if not is_kept(session, outputs(found)["FsxId"]):
             raise UserError(
                 f"stack {parameters.name}: its file system was deleted, by hand or by an interrupted delete",
                 "finish deleting with `hyperpod-ft cluster delete --delete-data`, then create it again",

@@ -43,10 +43,13 @@ COMMANDS = (
     EXTENSION,
     Permissions("sagemaker", "", "ListClusters"),
     Permissions("iam", "role/{role}", "PassRole"),
-    Permissions("s3", "{bucket}/lifecycle/provision.sh", "PutObject"),
+    Permissions("s3", "{bucket}", "ListBucket"),
+    Permissions("s3", "{bucket}/lifecycle/provision.sh", "PutObject", later="DeleteObject"),
     Permissions("logs", "log-group:/aws/sagemaker/Clusters/{name}/0123456789ab", later="DescribeLogStreams"),
     Permissions("logs", "log-group:/aws/sagemaker/Clusters/{name}/0123456789ab:log-stream:x", later="GetLogEvents"),
     Permissions("ssm", SESSION_TARGET, later="StartSession"),
+    Permissions("ssm", "arn:{partition}:ssm:{region}::document/AWS-StartSSHSession", later="StartSession"),
+    Permissions("ssm", "arn:{partition}:ssm:{region}::document/AWS-StartNonInteractiveCommand", later="StartSession"),
 )
 _TAGS = Permissions("sagemaker", "cluster/0123456789ab", "AddTags")
 STACK = (
@@ -61,7 +64,7 @@ STACK = (
         " DescribeNatGateways DescribeVpcEndpoints DescribeSecurityGroups",
     ),
     Permissions("fsx", "", "DescribeFileSystems"),
-    Permissions("s3", "{bucket}", later="ListBucket ListBucketVersions"),
+    Permissions("s3", "{bucket}", later="ListBucketVersions"),
     Permissions("s3", "{bucket}/x", later="DeleteObject DeleteObjectVersion"),
 )
 _FSX_FIRST = Permissions("iam", f"role/aws-service-role/fsx.amazonaws.com/{_FSX_ROLE}", "CreateServiceLinkedRole")

@@ -32,7 +32,7 @@ def _changed(folder: str, names: list[str]) -> Finding:
     return warning(
         "name",
         f"{folder}: not as it was uploaded: {', '.join(names)}; new nodes would run this as root, or fail",
-        "find out who may write there; `hyperpod-ft cluster create` uploads all files again",
+        "find out who may write there; `hyperpod-ft cluster create` uploads all files again and removes others",
     )
 
 

@@ -5,7 +5,6 @@ from typing import Any
 from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.validation import addresses
 from hyperpod_ft.aws.validation.check_input import CheckInput
-from hyperpod_ft.config.instances import CATALOGUE
 
 SUBNET, GROUPS = "existing.subnet_id", "existing.security_group_ids"
 EVERYWHERE = "0.0.0.0/0"
@@ -167,10 +166,7 @@ def security_groups(given: CheckInput) -> list[Finding]:
 
 
 def _self_rules(given: CheckInput, groups: list[dict[str, Any]]) -> list[Finding]:
-    efa = any(
-        (instance := CATALOGUE.get(addresses.ec2_type(group.instance_type))) and instance.efa
-        for group in given.config.groups
-    )
+    efa = any(described.get("NetworkInfo", {}).get("EfaSupported") for described in given.instance_types().values())
     lacking = []
     for group in groups:
         inward = _allows_itself(group, "IpPermissions")
