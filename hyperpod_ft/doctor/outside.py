@@ -8,7 +8,9 @@ from hyperpod_ft.aws.hyperpod.api import IN_SERVICE, Cluster, GroupState
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.ssh import ssm
+from hyperpod_ft.aws.validation.lifecycle_checks import SCRIPTS
 from hyperpod_ft.aws.validation.quota_checks import limits_of
+from hyperpod_ft.aws.validation.state_checks import FOR_A_NEW_CLUSTER
 from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, examine, ok, unknown
 
 
@@ -55,13 +57,14 @@ def _validated(commands: Commands) -> Iterator[Diagnosis]:
     assert config is not None
     checked = commands.validate(config)
     # that the cluster exists is the point here, not a warning
-    yield from (_finding(found) for found in checked.findings if (found.severity, found.field) != ("warning", "name"))
+    yield from (_finding(found) for found in checked.findings if found.fix != FOR_A_NEW_CLUSTER)
     yield ok("validate", f"{len(checked.done)} checks: {', '.join(checked.done)}")
     yield from (unknown("validate", skipped) for skipped in checked.skipped)
 
 
 def _finding(found: Finding) -> Diagnosis:
-    if found.severity == "error":
+    # changed scripts are no error of `cluster validate`, since `cluster create` uploads them again
+    if found.severity == "error" or found.field == SCRIPTS:
         return differs(found.field, found.problem, found.fix)
     return unknown(found.field, found.problem, found.fix)
 

@@ -40,3 +40,16 @@ def test_a_cluster_from_outside(kit: Kit) -> None:
 
     assert "no cluster 'other'" in kit.run_any("doctor", "--cluster", "other", "--region", kit.aws.region, status=2)
     assert "leave the run file" in kit.run_any("doctor", "quickstart", "--cluster", NAME, status=2)
+
+
+def test_lifecycle_scripts_that_were_changed(kit: Kit) -> None:
+    """Nodes would run them as root. The cluster exists, which alone is no reason for a row."""
+    kit.run("create")
+    group = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)["InstanceGroups"][0]
+    bucket, _, folder = group["LifeCycleConfig"]["SourceS3Uri"].removeprefix("s3://").partition("/")
+    kit.aws.client("s3").put_object(Bucket=bucket, Key=f"{folder}/provision.sh", Body=b"#!/bin/bash\nid\n")
+    by_file = verdicts(kit, "cluster.yaml", status=1)
+    assert by_file["lifecycle scripts"] == "differs"
+    assert "name" not in by_file
+    kit.aws.scenario(errors=[{"service": "s3", "code": "AccessDenied", "message": "no", "times": 99}])
+    assert verdicts(kit, "cluster.yaml")["name"] == "cannot tell", "what could not be checked is not left out"
