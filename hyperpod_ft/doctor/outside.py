@@ -1,6 +1,6 @@
 """`doctor --cluster`: a cluster from outside, with the caller's AWS credentials."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from hyperpod_ft.aws.commands import Commands
 from hyperpod_ft.aws.findings import Finding
@@ -20,10 +20,11 @@ def cluster(commands: Commands) -> list[Diagnosis]:
     Raises UserError if there is no such cluster, or AWS does not answer.
     """
     found, nodes = commands.status()
+    missing = commands.why_missing(found)
     account = Assumption("validate", lambda: _validated(commands))
     if commands.target.config is None:
         account = Assumption("quotas", lambda: _quotas(commands, found))
-    return [*examine([Assumption("programs for ssh", _programs)]), *_state(found, nodes), *examine([account])]
+    return [*examine([Assumption("programs for ssh", _programs)]), *_state(found, nodes, missing), *examine([account])]
 
 
 def _programs() -> Diagnosis:
@@ -31,24 +32,25 @@ def _programs() -> Diagnosis:
     return ok("programs for ssh", "aws, session-manager-plugin, ssh")
 
 
-def _state(found: Cluster, nodes: list[Node]) -> Iterator[Diagnosis]:
+def _state(found: Cluster, nodes: list[Node], missing: Mapping[str, str]) -> Iterator[Diagnosis]:
     if found.status == IN_SERVICE:
         yield ok("cluster", f"{found.name} is {found.status}")
     else:
         why = f": {found.failure}" if found.failure else ""
         yield differs("cluster", f"{found.name} is {found.status}{why}", f"see hyperpod-ft cluster status {found.name}")
-    yield from (_group(found, group, [node for node in nodes if node.group == group.name]) for group in found.groups)
+    for group in found.groups:
+        yield _group(found, group, [node for node in nodes if node.group == group.name], missing.get(group.name, ""))
 
 
-def _group(found: Cluster, group: GroupState, nodes: list[Node]) -> Diagnosis:
+def _group(found: Cluster, group: GroupState, nodes: list[Node], missing: str) -> Diagnosis:
     row = f"group {group.name}"
     what = f"{group.current} of {group.target} {group.instance_type}: {tally(nodes) or 'no nodes'}"
     if failed := [node for node in nodes if node.failed]:
         remedy = f"see hyperpod-ft cluster logs {found.name} --node {failed[0].instance_id}"
         return differs(row, f"{what}; {failed[0].instance_id}: {failed[0].message or 'failed'}", remedy)
     if group.current != group.target:
-        why = next((f"; {node.message}" for node in nodes if node.message), "")
-        return differs(row, what + why, "HyperPod keeps requesting the others; AWS may have no capacity")
+        why = missing or next((node.message for node in nodes if node.message), "AWS may have no capacity")
+        return differs(row, f"{what}; {why}", "HyperPod keeps requesting the others")
     return ok(row, what)
 
 

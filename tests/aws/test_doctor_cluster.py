@@ -3,6 +3,7 @@
 import json
 
 from tests.aws.kit import NAME, Kit
+from tests.aws.test_events import NO_CAPACITY
 
 
 def verdicts(kit: Kit, *arguments: str, status: int = 0) -> dict[str, str]:
@@ -36,7 +37,10 @@ def test_a_cluster_from_outside(kit: Kit) -> None:
     by_name = verdicts(kit, NAME, "--region", kit.aws.region, status=1)
     assert by_name["group worker-group-1"] == "differs"
     assert by_name["quota of ml.trn1.32xlarge"] == "differs"
-    assert verdicts(kit, "cluster.yaml", status=1)["group worker-group-1"] == "differs"
+    shown = kit.run_any("doctor", "--cluster", "cluster.yaml", "--json", status=1)
+    (group,) = [row for row in json.loads(shown) if row["name"] == "group worker-group-1"]
+    assert group["verdict"] == "differs"
+    assert NO_CAPACITY in group["found"], "which only events have"
 
     assert "no cluster 'other'" in kit.run_any("doctor", "--cluster", "other", "--region", kit.aws.region, status=2)
     assert "leave the run file" in kit.run_any("doctor", "quickstart", "--cluster", NAME, status=2)
