@@ -1,6 +1,6 @@
 """`doctor --cluster`: a cluster from outside, with the caller's AWS credentials."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from hyperpod_ft.aws.commands import Commands
 from hyperpod_ft.aws.findings import Finding
@@ -8,7 +8,9 @@ from hyperpod_ft.aws.hyperpod.api import IN_SERVICE, Cluster, GroupState
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.ssh import ssm
+from hyperpod_ft.aws.validation.lifecycle_checks import SCRIPTS
 from hyperpod_ft.aws.validation.quota_checks import limits_of
+from hyperpod_ft.aws.validation.state_checks import FOR_A_NEW_CLUSTER
 from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, examine, ok, unknown
 
 
@@ -18,10 +20,11 @@ def cluster(commands: Commands) -> list[Diagnosis]:
     Raises UserError if there is no such cluster, or AWS does not answer.
     """
     found, nodes = commands.status()
+    missing = commands.why_missing(found)
     account = Assumption("validate", lambda: _validated(commands))
     if commands.target.config is None:
         account = Assumption("quotas", lambda: _quotas(commands, found))
-    return [*examine([Assumption("programs for ssh", _programs)]), *_state(found, nodes), *examine([account])]
+    return [*examine([Assumption("programs for ssh", _programs)]), *_state(found, nodes, missing), *examine([account])]
 
 
 def _programs() -> Diagnosis:
@@ -29,24 +32,25 @@ def _programs() -> Diagnosis:
     return ok("programs for ssh", "aws, session-manager-plugin, ssh")
 
 
-def _state(found: Cluster, nodes: list[Node]) -> Iterator[Diagnosis]:
+def _state(found: Cluster, nodes: list[Node], missing: Mapping[str, str]) -> Iterator[Diagnosis]:
     if found.status == IN_SERVICE:
         yield ok("cluster", f"{found.name} is {found.status}")
     else:
         why = f": {found.failure}" if found.failure else ""
         yield differs("cluster", f"{found.name} is {found.status}{why}", f"see hyperpod-ft cluster status {found.name}")
-    yield from (_group(found, group, [node for node in nodes if node.group == group.name]) for group in found.groups)
+    for group in found.groups:
+        yield _group(found, group, [node for node in nodes if node.group == group.name], missing.get(group.name, ""))
 
 
-def _group(found: Cluster, group: GroupState, nodes: list[Node]) -> Diagnosis:
+def _group(found: Cluster, group: GroupState, nodes: list[Node], missing: str) -> Diagnosis:
     row = f"group {group.name}"
     what = f"{group.current} of {group.target} {group.instance_type}: {tally(nodes) or 'no nodes'}"
     if failed := [node for node in nodes if node.failed]:
         remedy = f"see hyperpod-ft cluster logs {found.name} --node {failed[0].instance_id}"
         return differs(row, f"{what}; {failed[0].instance_id}: {failed[0].message or 'failed'}", remedy)
     if group.current != group.target:
-        why = next((f"; {node.message}" for node in nodes if node.message), "")
-        return differs(row, what + why, "HyperPod keeps requesting the others; AWS may have no capacity")
+        why = missing or next((node.message for node in nodes if node.message), "AWS may have no capacity")
+        return differs(row, f"{what}; {why}", "HyperPod keeps requesting the others")
     return ok(row, what)
 
 
@@ -55,13 +59,14 @@ def _validated(commands: Commands) -> Iterator[Diagnosis]:
     assert config is not None
     checked = commands.validate(config)
     # that the cluster exists is the point here, not a warning
-    yield from (_finding(found) for found in checked.findings if (found.severity, found.field) != ("warning", "name"))
+    yield from (_finding(found) for found in checked.findings if found.fix != FOR_A_NEW_CLUSTER)
     yield ok("validate", f"{len(checked.done)} checks: {', '.join(checked.done)}")
     yield from (unknown("validate", skipped) for skipped in checked.skipped)
 
 
 def _finding(found: Finding) -> Diagnosis:
-    if found.severity == "error":
+    # changed scripts are no error of `cluster validate`, since `cluster create` uploads them again
+    if found.severity == "error" or found.field == SCRIPTS:
         return differs(found.field, found.problem, found.fix)
     return unknown(found.field, found.problem, found.fix)
 

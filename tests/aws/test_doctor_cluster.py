@@ -3,6 +3,7 @@
 import json
 
 from tests.aws.kit import NAME, Kit
+from tests.aws.test_events import NO_CAPACITY
 
 
 def verdicts(kit: Kit, *arguments: str, status: int = 0) -> dict[str, str]:
@@ -36,7 +37,23 @@ def test_a_cluster_from_outside(kit: Kit) -> None:
     by_name = verdicts(kit, NAME, "--region", kit.aws.region, status=1)
     assert by_name["group worker-group-1"] == "differs"
     assert by_name["quota of ml.trn1.32xlarge"] == "differs"
-    assert verdicts(kit, "cluster.yaml", status=1)["group worker-group-1"] == "differs"
+    shown = kit.run_any("doctor", "--cluster", "cluster.yaml", "--json", status=1)
+    (group,) = [row for row in json.loads(shown) if row["name"] == "group worker-group-1"]
+    assert group["verdict"] == "differs"
+    assert NO_CAPACITY in group["found"], "which only events have"
 
     assert "no cluster 'other'" in kit.run_any("doctor", "--cluster", "other", "--region", kit.aws.region, status=2)
     assert "leave the run file" in kit.run_any("doctor", "quickstart", "--cluster", NAME, status=2)
+
+
+def test_lifecycle_scripts_that_were_changed(kit: Kit) -> None:
+    """Nodes would run them as root. The cluster exists, which alone is no reason for a row."""
+    kit.run("create")
+    group = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)["InstanceGroups"][0]
+    bucket, _, folder = group["LifeCycleConfig"]["SourceS3Uri"].removeprefix("s3://").partition("/")
+    kit.aws.client("s3").put_object(Bucket=bucket, Key=f"{folder}/provision.sh", Body=b"#!/bin/bash\nid\n")
+    by_file = verdicts(kit, "cluster.yaml", status=1)
+    assert by_file["lifecycle scripts"] == "differs"
+    assert "name" not in by_file
+    kit.aws.scenario(errors=[{"service": "s3", "code": "AccessDenied", "message": "no", "times": 99}])
+    assert verdicts(kit, "cluster.yaml")["name"] == "cannot tell", "what could not be checked is not left out"

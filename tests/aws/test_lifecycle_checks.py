@@ -9,6 +9,7 @@ import pytest
 from hyperpod_ft.aws.create import upload
 from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.hyperpod import lifecycle_files
+from hyperpod_ft.aws.validation.lifecycle_checks import SCRIPTS
 from tests.aws.account_place import ROLE_ACTIONS, Place, allow, clients, cluster, of, only
 
 
@@ -42,7 +43,7 @@ def test_changed_scripts_are_named(
     change(s3, lambda name: {"Bucket": place.bucket, "Key": f"{folder}/{name}"})
 
     def findings() -> list[Finding]:
-        return [finding for finding in of(place.check(), "name") if "not as it was uploaded" in finding.problem]
+        return [finding for finding in of(place.check(), SCRIPTS) if "not as it was uploaded" in finding.problem]
 
     if named:
         assert f"{folder}: not as it was uploaded: {named};" in only(findings()).problem

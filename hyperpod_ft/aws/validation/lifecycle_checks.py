@@ -7,6 +7,7 @@ from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.aws.validation.permission_checks import ROLE, Need, denied
 
+SCRIPTS = "lifecycle scripts"  # the field of findings about those in S3: the cluster file has no key for them
 _WRITES = ("s3:PutObject", "s3:DeleteObject")
 
 
@@ -22,7 +23,7 @@ def scripts(given: CheckInput) -> list[Finding]:
             folders.add(str(location))
             if not listing.exists(s3, location, script):
                 problem = f"the lifecycle script of group {group['InstanceGroupName']} is missing: {location}/{script}"
-                findings.append(error("name", problem, "upload it again; without it no node can be replaced"))
+                findings.append(error(SCRIPTS, problem, "upload it again; without it no node can be replaced"))
     if findings:
         return findings
     return [_changed(folder, names) for folder in sorted(folders) if (names := lifecycle_files.changed(s3, folder))]
@@ -30,7 +31,7 @@ def scripts(given: CheckInput) -> list[Finding]:
 
 def _changed(folder: str, names: list[str]) -> Finding:
     return warning(
-        "name",
+        SCRIPTS,
         f"{folder}: not as it was uploaded: {', '.join(names)}; new nodes would run this as root, or fail",
         "find out who may write there; `hyperpod-ft cluster create` uploads all files again and removes others",
     )

@@ -12,6 +12,7 @@ from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 
 BUCKET = "existing.bucket"
+FOR_A_NEW_CLUSTER = "for a new cluster choose another name"
 
 
 def name(given: CheckInput) -> list[Finding]:
@@ -26,7 +27,7 @@ def name(given: CheckInput) -> list[Finding]:
     if status in ("Failed", "RollingBack", "Deleting"):
         return [error("name", f"cluster {called} already exists, {status}", "delete it first, or choose another name")]
     problem = f"cluster {called} already exists, {status}: `cluster create` would continue with it"
-    return [warning("name", problem, "for a new cluster choose another name")]
+    return [warning("name", problem, FOR_A_NEW_CLUSTER)]
 
 
 def stack(given: CheckInput) -> list[Finding]:
