@@ -209,11 +209,11 @@ def test_the_row_of_a_node_names_what_differs_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "takes", "lost"),
+    ("state", "idle", "lost"),
     [
         ("idle", True, False),
-        ("mixed", True, False),
-        ("completing", True, False),
+        ("mixed", False, False),
+        ("completing", False, False),
         ("allocated", False, False),
         ("idle*", False, True),
         ("down*", False, True),
@@ -223,9 +223,9 @@ def test_the_row_of_a_node_names_what_differs_there() -> None:
         ("idle~", False, False),
     ],
 )
-def test_states_of_nodes(state: str, takes: bool, lost: bool) -> None:
+def test_states_of_nodes(state: str, idle: bool, lost: bool) -> None:
     one = SlurmNode("n1", "dev", state, 4, 1000, "10.0.0.1", "")
-    assert (one.takes_jobs, one.lost) == (takes, lost)
+    assert (one.idle, one.lost) == (idle, lost)
 
 
 def test_a_report_has_no_secrets() -> None:
