@@ -1,4 +1,4 @@
-"""`doctor --nodes`: a small job on every node that takes jobs, and what the nodes say, compared."""
+"""`doctor --nodes`: a small job on every idle node, and what the nodes say, compared."""
 
 import fcntl
 import sys
@@ -26,7 +26,7 @@ def every_node(assumed: Assumed) -> list[Diagnosis]:
     Raises UserError when Slurm does not answer or the volume cannot be written to.
     """
     nodes = {node.name: node for node in reversed(assumed.nodes)}  # of several partitions, the first
-    free = [node for node in nodes.values() if node.takes_jobs]
+    free = [node for node in nodes.values() if node.idle]
     by_partition = [
         [*group] for _, group in groupby(sorted(free, key=lambda it: it.partition), lambda it: it.partition)
     ]
@@ -67,8 +67,10 @@ def _first_message(errors: str) -> str:
 
 def _of_node(node: SlurmNode, said: NodeDiagnoses | None, why_silent: str) -> Diagnosis:
     name = f"node {node.name}"
-    if said is None and not node.takes_jobs:
+    if said is None and not node.idle:
         return unknown(name, f"it is {node.state}, so that no job was sent to it")
+    if said is None and "Unable to allocate resources" in why_silent:  # a job for all, which one busy node holds up
+        return unknown(name, f"no job started: {why_silent}", "another job may have taken a node: run doctor again")
     if said is None:
         remedy = "the kit must be on a volume that every node mounts, and the node start jobs: see slurmd's log there"
         return differs(name, f"no answer: {why_silent}", remedy)

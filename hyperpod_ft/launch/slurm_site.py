@@ -28,9 +28,9 @@ class SlurmNode:
     reason: str  # why it is down or drained; empty otherwise
 
     @property
-    def takes_jobs(self) -> bool:
-        """Whether a small job would start on it now."""
-        return self.state in ("idle", "mixed", "completing")
+    def idle(self) -> bool:
+        """Whether a small job starts on it now. On a mixed node, a job of one CPU may hold all memory."""
+        return self.state == "idle"
 
     @property
     def lost(self) -> bool:

@@ -228,6 +228,24 @@ def test_nodes_that_lack_devices_and_have_an_old_driver(
     assert "node1" in rows["health"].remedy
 
 
+def test_a_busy_node_does_not_hide_the_others(nodes_of: Rows, head: Head) -> None:
+    head.slurm("sbatch", "--nodelist=node1", "--output=/dev/null", "--chdir=/", "--wrap=sleep 300")
+    head.wait(lambda: "node1 mixed" in head.slurm("sinfo", "--Node", "--format=%N %T %C"), 20)
+    rows = nodes_of()
+    assert rows["node node1"].verdict == "cannot tell"
+    assert "it is mixed" in rows["node node1"].found
+    assert rows["node node2"].verdict == "ok"
+
+
+def test_a_node_that_becomes_busy(nodes_of: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between sinfo and srun. These are the words of Slurm 22.05."""
+    errors = "srun: error: Unable to allocate resources: Requested nodes are busy\n"
+    monkeypatch.setattr(SlurmSite, "on_nodes", lambda *arguments: ("", errors))
+    row = nodes_of()["node node2"]
+    assert row.verdict == "cannot tell"
+    assert "Requested nodes are busy" in row.found
+
+
 def test_nodes_that_cannot_run_the_kit(nodes_of: Rows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "python-of-the-head-node-only"))
     row = nodes_of(env__python="/usr/bin/python3")["node node1"]

@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -209,11 +209,11 @@ def test_the_row_of_a_node_names_what_differs_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "takes", "lost"),
+    ("state", "idle", "lost"),
     [
         ("idle", True, False),
-        ("mixed", True, False),
-        ("completing", True, False),
+        ("mixed", False, False),
+        ("completing", False, False),
         ("allocated", False, False),
         ("idle*", False, True),
         ("down*", False, True),
@@ -223,9 +223,9 @@ def test_the_row_of_a_node_names_what_differs_there() -> None:
         ("idle~", False, False),
     ],
 )
-def test_states_of_nodes(state: str, takes: bool, lost: bool) -> None:
+def test_states_of_nodes(state: str, idle: bool, lost: bool) -> None:
     one = SlurmNode("n1", "dev", state, 4, 1000, "10.0.0.1", "")
-    assert (one.takes_jobs, one.lost) == (takes, lost)
+    assert (one.idle, one.lost) == (idle, lost)
 
 
 def test_a_report_has_no_secrets() -> None:
@@ -235,3 +235,13 @@ def test_a_report_has_no_secrets() -> None:
         {"WANDB_API_KEY": "very-private-value", "API_KEY": "arn", "HOME": "index.example"},
     )
     assert text == "https://...@index.example/simple ... arn:aws:iam::<account>:role/x ... ... i-0123456789abcde11"
+
+
+def test_a_bug_in_one_look_does_not_lose_the_other_rows() -> None:
+    def rows() -> Iterator[Diagnosis]:
+        yield ok("accounting", "answers")
+        raise KeyError("getpwuid(): uid not found: 70001")
+
+    lost, well = examine([Assumption("accounting", rows), Assumption("locks", lambda: ok("locks", "work"))])
+    assert (lost.name, lost.verdict, well.verdict) == ("accounting", "cannot tell", "ok")
+    assert "KeyError('getpwuid(): uid not found: 70001')" in lost.found
