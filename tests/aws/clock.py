@@ -5,6 +5,7 @@ as it is due, as if it had run on time. So states have the same order on a slow 
 
 import heapq
 import itertools
+import threading
 import time
 from collections.abc import Generator
 
@@ -15,9 +16,15 @@ class Clock:
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Process]] = []
         self._number = itertools.count()
+        self.started = threading.Event()  # something, since the holder of the lock last cleared it
 
     def start(self, process: Process, at: float | None = None) -> None:
         self._step(time.monotonic() if at is None else at, process)
+        self.started.set()
+
+    def seconds_until_due(self) -> float | None:
+        """None: nothing takes time."""
+        return max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
 
     def advance(self) -> None:
         now = time.monotonic()

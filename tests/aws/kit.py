@@ -1,8 +1,9 @@
 """`hyperpod-ft cluster ...` as users run it, against the server that stands in for AWS (server.py)."""
 
+import functools
 import json
-import subprocess
-import sys
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hyperpod_ft.config import cluster_config
+from tests.forking import Forked, ForkServer
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -18,17 +20,48 @@ ROOT = Path(__file__).parents[2]
 NAME = "ml-cluster"
 
 
-def start(directory: Path, environment: Mapping[str, str], *arguments: str) -> "subprocess.Popen[str]":
-    """Start `hyperpod-ft` in a directory; its standard output has its standard error too."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "hyperpod_ft", *arguments],
-        cwd=directory,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+class Started:
+    """A command, with what tests use of subprocess.Popen; its standard output has its standard error too."""
+
+    def __init__(self, process: Forked, output: int) -> None:
+        self._process = process
+        self.stdout = os.fdopen(output)
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    def communicate(self, timeout: float = 60) -> tuple[str, None]:
+        """All that it still prints, and then its end, for which `timeout` counts."""
+        with self.stdout:
+            printed = self.stdout.read()
+        self._process.wait(timeout)
+        return printed, None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.returncode is None:
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@functools.cache
+def _server() -> ForkServer:
+    """It ends with this process."""
+    return ForkServer("tests.aws.command_modules", os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+def start(directory: Path, environment: Mapping[str, str], *arguments: str) -> Started:
+    """Start `hyperpod-ft` in a directory."""
+    reading, writing = os.pipe()
+    try:
+        process = _server().start(
+            ["hyperpod_ft", *arguments], environment, Path(f"/proc/{os.getpid()}/fd/{writing}"), directory
+        )
+    finally:
+        os.close(writing)
+    return Started(process, reading)
 
 
 class Kit:
@@ -45,7 +78,7 @@ class Kit:
             "HYPERPOD_FT_POLL_SECONDS": "0.02",
         }
 
-    def start(self, *arguments: str, group: str = "cluster") -> "subprocess.Popen[str]":
+    def start(self, *arguments: str, group: str = "cluster") -> Started:
         """`group`: of commands; without one, `arguments` name it."""
         return start(self.directory, self.environment, *([group] if group else []), *arguments)
 

@@ -34,7 +34,6 @@ import os
 import re
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -68,7 +67,6 @@ _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 _SERVICES = {"servicequotas": "service-quotas"}  # signing names that are not botocore's
 _OWN = "testing-server"
 _MOTO_SERVICES = ("ec2", "iam", "s3", "sts", "logs", "ssm", "sagemaker", "cloudwatch", "kms")
-_TICK_SECONDS = 0.02
 
 
 class Server:
@@ -91,8 +89,11 @@ class Server:
         try:
             while True:
                 with self._lock:
-                    self.world.clock.advance()
-                time.sleep(_TICK_SECONDS)
+                    clock = self.world.clock
+                    clock.started.clear()
+                    clock.advance()
+                    seconds = clock.seconds_until_due()
+                clock.started.wait(seconds)
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # a bug in the stand-in: tests must fail at once, not wait for a state that never comes

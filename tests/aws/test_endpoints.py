@@ -3,8 +3,6 @@
 import json
 import shlex
 import signal
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from hyperpod_ft.serving.endpoint.deployment import endpoint_name
 from tests.aws.account_place import trust
 from tests.aws.conftest import REGION, Aws
 from tests.aws.endpoint_run import BUCKET, ROLE, make_run, only_in_store
-from tests.aws.kit import ROOT
+from tests.aws.kit import ROOT, Started, start
 
 WRITES = ("Create", "Delete", "Put", "Register", "Update", "POST", "PUT", "DELETE")
 
@@ -38,16 +36,8 @@ class Deploy:
         aws.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
         self._before = len(aws.requests())
 
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, "-m", "hyperpod_ft", "deploy", *arguments],
-            cwd=self.run.root,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def start(self, *arguments: str) -> Started:
+        return start(self.run.root, self.environment, "deploy", *arguments)
 
     def __call__(self, *arguments: str, status: int = 0) -> str:
         process = self.start(*arguments)

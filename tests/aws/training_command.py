@@ -1,7 +1,6 @@
 """The commands of a user who runs training jobs, against the stand-in for AWS."""
 
 import json
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hyperpod_ft.runs.run import Run
-from tests.aws.kit import ROOT, start
+from tests.aws.kit import ROOT, Started, start
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -37,7 +36,7 @@ class Command:
             **environment,
         }
 
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str) -> Started:
         return start(self.directory, self.environment, *arguments)
 
     def run(self, *arguments: str, status: int = 0) -> str:

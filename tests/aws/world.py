@@ -36,7 +36,8 @@ class World:
         return self.regions.setdefault(name, Region(self, name))
 
     def close(self) -> None:
-        """End the processes that are part of it."""
+        """End the processes that are part of it, and who waits for its clock."""
+        self.clock.started.set()
         for region in self.regions.values():
             for job in region.training_jobs.values():
                 job.remove()

@@ -24,7 +24,7 @@ from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import NOTICE
 from hyperpod_ft.stages import stage, train
-from tests.training.forking import Forked, ForkServer
+from tests.forking import Forked, ForkServer
 from tests.unit import tiny_t5
 
 VOCABULARY = 128
@@ -223,7 +223,8 @@ class Jobs:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    server = ForkServer(os.environ | ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent)})
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
+    server = ForkServer("forking_torchrun", os.environ | ENVIRONMENT | {"PYTHONPATH": path})
     yield server
     server.close()
 

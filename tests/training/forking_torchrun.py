@@ -17,11 +17,11 @@ from typing import Any
 
 import torch.distributed.run
 import transformers.models.llama.modeling_llama  # noqa: F401 - for the ranks, as what follows
-from forking import fork_module
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 import hyperpod_ft.engines.torch.loop
 import hyperpod_ft.stages.train  # noqa: F401
+from tests.forking import fork_module
 
 
 class ForkedRank(subprocess.Popen[bytes]):

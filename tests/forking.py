@@ -1,12 +1,13 @@
-"""Processes that are forked from one that has imported torch, transformers and the engine, which takes seconds.
+"""Processes that are forked from one that has imported what they need, which takes each of them up to seconds.
 
-    python -m forking DESCRIPTOR
+    python -m tests.forking DESCRIPTOR MODULE
 
-serves the pytest process behind a connection: for each (arguments, environment, output) that it receives it forks
-`python -m ARGUMENTS...` and sends (pid, None), and when that has ended (pid, status as in subprocess.Popen.returncode).
-It ends with the connection.
+imports the module and serves the pytest process behind a connection: for each (arguments, directory, environment,
+output) that it receives it forks `python -m ARGUMENTS...` and sends (pid, None), and when that has ended (pid, status
+as in subprocess.Popen.returncode). It ends with the connection.
 """
 
+import importlib
 import os
 import runpy
 import signal
@@ -24,7 +25,7 @@ from hyperpod_ft import garbage
 
 
 def fork_module(arguments: Sequence[str], prepare: Callable[[], object]) -> int:
-    """The pid of a fork that calls `prepare` and then does what `python -m ARGUMENTS...` would."""
+    """The pid of a fork that calls `prepare` and then does what `python -m ARGUMENTS...` would, but for its exit."""
     if pid := os.fork():
         return pid
     status = 1
@@ -46,16 +47,23 @@ def fork_module(arguments: Sequence[str], prepare: Callable[[], object]) -> int:
 class ForkServer:
     """The process that forks, seen from pytest."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        """`module`: what the processes import, directly or not."""
         self.connection, other = Pipe()
         self.statuses: dict[int, int] = {}
         with other:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "forking", str(other.fileno())], env=environment, pass_fds=[other.fileno()]
+                [sys.executable, "-m", "tests.forking", str(other.fileno()), module],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
             )
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> "Forked":
-        self.connection.send((list(arguments), dict(environment), str(output)))
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], output: Path, directory: Path | None = None
+    ) -> "Forked":
+        """`directory`: where it runs; without one, this process's."""
+        self.connection.send((list(arguments), str(directory or Path.cwd()), dict(environment), str(output)))
         while (pid := self.receive()) is None:
             pass
         return Forked(pid, self)
@@ -97,18 +105,27 @@ def serve(connection: Connection) -> None:
     with suppress(EOFError):
         while True:
             if connection.poll(0.01):
-                arguments, environment, output = connection.recv()
+                arguments, directory, environment, output = connection.recv()
+                descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
-                def become_the_job(environment: dict[str, str] = environment, output: str = output) -> None:
+                def become_the_program(
+                    directory: str = directory,
+                    environment: dict[str, str] = environment,
+                    descriptor: int = descriptor,
+                ) -> None:
                     connection.close()
                     signal.signal(signal.SIGINT, signal.default_int_handler)
+                    os.chdir(directory)
+                    os.environ.clear()
                     os.environ.update(environment)
                     tempfile.tempdir = None  # read from the environment again
-                    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                     for stream in (sys.stdout, sys.stderr):
                         os.dup2(descriptor, stream.fileno())
+                    os.close(descriptor)
 
-                connection.send((fork_module(arguments, become_the_job), None))
+                pid = fork_module(arguments, become_the_program)
+                os.close(descriptor)
+                connection.send((pid, None))
             with suppress(ChildProcessError):
                 while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                     connection.send((ended[0], os.waitstatus_to_exitcode(ended[1])))
@@ -116,8 +133,7 @@ def serve(connection: Connection) -> None:
 
 if __name__ == "__main__":
     garbage.pause_collection()
-    import forking_torchrun  # noqa: F401 - what all jobs import
-
+    importlib.import_module(sys.argv[2])
     garbage.resume_collection()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends the jobs
     serve(Connection(int(sys.argv[1])))
