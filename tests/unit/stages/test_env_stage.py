@@ -8,18 +8,22 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.stages.env import build, probe
+from tests.unit.wheels import wheel
+
+
+@pytest.fixture(autouse=True)
+def _no_package_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
 
 
 def test_a_built_environment_works_under_its_final_name(tmp_path: Path) -> None:
-    package = tmp_path / "tiny"
-    package.mkdir()
-    (package / "tiny.py").write_text("def main(): print('tiny works')\n")
-    (package / "pyproject.toml").write_text(
-        '[project]\nname = "tiny"\nversion = "1.2"\n[project.scripts]\ntiny = "tiny:main"\n'
-        '[tool.setuptools]\npy-modules = ["tiny"]\n'
-    )
+    files = {
+        "tiny.py": "def main(): print('tiny works')\n",
+        "tiny-1.2.dist-info/entry_points.txt": "[console_scripts]\ntiny = tiny:main\n",
+    }
+    wheel(tmp_path, "tiny", "1.2", files)
     pins = tmp_path / "pins.txt"
-    pins.write_text(f"{package}\n")
+    pins.write_text(f"{tmp_path}/tiny/tiny-1.2-py3-none-any.whl\n")
     environment = tmp_path / "envs" / "0123"
     build(pins, environment)
     assert [path.name for path in environment.parent.iterdir()] == ["0123"]
