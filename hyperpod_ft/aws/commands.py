@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from hyperpod_ft.aws.create import create
 from hyperpod_ft.aws.hyperpod import api, cluster_logs, events, lifecycle_files
 from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.events import Event
-from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
+from hyperpod_ft.aws.hyperpod.nodes import INSTANCE_ID, Node, list_nodes
 from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, ClusterWatch, Say
 from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.s3 import small_objects
@@ -35,8 +34,6 @@ from hyperpod_ft.polling import poll_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_INSTANCE_ID = re.compile(r"i-[0-9a-f]{8}(?:[0-9a-f]{9})?")  # ListClusterEvents: NodeId
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Commands:
             return self._require(), self._nodes()
 
     def why_missing(self, cluster: Cluster) -> dict[str, str]:
-        """Why groups have fewer instances than requested, by group, where HyperPod tells."""
+        """Why groups have fewer instances than requested, by group, if HyperPod reports it."""
         return events.why_missing(self._sagemaker, cluster)
 
     def events(self, group: str | None, node: str | None, limit: int) -> list[Event]:
@@ -86,7 +83,7 @@ class Commands:
                     f"cluster {cluster.name} has no events: HyperPod keeps them with continuous provisioning only",
                     "see `hyperpod-ft cluster status` and `hyperpod-ft cluster logs`",
                 )
-            if node and not _INSTANCE_ID.fullmatch(node):  # HyperPod takes no other, and may have shut it down
+            if node and not INSTANCE_ID.fullmatch(node):  # HyperPod takes no other, and may have shut it down
                 node = api.find_node(self._nodes(), node).instance_id
             found = events.newest(self._sagemaker, cluster.name, limit, group, node)
             if group and not found:

@@ -110,7 +110,9 @@ def _bring_up_to_date(
     if not found.groups:
         return {}
     if status != api.IN_SERVICE:
-        say(f"cluster {name}: accepts new groups and lifecycle scripts only while InService: run `create` again then")
+        say(
+            f"cluster {name}: takes new groups and lifecycle scripts only when InService; run `create` again once it is"
+        )
         return {}
     sagemaker.update_cluster(ClusterName=name, InstanceGroups=list(found.groups))
     if len(found.added) < len(found.groups):

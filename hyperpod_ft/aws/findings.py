@@ -11,15 +11,15 @@ class Finding:
     severity: Literal["error", "warning"]
     field: str
     problem: str
-    fix: str
+    remedy: str
 
     def __str__(self) -> str:
-        return f"{self.severity}: {self.field}: {self.problem}; {self.fix}"
+        return f"{self.severity}: {self.field}: {self.problem}; {self.remedy}"
 
 
-def error(field: str, problem: str, fix: str) -> Finding:
-    return Finding("error", field, problem, fix)
+def error(field: str, problem: str, remedy: str) -> Finding:
+    return Finding("error", field, problem, remedy)
 
 
-def warning(field: str, problem: str, fix: str) -> Finding:
-    return Finding("warning", field, problem, fix)
+def warning(field: str, problem: str, remedy: str) -> Finding:
+    return Finding("warning", field, problem, remedy)

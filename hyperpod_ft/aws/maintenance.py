@@ -97,7 +97,10 @@ class Maintenance(Commands):
             if (group.node_type == "Compute" if group.node_type else group.name not in heads)
         ]
         if not (names or compute):
-            raise UserError(f"cluster {cluster.name} has no group of workers", "add one to the cluster file: `create`")
+            raise UserError(
+                f"cluster {cluster.name} has no group of workers",
+                "add one to the cluster file and run `cluster create`",
+            )
         return list(dict.fromkeys(names)) or compute
 
     def has_controller(self, groups: Sequence[str]) -> bool:

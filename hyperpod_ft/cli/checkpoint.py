@@ -55,8 +55,8 @@ def consolidate(
 
     CKPT is a checkpoint of optimum-neuron (neuronx-distributed) or torch.distributed.checkpoint.
     """
-    from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415 - --help starts fast without numpy
-    from hyperpod_ft.checkpoint.consolidate import consolidate_checkpoint  # noqa: PLC0415
+    from hyperpod_ft.checkpoint import kinds
+    from hyperpod_ft.checkpoint.consolidate import consolidate_checkpoint
 
     clock = time.monotonic()
     written_as = None if dtype == "base" else _dtype(dtype)
@@ -89,9 +89,9 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Merge LoRA adapters into their base model."""
-    from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415
-    from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter  # noqa: PLC0415
-    from hyperpod_ft.checkpoint.merge.merge import merge as merge_adapters  # noqa: PLC0415
+    from hyperpod_ft.checkpoint import kinds
+    from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter
+    from hyperpod_ft.checkpoint.merge.merge import merge as merge_adapters
 
     written_as, shard_bytes = _dtype(dtype), _shard_bytes(max_shard_size)
     weights = weight or [1.0] * len(adapter)
@@ -139,8 +139,8 @@ def _writing(output: Path, inputs: Sequence[Path]) -> Iterator[None]:
 
     Raises UserError, before anything is written, when it cannot be created or overlaps an input.
     """
-    from hyperpod_ft import publish  # noqa: PLC0415
-    from hyperpod_ft.checkpoint import kinds  # noqa: PLC0415
+    from hyperpod_ft import publish
+    from hyperpod_ft.checkpoint import kinds
 
     kinds.refuse_overlap(output, inputs)
     kinds.refuse_unwritable(output)
@@ -227,7 +227,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check that a model or adapter is complete, finite and as expected; exit code 1 if it is not."""
-    from hyperpod_ft.checkpoint.verify.verify import verify as verify_directory  # noqa: PLC0415 - --help starts fast without numpy
+    from hyperpod_ft.checkpoint.verify.verify import verify as verify_directory
 
     found = verify_directory(directory, against=against, tolerance=tolerance, adapter=adapter, base=base)
     if as_json:

@@ -147,15 +147,15 @@ def delete(
 
 
 def _run(reference: str, overrides: list[str] | None) -> "Run":
-    from hyperpod_ft.runs import references  # noqa: PLC0415 - keeps --help quick
-    from hyperpod_ft.serving.endpoint.deployment import with_settings  # noqa: PLC0415 - as above
+    from hyperpod_ft.runs import references
+    from hyperpod_ft.serving.endpoint.deployment import with_settings
 
     return with_settings(references.find(reference), overrides or ())
 
 
 def _found(reference: str, region: str | None, profile: str | None) -> tuple[str, "EndpointCommands", "Run | None"]:
     """The endpoint that a name or a run means, and the commands in its region."""
-    from hyperpod_ft.serving.endpoint.deployment import endpoint_name, is_endpoint_name  # noqa: PLC0415 - as above
+    from hyperpod_ft.serving.endpoint.deployment import endpoint_name, is_endpoint_name
 
     if is_endpoint_name(reference) and not Path(reference).exists():
         return reference, _commands(None, region, profile), None
@@ -164,8 +164,8 @@ def _found(reference: str, region: str | None, profile: str | None) -> tuple[str
 
 
 def _commands(run: "Run | None", region: str | None, profile: str | None) -> "EndpointCommands":
-    from hyperpod_ft.serving.endpoint.commands import EndpointCommands  # noqa: PLC0415 - keeps --help quick
-    from hyperpod_ft.serving.endpoint.deployment import region_of  # noqa: PLC0415 - as above
+    from hyperpod_ft.serving.endpoint.commands import EndpointCommands
+    from hyperpod_ft.serving.endpoint.deployment import region_of
 
     named = region_of(run) if run else None
     return EndpointCommands.of(region or named, profile, tables.progress)

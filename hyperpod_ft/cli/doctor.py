@@ -58,10 +58,10 @@ def doctor(
 
 def _inside(run_file: str | None, overrides: Sequence[str], nodes: bool) -> "tuple[list[Diagnosis], str]":
     """The rows and the report of this head node."""
-    from hyperpod_ft.config import run_file as run_files  # noqa: PLC0415 - --help starts fast
-    from hyperpod_ft.config.sections.cluster import Cluster  # noqa: PLC0415
-    from hyperpod_ft.doctor import head_node, report  # noqa: PLC0415
-    from hyperpod_ft.doctor.assumed import Assumed  # noqa: PLC0415
+    from hyperpod_ft.config import run_file as run_files
+    from hyperpod_ft.config.sections.cluster import Cluster
+    from hyperpod_ft.doctor import head_node, report
+    from hyperpod_ft.doctor.assumed import Assumed
 
     config = run_files.load(run_files.find(run_file), overrides) if run_file else None
     if overrides and config is None:
@@ -73,10 +73,10 @@ def _inside(run_file: str | None, overrides: Sequence[str], nodes: bool) -> "tup
 
 def _outside(reference: str, region: str | None, profile: str | None) -> "tuple[list[Diagnosis], str]":
     """The rows and the report of a cluster."""
-    from hyperpod_ft.aws import cluster_reference  # noqa: PLC0415 - --help starts fast
-    from hyperpod_ft.aws.commands import Commands  # noqa: PLC0415
-    from hyperpod_ft.cli import tables  # noqa: PLC0415
-    from hyperpod_ft.doctor import outside, report  # noqa: PLC0415
+    from hyperpod_ft.aws import cluster_reference
+    from hyperpod_ft.aws.commands import Commands
+    from hyperpod_ft.cli import tables
+    from hyperpod_ft.doctor import outside, report
 
     target = cluster_reference.find(reference, region)
     rows = outside.cluster(Commands.of(target, profile, tables.progress))
@@ -85,12 +85,12 @@ def _outside(reference: str, region: str | None, profile: str | None) -> "tuple[
 
 def _show(rows: "Sequence[Diagnosis]", as_json: bool) -> None:
     if as_json:
-        import json  # noqa: PLC0415
-        from dataclasses import asdict  # noqa: PLC0415
+        import json
+        from dataclasses import asdict
 
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    from hyperpod_ft.cli import tables  # noqa: PLC0415
+    from hyperpod_ft.cli import tables
 
     table = tables.table("assumption", "")
     for row in rows:

@@ -93,6 +93,6 @@ def env(directory: Directory = None) -> None:
 
 
 def _cluster(directory: Path | None) -> "LocalCluster":
-    from hyperpod_ft.localcluster import LocalCluster, default_directory  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.localcluster import LocalCluster, default_directory
 
     return LocalCluster(directory or default_directory())

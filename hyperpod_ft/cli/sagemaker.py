@@ -41,7 +41,7 @@ def setup(
 
     Prints the section for the run file. Safe to run again: an existing stack is updated.
     """
-    from hyperpod_ft.aws.stack import training_resources  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.aws.stack import training_resources
 
     if print_template:
         print(training_resources.template(), end="")
@@ -73,9 +73,9 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check that a run can become training jobs, before money is spent; exit code 1 if there are errors."""
-    from hyperpod_ft.config import run_file as run_files  # noqa: PLC0415 - keeps --help quick
-    from hyperpod_ft.launch.sagemaker import validation  # noqa: PLC0415
-    from hyperpod_ft.runs.run import Run  # noqa: PLC0415
+    from hyperpod_ft.config import run_file as run_files
+    from hyperpod_ft.launch.sagemaker import validation
+    from hyperpod_ft.runs.run import Run
 
     run = Run.of(run_files.load(run_files.find(run_file), overrides or ()))
     client = None if offline else validation.client_of(run, profile or os.environ.get("AWS_PROFILE"))
@@ -96,8 +96,8 @@ def delete(
     profile: Profile = None,
 ) -> None:
     """Delete the role, and with --delete-data the bucket. Prints what still costs money."""
-    from hyperpod_ft.aws.stack import training_resources  # noqa: PLC0415 - keeps --help quick
-    from hyperpod_ft.progress import format_bytes  # noqa: PLC0415
+    from hyperpod_ft.aws.stack import training_resources
+    from hyperpod_ft.progress import format_bytes
 
     what = "and its bucket with all data" if delete_data else "but not its bucket"
     print(f"This deletes stack {name}, {what}.")
@@ -117,6 +117,6 @@ def delete(
 
 
 def _session(region: str | None, profile: str | None) -> "Session":
-    from hyperpod_ft.aws.session import Session  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.aws.session import Session
 
     return Session(region, profile or os.environ.get("AWS_PROFILE"))

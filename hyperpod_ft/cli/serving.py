@@ -55,7 +55,7 @@ def serve(
 
     Where the environment has HYPERPOD_FT_API_KEY, clients must send it as their API key.
     """
-    from hyperpod_ft.serving import models, program, vllm  # noqa: PLC0415 - --help starts fast
+    from hyperpod_ft.serving import models, program, vllm
 
     if stop:
         _stop(reference)
@@ -82,7 +82,7 @@ def ask(
     device: Device = "auto",
 ) -> None:
     """Print the tuned model's answer to one question, greedy."""
-    from hyperpod_ft.serving import models, program  # noqa: PLC0415
+    from hyperpod_ft.serving import models, program
 
     found = models.find(reference, base=False)
     program.server(found, ["--device", device, f"--ask={question}"]).become()
@@ -91,7 +91,7 @@ def ask(
 def _on_node(
     found: "Models", more: list[str], environment: dict[str, str], time_limit: str | None, *, with_vllm: bool
 ) -> None:
-    from hyperpod_ft.serving import node_job, program  # noqa: PLC0415
+    from hyperpod_ft.serving import node_job, program
 
     run = _required(found.run)
     slurm = node_job.slurm_of(run)
@@ -103,8 +103,8 @@ def _on_node(
 
 
 def _stop(reference: str | None) -> None:
-    from hyperpod_ft.runs import references  # noqa: PLC0415
-    from hyperpod_ft.serving import node_job  # noqa: PLC0415
+    from hyperpod_ft.runs import references
+    from hyperpod_ft.serving import node_job
 
     run = references.find(reference)
     jobs = node_job.stop(run, node_job.slurm_of(run))

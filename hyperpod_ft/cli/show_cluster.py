@@ -60,8 +60,8 @@ def _number(count: int, noun: str) -> str:
 
 def status(cluster: Cluster, nodes: list[Node], missing: Mapping[str, str], as_json: bool) -> int:
     """Print a cluster, its groups, and why instances are missing, by group; returns the exit code."""
-    from hyperpod_ft.aws.hyperpod.api import FAILED  # noqa: PLC0415 - as above
-    from hyperpod_ft.aws.hyperpod.nodes import tally  # noqa: PLC0415
+    from hyperpod_ft.aws.hyperpod.api import FAILED
+    from hyperpod_ft.aws.hyperpod.nodes import tally
 
     if as_json:
         report = {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def table(*columns: str) -> "Table":
-    from rich.table import Table  # noqa: PLC0415 - commands that print no table start without rich
+    from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
@@ -23,7 +23,7 @@ def table(*columns: str) -> "Table":
 
 
 def console() -> "Console":
-    from rich.console import Console  # noqa: PLC0415 - as above
+    from rich.console import Console
 
     # in a pipe rich assumes 80 columns and would fold paths and ids that a script reads
     return Console(highlight=False, width=None if sys.stdout.isatty() else 200)

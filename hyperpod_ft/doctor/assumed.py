@@ -63,4 +63,4 @@ class Assumed:
     @property
     def writable(self) -> Path:
         """The root, or its closest parent that exists."""
-        return next(place for place in (self.root, *self.root.parents) if place.is_dir())
+        return next(path for path in (self.root, *self.root.parents) if path.is_dir())

@@ -56,6 +56,6 @@ def _look(assumption: Assumption) -> list[Diagnosis]:
     except UserError as error:
         return [unknown(assumption.name, error.problem, error.remedy)]
     except OSError as error:
-        return [unknown(assumption.name, f"{error.filename or 'this machine'}: {error.strerror}")]
+        return [unknown(assumption.name, f"{error.filename or 'this machine'}: {error.strerror or error}")]
     except Exception as error:  # a bug, such as in reading what an unknown Slurm prints: the other rows still help
         return [unknown(assumption.name, f"hyperpod-ft has a bug: {error!r}", "report it, with the text of --report")]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hyperpod_ft.doctor.assumed import Assumed
 from hyperpod_ft.doctor.diagnosis import Diagnosis, differs, ok, unknown
-from hyperpod_ft.doctor.node import NodeDiagnoses, heard
+from hyperpod_ft.doctor.node import NodeDiagnoses, parse_output
 from hyperpod_ft.doctor.volume import scratch
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.health import problems, replacement
@@ -34,10 +34,13 @@ def every_node(assumed: Assumed) -> list[Diagnosis]:
         fcntl.flock(probe, fcntl.LOCK_EX)
         with ThreadPoolExecutor() as pool:
             answers = [*pool.map(lambda group: _ask(assumed, group, directory / "probe"), by_partition)]
-    told = {said.node: said for found, _ in answers for said in found}
+    by_node = {answer.node: answer for found, _ in answers for answer in found}
     silent = {node.name: why for (_, why), group in zip(answers, by_partition, strict=True) for node in group}
-    rows = [_of_node(node, told.get(node.name), silent.get(node.name, "")) for node in nodes.values()]
-    return [*sorted(rows, key=lambda row: row.name), *_compared(assumed, sorted(told.values(), key=lambda it: it.node))]
+    rows = [_node_row(node, by_node.get(node.name), silent.get(node.name, "")) for node in nodes.values()]
+    return [
+        *sorted(rows, key=lambda row: row.name),
+        *_compare_nodes(assumed, sorted(by_node.values(), key=lambda it: it.node)),
+    ]
 
 
 def _ask(assumed: Assumed, nodes: Sequence[SlurmNode], probe: Path) -> tuple[list[NodeDiagnoses], str]:
@@ -56,7 +59,7 @@ def _ask(assumed: Assumed, nodes: Sequence[SlurmNode], probe: Path) -> tuple[lis
         output, errors = assumed.site.on_nodes(nodes, command, options)
     except UserError as error:
         return [], str(error)
-    return heard(output), _first_message(errors)
+    return parse_output(output), _first_message(errors)
 
 
 def _first_message(errors: str) -> str:
@@ -65,36 +68,33 @@ def _first_message(errors: str) -> str:
     return lines[0] if lines else "its task printed nothing"
 
 
-def _of_node(node: SlurmNode, said: NodeDiagnoses | None, why_silent: str) -> Diagnosis:
+def _node_row(node: SlurmNode, answer: NodeDiagnoses | None, why_silent: str) -> Diagnosis:
     name = f"node {node.name}"
-    if said is None and not node.idle:
-        return unknown(name, f"it is {node.state}, so that no job was sent to it")
-    if said is None and "Unable to allocate resources" in why_silent:  # a job for all, which one busy node holds up
+    if answer is None and not node.idle:
+        return unknown(name, f"it is {node.state}; no job was sent")
+    if answer is None and "Unable to allocate resources" in why_silent:  # a job for all, which one busy node holds up
         return unknown(name, f"no job started: {why_silent}", "another job may have taken a node: run doctor again")
-    if said is None:
-        remedy = "the kit must be on a volume that every node mounts, and the node start jobs: see slurmd's log there"
+    if answer is None:
+        remedy = "install the kit on a volume that every node mounts; if it is, see slurmd's log on the node"
         return differs(name, f"no answer: {why_silent}", remedy)
-    if wrong := [row for row in said.rows if row.verdict == "differs"]:
+    if wrong := [row for row in answer.rows if row.verdict == "differs"]:
         found = "; ".join(f"{row.name}: {row.found}" for row in wrong)
         return differs(name, found, "; ".join(dict.fromkeys(row.remedy for row in wrong)))
-    unclear = [row.name for row in said.rows if row.verdict == "cannot tell"]
-    return ok(name, ", ".join(row.name for row in said.rows if row.verdict == "ok") + _but(unclear))
+    unclear = [row.name for row in answer.rows if row.verdict == "cannot tell"]
+    doubt = f"; cannot tell: {', '.join(unclear)}" if unclear else ""
+    return ok(name, ", ".join(row.name for row in answer.rows if row.verdict == "ok") + doubt)
 
 
-def _but(unclear: Sequence[str]) -> str:
-    return f"; cannot tell: {', '.join(unclear)}" if unclear else ""
-
-
-def _compared(assumed: Assumed, said: Sequence[NodeDiagnoses]) -> Iterator[Diagnosis]:
+def _compare_nodes(assumed: Assumed, answers: Sequence[NodeDiagnoses]) -> Iterator[Diagnosis]:
     """Clocks; and what the health check before training finds, on the training nodes."""
-    if len(said) > 1:
-        spread = max(one.time for one in said) - min(one.time for one in said)
+    if len(answers) > 1:
+        spread = max(one.time for one in answers) - min(one.time for one in answers)
         if spread > _CLOCK_SECONDS:
-            latest = max(said, key=lambda one: one.time).node
+            latest = max(answers, key=lambda one: one.time).node
             yield differs("clocks of nodes", f"{spread:.0f} s apart; {latest} is ahead", "synchronize them: chronyc")
         else:
             yield ok("clocks of nodes", f"within {spread:.1f} s, with the time that the tasks took to start")
-    reports = [one.report for one in said if one.report]
+    reports = [one.report for one in answers if one.report]
     if assumed.instance and reports:
         found = problems(reports, assumed.instance, replacement)
         for problem in found:

@@ -35,7 +35,7 @@ def clock() -> Diagnosis:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return unknown("clock", "no timedatectl that answers")
+        return unknown("clock", "timedatectl does not answer")
     answer = done.stdout.strip()
     if answer not in ("yes", "no"):
         return unknown("clock", "timedatectl gives no answer")
@@ -45,13 +45,13 @@ def clock() -> Diagnosis:
 
 
 def temporary() -> Diagnosis:
-    place = tempfile.gettempdir()
-    free = shutil.disk_usage(place).free / 2**30
+    directory = tempfile.gettempdir()
+    free = shutil.disk_usage(directory).free / 2**30
     if free < TEMPORARY_GIB:
         return differs(
-            "temporary files", f"{free:.1f} GiB free in {place}, less than {TEMPORARY_GIB}", "free some space"
+            "temporary files", f"{free:.1f} GiB free in {directory}, less than {TEMPORARY_GIB}", "free some space"
         )
-    return ok("temporary files", f"{free:.1f} GiB free in {place}")
+    return ok("temporary files", f"{free:.1f} GiB free in {directory}")
 
 
 def _names(assumed: Assumed) -> Diagnosis:

@@ -3,8 +3,8 @@
     python -m hyperpod_ft.doctor.node PROBE INSTANCE_TYPE NODES ENVIRONMENT
 
 PROBE is a file on the shared volume that the head node holds locked. Prints `NodeDiagnoses`, with the report of the
-health check before training, as lines that `heard` reads. An empty INSTANCE_TYPE or ENVIRONMENT leaves out what depends
-on it.
+health check before training, as lines that `parse_output` reads. An empty INSTANCE_TYPE or ENVIRONMENT leaves out
+what depends on it.
 """
 
 import base64
@@ -43,11 +43,11 @@ class NodeDiagnoses:
         return cls(values["node"], values["time"], tuple(Diagnosis(**row) for row in values["rows"]), report)
 
 
-def look(probe: Path, instance_type: str, nodes: int, environment: str) -> NodeDiagnoses:
+def diagnose_node(probe: Path, instance_type: str, nodes: int, environment: str) -> NodeDiagnoses:
     """The diagnoses of this node."""
     rows = examine(
         [
-            Assumption("volume", lambda: shared(probe)),
+            Assumption("volume", lambda: check_shared(probe)),
             Assumption("locks", lambda: volume.locks(probe.parent)),
             Assumption("clock", machine.clock),
             Assumption("temporary files", machine.temporary),
@@ -56,11 +56,11 @@ def look(probe: Path, instance_type: str, nodes: int, environment: str) -> NodeD
     )
     report = observe(CATALOGUE[instance_type], nodes, probe.parent) if instance_type else None
     if report and environment in NEURON_DRIVERS and report.versions is not None:
-        rows.append(driver(report.versions.get("neuron driver", ""), environment))
+        rows.append(check_driver(report.versions.get("neuron driver", ""), environment))
     return NodeDiagnoses(JobStep.from_environment().node, time.time(), tuple(rows), report)
 
 
-def shared(probe: Path) -> Diagnosis:
+def check_shared(probe: Path) -> Diagnosis:
     """The head node's file is here, and so is its lock."""
     if not probe.exists():
         return differs(
@@ -72,7 +72,7 @@ def shared(probe: Path) -> Diagnosis:
     return ok("volume", "the head node's files and locks are seen")
 
 
-def driver(version: str, environment: str) -> Diagnosis:
+def check_driver(version: str, environment: str) -> Diagnosis:
     """The driver is that of the environment's SDK, or newer."""
     wanted = NEURON_DRIVERS[environment]
     if not version:
@@ -90,30 +90,30 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in version.split(".") if number.isdecimal()]
 
 
-def lines(said: NodeDiagnoses) -> list[str]:
+def encode_lines(answer: NodeDiagnoses) -> list[str]:
     """What a task prints. srun mixes the output of tasks, and cuts lines that are longer than a kilobyte."""
-    text = base64.b64encode(json.dumps(asdict(said)).encode()).decode()
-    return [f"{_MARK} {said.node} {text[start : start + _LINE]}" for start in range(0, len(text), _LINE)]
+    text = base64.b64encode(json.dumps(asdict(answer)).encode()).decode()
+    return [f"{_MARK} {answer.node} {text[start : start + _LINE]}" for start in range(0, len(text), _LINE)]
 
 
-def heard(output: str) -> list[NodeDiagnoses]:
-    """What the nodes said, from the output of all tasks; without nodes of which a part is missing."""
+def parse_output(output: str) -> list[NodeDiagnoses]:
+    """The nodes' answers, from the output of all tasks; without nodes of which a part is missing."""
     parts: dict[str, str] = defaultdict(str)
     for line in output.splitlines():
         mark, _, rest = line.partition(" ")
         node, _, part = rest.partition(" ")
         if mark == _MARK:
             parts[node] += part
-    said = []
+    answers = []
     for text in parts.values():
         with suppress(ValueError):
-            said.append(NodeDiagnoses.of(json.loads(base64.b64decode(text))))
-    return said
+            answers.append(NodeDiagnoses.of(json.loads(base64.b64decode(text))))
+    return answers
 
 
 def main() -> None:
     probe, instance_type, nodes, environment = sys.argv[1:]
-    print("\n".join(lines(look(Path(probe), instance_type, int(nodes), environment))), flush=True)
+    print("\n".join(encode_lines(diagnose_node(Path(probe), instance_type, int(nodes), environment))), flush=True)
 
 
 if __name__ == "__main__":

@@ -48,9 +48,10 @@ def _group(found: Cluster, group: GroupState, nodes: list[Node], missing: str) -
     if failed := [node for node in nodes if node.failed]:
         remedy = f"see hyperpod-ft cluster logs {found.name} --node {failed[0].instance_id}"
         return differs(row, f"{what}; {failed[0].instance_id}: {failed[0].message or 'failed'}", remedy)
-    if group.current != group.target:
+    if group.current < group.target:
         why = missing or next((node.message for node in nodes if node.message), "AWS may have no capacity")
-        return differs(row, f"{what}; {why}", "HyperPod keeps requesting the others")
+        remedy = "HyperPod keeps requesting the others" if found.continuous else "see hyperpod-ft cluster nodes"
+        return differs(row, f"{what}; {why}", remedy)
     return ok(row, what)
 
 
@@ -59,7 +60,7 @@ def _validated(commands: Commands) -> Iterator[Diagnosis]:
     assert config is not None
     checked = commands.validate(config)
     # that the cluster exists is the point here, not a warning
-    yield from (_finding(found) for found in checked.findings if found.fix != FOR_A_NEW_CLUSTER)
+    yield from (_finding(found) for found in checked.findings if found.remedy != FOR_A_NEW_CLUSTER)
     yield ok("validate", f"{len(checked.done)} checks: {', '.join(checked.done)}")
     yield from (unknown("validate", skipped) for skipped in checked.skipped)
 
@@ -67,8 +68,8 @@ def _validated(commands: Commands) -> Iterator[Diagnosis]:
 def _finding(found: Finding) -> Diagnosis:
     # changed scripts are no error of `cluster validate`, since `cluster create` uploads them again
     if found.severity == "error" or found.field == SCRIPTS:
-        return differs(found.field, found.problem, found.fix)
-    return unknown(found.field, found.problem, found.fix)
+        return differs(found.field, found.problem, found.remedy)
+    return unknown(found.field, found.problem, found.remedy)
 
 
 def _quotas(commands: Commands, found: Cluster) -> Iterator[Diagnosis]:

@@ -76,7 +76,7 @@ def _nodes(assumed: Assumed) -> Diagnosis:
     nodes = {node.name: node for node in assumed.nodes}.values()
     states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(node.state for node in nodes).items()))
     if not nodes:
-        return unknown("nodes", "the run's partitions have none")
+        return unknown("nodes", "no nodes in the run's partitions")
     if lost := [node for node in nodes if node.lost]:
         shown = ", ".join(f"{node.name} is {node.state} ({node.reason or 'no reason given'})" for node in lost[:3])
         more = f", and {len(lost) - 3} more" if len(lost) > 3 else ""

@@ -46,13 +46,13 @@ def scratch(parent: Path) -> Iterator[Path]:
 
 
 def _root(assumed: Assumed) -> Diagnosis:
-    place = assumed.writable
-    if os.access(place, os.W_OK | os.X_OK):
-        what = "is writable" if place == assumed.root else f"does not exist yet; {place} is writable"
+    path = assumed.writable
+    if os.access(path, os.W_OK | os.X_OK):
+        what = "is writable" if path == assumed.root else f"does not exist yet; {path} is writable"
         return ok("cluster.root", f"{assumed.root} {what}")
     return differs(
         "cluster.root",
-        f"{assumed.root} cannot be made: {place} is not writable for this user",
+        f"{assumed.root} cannot be made: {path} is not writable for this user",
         f"sudo install -d -o $USER {assumed.root}, or set cluster.root to a directory of yours",
     )
 
@@ -85,19 +85,19 @@ def mount_of(path: Path, mountinfo: str) -> tuple[str, set[str]]:
     return found
 
 
-def locks(place: Path) -> Diagnosis:
+def locks(path: Path) -> Diagnosis:
     """A file that is locked cannot be locked a second time."""
-    with scratch(place) as directory:
+    with scratch(path) as directory:
         file = directory / "lock"
         try:
             with file.open("w") as first, file.open("w") as second:
                 fcntl.flock(first, fcntl.LOCK_EX)
                 held = is_locked(second.fileno())
         except OSError as error:
-            return differs("locks", f"flock fails on {place}: {error.strerror}", REMOUNT)
+            return differs("locks", f"flock fails on {path}: {error.strerror}", REMOUNT)
     if not held:
-        return differs("locks", f"flock on {place} lets two hold a lock", REMOUNT)
-    return ok("locks", f"flock works on {place}")
+        return differs("locks", f"flock on {path} lets two hold a lock", REMOUNT)
+    return ok("locks", f"flock works on {path}")
 
 
 def is_locked(descriptor: int) -> bool:
@@ -109,10 +109,10 @@ def is_locked(descriptor: int) -> bool:
     return False
 
 
-def renames(place: Path) -> Diagnosis:
+def renames(path: Path) -> Diagnosis:
     """A file replaces another whole, and both it and its directory can be synced."""
     row = "rename and fsync"
-    with scratch(place) as directory:
+    with scratch(path) as directory:
         try:
             for text in ("first", "second"):
                 publish.write_text(directory / "file", text)
@@ -121,10 +121,10 @@ def renames(place: Path) -> Diagnosis:
                 (partial / "file").write_text("whole", encoding="utf-8")
             texts = [path.read_text(encoding="utf-8") for path in (directory / "file", made / "file")]
         except OSError as error:
-            return differs(row, f"{place}: {error.strerror}", "use a file system with POSIX's rename and fsync")
+            return differs(row, f"{path}: {error.strerror}", "use a file system with POSIX's rename and fsync")
     if texts != ["second", "whole"]:
-        return differs(row, f"{place} returned other content than was written", "have the file system checked")
-    return ok(row, f"work on {place}")
+        return differs(row, f"{path} returned other content than was written", "have the file system checked")
+    return ok(row, f"work on {path}")
 
 
 def _space(assumed: Assumed) -> Diagnosis:

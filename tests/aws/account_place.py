@@ -128,7 +128,7 @@ def of(checked: ValidationResult, field: str) -> list[Finding]:
 def only(findings: Any) -> Finding:
     (finding,) = findings
     assert finding.problem
-    assert finding.fix
+    assert finding.remedy
     return finding
 
 

@@ -29,14 +29,14 @@ ACTIVE = {
 def test_a_zone_that_the_account_does_not_have(aws: Aws) -> None:
     finding = only(check(aws, availability_zone_id="usw2-az9").findings)
     assert finding.field == "availability_zone_id"
-    assert "usw2-az4" in finding.fix
+    assert "usw2-az4" in finding.remedy
 
 
 def test_a_zone_that_does_not_offer_the_instance_type(aws: Aws) -> None:
     changed = config(availability_zone_id="usw2-az1", **workers(instance_type="ml.trn2.48xlarge"))
     finding = only(validate_account(changed, clients(aws)).findings)
     assert (finding.field, finding.severity) == ("workers.0.instance_type", "error")
-    assert "EC2 offers it in usw2-az4" in finding.fix
+    assert "EC2 offers it in usw2-az4" in finding.remedy
     changed = config(**workers(instance_type="ml.trn2.48xlarge"))
     assert validate_account(changed, clients(aws)).findings == ()
 

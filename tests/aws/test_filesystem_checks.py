@@ -18,7 +18,7 @@ def test_a_file_system_that_is_not_available(place: Place) -> None:
     place.aws.scenario(seconds={"fsx.create": 60})
     finding = only(place.check({"fsx_id": place.file_system()}).findings)
     assert "is CREATING" in finding.problem
-    assert finding.fix == "wait for it"
+    assert finding.remedy == "wait for it"
 
 
 def test_a_file_system_of_another_zone(place: Place) -> None:

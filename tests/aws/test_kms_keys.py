@@ -60,7 +60,7 @@ def test_the_key_of_a_file_system_does_not_change(aws: Aws) -> None:
     for changed in ({}, {"fsx": other}):
         finding = only(check(aws, kms_keys=changed).findings)
         assert (finding.severity, finding.field) == ("error", "kms_keys.fsx")
-        assert f"set {mine}, or choose another name" in finding.fix
+        assert f"set {mine}, or choose another name" in finding.remedy
 
 
 def test_keys_that_nothing_can_use(aws: Aws) -> None:

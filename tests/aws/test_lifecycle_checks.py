@@ -63,7 +63,7 @@ def test_a_role_that_may_change_the_scripts(place: Place) -> None:
     finding = only(of_role(place))
     assert finding.severity == "warning"
     assert "hyperpod may s3:PutObject on the lifecycle scripts in sagemaker-mine" in finding.problem
-    assert "arn:aws:s3:::sagemaker-mine/lifecycle/*" in finding.fix
+    assert "arn:aws:s3:::sagemaker-mine/lifecycle/*" in finding.remedy
     below = f"arn:aws:s3:::{place.bucket}/{lifecycle_files.PREFIX}/*"
     statement = {"Effect": "Deny", "Action": ["s3:PutObject", "s3:DeleteObject"], "Resource": below}
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})

@@ -47,7 +47,7 @@ def test_a_vpc_that_resolves_no_names(place: Place, attribute: str, option: str)
     place.ec2.modify_vpc_attribute(VpcId=place.vpc, **{f"Enable{attribute}": {"Value": False}})
     finding = only(place.check().findings)
     assert f"enable{attribute} off" in finding.problem
-    assert finding.fix.endswith(f"--enable-{option}")
+    assert finding.remedy.endswith(f"--enable-{option}")
 
 
 def test_a_subnet_of_another_zone(place: Place) -> None:
@@ -71,7 +71,7 @@ def test_a_security_group_that_keeps_nodes_apart(place: Place, inward: bool, out
     finding = only(of(place.check({"security_group_ids": [group]}), "existing.security_group_ids"))
     assert finding.severity == "error"
     assert f"{group} has no {said} rule" in finding.problem
-    assert f"--group-id {group}" in finding.fix
+    assert f"--group-id {group}" in finding.remedy
 
 
 # of the second, the kit's catalogue knows nothing
@@ -81,7 +81,7 @@ def test_with_efa_every_group_must_let_the_nodes_through(place: Place, instance_
     named = {"security_group_ids": [place.group, closed]}
     findings = of(place.check(named, **workers(instance_type=instance_type)), "existing.security_group_ids")
     assert [finding.severity for finding in findings] == ["error", "error"]
-    assert all(f"--group-id {closed}" in finding.fix for finding in findings), "in and out"
+    assert all(f"--group-id {closed}" in finding.remedy for finding in findings), "in and out"
     assert place.check(named, **workers(instance_type="ml.m5.xlarge")).findings == (), "without EFA, one is enough"
 
 

@@ -14,9 +14,9 @@ def test_a_quota_that_is_too_small_names_itself_and_what_to_ask_for(aws: Aws) ->
     finding = only(check(aws).findings)
     assert (finding.severity, finding.field) == ("error", "workers.0.count")
     assert "quota `ml.trn1.32xlarge for cluster usage` is 1; 2 are needed" in finding.problem
-    assert "request-service-quota-increase --region us-west-2" in finding.fix
-    assert "--quota-code L-" in finding.fix
-    assert finding.fix.endswith("--desired-value 2")
+    assert "request-service-quota-increase --region us-west-2" in finding.remedy
+    assert "--quota-code L-" in finding.remedy
+    assert finding.remedy.endswith("--desired-value 2")
 
 
 def test_what_other_clusters_have_counts_and_what_this_one_has_does_not(place: Place) -> None:

@@ -79,7 +79,7 @@ def test_a_stack_that_failed_is_reported_as_by_create(aws: Aws) -> None:
         deploy(Session(region=REGION), STACK, poll_seconds=0.05)
     finding = only(check(aws).findings)
     assert (finding.severity, finding.field) == ("error", "name")
-    assert str(refused.value) == f"{finding.problem}; {finding.fix}"
+    assert str(refused.value) == f"{finding.problem}; {finding.remedy}"
     assert "is ROLLBACK_COMPLETE: Nat" in finding.problem
 
 

@@ -69,7 +69,7 @@ def test_quotas_of_both_types_spot_and_warm_pools(check: Callable[..., Validatio
     )
     found = only(of(checked, "sagemaker.cpu_instance_type"))
     assert "ml.m7i.large for training job usage` is 0" in found.problem
-    assert "request-service-quota-increase" in found.fix
+    assert "request-service-quota-increase" in found.remedy
     checked = check({"spot": True, "keep_alive": 10})
     assert "ml.c7i.xlarge for spot training job usage" in only(of(checked, "cluster.instance_type")).problem
     assert "ml.c7i.xlarge for training warm pool usage" in only(of(checked, "sagemaker.keep_alive")).problem
@@ -81,11 +81,11 @@ def test_quotas_for_the_next_job_beside_the_one_that_creates_it(
     found = only(check(cluster__nodes=3, parallelism__tensor_parallel=1).findings)
     assert (found.severity, found.field) == ("warning", "cluster.instance_type")
     assert "ml.c7i.xlarge for training job usage` is 4: too small" in found.problem
-    assert "--desired-value 6" in found.fix, "another training may continue it"
+    assert "--desired-value 6" in found.remedy, "another training may continue it"
     gpu = {"cluster__instance_type": "g6e.12xlarge", "cluster__nodes": 1}
     quota, spot = (f"ml.g6e.12xlarge for {kind}training job usage" for kind in ("", "spot "))
     aws.scenario(quotas={quota: 1.0, spot: 2.0})
-    assert "--desired-value 2" in only(check(**gpu).findings).fix, "finish answers on the training's GPUs"
+    assert "--desired-value 2" in only(check(**gpu).findings).remedy, "finish answers on the training's GPUs"
     assert check({"spot": True}, **gpu).findings == (), "finish, which is not on spot instances, has a quota of its own"
     aws.scenario(quotas={quota: 2.0})
     assert check(**gpu).findings == ()
@@ -116,7 +116,7 @@ def test_roles(aws: Aws, section: dict[str, Any], check: Callable[..., Validatio
     assert "s3:PutObject" in only(errors(checked)).problem
     alone = only([finding for finding in checked.findings if finding.severity == "warning"])
     assert "sagemaker:CreateTrainingJob" in alone.problem
-    assert "submit --watch" in alone.fix
+    assert "submit --watch" in alone.remedy
 
 
 def test_your_own_permissions(aws: Aws, check: Callable[..., ValidationResult]) -> None:
@@ -142,7 +142,7 @@ def test_training_plans(aws: Aws, check: Callable[..., ValidationResult]) -> Non
     }
     aws.scenario(training_plans={"plan-1": plan})
     checked = check({"training_plan": PLAN})
-    assert only(of(checked, field)).fix == "name one for training-job"
+    assert only(of(checked, field)).remedy == "name one for training-job"
     assert "reserves ml.p5.48xlarge, not ml.c7i.xlarge" in only(of(checked, "cluster.instance_type")).problem
     plan |= {"TargetResources": ["training-job"], "ReservedCapacitySummaries": [{"InstanceType": "ml.c7i.xlarge"}]}
     aws.scenario(training_plans={"plan-1": plan})

@@ -81,7 +81,7 @@ def test_no_credentials_are_one_error(aws: Aws, monkeypatch: pytest.MonkeyPatch)
     checked = validate_account(config(), lambda service: session.client(service, endpoint_url=aws.endpoint))
     finding = only(checked.findings)
     assert "no AWS credentials" in finding.problem
-    assert "aws sts get-caller-identity" in finding.fix
+    assert "aws sts get-caller-identity" in finding.remedy
 
 
 def test_an_unknown_profile_is_a_users_error(aws: Aws) -> None:
@@ -98,7 +98,7 @@ def test_a_check_that_could_not_be_made_is_a_warning(place: Place, code: str) ->
     assert (finding.severity, finding.field) == ("warning", "existing.subnet_id")
     assert "could not check routes of the subnet" in finding.problem
     assert code in finding.problem
-    assert ("ec2:DescribeRouteTables" in finding.fix) == (code == "UnauthorizedOperation")
+    assert ("ec2:DescribeRouteTables" in finding.remedy) == (code == "UnauthorizedOperation")
     assert "routes of the subnet" not in checked.done
 
 

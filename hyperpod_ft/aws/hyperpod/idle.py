@@ -1,4 +1,4 @@
-"""Choose the nodes that nobody misses (pure)."""
+"""Choose which nodes to delete (pure)."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,10 +1,13 @@
 """The nodes of a cluster, from ListClusterNodes."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 RUNNING = "Running"
+# botocore's pattern of an instance id, also within a sentence
+INSTANCE_ID = re.compile(r"\bi-[0-9a-f]{8}(?:[0-9a-f]{9})?\b")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Wait for a cluster, since boto3 has no waiter for one; report every change and explain every failure."""
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -9,7 +8,7 @@ from typing import Any
 
 from hyperpod_ft.aws.hyperpod import api, cluster_logs, events
 from hyperpod_ft.aws.hyperpod.api import Cluster
-from hyperpod_ft.aws.hyperpod.nodes import RUNNING, Node, list_nodes
+from hyperpod_ft.aws.hyperpod.nodes import INSTANCE_ID, RUNNING, Node, list_nodes
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_minutes
@@ -18,7 +17,6 @@ Say = Callable[[str], None]  # takes one line of progress
 POLL_SECONDS = 15.0
 _LOG_LINES = 40  # of a failing node's lifecycle log: its end holds the error
 _ATTEMPTS = 3  # of a node under continuous provisioning: health checks of EFA often fail once, then pass
-_INSTANCE_ID = re.compile(r"\bi-[0-9a-f]{8,17}\b")
 _NO_REASON = "HyperPod gave no reason"
 _SETTLED = (api.IN_SERVICE, api.FAILED)
 
@@ -98,8 +96,9 @@ class ClusterWatch:
                 raise UserError(
                     f"cluster {self.name}: after {format_minutes(timeout_seconds)} still"
                     f" {_pending(cluster, nodes, missing)}",
-                    f"HyperPod keeps requesting capacity; check: hyperpod-ft cluster status {self.arguments}; or give"
-                    f" up: hyperpod-ft cluster scale {self.arguments} GROUP COUNT",
+                    ("HyperPod keeps requesting capacity; " if cluster.continuous else "")
+                    + f"check: hyperpod-ft cluster status {self.arguments}; or give up: hyperpod-ft cluster scale"
+                    f" {self.arguments} GROUP COUNT",
                 )
             time.sleep(self.poll_seconds)
 
@@ -187,7 +186,7 @@ class ClusterWatch:
         streams = [cluster_logs.stream_of(node) for node in nodes if node.failed]
         if not streams:
             # after a rollback the nodes are gone, but their logs remain
-            named = _INSTANCE_ID.findall(cluster.failure)
+            named = INSTANCE_ID.findall(cluster.failure)
             written = cluster_logs.lifecycle_streams(self.logs, cluster)
             streams = [name for name in written if name.rpartition("/")[2] in named] or written[:1]
         for stream in streams[:1]:

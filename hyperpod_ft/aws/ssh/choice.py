@@ -33,14 +33,14 @@ def login_group(cluster: Cluster, usual: Sequence[str] = USUAL_GROUPS) -> str:
 def login_user(users: Sequence[User], public_key: str) -> str:
     """The cluster's user whose key this is; the image's own, `ubuntu`, if it has no users.
 
-    Raises UserError if it has users and none has the key: `ubuntu`, who may use sudo, is not for everybody's keys.
+    Raises UserError if it has users and none has the key: `ubuntu`, who may use sudo, must not accept every key.
     """
     owners = [user.name for user in users if public_key.split()[1] in (key.split()[1] for key in user.public_keys)]
     if owners or not users:
         return owners[0] if owners else IMAGE_USER
     raise UserError(
         "no user of the cluster has your public key",
-        f"add it to public_keys of yours in the cluster file, or pass --user: {', '.join(user.name for user in users)},"
+        f"add it to your public_keys in the cluster file, or pass --user: {', '.join(user.name for user in users)},"
         f" or {IMAGE_USER}, who may use sudo",
     )
 

@@ -16,7 +16,10 @@ def node_states(aws_cli: ssm.AwsCli, target: str) -> dict[str, str]:
     """
     said = ssm.run(aws_cli, target, ssm.script_command(_script("node_states.sh")), _STATES)
     if said.startswith("failed:"):
-        raise UserError(f"Slurm on the controller does not answer: {said.removeprefix('failed:').strip()}", "log in")
+        raise UserError(
+            f"Slurm on the controller does not answer: {said.removeprefix('failed:').strip()}",
+            "log in to the controller and check slurmctld",
+        )
     states = (word.partition("=") for word in said.split())
     return {name: state.rstrip("*~#!%$@^-+") for name, _, state in states}
 
@@ -28,7 +31,7 @@ def back_up(aws_cli: ssm.AwsCli, target: str, mount_path: str) -> str:
     if said.startswith("failed:"):
         raise UserError(
             f"the controller could not be backed up: {said.removeprefix('failed:').strip()}",
-            "fix the cause",
+            "see the message",
         )
     return said
 

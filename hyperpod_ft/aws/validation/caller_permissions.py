@@ -171,5 +171,5 @@ def _has_fsx_role(given: CheckInput) -> bool:
     try:
         iam.get_role(RoleName=_FSX_ROLE)
     except iam.exceptions.ClientError as problem:
-        return error_code(problem) != "NoSuchEntity"  # who may not look is not told
+        return error_code(problem) != "NoSuchEntity"  # without permission, IAM does not say
     return True

@@ -36,19 +36,19 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")
 
 
 def load(file: Path, overrides: list[str] | None, legacy: bool) -> "ClusterConfig":
-    from hyperpod_ft.config import cluster_config  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.config import cluster_config
 
     return cluster_config.load(file, (*(overrides or ()), *(("provisioning=legacy",) if legacy else ())))
 
 
 def reference_of(config: "ClusterConfig", file: Path) -> "ClusterReference":
-    from hyperpod_ft.aws.cluster_reference import ClusterReference  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.aws.cluster_reference import ClusterReference
 
     return ClusterReference(config.name, config.region, config, str(file))
 
 
 def find(reference: str, region: str | None) -> "ClusterReference":
-    from hyperpod_ft.aws import cluster_reference  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.aws import cluster_reference
 
     return cluster_reference.find(reference, region)
 

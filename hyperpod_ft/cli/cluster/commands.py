@@ -45,7 +45,7 @@ def init(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")] = DEFAULT_FILE,
 ) -> None:
     """Write an example cluster file: one ml.c5.xlarge, one ml.trn1.32xlarge, 1.2 TiB at /fsx."""
-    from hyperpod_ft.config import cluster_config  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.config import cluster_config
 
     copy_example(cluster_config.example(), output)
     print(f"Wrote {output}. Edit it, then: hyperpod-ft cluster validate {output}")
@@ -65,7 +65,7 @@ def validate(
         config = load(file, overrides, legacy)
     except ConfigError as error:
         raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
-    from hyperpod_ft.aws.validation.validate import validate_offline  # noqa: PLC0415
+    from hyperpod_ft.aws.validation.validate import validate_offline
 
     checked = validate_offline(config) if offline else commands_of(reference_of(config, file), profile).validate(config)
     raise typer.Exit(show_cluster.validated(checked, as_json))
@@ -174,8 +174,8 @@ def ssh_command(
     profile: Profile = None,
 ) -> None:
     """Log in to a node through SSM (docs/reaching-nodes.md)."""
-    from hyperpod_ft.aws.ssh import connect as ssh  # noqa: PLC0415
-    from hyperpod_ft.aws.ssh.choice import IMAGE_USER  # noqa: PLC0415
+    from hyperpod_ft.aws.ssh import connect as ssh
+    from hyperpod_ft.aws.ssh.choice import IMAGE_USER
 
     commands = commands_of(find(cluster, region), profile)
     user = user or (IMAGE_USER if ssm else commands.login_user(identity))
@@ -224,7 +224,7 @@ def delete(
 def commands_of(
     target: "ClusterReference", profile: str | None, say: "Callable[[str], None]" = tables.progress
 ) -> "Commands":
-    from hyperpod_ft.aws.commands import Commands  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.aws.commands import Commands
 
     return Commands.of(target, profile, say)
 

@@ -175,7 +175,7 @@ def update(
 
     Root volumes are wiped and jobs killed. A controller is first backed up to the shared volume.
     """
-    from hyperpod_ft.aws.hyperpod.software import LOST, LOST_ON_CONTROLLER, NodeImage  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.aws.hyperpod.software import LOST, LOST_ON_CONTROLLER, NodeImage
 
     if release and image:
         raise UserError("--release and --image exclude each other", "pass one of them")
@@ -228,7 +228,7 @@ def node_recovery(
 
 @contextmanager
 def _maintenance(cluster: str, region: str | None, profile: str | None, as_json: bool) -> "Iterator[Maintenance]":
-    from hyperpod_ft.aws.maintenance import Maintenance  # noqa: PLC0415 - keeps --help quick
+    from hyperpod_ft.aws.maintenance import Maintenance
 
     maintenance = Maintenance.of(find(cluster, region), profile, tables.progress)
     with interruptible():

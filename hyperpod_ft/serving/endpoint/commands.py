@@ -80,7 +80,7 @@ class EndpointCommands:
         if errors := [finding for finding in found if finding.severity == "error"]:
             for finding in errors[1:]:
                 self.say(str(finding))
-            raise UserError(f"{errors[0].field}: {errors[0].problem}", errors[0].fix)
+            raise UserError(f"{errors[0].field}: {errors[0].problem}", errors[0].remedy)
 
     def price(self, instance_type: str) -> float | None:
         return price_per_hour(self.session, instance_type, self.region)

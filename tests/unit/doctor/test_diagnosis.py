@@ -153,7 +153,7 @@ def test_names_that_do_not_resolve(make_run: MakeRun, tmp_path: Path, monkeypatc
 
 
 def test_a_node_with_another_volume(tmp_path: Path) -> None:
-    row = node.shared(tmp_path / "scratch" / "probe")
+    row = node.check_shared(tmp_path / "scratch" / "probe")
     assert row.verdict == "differs"
     assert "not the head node's volume" in row.found
 
@@ -161,10 +161,10 @@ def test_a_node_with_another_volume(tmp_path: Path) -> None:
 def test_a_node_to_which_locks_do_not_reach(tmp_path: Path) -> None:
     probe = tmp_path / "probe"
     probe.touch()
-    assert "does not hold here" in node.shared(probe).found
+    assert "does not hold here" in node.check_shared(probe).found
     with probe.open() as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        assert node.shared(probe).verdict == "ok"
+        assert node.check_shared(probe).verdict == "ok"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_node_to_which_locks_do_not_reach(tmp_path: Path) -> None:
     [("2.24.7.0", "ok"), ("2.26.5.0", "ok"), ("2.9.1.0", "differs"), ("", "cannot tell")],
 )
 def test_the_driver_is_that_of_the_sdk_or_newer(version: str, verdict: str) -> None:
-    assert node.driver(version, "neuron-2.26.1").verdict == verdict
+    assert node.check_driver(version, "neuron-2.26.1").verdict == verdict
 
 
 def test_every_sdk_has_its_driver() -> None:
@@ -186,25 +186,25 @@ def said(name: str, time: float, *rows: Diagnosis) -> NodeDiagnoses:
 
 def test_the_output_of_tasks_may_be_mixed() -> None:
     told = [said(name, 1.0, ok("locks", name * 2000)) for name in ("n1", "n2")]
-    first, second = (node.lines(one) for one in told)
+    first, second = (node.encode_lines(one) for one in told)
     assert all(len(line) < 1000 for line in first), "srun cuts longer ones"
     mixed = [line for pair in zip(first, second, strict=True) for line in pair]
-    assert node.heard("\n".join(["a site's greeting", *mixed])) == told
-    assert node.heard("\n".join([*first, *second[:-1]])) == told[:1]
+    assert node.parse_output("\n".join(["a site's greeting", *mixed])) == told
+    assert node.parse_output("\n".join([*first, *second[:-1]])) == told[:1]
 
 
 def test_clocks_of_nodes_that_differ(make_run: MakeRun, tmp_path: Path) -> None:
     assumed = Assumed(tmp_path, make_run().config, at([]))
-    (near,) = every_node._compared(assumed, [said("n1", 1000.0), said("n2", 1003.0)])
+    (near,) = every_node._compare_nodes(assumed, [said("n1", 1000.0), said("n2", 1003.0)])
     assert near.verdict == "ok"
-    (apart,) = every_node._compared(assumed, [said("n1", 1000.0), said("n2", 1200.0)])
+    (apart,) = every_node._compare_nodes(assumed, [said("n1", 1000.0), said("n2", 1200.0)])
     assert apart.verdict == "differs"
     assert "n2 is ahead" in apart.found
 
 
 def test_the_row_of_a_node_names_what_differs_there() -> None:
     idle = SlurmNode("n1", "dev", "idle", 4, 1000, "10.0.0.1", "")
-    row = every_node._of_node(idle, said("n1", 0.0, ok("locks", "work"), differs("clock", "is off", "set it")), "")
+    row = every_node._node_row(idle, said("n1", 0.0, ok("locks", "work"), differs("clock", "is off", "set it")), "")
     assert (row.verdict, row.found, row.remedy) == ("differs", "clock: is off", "set it")
 
 
