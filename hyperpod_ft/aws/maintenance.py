@@ -53,7 +53,7 @@ class Maintenance(Commands):
         """Nodes of a group that run no job, as Slurm on the controller reports them."""
         with self._explained():
             cluster, nodes = self._changeable(group), self._nodes()
-            with _or("name the nodes to delete"):
+            with _with_alternative("name the nodes to delete"):
                 states = controller.node_states(self._aws_cli, self._controller(cluster, nodes))
         return idle.without_jobs(group, nodes, states, count)
 
@@ -112,7 +112,7 @@ class Maintenance(Commands):
         """Copy what an update wipes on the controller to the shared volume."""
         with self._explained():
             cluster, nodes = self._require(), self._nodes()
-            with _or("pass --no-backup"):
+            with _with_alternative("pass --no-backup"):
                 target, mount_path = self._controller(cluster, nodes), self._mount_path()
                 self.say("controller: backing up, which may take minutes")
                 self.say(f"backup: {controller.back_up(self._aws_cli, target, mount_path)}")
@@ -202,12 +202,12 @@ class Maintenance(Commands):
 
 
 @contextmanager
-def _or(other_way: str) -> Iterator[None]:
+def _with_alternative(alternative: str) -> Iterator[None]:
     """Where the controller cannot be asked, errors also name the way that does without it."""
     try:
         yield
     except UserError as error:
-        raise UserError(error.problem, f"{error.remedy}, or {other_way}") from error
+        raise UserError(error.problem, f"{error.remedy}, or {alternative}") from error
 
 
 def _ids(nodes: Sequence[Node]) -> frozenset[str]:

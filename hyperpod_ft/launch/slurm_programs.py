@@ -52,7 +52,7 @@ def message_of(stderr: str) -> str:
     return re.sub(r"^\w+: (error|fatal): ", "", last_line(stderr)) or "gave no error message"
 
 
-def is_away(stderr: str) -> bool:
+def is_unreachable(stderr: str) -> bool:
     """Whether these messages say that there is no cluster here, or that its controller does not answer."""
     return _NO_CONFIGURATION in stderr or bool(_NO_CONTROLLER.search(message_of(stderr)))
 

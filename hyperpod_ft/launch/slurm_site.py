@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.slurm_programs import START_CONTROLLER, failure, is_away, message_of, run, without_defaults
+from hyperpod_ft.launch.slurm_programs import (
+    START_CONTROLLER,
+    failure,
+    is_unreachable,
+    message_of,
+    run,
+    without_defaults,
+)
 
 _NODE_STATE = re.compile(r"[a-z]+")  # without marks such as `*`, for a node that does not answer
 _RUN_SECONDS = 120
@@ -80,7 +87,7 @@ class SlurmSite:
     def refusal(self, *arguments: str) -> str:
         """Why sbatch would refuse a job of these arguments, in its words; empty if it accepts it. Submits nothing."""
         done = self._run(["sbatch", "--test-only", *arguments])
-        if done.returncode and is_away(done.stderr):
+        if done.returncode and is_unreachable(done.stderr):
             raise failure("sbatch", done.stderr, "")
         return message_of(done.stderr) if done.returncode else ""
 

@@ -35,7 +35,7 @@ def test_a_cluster_that_has_lost_its_lifecycle_scripts(place: Place) -> None:
 def test_changed_scripts_are_named(
     place: Place, change: Callable[[Any, Callable[[str], dict[str, str]]], None], named: str
 ) -> None:
-    """Also a changed provision.sh, which a node would run. Uploading them again mends each."""
+    """provision.sh too, which cannot check itself. Uploading the scripts again repairs each case."""
     s3, content = clients(place.aws)("s3"), {"provision.sh": b"#!/bin/bash\n", "a.py": b"1\n"}
     folder = upload(place.config(), place.bucket, content, s3, lambda _: None)
     assert folder.startswith("lifecycle/demo/")

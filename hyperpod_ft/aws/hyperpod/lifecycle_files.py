@@ -18,7 +18,7 @@ from hyperpod_ft.shipped import shipped
 PREFIX = "lifecycle"  # nodes may not write there: templates/cluster/stack.yaml
 MANIFEST = "SHA256SUMS"
 SETTINGS = "settings.json"
-_DIGEST_DIGITS = 32  # 128 bits: nobody finds other files with the same digest
+_DIGEST_DIGITS = 32  # 128 bits: infeasible to match with other files
 
 
 def files(config: ClusterConfig, resources: ClusterResources) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""What `UpdateCluster` is told of a group that is not to change, held against AWS's model of it."""
+"""The specification of an unchanged group in an `UpdateCluster` request, compared with botocore's model."""
 
 from datetime import datetime, timezone
 from typing import Any

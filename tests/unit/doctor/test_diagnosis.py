@@ -185,12 +185,12 @@ def said(name: str, time: float, *rows: Diagnosis) -> NodeDiagnoses:
 
 
 def test_the_output_of_tasks_may_be_mixed() -> None:
-    told = [said(name, 1.0, ok("locks", name * 2000)) for name in ("n1", "n2")]
-    first, second = (node.encode_lines(one) for one in told)
+    answers = [said(name, 1.0, ok("locks", name * 2000)) for name in ("n1", "n2")]
+    first, second = (node.encode_lines(one) for one in answers)
     assert all(len(line) < 1000 for line in first), "srun cuts longer ones"
     mixed = [line for pair in zip(first, second, strict=True) for line in pair]
-    assert node.parse_output("\n".join(["a site's greeting", *mixed])) == told
-    assert node.parse_output("\n".join([*first, *second[:-1]])) == told[:1]
+    assert node.parse_output("\n".join(["a site's greeting", *mixed])) == answers
+    assert node.parse_output("\n".join([*first, *second[:-1]])) == answers[:1]
 
 
 def test_clocks_of_nodes_that_differ(make_run: MakeRun, tmp_path: Path) -> None:
