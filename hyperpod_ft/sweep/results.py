@@ -7,8 +7,10 @@ from typing import Any
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus, status
+from hyperpod_ft.report.gather import gather
+from hyperpod_ft.report.run_report import RunReport
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sweep.sweep import Sweep
+from hyperpod_ft.sweep.sweep import Sweep, opened
 from hyperpod_ft.sweep.sweep_file import Settings
 
 
@@ -77,6 +79,14 @@ def sweep_result(sweep: Sweep) -> SweepResult:
     )
 
 
+def sweep_reports(sweep: Sweep) -> list[RunReport]:
+    """What the page of the sweep shows: each run that was submitted. Raises UserError when none was."""
+    runs = [run for point in sweep.points if (run := opened(sweep.root / "runs" / point.run)) and run.jobs()]
+    if not runs:
+        raise UserError(f"{sweep.directory}: no run of this sweep was submitted", "hyperpod-ft sweep resume")
+    return [gather(run, status(run, Launchers.of(run))) for run in runs]
+
+
 def _result(number: int, settings: Settings, run: Run, current: RunStatus) -> PointResult:
     trained, progress = current.figures, current.progress
     steps = trained.steps if trained else progress.step if progress else None
@@ -105,7 +115,7 @@ def _stage(current: RunStatus) -> str:
     stage = next((stage for stage in current.stages if stage.state == current.state), None)
     if stage is None:
         return ""
-    detail = stage.detail if current.state == "failed" else stage.restarts
+    detail = stage.restarts if current.state == "running" else stage.detail
     return f"{stage.stage}: {detail}" if detail else stage.stage
 
 
