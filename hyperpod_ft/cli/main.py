@@ -11,6 +11,7 @@ import typer
 
 from hyperpod_ft import __version__
 from hyperpod_ft.cli.checkpoint import app as checkpoint_app
+from hyperpod_ft.cli.clean import app as clean_app
 from hyperpod_ft.cli.cluster.commands import app as cluster_app
 from hyperpod_ft.cli.deploy import app as deploy_app
 from hyperpod_ft.cli.doctor import app as doctor_app
@@ -41,6 +42,7 @@ app.add_typer(sweep_app, name="sweep", help="A run file with many settings. `swe
 app.add_typer(checkpoint_app)
 app.add_typer(serving_app)
 app.add_typer(doctor_app)
+app.add_typer(clean_app)
 
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT
 
