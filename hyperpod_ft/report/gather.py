@@ -113,7 +113,9 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _pinned(source: str, revision: str) -> str:
-    return f"{source} @ {revision}" if revision else source
+    """Of a local path, its last part: the run file has all of it."""
+    name = source.rsplit("/", 1)[-1] if source.startswith("/") else source
+    return f"{name} @ {revision}" if revision else name
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
