@@ -73,13 +73,11 @@ def _inside(run_file: str | None, overrides: Sequence[str], nodes: bool) -> "tup
 
 def _outside(reference: str, region: str | None, profile: str | None) -> "tuple[list[Diagnosis], str]":
     """The rows and the report of a cluster."""
-    from hyperpod_ft.aws import cluster_reference
-    from hyperpod_ft.aws.commands import Commands
-    from hyperpod_ft.cli import tables
+    from hyperpod_ft.aws.operations import ClusterOperations
+    from hyperpod_ft.cli.cluster.arguments import access_of, find
     from hyperpod_ft.doctor import outside, report
 
-    target = cluster_reference.find(reference, region)
-    rows = outside.cluster(Commands.of(target, profile, tables.progress))
+    rows = outside.cluster(ClusterOperations(access_of(find(reference, region), profile)))
     return rows, report.text(rows)
 
 

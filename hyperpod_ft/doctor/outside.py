@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from hyperpod_ft.aws.commands import Commands
 from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.hyperpod.api import IN_SERVICE, Cluster, GroupState
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
+from hyperpod_ft.aws.operations import ClusterOperations
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.validation.lifecycle_checks import SCRIPTS
@@ -14,16 +14,16 @@ from hyperpod_ft.aws.validation.state_checks import FOR_A_NEW_CLUSTER
 from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, examine, ok, unknown
 
 
-def cluster(commands: Commands) -> list[Diagnosis]:
+def cluster(operations: ClusterOperations) -> list[Diagnosis]:
     """A cluster's state and quotas; with its cluster file, instead of quotas all that `cluster validate` checks.
 
     Raises UserError if there is no such cluster, or AWS does not answer.
     """
-    found, nodes = commands.status()
-    missing = commands.why_missing(found)
-    account = Assumption("validate", lambda: _validated(commands))
-    if commands.target.config is None:
-        account = Assumption("quotas", lambda: _quotas(commands, found))
+    found, nodes = operations.status()
+    missing = operations.why_missing(found)
+    account = Assumption("validate", lambda: _validated(operations))
+    if operations.access.config is None:
+        account = Assumption("quotas", lambda: _quotas(operations, found))
     return [*examine([Assumption("programs for ssh", _programs)]), *_state(found, nodes, missing), *examine([account])]
 
 
@@ -55,10 +55,10 @@ def _group(found: Cluster, group: GroupState, nodes: list[Node], missing: str) -
     return ok(row, what)
 
 
-def _validated(commands: Commands) -> Iterator[Diagnosis]:
-    config = commands.target.config
+def _validated(operations: ClusterOperations) -> Iterator[Diagnosis]:
+    config = operations.access.config
     assert config is not None
-    checked = commands.validate(config)
+    checked = operations.validate(config)
     # that the cluster exists is the point here, not a warning
     yield from (_finding(found) for found in checked.findings if found.remedy != FOR_A_NEW_CLUSTER)
     yield ok("validate", f"{len(checked.done)} checks: {', '.join(checked.done)}")
@@ -72,10 +72,10 @@ def _finding(found: Finding) -> Diagnosis:
     return unknown(found.field, found.problem, found.remedy)
 
 
-def _quotas(commands: Commands, found: Cluster) -> Iterator[Diagnosis]:
+def _quotas(operations: ClusterOperations, found: Cluster) -> Iterator[Diagnosis]:
     """The quota of each instance type, against what this cluster has."""
     with explained("quotas"):
-        limits = limits_of(commands.session.client("service-quotas"), "sagemaker")
+        limits = limits_of(operations.access.session.client("service-quotas"), "sagemaker")
     for name in dict.fromkeys(group.instance_type for group in found.groups):
         wanted = sum(group.target for group in found.groups if group.instance_type == name)
         quota, row = f"{name} for cluster usage", f"quota of {name}"

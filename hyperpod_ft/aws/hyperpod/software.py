@@ -5,13 +5,13 @@ scripts again. If the nodes have the newest image already, it does nothing.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import format_minutes
+from hyperpod_ft.progress import Report, format_minutes
 
 # what users lose; what is on the shared volume and in S3 stays
 LOST = "their jobs are killed, and everything on their root volumes is lost: installed packages, container images"
@@ -45,7 +45,7 @@ def wait_until_updated(
     client: Any,
     cluster: str,
     groups: Sequence[str],
-    say: Callable[[str], None],
+    report: Report,
     *,
     timeout_seconds: float,
     poll_seconds: float,
@@ -67,7 +67,7 @@ def wait_until_updated(
             name, state = group["InstanceGroupName"], _state(group)
             if reported.get(name) != state:
                 reported[name] = state
-                say(f"{name}: {state}")
+                report(f"{name}: {state}")
         if begun and not updating:
             if failed := [group["InstanceGroupName"] for group in chosen if _status(group) in _FAILED]:
                 reason = described.get("FailureMessage") or "HyperPod gave no reason"

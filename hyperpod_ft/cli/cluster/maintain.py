@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli import show_cluster, tables
+from hyperpod_ft.cli import show_cluster
 from hyperpod_ft.cli.cluster.arguments import (
     DEFAULT_FILE,
     NoWait,
@@ -16,6 +16,7 @@ from hyperpod_ft.cli.cluster.arguments import (
     RequiredReference,
     Timeout,
     Yes,
+    access_of,
     find,
     interruptible,
 )
@@ -229,13 +230,15 @@ def node_recovery(
 @contextmanager
 def _maintenance(cluster: str, region: str | None, profile: str | None, as_json: bool) -> "Iterator[Maintenance]":
     from hyperpod_ft.aws.maintenance import Maintenance
+    from hyperpod_ft.aws.operations import ClusterOperations
 
-    maintenance = Maintenance.of(find(cluster, region), profile, tables.progress)
+    access = access_of(find(cluster, region), profile)
     with interruptible():
-        yield maintenance
+        yield Maintenance(access)
     if as_json:
-        found, nodes = maintenance.status()
-        show_cluster.status(found, nodes, maintenance.why_missing(found), as_json=True)
+        operations = ClusterOperations(access)
+        found, nodes = operations.status()
+        show_cluster.status(found, nodes, operations.why_missing(found), as_json=True)
 
 
 def _confirm(yes: bool, what: str) -> None:
