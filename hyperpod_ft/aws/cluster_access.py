@@ -1,6 +1,7 @@
 """One cluster in AWS: what every command of `hyperpod-ft cluster` asks about it, and how they wait for it."""
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from hyperpod_ft.aws.cluster_reference import ClusterReference
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.following import Seen, State, follow
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, ClusterWatch
 from hyperpod_ft.aws.session import Session, explained
@@ -90,6 +92,21 @@ class ClusterAccess:
         """Wait until the cluster is complete and as awaited."""
         with self.explained():
             return self.watch().until_complete(minutes * 60, awaited)
+
+    def follow(self, look: Callable[[], Seen[State]], minutes: float, command: str) -> tuple[State, bool]:
+        """See `following.follow`; `command` is one of `hyperpod-ft cluster`."""
+
+        def explained_look() -> Seen[State]:
+            with self.explained():
+                return look()
+
+        return follow(
+            explained_look,
+            self.report,
+            timeout_seconds=minutes * 60,
+            poll_seconds=self.poll_seconds,
+            command=f"hyperpod-ft cluster {command} {self.target.arguments}",
+        )
 
     def _stack(self) -> dict[str, Any] | None:
         """The cluster's stack; None without one, or without permission to describe it."""

@@ -8,7 +8,7 @@ from typing import Any
 from hyperpod_ft.aws.cluster_access import ClusterAccess
 from hyperpod_ft.aws.hyperpod import api, batches, idle, instance_groups, software
 from hyperpod_ft.aws.hyperpod.api import Cluster
-from hyperpod_ft.aws.hyperpod.nodes import Node, ssm_target, tally
+from hyperpod_ft.aws.hyperpod.nodes import Node, rebooting, ssm_target, tally
 from hyperpod_ft.aws.hyperpod.software import NodeImage
 from hyperpod_ft.aws.hyperpod.waiting import Awaited
 from hyperpod_ft.aws.ssh import controller
@@ -67,11 +67,22 @@ class Maintenance:
         self._requested("replacement", nodes)
         self._wait_for(Awaited(gone=_ids(nodes)), timeout)
 
-    def reboot(self, nodes: list[Node]) -> None:
-        """Does not wait: HyperPod does not report that a reboot is over."""
+    def reboot(self, nodes: list[Node], timeout: float | None) -> None:
         with self.access.explained():
             batches.reboot(self.access.sagemaker, self.access.cluster().name, nodes)
         self._requested("reboot", nodes)
+        if timeout is None:
+            return
+        after, begun = self.access.follow(
+            lambda: rebooting(self.access.sagemaker, self.access.name, nodes), timeout, "nodes"
+        )
+        if not begun:
+            self.access.report("HyperPod has not shown the reboot: see in `sinfo` on the cluster whether it is over")
+        elif lost := [node for node in after if not node.running]:
+            raise UserError(
+                ", ".join(f"{node.group} {node.instance_id} is {node.status}" for node in lost) + " after the reboot",
+                "see `hyperpod-ft cluster nodes`; `hyperpod-ft cluster replace-node` gives it a new instance",
+            )
 
     def delete_nodes(self, nodes: list[Node], timeout: float | None) -> None:
         with self.access.explained():
@@ -133,17 +144,13 @@ class Maintenance:
         with self.access.explained():
             self.access.sagemaker.update_cluster_software(**software.update_request(self.access.name, groups, image))
             self.access.report(f"{', '.join(groups)}: software update requested")
-            if timeout is None:
-                return
-            updated = software.wait_until_updated(
-                self.access.sagemaker,
-                self.access.name,
-                groups,
-                self.access.report,
-                timeout_seconds=timeout * 60,
-                poll_seconds=self.access.poll_seconds,
-            )
-        if updated:
+        if timeout is None:
+            return
+        described, begun = self.access.follow(
+            lambda: software.progress(self.access.sagemaker, self.access.name, groups), timeout, "status"
+        )
+        if begun:
+            software.check_updated(described, groups)
             self.access.wait(timeout, Awaited())
         else:
             self.access.report("HyperPod updates nothing: the nodes have this image already")

@@ -1,15 +1,13 @@
 """The operations of `hyperpod-ft cluster observability`."""
 
 import json
-import time
 from dataclasses import dataclass
 
 from hyperpod_ft.aws.cluster_access import ClusterAccess
 from hyperpod_ft.aws.hyperpod import extension
 from hyperpod_ft.aws.hyperpod.extension import Extension
-from hyperpod_ft.aws.hyperpod.software import POLLS_UNTIL_BEGUN
+from hyperpod_ft.aws.hyperpod.following import Seen
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import format_minutes
 
 _MAX_SETTINGS = 10_240  # characters, from botocore's model
 
@@ -61,28 +59,15 @@ class Observability:
             raise _failed(found, "fix the cause, then run the command again")
 
     def _settled(self, arn: str, before: Extension | None, timeout: float) -> Extension | None:
-        """The extension once HyperPod has stopped changing it; None if it is gone.
+        """The extension once HyperPod has stopped changing it; None if it is gone. `before`: what it was."""
 
-        `before`: what it was. HyperPod may still answer that at first, so it is believed only after some polls.
-        """
-        deadline, reported, begun, polls = time.monotonic() + timeout * 60, "", False, 0
-        while True:
-            with self.access.explained():
-                found = extension.find(self.access.sagemaker, arn)
-            state = f"{found.status}, {found.active} of {found.total} nodes" if found else "not installed"
-            if state != reported:
-                reported = state
-                self.access.report(f"{extension.NAME}: {state}")
-            polls += 1
-            begun = begun or polls >= POLLS_UNTIL_BEGUN or _status(found) != _status(before)
-            if begun and not (found and found.changing):
-                return found
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"{extension.NAME}: after {format_minutes(timeout * 60)} still {state}",
-                    "HyperPod continues; check with `hyperpod-ft cluster observability`",
-                )
-            time.sleep(self.access.poll_seconds)
+        def look() -> Seen[Extension | None]:
+            found = extension.find(self.access.sagemaker, arn)
+            state = f"{found.status}, {found.active} of {found.total} nodes" if found else _status(None)
+            begun = _status(found) != _status(before)
+            return Seen(found, {extension.NAME: state}, begun, changing=found is not None and found.changing)
+
+        return self.access.follow(look, timeout, "observability")[0]
 
 
 def _failed(found: Extension | None, remedy: str) -> UserError:

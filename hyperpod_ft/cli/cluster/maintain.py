@@ -94,14 +94,16 @@ def reboot_node(
     node: NodeNames,
     region: Region = None,
     profile: Profile = None,
+    timeout: Timeout = 30.0,
+    no_wait: NoWait = False,
     yes: Yes = False,
     as_json: After = False,
 ) -> None:
-    """Restart nodes. Their disks are kept, and the lifecycle scripts do not run. Does not wait."""
+    """Restart nodes. Their disks are kept, and the lifecycle scripts do not run."""
     with _maintenance(cluster, region, profile, as_json) as maintenance:
         chosen = maintenance.find_nodes(node)
         _confirm(yes, f"Reboot {_names(chosen)}: their jobs are killed.")
-        maintenance.reboot(chosen)
+        maintenance.reboot(chosen, None if no_wait else timeout)
 
 
 @app.command("delete-node")

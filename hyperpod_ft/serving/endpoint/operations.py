@@ -74,12 +74,12 @@ class EndpointOperations:
         """Say what could not be checked in the account. Raises UserError for what AWS would refuse."""
         found = account.findings(planned.target, self.session)
         for finding in found:
-            if finding.severity == "warning":
+            if finding.verdict == "warning":
                 self.report(str(finding))
-        if errors := [finding for finding in found if finding.severity == "error"]:
+        if errors := [finding for finding in found if finding.verdict == "error"]:
             for finding in errors[1:]:
                 self.report(str(finding))
-            raise UserError(f"{errors[0].field}: {errors[0].problem}", errors[0].remedy)
+            raise UserError(f"{errors[0].name}: {errors[0].found}", errors[0].remedy)
 
     def price(self, instance_type: str) -> float | None:
         return price_per_hour(self.session, instance_type, self.region)
