@@ -14,6 +14,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import partitions, slurm_programs
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.slurm_programs import START_CONTROLLER, failure, without_defaults
+from hyperpod_ft.launch.slurm_site import SlurmSite
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
@@ -185,8 +186,9 @@ class SlurmLauncher:
         instance = run.config.instance
         whole_nodes = any(stage.resources.exclusive for stage in stages)
         if instance.has_accelerators and whole_nodes and partitions.HYPERPOD.is_dir():
-            listing = self._run(["sinfo", "--noheader", "--Node", "--format=%P|%c|%N"])
-            partitions.check_partition(listing.stdout, run.config.cluster.partition, instance.name)
+            site = SlurmSite(self.environment)
+            partition = run.config.cluster.partition or site.default_partition()
+            partitions.check_partition(site.nodes(), partition, instance.name)
 
     def _job(self, stage: str, job_id: str) -> Job:
         return Job(stage, job_id, self.name, utc_now(), self._conf)
