@@ -19,6 +19,7 @@ from hyperpod_ft.cli.local import app as local_app
 from hyperpod_ft.cli.report import app as report_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
 from hyperpod_ft.cli.serving import app as serving_app
+from hyperpod_ft.cli.sweep.commands import app as sweep_app
 from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError, file_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ app.add_typer(local_app, name="local", help="A real Slurm on this machine.")
 app.add_typer(cluster_app, name="cluster", help="Create, validate, connect to, change and delete a HyperPod cluster.")
 app.add_typer(sagemaker_app, name="sagemaker", help="What SageMaker training jobs need: a role, a bucket, quotas.")
 app.add_typer(deploy_app, name="deploy", help="A SageMaker endpoint for the tuned model. `deploy RUN` creates it.")
+app.add_typer(sweep_app, name="sweep", help="A run file with many settings. `sweep FILE` submits a run for each.")
 app.add_typer(checkpoint_app)
 app.add_typer(serving_app)
 app.add_typer(doctor_app)

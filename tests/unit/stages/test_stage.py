@@ -324,7 +324,7 @@ def test_the_jobs_of_a_cluster_that_is_gone_are_gone(make_run: MakeRun, tmp_path
 
 def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun) -> None:
     class Refusing(ProcessLauncher):
-        def submit(self, run: Run, stages: object, submitted: object) -> None:
+        def submit(self, run: Run, stages: object, *other: object) -> None:
             raise UserError("sbatch train: no such partition")
 
     run = make_run()
@@ -341,7 +341,7 @@ def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun)
 
 def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
     class Accepting(ProcessLauncher):
-        def submit(self, run: Run, stages: object, submitted: object) -> None: ...
+        def submit(self, run: Run, stages: object, *other: object) -> None: ...
 
     run = make_run()
     finish_all(run)
