@@ -18,6 +18,7 @@ from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.cli.local import app as local_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
 from hyperpod_ft.cli.serving import app as serving_app
+from hyperpod_ft.cli.sharing import app as sharing_app
 from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError, file_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ app.add_typer(deploy_app, name="deploy", help="A SageMaker endpoint for the tune
 app.add_typer(checkpoint_app)
 app.add_typer(serving_app)
 app.add_typer(doctor_app)
+app.add_typer(sharing_app)
 
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT
 
