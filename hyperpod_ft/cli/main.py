@@ -20,6 +20,7 @@ from hyperpod_ft.cli.report import app as report_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
 from hyperpod_ft.cli.serving import app as serving_app
 from hyperpod_ft.cli.sweep.commands import app as sweep_app
+from hyperpod_ft.cli.sharing import app as sharing_app
 from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError, file_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ app.add_typer(checkpoint_app)
 app.add_typer(serving_app)
 app.add_typer(doctor_app)
 app.add_typer(report_app)
+app.add_typer(sharing_app)
 
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT
 

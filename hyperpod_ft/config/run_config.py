@@ -22,6 +22,7 @@ from hyperpod_ft.config.sections.model import Model
 from hyperpod_ft.config.sections.neuron import Neuron
 from hyperpod_ft.config.sections.parallelism import Parallelism
 from hyperpod_ft.config.sections.sagemaker import SageMaker
+from hyperpod_ft.config.sections.tracking import Tracking
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, check_combinations
 
@@ -50,6 +51,7 @@ class RunConfig(Section):
     neuron: Neuron = Field(default_factory=Neuron)
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
+    tracking: Tracking = Field(default_factory=Tracking)
     sagemaker: SageMaker | None = None
     deploy: Deploy | None = None
 

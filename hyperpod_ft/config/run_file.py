@@ -65,16 +65,20 @@ def resolve(config: RunConfig, base: Path) -> RunConfig:
     """
     model = sources.resolve("model.source", config.model.source, config.model.revision, base)
     dataset = sources.resolve("dataset.source", config.dataset.source, config.dataset.revision, base)
-    python = config.env.python
-    if python == "current":
-        python = sys.executable
-    elif python is not None:
-        # not resolve(): a virtual environment's interpreter is a link to one outside the environment
-        python = str((base / Path(python).expanduser()).absolute())
     root = (base / Path(config.cluster.root).expanduser()).resolve()
     values = config.model_dump()
     values["cluster"]["root"] = str(root)
-    values["env"]["python"] = python
+    for section in ("env", "tracking"):
+        values[section]["python"] = _interpreter(values[section]["python"], base)
     values["model"] |= {"source": model.source, "revision": model.revision or None}
     values["dataset"] |= {"source": dataset.source, "revision": dataset.revision or None}
     return validate(values, "resolved run file")
+
+
+def _interpreter(python: str | None, base: Path) -> str | None:
+    if python is None:
+        return None
+    if python == "current":
+        return sys.executable
+    # not resolve(): a virtual environment's interpreter is a link to one outside the environment
+    return str((base / Path(python).expanduser()).absolute())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.digests import text_sha256
+from hyperpod_ft.planning.pins import requirements
 from hyperpod_ft.planning.plan import Plan
 from hyperpod_ft.runs import assets, job_files
 from hyperpod_ft.runs.container import CONTAINER_PYTHON
@@ -138,6 +139,11 @@ class RunPaths:
         return self.directory / "report.html"
 
     @property
+    def tracking(self) -> Path:
+        """How far each tracker got, and what trackers keep as files of the run."""
+        return self.directory / "tracking"
+
+    @property
     def endpoint_proof(self) -> Path:
         """The answers of the run's endpoint to the prompts of samples.json, as `deploy` asked it last."""
         return self.directory / "endpoint.json"
@@ -231,6 +237,21 @@ class RunPaths:
         """The interpreter of the stages that need torch; in a training job's container, its own."""
         given = os.environ.get(CONTAINER_PYTHON) or self.config.env.python
         return Path(given) if given else self.environment_path / "bin" / "python"
+
+    def tracker_environment(self, tracker: str) -> Path:
+        """The virtual environment of a tracker's packages. Not part of the plan: no stage's result depends on it."""
+        return self.root / "envs" / f"{tracker}-{text_sha256(' '.join(requirements(tracker)))[:16]}"
+
+    def tracker_python(self, tracker: str) -> Path:
+        """The interpreter that publishes to a tracker; it may not exist."""
+        given = self.config.tracking.python
+        return Path(given) if given else self.tracker_environment(tracker) / "bin" / "python"
+
+    def trackers_to_install(self) -> list[str]:
+        """The trackers that lack the environment that stage env makes."""
+        if self.config.tracking.python:
+            return []
+        return [name for name in self.config.tracking.trackers if not self.tracker_python(name).exists()]
 
     def record_path(self, stage: str) -> Path:
         stage_plan = self.plan[stage]

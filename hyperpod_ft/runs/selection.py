@@ -34,7 +34,7 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
     chosen: set[str] = set()
     while targets:
         name = targets.pop()
-        forced = selection.force and name in selected
+        forced = name in selected and (selection.force or (name == "env" and _has_to_install(run)))
         if name in chosen or not (forced or run.why_not_done(name)):
             continue
         if name not in selected:
@@ -45,6 +45,11 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
         chosen.add(name)
         targets += run.plan[name].needs
     return tuple(stage for stage in run.plan.stages if stage.name in chosen)
+
+
+def _has_to_install(run: Run) -> bool:
+    """Whether trackers lack their packages. In containers of training jobs they have no use."""
+    return not run.config.sagemaker and bool(run.trackers_to_install())
 
 
 def _targets(run: Run, selection: Selection) -> tuple[set[str], list[str]]:
