@@ -30,6 +30,8 @@ _REPORTED_PACKAGES = (
     "tiktoken",
     "safetensors",
     "optimum-neuron",
+    "lm_eval",
+    "datasets",
 )
 
 
