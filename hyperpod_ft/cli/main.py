@@ -14,6 +14,7 @@ from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.cluster.commands import app as cluster_app
 from hyperpod_ft.cli.deploy import app as deploy_app
 from hyperpod_ft.cli.doctor import app as doctor_app
+from hyperpod_ft.cli.evaluation import app as evaluation_app
 from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.cli.local import app as local_app
 from hyperpod_ft.cli.report import app as report_app
@@ -42,6 +43,7 @@ app.add_typer(deploy_app, name="deploy", help="A SageMaker endpoint for the tune
 app.add_typer(sweep_app, name="sweep", help="A run file with many settings. `sweep FILE` submits a run for each.")
 app.add_typer(checkpoint_app)
 app.add_typer(serving_app)
+app.add_typer(evaluation_app)
 app.add_typer(doctor_app)
 app.add_typer(report_app)
 app.add_typer(sharing_app)

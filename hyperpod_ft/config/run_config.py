@@ -15,6 +15,7 @@ from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.config.sections.dpo import Dpo
 from hyperpod_ft.config.sections.environment import PythonEnvironment
+from hyperpod_ft.config.sections.evaluation import Eval
 from hyperpod_ft.config.sections.generate import Generate
 from hyperpod_ft.config.sections.lora import Lora
 from hyperpod_ft.config.sections.merge import Merge
@@ -27,7 +28,9 @@ from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, check_combinations
 
 EngineName = Literal["torch", "neuron"]
-StageName = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
+StageName = Literal[
+    "env", "download", "dataset", "tasks", "precompile", "train", "consolidate", "merge", "generate", "eval"
+]
 
 
 class RunConfig(Section):
@@ -52,6 +55,7 @@ class RunConfig(Section):
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
     tracking: Tracking = Field(default_factory=Tracking)
+    eval: Eval | None = None
     sagemaker: SageMaker | None = None
     deploy: Deploy | None = None
 

@@ -15,6 +15,7 @@ from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import ISO_UTC
 from hyperpod_ft.runs.results import metrics
+from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.figures import Figures, figures
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
@@ -62,6 +63,7 @@ class RunStatus:
     origin: str = ""  # the run file or recipe with its overrides, as arguments of `submit`
     progress: TrainingProgress | None = None
     figures: Figures | None = None  # once trained
+    evaluations: tuple[EvaluationResult, ...] = ()
     note: str = ""  # why states are unknown
     created: str = ""  # the job that this look at the run created
 
@@ -123,6 +125,7 @@ def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
         origin=run.origin.read_text(encoding="utf-8").strip() if run.origin.exists() else "",
         progress=_progress(run, stages),
         figures=figures(run),
+        evaluations=evaluations(run),
         note=note,
         created=created,
     )

@@ -55,7 +55,8 @@ def _has_to_install(run: Run) -> bool:
 def _targets(run: Run, selection: Selection) -> tuple[set[str], list[str]]:
     """The stages that may run, and those to start the search at."""
     if selection.only:
-        return {selection.only}, [selection.only]
+        # only evaluations need stage tasks: it is part of them
+        return {selection.only, *(["tasks"] if selection.only == "eval" else [])}, [selection.only]
     stages = run.plan.following(selection.start) if selection.start else run.plan.stages
     selected: set[str] = {stage.name for stage in stages}
     if selection.force:

@@ -74,7 +74,7 @@ def build(pins: Path, environment: Path, kind: str = "torch", repositories: tupl
     print(f"env: installing {pins.name} into {environment}; this takes a few minutes", flush=True)
     with publish.new_directory(environment) as partial:
         _BUILDERS[kind](partial, environment.parent, pins, repositories)
-        _move_scripts(partial, environment)
+        interpreters.move_scripts(partial, environment)
 
 
 def install_trackers(run: Run) -> dict[str, str]:
@@ -168,14 +168,6 @@ def _neuron_devices() -> list[dict[str, Any]] | None:
     found = neuron_devices.devices(program)
     print(f"env: {program} sees {len(found)} Neuron devices on {platform.node()}", flush=True)
     return found
-
-
-def _move_scripts(partial: Path, final: Path) -> None:
-    # console scripts contain the absolute path of their interpreter, which is renamed next
-    for script in (partial / "bin").iterdir():
-        content = script.read_bytes() if script.is_file() and not script.is_symlink() else b""
-        if content.startswith(b"#!") or script.name.startswith("activate"):
-            script.write_bytes(content.replace(str(partial).encode(), str(final).encode()))
 
 
 def main() -> None:

@@ -32,6 +32,8 @@ _REPORTED_PACKAGES = (
     "tiktoken",
     "safetensors",
     "optimum-neuron",
+    "lm_eval",
+    "datasets",
 )
 
 
