@@ -28,6 +28,7 @@ from benchmarks.soaking.faults import Fault
 from benchmarks.soaking.site import Site
 from benchmarks.soaking.user import HangError, User
 from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.run import Run
 
 _QUIET_S = 60.0  # how long the processes of ended jobs may take to end
 
@@ -53,7 +54,7 @@ class Soak:
 
     @property
     def is_over(self) -> bool:
-        return self.total >= self.options.faults or time.monotonic() - self._clock > 60 * self.options.minutes
+        return bool(self.total >= self.options.faults or time.monotonic() - self._clock > 60 * self.options.minutes)
 
     def count(self, worker: str, fault: Fault) -> None:
         with self._lock:
@@ -111,6 +112,7 @@ def _run(soak: Soak, site: Site, worker: str, user: User) -> None:
     _clear(site, user.rng)
     soak.say(f"{worker}: {user.case} starts{'' if user.disturbed else ', undisturbed'}")
     before = set(site.known_jobs())
+    run: Run | None
     try:
         run = user.go()
     except HangError as error:
