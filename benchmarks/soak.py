@@ -4,12 +4,14 @@ python -m benchmarks.soak --faults 300 --workers 2 [--neuron-python .venv-neuron
 
 Needs root (it mounts a small volume for each worker), Slurm and gcc. Each worker has its own cluster and volume. It
 adds its counts to benchmarks/results/soak.json after every run, and writes the table of all invocations into
-docs/reliability.md. Exit status 1 if a run differed from the undisturbed one, or left something behind.
+docs/reliability.md. SIGTERM ends it after the runs at work. Exit status 1 if a run differed from the undisturbed one,
+or left something behind.
 """
 
 import argparse
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +19,6 @@ import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +57,18 @@ class Soak:
     def is_over(self) -> bool:
         return bool(self.total >= self.options.faults or time.monotonic() - self._clock > 60 * self.options.minutes)
 
-    def count(self, worker: str, fault: Fault) -> None:
-        with self._lock:
-            self.faults.setdefault(fault.kind, Counter())[fault.stage] += 1
-        self.say(f"{worker}: {fault.kind} in {fault.stage} {fault.detail}".rstrip())
-
     def say(self, text: str) -> None:
         with self._lock:
             print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
-    def finish_run(self, worker: str, case: str, found: list[str]) -> None:
-        """Count a run and what was found, and save all counts."""
+    def finish_run(self, worker: str, user: User) -> None:
+        """Count a run, its faults and what was found, and save all counts."""
+        case = user.case
         with self._lock:
             self.runs[case] += 1
-            self.failures += [f"{case}: {text}" for text in found]
+            self.failures += [f"{case}: {text}" for text in user.found]
+            for fault in user.injected:
+                self.faults.setdefault(fault.kind, Counter())[fault.stage] += 1
             entry = {
                 "started": self.started,
                 "seed": self.options.seed,
@@ -82,7 +81,10 @@ class Soak:
             tally.save(self.options.results, entry)
             page = self.options.page
             page.write_text(tally.document(page.read_text(encoding="utf-8"), tally.load(self.options.results)))
-        self.say(f"{worker}: {case} done, {self.total} faults so far, found: {found or 'nothing'}")
+        self.say(
+            f"{worker}: {case} done after {len(user.injected)} faults, {self.total} so far, found:"
+            f" {user.found or 'nothing'}"
+        )
 
 
 def work(soak: Soak, number: int, library: Path) -> None:
@@ -90,15 +92,19 @@ def work(soak: Soak, number: int, library: Path) -> None:
     worker = f"w{number}"
     rng = random.Random(f"{soak.options.seed} {number}")  # noqa: S311 - moments of faults
     site = Site(soak.options.work / worker, library)
+
+    def say(fault: Fault) -> None:
+        soak.say(f"{worker}: {fault.kind} in {fault.stage} {fault.detail}".rstrip())
+
     try:
         site.open()
         while not soak.is_over:
             case = rng.choice(soak.options.cases)
             if case not in soak.expected:
-                first = User(site, case, rng, partial(soak.count, worker), soak.neuron_python, disturbed=False)
+                first = User(site, case, rng, say, soak.neuron_python, disturbed=False)
                 _run(soak, site, worker, first)
                 soak.spans[case] = first.spans
-            user = User(site, case, rng, partial(soak.count, worker), soak.neuron_python, spans=soak.spans[case])
+            user = User(site, case, rng, say, soak.neuron_python, spans=soak.spans.get(case, {}))
             _run(soak, site, worker, user)
     except BaseException:  # in a thread: nothing else would end the soak as failed
         soak.failures.append(f"{worker}: this program failed: {traceback.format_exc()[-1500:]}")
@@ -141,7 +147,7 @@ def _run(soak: Soak, site: Site, worker: str, user: User) -> None:
         shutil.copytree(site.root / "runs", kept, dirs_exist_ok=True)
         (kept / "found.txt").write_text("\n".join(found))
     if user.disturbed:
-        soak.finish_run(worker, user.case, found)
+        soak.finish_run(worker, user)
     elif found:
         raise RuntimeError(f"undisturbed {user.case}: {found}")
 
@@ -185,6 +191,8 @@ def main() -> int:
     neuron_python = options.neuron_python and neuron_environment(options.work, options.neuron_python.absolute())
     soak = Soak(options, neuron_python)
     library = shim.build(options.work)
+    # SIGTERM: end after the runs at work
+    signal.signal(signal.SIGTERM, lambda *_: setattr(options, "faults", 0))
     threads = [threading.Thread(target=work, args=(soak, number, library)) for number in range(1, options.workers + 1)]
     for thread in threads:
         thread.start()

@@ -100,7 +100,7 @@ class Faults:
         if victim := self._victim():
             with suppress(ProcessLookupError):
                 os.kill(victim.pid, signal.SIGKILL)
-                self.log(Fault(f"kill -9: {victim.role}", victim.stage or stage))
+                self.log(Fault(f"kill -9: {victim.role}", victim.stage or stage, victim.command))
 
     def _freeze_process(self, stage: str) -> None:
         if "frozen" in self._endings or not (victim := self._victim()):

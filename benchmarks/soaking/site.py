@@ -31,11 +31,12 @@ _ROLES = (
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a job: `role` as in the table of faults, `stage` of the run."""
+    """A process of a job: `role` as in the table of faults, `stage` of the run, `command` where no role is known."""
 
     pid: int
     role: str
     stage: str
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,8 @@ def _process(pid: int, stages: dict[str, str]) -> Process | None:
         return Process(pid, "slurmstepd", stage)
     if name in ("srun", "squeue", "scontrol"):
         return Process(pid, "srun" if name == "srun" else "Slurm's clients", stage)
-    role = next((role for text, role in _ROLES if text in words), "others")
-    return Process(pid, role, stage)
+    role = next((role for text, role in _ROLES if text in words), "")
+    return Process(pid, role or "others", stage, "" if role else words[:80])
 
 
 def _command_line(pid: int) -> str:

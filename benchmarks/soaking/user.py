@@ -33,7 +33,7 @@ _MOMENTS = {
     "generate": (1, 2),
 }
 _MILD_PER_RUN = 60
-_MILD_EVERY_S = 7.0  # on average
+_MILD_EVERY_S = 5.0  # on average
 
 
 class HangError(Exception):
@@ -42,12 +42,15 @@ class HangError(Exception):
 
 @dataclass
 class User:
-    """One run of a case. `disturbed`: whether faults are injected; `found` collects what should not be."""
+    """One run of a case. `disturbed`: whether faults are injected; `found` collects what should not be.
+
+    `say` prints each fault.
+    """
 
     site: Site
     case: str
     rng: random.Random
-    log: Callable[[Fault], None]
+    say: Callable[[Fault], None]
     neuron_python: Path | None = None
     disturbed: bool = True
     spans: dict[str, float] = field(default_factory=dict)  # seconds that each stage's job takes undisturbed
@@ -56,6 +59,7 @@ class User:
     commands: int = 0
 
     def __post_init__(self) -> None:
+        self.injected: list[Fault] = []
         self.faults = Faults(self.site, self.rng, self.log)
         self.path = self.site.directory / f"{self.case}.yaml"
         self.path.write_text(yaml.safe_dump(run_file(self.case, self.site.root, self.neuron_python)))
@@ -67,6 +71,11 @@ class User:
         self._freed = 0
         self._started: dict[str, float] = {}  # when each job was first seen running
         self._moment_at: dict[str, float] = {}
+
+    def log(self, fault: Fault) -> None:
+        """Count a fault."""
+        self.injected.append(fault)
+        self.say(fault)
 
     def go(self) -> Run:
         """Submit, and resume until every stage is done; returns the run. Raises HangError."""
