@@ -20,9 +20,9 @@ from hyperpod_ft.cli.local import app as local_app
 from hyperpod_ft.cli.report import app as report_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
 from hyperpod_ft.cli.serving import app as serving_app
-from hyperpod_ft.cli.sweep.commands import app as sweep_app
 from hyperpod_ft.cli.sharing import app as sharing_app
-from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError, file_of
+from hyperpod_ft.cli.sweep.commands import app as sweep_app
+from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
@@ -315,7 +315,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
     except OSError as error:
-        if not file_of(error) and error.errno not in VOLUME_FULL:
+        if not file_of(error) and error.errno not in VOLUME_ERRORS:
             raise
         where = file_of(error) or "standard output, or a file"
         print(f"error: {where}: {error.strerror}; free or repair the volume", file=sys.stderr)
