@@ -196,13 +196,16 @@ def _refuse_another_path(run: Run) -> None:
 def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     """Remove the records of these stages; put them back when the block fails.
 
-    A training run that is forced must not resume from its checkpoints: they are kept under another name.
+    A training run that is forced must not resume from its checkpoints, nor an evaluation from its scores: they are kept
+    under another name.
     """
     moved: list[tuple[Path, Path]] = []
     records = [run.record_path(stage.name) for stage in stages]
     training = any(stage.name == "train" for stage in stages)
     of_training = [run.checkpoints, run.metrics_path, run.usage_path, run.restarts_path("train"), run.reference]
     progress = of_training if training else []
+    if any(stage.name == "eval" for stage in stages):
+        progress += [run.base_scores, run.tuned_scores]
     timestamp = _timestamp()
     try:
         for path in [*records, *progress]:

@@ -24,6 +24,7 @@ class Series:
     style: Style
     x: Mapping[str, Sequence[float | None]]  # by the name of an axis
     y: Sequence[float | None]
+    of: int = 0  # how many values y was chosen from
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,18 @@ def charts(reports: Sequence[RunReport]) -> list[Chart]:
 def _loss(report: RunReport) -> Chart | None:
     budget = _budget([report])
     rows = len(report.metrics.get("step", ()))
-    window = max(3, rows // 50)
+    window = _window(rows)
     smooth = rows >= _SMOOTHED_FROM
     series = [_series(report, "loss", "Training loss, each step", 1, "pale" if smooth else "line", budget)]
     if smooth:
-        values = smoothed(report.metrics["loss"], window)
+        values = smoothed(report.metrics.get("loss", ()), window)
         label = f"Training loss, moving average over about {window} rows"
         series.append(_curve(report, values, label, 1, "line", budget))
     if any(value is not None for value in report.metrics.get("validation_loss", ())):
         series.append(_series(report, "validation_loss", "Validation loss", 2, "dots", budget))
     if report.base_validation_loss is not None and rows:
         series.append(_level(report, report.base_validation_loss, "Validation loss of the base model", 3))
-    return _lines("loss", "Loss, nats per label token", [report], series)
+    return _lines("loss", f"Loss, {_unit(report)}", [report], series)
 
 
 def _losses(reports: Sequence[RunReport]) -> Chart | None:
@@ -107,10 +108,14 @@ def _losses(reports: Sequence[RunReport]) -> Chart | None:
     for color, report in enumerate(reports, 1):
         rows = len(report.metrics.get("step", ()))
         if rows:
-            window = max(3, rows // 50)
-            values = smoothed(report.metrics["loss"], window) if rows >= _SMOOTHED_FROM else report.metrics["loss"]
+            window = _window(rows)
+            values = (
+                smoothed(report.metrics.get("loss", ()), window)
+                if rows >= _SMOOTHED_FROM
+                else report.metrics.get("loss", ())
+            )
             series.append(_curve(report, values, report.name, color, "line", budget))
-    return _lines("loss", "Training loss (moving average), nats per label token", reports, series)
+    return _lines("loss", f"Training loss (moving average), {_unit(reports[0])}", reports, series)
 
 
 def _validation_losses(reports: Sequence[RunReport]) -> Chart | None:
@@ -118,7 +123,7 @@ def _validation_losses(reports: Sequence[RunReport]) -> Chart | None:
         _series(report, "validation_loss", report.name, color, "dots", _budget(reports))
         for color, report in enumerate(reports, 1)
     ]
-    return _lines("validation_loss", "Validation loss, nats per label token", reports, series)
+    return _lines("validation_loss", f"Validation loss, {_unit(reports[0])}", reports, series)
 
 
 def _quantities(reports: Sequence[RunReport]) -> Iterator[Chart | None]:
@@ -143,14 +148,23 @@ def _lines(name: str, label: str, reports: Sequence[RunReport], series: Sequence
     drawn = [curve for curve in series if curve.y]
     if not drawn:
         return None
-    rows = max(len(report.metrics.get("step", ())) for report in reports)
+    most = max(drawn, key=lambda curve: curve.of - len(curve.y))
     note = ""
-    if rows > max(len(curve.y) for curve in drawn if curve.style != "level"):
+    if most.of > len(most.y):
         note = (
-            f"Of {rows:,} logged rows, the lowest and the highest of every few are drawn: each point is a measured row,"
-            " and no spike is left out."
+            f"{len(most.y):,} of {most.of:,} logged values of a curve are drawn, the lowest and the highest of every"
+            " few: each point was measured, and no spike is left out."
         )
     return Chart(name, "lines", label, _AXES, drawn, _marks(reports), note=note, from_zero="loss" not in name)
+
+
+def _unit(report: RunReport) -> str:
+    return "nats per pair" if report.settings["training.objective"] == "dpo" else "nats per label token"
+
+
+def _window(rows: int) -> int:
+    """Over how many rows a smooth curve averages."""
+    return max(5, rows // 50)
 
 
 def _marks(reports: Sequence[RunReport]) -> list[Mark]:
@@ -187,9 +201,9 @@ def _series(
 def _curve(
     report: RunReport, values: Sequence[float | None], label: str, color: int, style: Style, budget: int
 ) -> Series:
-    kept = thinned(values, budget)
+    kept, known = thinned(values, budget), sum(value is not None for value in values)
     x = {axis: [column[index] for index in kept] for axis in _AXES if (column := report.metrics.get(axis))}
-    return Series(label, color, style, x, [_rounded(values[index]) for index in kept])
+    return Series(label, color, style, x, [_rounded(values[index]) for index in kept], known)
 
 
 def _level(report: RunReport, value: float, label: str, color: int) -> Series:

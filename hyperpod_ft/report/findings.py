@@ -1,22 +1,24 @@
 """What a report's headings say: the finding of each section in one sentence."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hyperpod_ft.report.numbers import duration, number, percent
-from hyperpod_ft.report.run_report import RunReport
+from hyperpod_ft.report.numbers import duration, moment, number, percent
+from hyperpod_ft.report.run_report import Accelerators, RunReport
 
 
 def lead(report: RunReport) -> str:
     """What was trained on what, and how far it is."""
     method = {"lora": "LoRA", "full": "Full fine-tuning"}[report.settings["training.method"]]
     model, dataset_name = (_short(report.settings[key]) for key in ("model.source", "dataset.source"))
-    size = f"{report.settings['cluster.nodes']} x {report.settings['cluster.instance_type']}"
-    text = f"{method} of {model} on {dataset_name}, {size}"
+    nodes, instance = report.settings["cluster.nodes"], report.settings["cluster.instance_type"]
+    size = f"{_count(nodes, 'local node')} without accelerators" if instance == "local" else f"{nodes} x {instance}"
+    text = f"{method} of {model} with {dataset_name}, on {size}"
     steps = _last(report.metrics.get("step", ()))
     if report.state != "done" and steps and report.steps_total:
         return f"{text}; step {steps:,.0f} of {report.steps_total:,}."
-    return f"{text}; submitted {report.submitted}." if report.submitted else f"{text}."
+    return f"{text}; submitted {moment(report.submitted)}." if report.submitted else f"{text}."
 
 
 def tiles(report: RunReport) -> list[tuple[str, str, str]]:
@@ -42,14 +44,17 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
             for split, count in exact.items()
             if count.rows
         ),
-        ("Training speed", f"{tokens:,.0f} tokens/s" if tokens is not None else "", f"MFU {mfu:.1%}" if mfu else ""),
-        ("Time, submission to end" if report.state == "done" else "Time so far", duration(total) if total else "", ""),
         (
-            "Training held",
-            f"{number(held.node_hours)} node-hours" if held else "",
-            f"cost {held.cost:,.2f}" if held and held.cost is not None else "",
+            "Training speed",
+            f"{tokens:,.0f}" if tokens is not None else "",
+            f"tokens/s, MFU {mfu:.1%}" if mfu else "tokens/s",
         ),
-        ("Restarts", str(len(report.resume_points)) if report.resume_points else "", ""),
+        (
+            "From submission to end" if report.state == "done" else "Since submission",
+            duration(total) if total else "",
+            _count(len(report.resume_points), "restart") if report.resume_points else "",
+        ),
+        _held(held),
     ]
 
 
@@ -63,15 +68,26 @@ def loss(report: RunReport) -> str:
         if first is None and report.samples and report.samples.validation_loss:
             first = report.samples.validation_loss.base.mean
         if first is not None:
-            best = figures.best_validation_loss
-            turned = best is not None and last - best > 0.05 * max(1e-9, first - best)
-            lowest = f"; it was lowest before that, at {number(best)}" if turned and best is not None else ""
-            return f"Validation loss {_went(first, last)} from {number(first)} to {number(last)}{lowest}"
+            return f"Validation loss {_went(first, last)} from {number(first)} to {number(last)}{_lowest(report, last)}"
         return f"Validation loss is {number(last)} at the end"
     losses = [value for value in report.metrics.get("loss", ()) if value is not None]
     if not losses:
         return "No step has been logged yet"
     return f"Training loss {_went(losses[0], losses[-1])} from {number(losses[0])} to {number(losses[-1])}"
+
+
+def _held(held: Accelerators | None) -> tuple[str, str, str]:
+    if held is None:
+        return ("Training held", "", "")
+    hours = f"{number(held.node_hours)} node-hours"
+    return ("Training held", hours, "") if held.cost is None else ("Training cost", f"{held.cost:,.2f}", hours)
+
+
+def _lowest(report: RunReport, last: float) -> str:
+    """Where the validation loss was lower than at the end."""
+    rows = zip(report.metrics.get("validation_loss", ()), report.metrics.get("step", ()), strict=False)
+    best, step = min(((value, step) for value, step in rows if value is not None), default=(last, None))
+    return f"; its lowest was {number(best)}, at step {step:,.0f}" if step is not None and best < 0.99 * last else ""
 
 
 def _went(first: float, last: float) -> str:
@@ -86,10 +102,10 @@ def answers(report: RunReport) -> str:
     parts = []
     for split, exact in report.samples.exact_match.items():
         if exact.rows:
-            seen = "rows it was trained on" if split == "train" else "validation rows it never saw"
-            parts.append(f"{exact.tuned} of {exact.rows} {seen} (base {exact.base})")
+            seen = "training rows" if split == "train" else "rows it never saw"
+            parts.append(f"{exact.tuned} of {exact.rows} {seen} (base: {exact.base})")
     if parts:
-        return f"The tuned model answers exactly: {', '.join(parts)}"
+        return f"The tuned model answers exactly {', and '.join(parts)}"
     changed, total = report.samples.answers_changed, report.samples.answers
     return f"{changed} of {total} answers differ from the base model's"
 
@@ -100,17 +116,11 @@ def speed(report: RunReport) -> str:
     tokens = figures.tokens_per_second if figures else _last(metrics.get("tokens_per_second", ()))
     mfu = figures.mfu if figures else _last(metrics.get("mfu", ()))
     memory = max((value for value in metrics.get("memory_mb", ()) if value is not None), default=None)
-    parts = []
-    if tokens is not None:
-        parts.append(f"{tokens:,.0f} tokens/s")
-    if mfu is not None:
-        parts.append(f"{mfu:.1%} of the hardware's peak FLOPs")
-    if memory is not None:
-        parts.append(f"at most {number(memory / 1000)} GB of memory on rank 0")
-    if not parts:
-        return "Speed is not known yet"
-    verb = "Training ran at " if report.state == "done" else "Training runs at "
-    return verb + ", ".join(parts)
+    if tokens is None:
+        return "The speed is not known yet"
+    share = f", {mfu:.1%} of the hardware's peak FLOPs," if mfu is not None else ""
+    used = f" and took at most {number(memory / 1000)} GB of memory on rank 0" if memory is not None else ""
+    return f"Training ran at {tokens:,.0f} tokens/s{share}{used}"
 
 
 def timeline(report: RunReport) -> str:
@@ -120,10 +130,12 @@ def timeline(report: RunReport) -> str:
     held = report.accelerators
     if held and held.held_seconds:
         share = held.training_seconds / held.held_seconds
-        parts.append(f"training held {_hardware(report)} for {duration(held.held_seconds)} and used {percent(share)}")
-    if resumed := len(report.resume_points):
+        parts.append(
+            f"training held {_hardware(report)} for {duration(held.held_seconds)}, {percent(share)} of that in training"
+        )
+    if report.resume_points:
         lost = sum(point.lost_steps for point in report.resume_points)
-        parts.append(f"{resumed} restart{'s' * (resumed > 1)}, {lost:,} steps trained again")
+        parts.append(f"{_count(len(report.resume_points), 'restart')}, {_count(lost, 'step')} trained again")
     return "; ".join(parts)
 
 
@@ -208,6 +220,14 @@ def cost(report: RunReport) -> str:
     return f"Training cost {held.cost:,.2f}: {hours} at {held.price_per_node_hour:,.2f} each"
 
 
+def title(reports: Sequence[RunReport]) -> str:
+    """Of a page about several runs."""
+    methods_compared = {report.settings["training.method"] for report in reports}
+    if methods_compared == {"lora", "full"}:
+        return "LoRA and full fine-tuning compared"
+    return " and ".join(report.name for report in reports) if len(reports) == 2 else f"{len(reports)} runs compared"
+
+
 def methods(reports: Sequence[RunReport]) -> str:
     """Full fine-tuning against LoRA, if the runs are one of each; else which run has the lowest validation loss."""
     trained = [report.figures for report in reports if report.figures]
@@ -216,7 +236,8 @@ def methods(reports: Sequence[RunReport]) -> str:
         lora, full = by_method["lora"], by_method["full"]
         parts = []
         if lora.rows_per_second and full.rows_per_second:
-            parts.append(f"trained {lora.rows_per_second / full.rows_per_second:.2f} times as many rows/s")
+            ratio = lora.rows_per_second / full.rows_per_second
+            parts.append(f"trained {ratio:.2f} times as many rows a second as full fine-tuning")
         if lora.seconds and full.seconds:
             parts.append(f"took {duration(lora.seconds)} instead of {duration(full.seconds)}")
         if lora.cost is not None and full.cost is not None:
@@ -224,12 +245,26 @@ def methods(reports: Sequence[RunReport]) -> str:
         if lora.validation_loss is not None and full.validation_loss is not None:
             parts.append(f"ended at validation loss {number(lora.validation_loss)}, not {number(full.validation_loss)}")
         if parts:
-            return f"LoRA against full fine-tuning: LoRA {', '.join(parts)}"
+            return f"LoRA {', '.join(parts[:-1])}{', and ' if parts[1:] else ''}{parts[-1]}."
     losses = [(figures.validation_loss, figures.run) for figures in trained if figures.validation_loss is not None]
     if not losses:
-        return f"{len(reports)} runs, none with a validation loss yet"
+        return f"{len(reports)} runs, none with a validation loss yet."
     value, name = min(losses)
-    return f"{name} has the lowest final validation loss of {len(losses)} trained runs: {number(value)}"
+    return f"{name} has the lowest final validation loss of {len(losses)} trained runs: {number(value)}."
+
+
+def of_chart(chart: Mapping[str, Any]) -> str:
+    """What a chart of several runs shows: which of them ends with the lowest loss, or was fastest."""
+    if chart["name"] == "tokens_per_second":
+        value, name = max((statistics.median(series["y"]), series["label"]) for series in chart["series"])
+        return f"{name} is fastest, at a median of {value:,.0f} tokens/s"
+    label = {"loss": "training loss", "validation_loss": "validation loss"}[chart["name"]]
+    value, name = min((series["y"][-1], series["label"]) for series in chart["series"])
+    return f"{name} ends with the lowest {label}, {number(value)}"
+
+
+def _count(number_of: int, what: str) -> str:
+    return f"{number_of:,} {what}{'s' * (number_of != 1)}"
 
 
 def _hardware(report: RunReport) -> str:
@@ -237,7 +272,7 @@ def _hardware(report: RunReport) -> str:
     assert held is not None
     if held.devices:
         return f"{held.devices} accelerators"
-    return f"{held.nodes} node{'s' * (held.nodes > 1)}"
+    return _count(held.nodes, "node")
 
 
 def _short(source: str) -> str:

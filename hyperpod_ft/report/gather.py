@@ -59,7 +59,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         timeline=spans,
         stages=_stages(run, records, status),
         accelerators=_accelerators(run, spans),
-        dataset=records["dataset"].facts if "dataset" in records else {},
+        dataset=_dataset(records),
         samples=_samples(run, records),
         figures=figures(run),
         submissions=_submissions(run),
@@ -113,7 +113,9 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _pinned(source: str, revision: str) -> str:
-    return f"{source} @ {revision}" if revision else source
+    """Of a local path, its last part: the run file has all of it."""
+    name = source.rsplit("/", 1)[-1] if source.startswith("/") else source
+    return f"{name} @ {revision}" if revision else name
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -182,6 +184,11 @@ def _accelerators(run: Run, spans: Sequence[TimelineSpan]) -> Accelerators | Non
         price_per_node_hour=run.config.cluster.price_per_node_hour,
         cost=usage.cost(run, hours),
     )
+
+
+def _dataset(records: Mapping[str, Record]) -> Mapping[str, Any]:
+    facts = records["dataset"].facts if "dataset" in records else {}
+    return facts if facts.get("tokens") else {}
 
 
 def _samples(run: Run, records: Mapping[str, Record]) -> Samples | None:

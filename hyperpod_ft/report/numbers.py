@@ -1,5 +1,9 @@
 """Numbers as a report writes them, with their units."""
 
+import time
+
+from hyperpod_ft.runs.records import ISO_UTC
+
 
 def duration(seconds: float) -> str:
     """
@@ -21,16 +25,25 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits, thousands separated.
+    """Four significant digits, three below 1; thousands separated.
 
-    >>> [number(value) for value in (2.78023, 19, 6851.4, 1234567.0, 0.000213)]
-    ['2.780', '19', '6,851', '1,234,567', '0.000213']
+    >>> [number(value) for value in (2.78023, 19, 6851.4, 1234567.0, 0.42734, 0.000213)]
+    ['2.780', '19', '6,851', '1,234,567', '0.427', '0.000213']
     """
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:#.4g}" if abs(value) >= 0.01 else f"{value:.3g}"
+    return f"{value:#.4g}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def moment(text: str) -> str:
+    """
+    >>> moment("2026-11-02T20:22:12Z")
+    '2 Nov 2026, 20:22 UTC'
+    """
+    known = time.strptime(text, ISO_UTC)
+    return f"{known.tm_mday} {time.strftime('%b %Y, %H:%M', known)} UTC"
 
 
 def percent(share: float) -> str:

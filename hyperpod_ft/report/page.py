@@ -44,6 +44,7 @@ def report_page(reports: Sequence[RunReport], *, refresh_seconds: int | None = N
             charts={chart["name"]: chart for chart in drawn},
             data=_json({"charts": drawn}),
             assets=assets,
+            uplot_license=_asset("uplot/LICENSE"),
             policy=_policy(assets, refresh_seconds is not None),
             refresh_seconds=refresh_seconds,
             findings=findings,

@@ -80,14 +80,14 @@ def _training(job: JobTimes, started: float, ended: float) -> Iterator[tuple[Act
         of = f"attempt {number}: " if len(job.attempts) > 1 else ""
         yield ("restarting" if activity == "restarting" else "starting"), position, attempt.started, why
         if attempt.first_step is None or attempt.last_step is None:
-            lost = f"{attempt.lost_steps} steps are lost" if attempt.lost_steps else "no step counts"
+            lost = f"{attempt.lost_steps:,} steps lost" if attempt.lost_steps else "no step saved"
             yield "lost", attempt.started, attempt.ended, f"{of}{lost}: {attempt.reason or 'not finished'}"
         else:
             yield "starting", attempt.started, attempt.first_step, f"{of}loads model and data"
             yield "training", attempt.first_step, attempt.last_step, f"{of}trains"
             rest: Activity = "lost" if attempt.lost_steps else "ending"
             text = (
-                f"{attempt.lost_steps} steps are trained again later: {attempt.reason}"
+                f"{attempt.lost_steps} steps to be trained again: {attempt.reason}"
                 if attempt.lost_steps
                 else (f"ends: {attempt.reason}" if attempt.reason else "saves the last checkpoint and ends")
             )

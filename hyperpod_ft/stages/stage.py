@@ -4,9 +4,11 @@ A stage is `python -m hyperpod_ft.stages.<name> RUN_DIR`. It may be started at a
 kill at any line: a lock lets one attempt work, outputs appear whole, and the record is written last.
 """
 
+import errno
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -18,6 +20,7 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_o
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import choose
 
 # long enough for the previous attempt of a requeued job to end
 _TRAINING_PATIENCE_SECONDS = 120
@@ -30,6 +33,8 @@ _REPORTED_PACKAGES = (
     "tiktoken",
     "safetensors",
     "optimum-neuron",
+    "lm_eval",
+    "datasets",
 )
 
 
@@ -44,6 +49,8 @@ class Result:
 def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | None = None) -> None:
     """Run one stage from the command line and exit: 0 done, 2 a user's error in one line; bugs keep their traceback.
 
+    Errors of the volume are one line too; the status of an I/O error is 1.
+
     `arguments`: the run directory; by default the program's own arguments.
     """
     try:
@@ -56,12 +63,14 @@ def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | No
     except OSError as error:
         if error.errno not in VOLUME_ERRORS:
             raise
-        _end(name, f"{file_of(error) or 'the volume'}: {error.strerror}; free or repair the volume, then resume")
+        message = f"{file_of(error) or 'the volume'}: {error.strerror}; free or repair the volume, then resume"
+        # an I/O error may pass: ranks are started again, as after a crash
+        _end(name, message, 1 if error.errno == errno.EIO else EXIT_USER_ERROR)
 
 
-def _end(name: str, message: str) -> NoReturn:
+def _end(name: str, message: str, status: int = EXIT_USER_ERROR) -> NoReturn:
     print_error(name, message)
-    sys.exit(EXIT_USER_ERROR)
+    sys.exit(status)
 
 
 def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
@@ -92,6 +101,23 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             versions=versions(),
         ).write(run.record_path(name))
     print(f"{name}: done in {time.monotonic() - clock:.1f} s", flush=True)
+    _report_finished(run, name)
+
+
+def _report_finished(run: Run, name: str) -> None:
+    """Write the page about the run if this was its last stage. A page that cannot be written fails no stage."""
+    try:
+        if choose(run):
+            return
+        from hyperpod_ft.report.gather import gather  # noqa: PLC0415 - only the last stage needs them
+        from hyperpod_ft.report.page import write_report  # noqa: PLC0415
+
+        write_report([gather(run)], run.report_path)
+    except Exception:
+        traceback.print_exc()
+        print(f"{name}: the report was not written; try: hyperpod-ft report {run.directory}", flush=True)
+    else:
+        print(f"{name}: report {run.report_path}", flush=True)
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,8 @@
 "use strict";
 (() => {
   const COLORS = 8;
+  // distances between ticks of an axis of time, in seconds
+  const SECONDS = [0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 432000, 864000];
   const drawn = new Map(); // by the chart's name
   const kept = new Map(); // by the chart's name: the axis shown and the range zoomed into
   let specs = new Map();
@@ -47,8 +49,10 @@
     return tables.length === 1 ? tables[0] : uPlot.join(tables);
   }
 
+  const color = (series) => css(`--c${((series.color - 1) % COLORS) + 1}`);
+
   function seriesOptions(spec, series) {
-    const stroke = css(`--c${((series.color - 1) % COLORS) + 1}`);
+    const stroke = color(series);
     const options = { label: series.label, stroke, width: 2, value: (_, value) => number(value), points: { show: false } };
     if (series.style === "pale") Object.assign(options, { width: 1, alpha: 0.4 });
     if (series.style === "level") Object.assign(options, { dash: [6, 5], width: 1.5 });
@@ -56,6 +60,9 @@
     if (spec.kind === "bars") Object.assign(options, { fill: stroke, width: 0, paths: uPlot.paths.bars({ size: [0.9, 80] }) });
     return options;
   }
+
+  // The color of a curve in the legend: as pale as the curve.
+  const marker = (series) => (series.style === "pale" ? `color-mix(in srgb, ${color(series)} 40%, transparent)` : color(series));
 
   function drawMarks(plot, spec, axis) {
     const { ctx, bbox } = plot;
@@ -115,11 +122,13 @@
 
   function options(spec, axis, width, figure) {
     const text = css("--soft"), grid = { stroke: css("--grid"), width: 1 }, ticks = { stroke: css("--line"), width: 1, size: 4 };
-    const axisStyle = { stroke: text, grid, ticks, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif" };
+    const font = "12px system-ui, sans-serif";
+    const axisStyle = { stroke: text, grid, ticks, font, labelFont: font, gap: 4 };
     const readout = figure.querySelector(".readout");
     const spans = spec.kind === "spans", rows = spec.rows.length;
     const known = { // of the axes
-      x: { ...axisStyle, label: spec.axes[axis], labelSize: 20, space: 70, values: (_, ticksAt) => ticksAt.map((x) => shownX(axis, x)) },
+      x: { ...axisStyle, label: spec.axes[axis], size: 26, labelSize: 18, labelGap: 0, space: axis === "seconds" ? 80 : 48,
+        ...(axis === "seconds" ? { incrs: SECONDS } : {}), values: (_, ticksAt) => ticksAt.map((x) => shownX(axis, x)) },
       y: { ...axisStyle, size: 62, values: (_, ticksAt) => ticksAt.map(number) },
     };
     if (spans) {
@@ -134,7 +143,7 @@
       axes: [known.x, known.y],
       series: [{ label: spec.axes[axis], value: (_, value) => (value === null ? "" : shownX(axis, value)) },
         ...(spans ? [{ show: false }] : spec.series.map((series) => seriesOptions(spec, series)))],
-      legend: { show: !spans && spec.series.length > 1, live: false },
+      legend: { show: !spans && spec.series.length > 1, live: false, markers: { width: 0, fill: (_, index) => marker(spec.series[index - 1]) } },
       cursor: { y: false, drag: { x: true, y: false, setScale: true }, points: { show: !spans } },
       hooks: {
         draw: [(plot) => (spans ? drawSpans(plot, spec) : drawMarks(plot, spec, axis))],
@@ -275,7 +284,7 @@
     const status = document.getElementById("refreshed");
     let page;
     try {
-      const answer = await fetch(location.href, { cache: "no-store" });
+      const answer = await fetch(location.href, { cache: "no-store", signal: AbortSignal.timeout(10_000) });
       if (!answer.ok) throw new Error(answer.statusText);
       page = new DOMParser().parseFromString(await answer.text(), "text/html");
     } catch {
