@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from hyperpod_ft.clean.needs import Referring, needs
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.cached_run import CachedRun, RecordCache
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 
@@ -22,6 +23,7 @@ Kind = Literal[
     "models",
     "datasets",
     "environments",
+    "evaluations",
     "graphs",
     "compiled",
     "code",
@@ -33,7 +35,10 @@ _SHARED: tuple[tuple[Kind, str, str], ...] = (
     ("models", "models", r"[^.].*@.*"),
     ("datasets", "datasets", r"[0-9a-f]{16}"),
     ("datasets", "datasets/raw", r"[^.].*@.*"),
-    ("environments", "envs", r"[0-9a-f]{16}"),
+    ("environments", "envs", r"([a-z]+-)?[0-9a-f]{16}"),
+    ("evaluations", "evaluations", r"hub"),
+    ("evaluations", "evaluations/base", r"[^.].*@.*"),
+    ("evaluations", "evaluations/tasks", r"[^.].*"),
     ("graphs", "neuron-cache", r"[0-9a-f]{16}"),
     ("compiled", "compile-cache", r"torch-.*"),
     ("code", "code", r"[^.].*-[0-9a-f]{12}"),
@@ -82,10 +87,11 @@ def take_inventory(root: Path, without: Collection[str] = ()) -> Inventory:
     if not (root / "runs").is_dir():
         raise UserError(f"{root}: has no directory runs", "give the cluster.root of runs")
     runs: list[KnownRun] = []
+    cache = RecordCache()
     unreadable: list[str] = []
     for directory in _run_directories(root, unreadable):
         try:
-            run = Run.open(directory)
+            run = CachedRun.now(Run.open(directory), cache)
             runs.append(KnownRun(run, not choose(run), needs(run)))
         except (UserError, OSError) as error:
             unreadable.append(f"{directory}: {error.problem if isinstance(error, UserError) else error.strerror}")

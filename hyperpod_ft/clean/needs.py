@@ -26,9 +26,17 @@ def _paths(run: Run) -> Iterator[Path]:
         yield run.neuron_cache
     if config.engine == "torch" and config.training.compiles(config.instance.has_accelerators):
         yield run.compile_cache
+    for tracker in config.tracking.trackers:
+        yield run.tracker_environment(tracker)
+    pythons = [config.env.python, config.tracking.python]
+    if config.eval:
+        pythons.append(config.eval.python)
+        yield from (run.evaluation_environment, run.evaluation_hub, run.base_scores)
+        if run.own_tasks:
+            yield run.own_tasks
     # another run's model, or an interpreter that was made elsewhere on this volume
-    for given in (config.model.source, config.dataset.source, config.env.python or ""):
-        if given.startswith("/"):
+    for given in (config.model.source, config.dataset.source, *pythons):
+        if given and given.startswith("/"):
             yield Path(given)
     yield from _code(run)
 

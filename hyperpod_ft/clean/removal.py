@@ -17,6 +17,7 @@ from hyperpod_ft.clean.needs import Referring
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs import volume_lock
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving import node_job
 
 _ASKED_AT_ONCE = 8  # launchers
@@ -131,7 +132,7 @@ def _users(inventory: Inventory, item: Item) -> list[KnownRun]:
 
 def _at_work(known: KnownRun) -> str:
     """The jobs of the run that have not ended, or why that cannot be seen; empty when there are none."""
-    run = known.run
+    run = Run(known.run.config, known.run.plan)  # reads its jobs as they are now
     launchers = Launchers.of(run)
     try:
         # without recorded jobs, scripts may have been submitted by hand
