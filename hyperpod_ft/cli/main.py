@@ -18,6 +18,7 @@ from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.cli.local import app as local_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
 from hyperpod_ft.cli.serving import app as serving_app
+from hyperpod_ft.cli.watch.commands import app as watch_app
 from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError, file_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ app.add_typer(deploy_app, name="deploy", help="A SageMaker endpoint for the tune
 app.add_typer(checkpoint_app)
 app.add_typer(serving_app)
 app.add_typer(doctor_app)
+app.add_typer(watch_app)
 
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT
 
@@ -274,7 +276,7 @@ def _load(run_file: str, overrides: list[str] | None) -> "Run":
 def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, origin: str = "") -> None:
     from hyperpod_ft import publish
     from hyperpod_ft.cli import show_runs
-    from hyperpod_ft.cli.watch import follow_run
+    from hyperpod_ft.cli.watch.following import follow_run
     from hyperpod_ft.launch import submit
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references

@@ -1,0 +1,1 @@
+"""`watch` and `submit --watch`: a view of a run on a terminal, lines elsewhere."""
