@@ -16,6 +16,7 @@ from hyperpod_ft.cli.deploy import app as deploy_app
 from hyperpod_ft.cli.doctor import app as doctor_app
 from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.cli.local import app as local_app
+from hyperpod_ft.cli.report import app as report_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
 from hyperpod_ft.cli.serving import app as serving_app
 from hyperpod_ft.cli.watch.commands import app as watch_app
@@ -40,6 +41,7 @@ app.add_typer(deploy_app, name="deploy", help="A SageMaker endpoint for the tune
 app.add_typer(checkpoint_app)
 app.add_typer(serving_app)
 app.add_typer(doctor_app)
+app.add_typer(report_app)
 app.add_typer(watch_app)
 
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT

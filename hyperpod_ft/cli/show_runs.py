@@ -191,6 +191,8 @@ def results(run: Run) -> None:
     if loss := samples.validation_loss:
         print(f"validation loss: base {loss.base.mean:.4f}, tuned {loss.tuned.mean:.4f}")
     print(f"All answers: {shown(run.samples_path)}")
+    if run.report_path.exists():
+        print(f"Report: {shown(run.report_path)}")
 
 
 def runs(root: Path, statuses: Sequence[RunStatus]) -> None:

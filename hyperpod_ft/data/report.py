@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data.reading import BadRow
 from hyperpod_ft.data.tokenization import TOO_LONG, TokenizedChunk
@@ -12,6 +15,7 @@ from hyperpod_ft.errors import UserError
 
 LISTED = 50  # bad rows named in report.json
 _NAMED_IN_ERROR = 5
+_LENGTH_BINS = 40
 
 
 @dataclass
@@ -55,6 +59,32 @@ class RowCount:
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """How long the documents of both splits are, in tokens after truncation.
+
+    `counts[i]` of them have at least `bin_width * i` and fewer than `bin_width * (i + 1)` tokens.
+    """
+
+    median: float
+    mean: float
+    longest: int
+    bin_width: int
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lengths: NDArray[np.int64]) -> "Lengths":
+        """`lengths`: of all documents, at least one."""
+        width = int(lengths.max()) // _LENGTH_BINS + 1
+        return cls(
+            median=float(np.median(lengths)),
+            mean=round(float(lengths.mean()), 2),
+            longest=int(lengths.max()),
+            bin_width=width,
+            counts=tuple(np.bincount(lengths // width).tolist()),
+        )
+
+
+@dataclass(frozen=True)
 class DatasetReport:
     """Tokens are those of both splits without padding; label tokens are those that count in the loss.
 
@@ -79,6 +109,7 @@ class DatasetReport:
     bad_rows: int
     bad_reasons: dict[str, int]
     bad_listed: tuple[str, ...]
+    lengths: Lengths
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -40,6 +40,7 @@ class StepMetrics:
     mfu: float | None
     memory_mb: float  # peak of rank 0: the accelerator's memory, or the process's own on CPU; 1e6 bytes
     seconds: float  # in the training loop so far, over all attempts
+    time: float  # when the row was written: Unix time, seconds
     others: Mapping[str, float]  # the objective's other metrics, each under its own key
 
     def as_dict(self) -> dict[str, Any]:
@@ -144,6 +145,7 @@ class MetricsLog:
             validation_loss=validation_loss,
             memory_mb=round(self._peak_memory_mb(), 1),
             seconds=round(progress.seconds, 3),
+            time=round(time.time(), 3),
             others=others or {},
             **asdict(rates),
         )

@@ -132,6 +132,11 @@ class RunPaths:
         return self.directory / "samples.json"
 
     @property
+    def report_path(self) -> Path:
+        """The page about the finished run."""
+        return self.directory / "report.html"
+
+    @property
     def endpoint_proof(self) -> Path:
         """The answers of the run's endpoint to the prompts of samples.json, as `deploy` asked it last."""
         return self.directory / "endpoint.json"

@@ -30,7 +30,7 @@ from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.packing import Layout, PackedRows
 from hyperpod_ft.data.prepared import SplitName
 from hyperpod_ft.data.reading import Chunk
-from hyperpod_ft.data.report import DatasetReport, RowCount
+from hyperpod_ft.data.report import DatasetReport, Lengths, RowCount
 from hyperpod_ft.data.samples import Draw, SampleReader, draw
 from hyperpod_ft.data.seq2seq.packing import PairedLayout, PairedRows, fill_pairs, pack_pairs
 from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
@@ -158,6 +158,7 @@ def _report(
         bad_rows=counts.bad.total(),
         bad_reasons=dict(counts.bad.most_common()),
         bad_listed=tuple(str(row) for row in counts.listed),
+        lengths=Lengths.of(examples.lengths),
     )
 
 

@@ -7,6 +7,7 @@ kill at any line: a lock lets one attempt work, outputs appear whole, and the re
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -18,6 +19,7 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_o
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import choose
 
 # long enough for the previous attempt of a requeued job to end
 _TRAINING_PATIENCE_SECONDS = 120
@@ -92,6 +94,23 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             versions=versions(),
         ).write(run.record_path(name))
     print(f"{name}: done in {time.monotonic() - clock:.1f} s", flush=True)
+    _report_finished(run, name)
+
+
+def _report_finished(run: Run, name: str) -> None:
+    """Write the page about the run if this was its last stage. A page that cannot be written fails no stage."""
+    try:
+        if choose(run):
+            return
+        from hyperpod_ft.report.gather import gather  # noqa: PLC0415 - only the last stage needs them
+        from hyperpod_ft.report.page import write_report  # noqa: PLC0415
+
+        write_report([gather(run)], run.report_path)
+    except Exception:
+        traceback.print_exc()
+        print(f"{name}: the report was not written; try: hyperpod-ft report {run.directory}", flush=True)
+    else:
+        print(f"{name}: report {run.report_path}", flush=True)
 
 
 def versions() -> dict[str, str]:

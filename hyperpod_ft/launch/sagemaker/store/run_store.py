@@ -24,8 +24,9 @@ from hyperpod_ft.publish import partial_of
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 
-# What `status`, `logs`, `list` and `compare` read of a run directory, and a training job that continues another.
-_STATE_FILES = ("jobs.json", "metrics.jsonl", "samples.json")
+# What `status`, `logs`, `list`, `compare` and `report` read of a run directory, and a training job that continues
+# another; and the page that the last stage writes.
+_STATE_FILES = ("jobs.json", "metrics.jsonl", "samples.json", "report.html")
 _STATE_DIRECTORIES = ("attempts", "exits")
 _REFERENCE = "reference"
 _ATTEMPTS = 5
@@ -55,12 +56,13 @@ class RunStore:
         self.pull_records()
 
     def push_state(self) -> None:
-        """Push the small files that change while a stage is at work: metrics, attempts, exit statuses.
+        """Push the small files that change while a stage is at work: metrics, attempts, exit statuses; and the report.
 
         No records, which `push_stage` pushes, and no jobs, to which other machines may have added some.
         """
         directory, metrics = self._run.directory, self._run.metrics_path
         found = [file for name in (*_STATE_DIRECTORIES, _REFERENCE) for file in files_below(directory / name)]
+        found += [file for file in [self._run.report_path] if file.exists()]
         self._push([file for file in found if not file.name.startswith(".")], "state")
         if metrics.exists():
             with tempfile.TemporaryDirectory(dir=directory, prefix=".pushing-") as held:

@@ -13,7 +13,7 @@ from hyperpod_ft.serving.http.openai_api import Request
 from hyperpod_ft.serving.http.server import Server
 from tests.unit.serving import tuned
 from tests.unit.serving.conftest import Serving
-from tests.unit.serving.http.browser import ENTER, ESCAPE, RELEASE, SHIFT, TAB, Browser, browser, installed
+from tests.browser import ENTER, ESCAPE, RELEASE, SHIFT, TAB, Browser, browser, installed
 from tests.unit.serving.http.made_up import MadeUp
 
 pytestmark = pytest.mark.skipif(

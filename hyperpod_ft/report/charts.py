@@ -1,0 +1,244 @@
+"""What the page's script draws: charts as plain data, few enough points to open at once."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from hyperpod_ft.report.run_report import RunReport
+from hyperpod_ft.report.thinning import smoothed, thinned
+
+POINTS = 24_000  # of all curves of a page together: about half a megabyte
+_MOST_POINTS = 2_000  # of one curve: more than a screen has pixels
+_FEWEST_POINTS = 40
+_SMOOTHED_FROM = 40  # rows
+
+Style = Literal["pale", "line", "dots", "level"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A curve: y over each kind of x, of one length."""
+
+    label: str
+    color: int  # number of a color of the page's style, from 1
+    style: Style
+    x: Mapping[str, Sequence[float | None]]  # by the name of an axis
+    y: Sequence[float | None]
+    of: int = 0  # how many values y was chosen from
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A vertical line: where training resumed."""
+
+    label: str
+    x: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with curves (`lines`), columns (`bars`) or spans of time (`spans`)."""
+
+    name: str
+    kind: Literal["lines", "bars", "spans"]
+    label: str  # of the y axis, with its unit
+    axes: Mapping[str, str]  # the kinds of x, each with its label; one is shown at a time
+    series: Sequence[Series] = ()
+    marks: Sequence[Mark] = ()
+    rows: Sequence[str] = ()  # of spans: the names of the lines
+    spans: Sequence[Mapping[str, Any]] = ()
+    bin_width: int = 0  # of bars
+    from_zero: bool = True  # the y axis
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    """A quantity of metrics.jsonl, and its unit on the chart."""
+
+    name: str
+    label: str
+    factor: float = 1.0
+
+
+_QUANTITIES = (
+    _Quantity("tokens_per_second", "Speed, tokens/s (padding included)"),
+    _Quantity("mfu", "Model FLOPs utilization (MFU), %", 100),
+    _Quantity("memory_mb", "Peak memory of rank 0, GB", 1e-3),
+    _Quantity("learning_rate", "Learning rate"),
+    _Quantity("grad_norm", "Gradient norm, before clipping"),
+    _Quantity("rewards/margins", "DPO reward margin, chosen minus rejected"),
+    _Quantity("rewards/accuracies", "DPO pairs whose chosen completion has the higher reward, %", 100),
+)
+_AXES = {"step": "Optimizer step", "seconds": "Time in training", "epoch": "Epochs"}
+
+
+def charts(reports: Sequence[RunReport]) -> list[Chart]:
+    """The charts of one run, or of several with one color each."""
+    if len(reports) == 1:
+        (report,) = reports
+        found = [_loss(report), *_quantities(reports)]
+        return [chart for chart in (*found, _timeline(report), _lengths(report)) if chart]
+    return [chart for chart in (_losses(reports), _validation_losses(reports), *_quantities(reports)) if chart]
+
+
+def _loss(report: RunReport) -> Chart | None:
+    budget = _budget([report])
+    rows = len(report.metrics.get("step", ()))
+    window = _window(rows)
+    smooth = rows >= _SMOOTHED_FROM
+    series = [_series(report, "loss", "Training loss, each step", 1, "pale" if smooth else "line", budget)]
+    if smooth:
+        values = smoothed(report.metrics["loss"], window)
+        label = f"Training loss, moving average over about {window} rows"
+        series.append(_curve(report, values, label, 1, "line", budget))
+    if any(value is not None for value in report.metrics.get("validation_loss", ())):
+        series.append(_series(report, "validation_loss", "Validation loss", 2, "dots", budget))
+    if report.base_validation_loss is not None and rows:
+        series.append(_level(report, report.base_validation_loss, "Validation loss of the base model", 3))
+    return _lines("loss", f"Loss, {_unit(report)}", [report], series)
+
+
+def _losses(reports: Sequence[RunReport]) -> Chart | None:
+    budget = _budget(reports)
+    series = []
+    for color, report in enumerate(reports, 1):
+        rows = len(report.metrics.get("step", ()))
+        if rows:
+            window = _window(rows)
+            values = smoothed(report.metrics["loss"], window) if rows >= _SMOOTHED_FROM else report.metrics["loss"]
+            series.append(_curve(report, values, report.name, color, "line", budget))
+    return _lines("loss", f"Training loss (moving average), {_unit(reports[0])}", reports, series)
+
+
+def _validation_losses(reports: Sequence[RunReport]) -> Chart | None:
+    series = [
+        _series(report, "validation_loss", report.name, color, "dots", _budget(reports))
+        for color, report in enumerate(reports, 1)
+    ]
+    return _lines("validation_loss", f"Validation loss, {_unit(reports[0])}", reports, series)
+
+
+def _quantities(reports: Sequence[RunReport]) -> Iterator[Chart | None]:
+    for quantity in _QUANTITIES:
+        several = len(reports) > 1
+        series = [
+            _series(
+                report,
+                quantity.name,
+                report.name if several else quantity.label.split(",")[0],
+                color,
+                "line",
+                _budget(reports),
+                quantity.factor,
+            )
+            for color, report in enumerate(reports, 1)
+        ]
+        yield _lines(quantity.name.replace("/", "_"), quantity.label, reports, series)
+
+
+def _lines(name: str, label: str, reports: Sequence[RunReport], series: Sequence[Series]) -> Chart | None:
+    drawn = [curve for curve in series if curve.y]
+    if not drawn:
+        return None
+    most = max(drawn, key=lambda curve: curve.of - len(curve.y))
+    note = ""
+    if most.of > len(most.y):
+        note = (
+            f"{len(most.y):,} of {most.of:,} logged values of a curve are drawn, the lowest and the highest of every"
+            " few: each point was measured, and no spike is left out."
+        )
+    return Chart(name, "lines", label, _AXES, drawn, _marks(reports), note=note, from_zero="loss" not in name)
+
+
+def _unit(report: RunReport) -> str:
+    return "nats per pair" if report.settings["training.objective"] == "dpo" else "nats per label token"
+
+
+def _window(rows: int) -> int:
+    """Over how many rows a smooth curve averages."""
+    return max(5, rows // 50)
+
+
+def _marks(reports: Sequence[RunReport]) -> list[Mark]:
+    several = len(reports) > 1
+    marks = []
+    for report in reports:
+        epochs = dict(zip(report.metrics.get("step", ()), report.metrics.get("epoch", ()), strict=False))
+        for point in report.resume_points:
+            x = {"step": float(point.step), "seconds": point.seconds, "epoch": epochs.get(point.step)}
+            label = f"resumed from step {point.step} ({point.reason})"
+            marks.append(
+                Mark(
+                    f"{report.name} {label}" if several else label,
+                    {axis: value for axis, value in x.items() if value is not None},
+                )
+            )
+    return marks
+
+
+def _budget(reports: Sequence[RunReport]) -> int:
+    """How many points a curve may have."""
+    curves = sum(len(_QUANTITIES) + 3 for report in reports if report.metrics)
+    return max(_FEWEST_POINTS, min(_MOST_POINTS, POINTS // max(1, curves)))
+
+
+def _series(
+    report: RunReport, name: str, label: str, color: int, style: Style, budget: int, factor: float = 1.0
+) -> Series:
+    values = report.metrics.get(name, ())
+    scaled = [None if value is None else value * factor for value in values] if factor != 1.0 else values
+    return _curve(report, scaled, label, color, style, budget)
+
+
+def _curve(
+    report: RunReport, values: Sequence[float | None], label: str, color: int, style: Style, budget: int
+) -> Series:
+    kept, known = thinned(values, budget), sum(value is not None for value in values)
+    x = {axis: [column[index] for index in kept] for axis in _AXES if (column := report.metrics.get(axis))}
+    return Series(label, color, style, x, [_rounded(values[index]) for index in kept], known)
+
+
+def _level(report: RunReport, value: float, label: str, color: int) -> Series:
+    ends = (0, -1)
+    return Series(
+        label,
+        color,
+        "level",
+        {axis: [column[end] for end in ends] for axis in _AXES if (column := report.metrics.get(axis))},
+        [_rounded(value)] * 2,
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _timeline(report: RunReport) -> Chart | None:
+    if not report.timeline:
+        return None
+    rows = list(dict.fromkeys(span.stage for span in report.timeline))
+    spans = [
+        {
+            "row": rows.index(span.stage),
+            "activity": span.activity,
+            "start": span.start,
+            "end": span.end,
+            "text": span.why,
+        }
+        for span in report.timeline
+    ]
+    return Chart("timeline", "spans", "Stage", {"seconds": "Time since submission"}, rows=rows, spans=spans)
+
+
+def _lengths(report: RunReport) -> Chart | None:
+    lengths = report.dataset.get("lengths")
+    if not lengths:
+        return None
+    width, counts = lengths["bin_width"], lengths["counts"]
+    x = {"tokens": [width * (number + 0.5) for number in range(len(counts))]}
+    series = Series("Documents", 1, "line", x, counts)
+    return Chart("lengths", "bars", "Documents", {"tokens": "Length, tokens"}, [series], bin_width=width)

@@ -1,0 +1,231 @@
+"""Read what a report says about a run from the run's files. Starts nothing, asks no launcher, writes nothing."""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.follow import last_lines
+from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
+from hyperpod_ft.launch.status import RunStatus, StageStatus, State
+from hyperpod_ft.planning.training_steps import rows_per_step
+from hyperpod_ft.report import job_times
+from hyperpod_ft.report.run_report import Accelerators, ResumePoint, RunReport, StageSummary, TimelineSpan
+from hyperpod_ft.report.timeline import timeline
+from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.assets import dataset_asset, model_asset
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.results import usage
+from hyperpod_ft.runs.results.figures import figures
+from hyperpod_ft.runs.results.metrics import intact_rows
+from hyperpod_ft.runs.results.samples import Samples
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import choose
+from hyperpod_ft.runs.steps import steps
+
+_AT_WORK: tuple[State, ...] = ("running", "pending", "unknown")
+
+
+def gather(run: Run, status: RunStatus | None = None) -> RunReport:
+    """What is known of the run. Without `status`, a stage is done or has not run, as its record says.
+
+    Raises UserError when a file of the run that is never half-written is damaged, OSError when one cannot be read.
+    """
+    records: dict[str, Record] = {
+        stage.name: record for stage in run.plan.stages if (record := _valid_record(run, stage.name))
+    }
+    state = status.state if status else ("done" if not choose(run) else "not run")
+    metrics = _columns(run)
+    training = records.get("train")
+    facts = training.facts if training else {}
+    spans = timeline(job_times.job_times(run, records, metrics), time.time() if state in _AT_WORK else None)
+    known_steps = steps(run)
+    failed = status.failed if status else None
+    return RunReport(
+        name=run.full_name,
+        directory=str(run.directory),
+        state=state,
+        written=utc_now(),
+        submitted=min((job.submitted for job in run.jobs()), default=""),
+        subject=_subject(run, facts),
+        settings=dict(_flat(run.config.model_dump(mode="json"))),
+        run_file=run.yaml(),
+        metrics=metrics,
+        steps_total=known_steps.total if known_steps else None,
+        base_validation_loss=facts.get("base_validation_loss"),
+        resume_points=_resume_points(run, facts, metrics),
+        timeline=spans,
+        stages=_stages(run, records, status),
+        accelerators=_accelerators(run, spans),
+        dataset=records["dataset"].facts if "dataset" in records else {},
+        samples=_samples(run, records),
+        figures=figures(run),
+        submissions=_submissions(run),
+        errors=last_lines(failed) if failed else (),
+        commands=_commands(run, state, failed),
+    )
+
+
+def _valid_record(run: Run, stage: str) -> Record | None:
+    record = run.record(stage)
+    return record if record and record.fingerprint == run.plan[stage].fingerprint else None
+
+
+def _columns(run: Run) -> dict[str, list[float | None]]:
+    """metrics.jsonl by key; None where a row lacks the key, or its value is not a finite number."""
+    rows = [row for _, row in intact_rows(run.metrics_path)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [_number(row.get(name)) for row in rows] for name in names}
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
+    config, degrees = run.config, run.plan.degrees
+    training, lora = config.training, config.lora
+    lengths = f"{config.dataset.max_length:,} tokens a row"
+    if config.dataset.max_target_length:
+        lengths += f", {config.dataset.max_target_length:,} of the target"
+    method = f"LoRA, r {lora.r}, alpha {lora.alpha:g}" if training.method == "lora" else "every parameter"
+    trained, total = facts.get("trainable_parameters"), facts.get("total_parameters")
+    share = f" ({trained:,} of {total:,} parameters)" if trained and total else ""
+    rows = rows_per_step(training, degrees.data_parallel)
+    known = steps(run)
+    count = f"{known.total:,} steps ({known.total / known.per_epoch:.3g} epochs)" if known else "steps not known yet"
+    return {
+        "Base model": _pinned(model_asset(config).source, model_asset(config).revision),
+        "Dataset": _pinned(dataset_asset(config).source, dataset_asset(config).revision),
+        "Method": method + share,
+        "Objective": {"sft": "supervised fine-tuning", "dpo": f"direct preferences (DPO), beta {config.dpo.beta:g}"}[
+            training.objective
+        ],
+        "Length": f"{count} of {rows:,} rows, {lengths}",
+        "Learning rate": f"{training.learning_rate:g}, {training.schedule}, warm-up {training.warmup_share:.0%}",
+        "Precision": training.precision,
+        "Instances": f"{degrees.nodes} x {config.cluster.instance_type}, {degrees.world_size} ranks: {degrees}",
+        "Engine": config.engine,
+        "Seed": str(config.seed),
+    }
+
+
+def _pinned(source: str, revision: str) -> str:
+    """Of a local path, its last part: the run file has all of it."""
+    name = source.rsplit("/", 1)[-1] if source.startswith("/") else source
+    return f"{name} @ {revision}" if revision else name
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`section.key` and value of each setting; lists are values."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _resume_points(
+    run: Run, facts: Mapping[str, Any], metrics: Mapping[str, Sequence[float | None]]
+) -> list[ResumePoint]:
+    seconds = dict(zip(metrics.get("step", ()), metrics.get("seconds", ()), strict=False))
+
+    def point(step: int, lost: int, reason: str) -> ResumePoint:
+        return ResumePoint(step, 0.0 if step == 0 else seconds.get(step), lost, reason)
+
+    found = [
+        point(attempt.checkpoint, max(0, attempt.step - attempt.checkpoint), attempt.reason)
+        for attempt in restarts.history(run, "train")
+    ]
+    unexplained = list(facts.get("resumed_from", ()))
+    for known in found:
+        if known.step in unexplained:
+            unexplained.remove(known.step)
+    return sorted(
+        [*found, *(point(step, 0, "a new job resumed the training") for step in unexplained)],
+        key=lambda resumed: resumed.step,
+    )
+
+
+def _stages(run: Run, records: Mapping[str, Record], status: RunStatus | None) -> list[StageSummary]:
+    states = {stage.stage: stage for stage in status.stages} if status else {}
+    summaries = []
+    for stage in run.plan.stages:
+        record = records.get(stage.name)
+        known = states.get(stage.name) or StageStatus(stage.name, "done" if record else "not run")
+        summaries.append(
+            StageSummary(
+                name=stage.name,
+                state=known.state,
+                seconds=record.seconds if record else None,
+                job_id=record.job_id if record else known.job_id,
+                host=record.host if record else "",
+                detail=", ".join(part for part in (known.restarts, known.detail) if part),
+                versions=record.versions if record else {},
+            )
+        )
+    return summaries
+
+
+def _accelerators(run: Run, spans: Sequence[TimelineSpan]) -> Accelerators | None:
+    held = [span for span in spans if span.stage == "train" and span.activity != "waiting"]
+    if not held:
+        return None
+    hours = sum(attempt.nodes * attempt.seconds for attempt in usage.read(run)) / 3600
+    nodes = run.plan.degrees.nodes
+    return Accelerators(
+        nodes=nodes,
+        devices=nodes * run.config.instance.devices,
+        held_seconds=sum(span.end - span.start for span in held),
+        training_seconds=sum(span.end - span.start for span in held if span.activity == "training"),
+        node_hours=hours,
+        price_per_node_hour=run.config.cluster.price_per_node_hour,
+        cost=usage.cost(run, hours),
+    )
+
+
+def _samples(run: Run, records: Mapping[str, Record]) -> Samples | None:
+    if "generate" not in records or not run.samples_path.exists():
+        return None
+    try:
+        return Samples.read(run.samples_path)
+    except UserError:
+        return None  # the page about everything else is worth more than the error
+
+
+def _submissions(run: Run) -> list[dict[str, Any]]:
+    """Oldest first; damaged files are left out."""
+    found = []
+    for path in sorted(run.provenance.glob("submission-*.json")):
+        try:
+            value = json.loads(path.read_bytes())
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def _commands(run: Run, state: State, failed: StageStatus | None) -> list[tuple[str, str]]:
+    directory = run.directory
+    if failed:
+        return [
+            ("Read the whole log", f"hyperpod-ft logs {failed.stage} --run {directory}"),
+            ("Try again, from the newest checkpoint", f"hyperpod-ft resume {directory}"),
+        ]
+    if state in _AT_WORK:
+        return [
+            ("See how far it is", f"hyperpod-ft status {directory}"),
+            ("Follow its log", f"hyperpod-ft logs -f --run {directory}"),
+            ("Stop it; resume continues it", f"hyperpod-ft cancel {directory}"),
+        ]
+    if state != "done":
+        return [("Continue it", f"hyperpod-ft resume {directory}")]
+    return [
+        ("Ask the tuned and the base model", f"hyperpod-ft serve {directory}"),
+        ("Check the model's files", f"hyperpod-ft verify {tuned_model_location(run)}"),
+        ("Create a SageMaker endpoint", f"hyperpod-ft deploy {directory}"),
+        ("Compare with another run", f"hyperpod-ft report {directory} OTHER_RUN -o comparison.html"),
+    ]

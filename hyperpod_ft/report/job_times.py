@@ -1,0 +1,102 @@
+"""When the jobs of a run waited, started, worked and ended, from the files that they left."""
+
+import calendar
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hyperpod_ft.report.timeline import AttemptTimes, JobTimes
+from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.job_files import banner
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import ISO_UTC, Record
+from hyperpod_ft.runs.results import usage
+from hyperpod_ft.runs.run import Run
+
+_HEAD_BYTES = 1 << 16  # of a log: the script's banner comes first
+
+
+def job_times(run: Run, records: Mapping[str, Record], metrics: Mapping[str, Sequence[float | None]]) -> list[JobTimes]:
+    """Every job of the run in the order of its stages; jobs of one stage in the order of their submission."""
+    jobs = run.jobs()
+    order: dict[str, int] = {stage.name: number for number, stage in enumerate(run.plan.stages)}
+    found = [_times(run, job, jobs, records.get(job.stage), metrics) for job in jobs if job.stage in order]
+    return sorted(found, key=lambda times: (order[times.stage], times.submitted))
+
+
+def _times(
+    run: Run, job: Job, jobs: Sequence[Job], record: Record | None, metrics: Mapping[str, Sequence[float | None]]
+) -> JobTimes:
+    submitted = unix_time(job.submitted)
+    later = [other.submitted for other in jobs if other.stage == job.stage and other.submitted > job.submitted]
+    replaced = unix_time(min(later)) if later else None
+    started = _started(run, job)
+    work = None
+    if record and record.job_id == job.job_id and unix_time(record.started) >= submitted:
+        begun = unix_time(record.started)
+        work = (begun, begun + record.seconds)
+    ended = _modified(run.exit_marker(job.stage, job.job_id))
+    return JobTimes(
+        stage=job.stage,
+        needs=run.plan[job.stage].needs,
+        submitted=submitted,
+        started=started if started is None else max(started, submitted),
+        ended=replaced if ended is None or ended < submitted else ended,
+        work=work,
+        attempts=_attempts(run, job, metrics) if job.stage == "train" else (),
+    )
+
+
+def _attempts(run: Run, job: Job, metrics: Mapping[str, Sequence[float | None]]) -> tuple[AttemptTimes, ...]:
+    known = [attempt for attempt in usage.read(run) if attempt.job_id == job.job_id]
+    history = [(unix_time(ended.time), ended) for ended in restarts.history(run, "train") if ended.job_id == job.job_id]
+    rows = list(zip(metrics.get("time", ()), metrics.get("seconds_per_step", ()), strict=False))
+    found = []
+    for number, attempt in enumerate(known):
+        started = unix_time(attempt.started)
+        ended = started + attempt.seconds
+        next_start = unix_time(known[number + 1].started) if number + 1 < len(known) else float("inf")
+        lost, reason = 0, ""
+        if match := next((one for one in history if started <= one[0] <= next_start), None):
+            ended, restart = match
+            lost, reason = max(0, restart.step - restart.checkpoint), restart.reason
+        of_attempt = [
+            (written, pace or 0.0) for written, pace in rows if written is not None and started <= written <= ended + 1
+        ]
+        if "time" not in metrics and not reason:  # written by an earlier version
+            of_attempt = [(started, 0.0), (ended, 0.0)]
+        found.append(
+            AttemptTimes(
+                started=started,
+                ended=min(ended, next_start),
+                first_step=max(started, of_attempt[0][0] - of_attempt[0][1]) if of_attempt else None,
+                last_step=min(of_attempt[-1][0], ended) if of_attempt else None,
+                lost_steps=lost,
+                reason=reason,
+            )
+        )
+    return tuple(found)
+
+
+def _started(run: Run, job: Job) -> float | None:
+    """When the job's script first ran, as its log says."""
+    log = run.log_here(job.stage, job.job_id)
+    if log is None:
+        return None
+    with log.open("rb") as stream:
+        head = stream.read(_HEAD_BYTES).decode("utf-8", "replace")
+    line = re.search(rf"^{re.escape(banner(job.stage, job.job_id))} on \S+, (\S+)$", head, re.MULTILINE)
+    return unix_time(line[1]) if line else None
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def unix_time(text: str) -> float:
+    """Of a time in a run's files: ISO 8601, UTC, whole seconds."""
+    return float(calendar.timegm(time.strptime(text, ISO_UTC)))

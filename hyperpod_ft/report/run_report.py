@@ -1,0 +1,95 @@
+"""What a report says about one run: plain values, read from the run's files by `gather`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hyperpod_ft.launch.status import State
+from hyperpod_ft.runs.results.figures import Figures
+from hyperpod_ft.runs.results.samples import Samples
+
+Activity = Literal["waiting", "starting", "working", "training", "lost", "restarting", "ending"]
+ACTIVITIES: dict[Activity, str] = {
+    "waiting": "waits for another stage or for a node",
+    "starting": "starts: no step yet",
+    "working": "works",
+    "training": "trains",
+    "lost": "steps lost to a restart, trained again",
+    "restarting": "between two attempts",
+    "ending": "saves and ends",
+}
+
+
+@dataclass(frozen=True)
+class TimelineSpan:
+    """What one job did for a while. Seconds count from the submission that the timeline begins with."""
+
+    stage: str
+    activity: Activity
+    start: float
+    end: float
+    why: str  # what it waited for, started or worked at
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where training resumed after an attempt that did not finish."""
+
+    step: int  # of the checkpoint that it resumed from; 0: the beginning
+    seconds: float | None  # in the training loop at that step; None: not recorded
+    lost_steps: int  # logged after that checkpoint, and trained again
+    reason: str  # for example `rank 3: SIGKILL at step 42`
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """One stage of the run."""
+
+    name: str
+    state: State
+    seconds: float | None  # of work, once done
+    job_id: str
+    host: str
+    detail: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Accelerators:
+    """What training held and for how long, over all attempts."""
+
+    nodes: int
+    devices: int  # accelerators on all nodes; 0 where there are none
+    held_seconds: float  # from the start of each of its jobs to its end
+    training_seconds: float  # of these, in steps that the tuned model is made of, validation and checkpoints included
+    node_hours: float  # that `cost` is computed from
+    price_per_node_hour: float | None
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Everything on the page of a run. None or empty: not known, or not yet."""
+
+    name: str  # name/id
+    directory: str
+    state: State
+    written: str  # when this was read: ISO 8601, UTC
+    submitted: str
+    subject: Mapping[str, str]  # what was trained, on what, how: labels and values
+    settings: Mapping[str, Any]  # the run file: `section.key` to value
+    run_file: str  # the same, as YAML
+    # of metrics.jsonl by their keys, all of one length, oldest first; `step` and `seconds` among them
+    metrics: Mapping[str, Sequence[float | None]]
+    steps_total: int | None
+    base_validation_loss: float | None
+    resume_points: Sequence[ResumePoint]
+    timeline: Sequence[TimelineSpan]
+    stages: Sequence[StageSummary]
+    accelerators: Accelerators | None
+    dataset: Mapping[str, Any]  # facts of stage dataset
+    samples: Samples | None
+    figures: Figures | None  # once trained
+    submissions: Sequence[Mapping[str, Any]]  # who submitted what, when, from which commit
+    errors: Sequence[str]  # of the stage that failed
+    commands: Sequence[tuple[str, str]]  # what one may do next, and the command
