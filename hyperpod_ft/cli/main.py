@@ -225,13 +225,11 @@ def list_command(
 ) -> None:
     """List the runs below a root, newest first."""
     from hyperpod_ft.cli import show_runs
-    from hyperpod_ft.launch.launchers import Launchers
-    from hyperpod_ft.launch.status import status
+    from hyperpod_ft.launch.listing import list_runs
     from hyperpod_ft.runs import references
-    from hyperpod_ft.runs.references import all_runs
 
     chosen = root or references.last_run().root
-    statuses = [status(run, Launchers.of(run)) for run in all_runs(chosen)]
+    statuses = list_runs(chosen)
     if as_json:
         _print_json([current.as_dict() for current in statuses])
     else:

@@ -27,6 +27,11 @@ _SITE_REMEDIES = {
 }
 
 
+_IDS_AT_ONCE = 5_000  # Linux allows an argument 128 KiB
+# Fields of `scontrol show job`, in the order of what is made of them.
+_SHOWN = ("JobState", "Reason", "RunTime", "NodeList", "JobName", "Comment")
+
+
 @dataclass(frozen=True)
 class _ListedJob:
     """A job as squeue, sacct or scontrol lists it. sacct keeps no comment on most clusters."""
@@ -45,6 +50,15 @@ class _ListedJob:
         if JOB_COMMENT in self.comment:
             return run.job_comment in self.comment
         return self.name in [run.job_name(stage) for stage in stages]
+
+
+def _states_among(listed: Mapping[str, _ListedJob], run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
+    """The states of those of the run's jobs that are listed, by id."""
+    return {
+        job.job_id: entry.state
+        for job in jobs
+        if (entry := listed.get(job.job_id)) is not None and entry.is_of(run, [job.stage])
+    }
 
 
 @dataclass(frozen=True)
@@ -98,7 +112,8 @@ class SlurmLauncher:
 
         Other users' jobs are ignored: they belong to those users' runs.
         """
-        found = self._known_jobs(run, jobs, [])
+        listed = {entry.job_id: entry for entry in self._queue_of([job.job_id for job in jobs], [])}
+        found = _states_among(listed, run, jobs)
         stages = {run.job_name(stage.name): stage.name for stage in run.plan.stages}
         others = [
             self._job(stages[listed.name], listed.job_id)
@@ -112,14 +127,21 @@ class SlurmLauncher:
 
         A job of another run is left out: a cluster that was set up again counts its jobs from 1.
         """
-        found = self._known_jobs(run, jobs, ["--states=all"])
-        stages = {job.job_id: job.stage for job in jobs if job.job_id not in found}
-        for listed in self._accounting(list(stages)):
-            if listed.job_id in stages and listed.is_of(run, [stages[listed.job_id]]):
-                found[listed.job_id] = listed.state
-        for job_id, stage in stages.items():
-            if job_id not in found and (shown := self._show(job_id)) and shown.is_of(run, [stage]):
-                found[job_id] = shown.state
+        return self.states_of_runs([(run, jobs)])[0]
+
+    def states_of_runs(self, jobs_of: Sequence[tuple[Run, Sequence[Job]]]) -> list[dict[str, JobState]]:
+        """`states` of each run and its jobs, asking each program once for all: its answer takes longer than a run."""
+        found: list[dict[str, JobState]] = [{} for _ in jobs_of]
+        for ask in (self._queue_of, self._accounting, self._show):
+            missing = [
+                [job for job in jobs if job.job_id not in known]
+                for (_, jobs), known in zip(jobs_of, found, strict=True)
+            ]
+            ids = [job.job_id for jobs in missing for job in jobs]
+            batches = (ids[start : start + _IDS_AT_ONCE] for start in range(0, len(ids), _IDS_AT_ONCE))
+            listed = {entry.job_id: entry for batch in batches for entry in ask(batch)}
+            for (run, _), jobs, known in zip(jobs_of, missing, found, strict=True):
+                known.update(_states_among(listed, run, jobs))
         return found
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
@@ -169,17 +191,6 @@ class SlurmLauncher:
     def _job(self, stage: str, job_id: str) -> Job:
         return Job(stage, job_id, self.name, utc_now(), self._conf)
 
-    def _known_jobs(self, run: Run, jobs: Sequence[Job], options: list[str]) -> dict[str, JobState]:
-        """The states of those of `jobs` that squeue lists."""
-        stages = {job.job_id: job.stage for job in jobs}
-        if not stages:
-            return {}
-        return {
-            listed.job_id: listed.state
-            for listed in self._queue([f"--jobs={','.join(stages)}", *options])
-            if listed.job_id in stages and listed.is_of(run, [stages[listed.job_id]])
-        }
-
     def _field(self, entity: list[str], name: str) -> str:
         """A field of `scontrol show job` or `scontrol show node`. Raises UserError when it is missing."""
         done = self._run(["scontrol", "show", "-o", *entity])
@@ -209,6 +220,10 @@ class SlurmLauncher:
             )
         return ids[-1].split(";")[0]
 
+    def _queue_of(self, job_ids: Sequence[str], states: Sequence[str] = ("--states=all",)) -> list[_ListedJob]:
+        """The jobs of these ids; with `states` empty, those that have not ended."""
+        return self._queue([f"--jobs={','.join(job_ids)}", *states]) if job_ids else []
+
     def _queue(self, selection: list[str]) -> list[_ListedJob]:
         """The selected jobs; without `--states`, those that have not ended."""
         # the comment comes last: it may hold anything, the separator included
@@ -222,7 +237,7 @@ class SlurmLauncher:
         ]
 
     def _accounting(self, job_ids: Sequence[str]) -> list[_ListedJob]:
-        if not job_ids or shutil.which("sacct") is None:
+        if shutil.which("sacct") is None:
             return []
         columns = "--format=JobIDRaw,State,Elapsed,NodeList,JobName"
         done = self._run(["sacct", "--noheader", "--parsable2", "-X", columns, f"--jobs={','.join(job_ids)}"])
@@ -233,15 +248,16 @@ class SlurmLauncher:
             for job, state, elapsed, nodes, name in (row for row in rows if len(row) == 5)
         ]
 
-    def _show(self, job_id: str) -> _ListedJob | None:
-        done = self._run(["scontrol", "show", "job", "-o", job_id])
-        if done.returncode:
-            return None
-        fields = dict(part.split("=", 1) for part in done.stdout.split() if "=" in part)
-        state, reason, elapsed, nodes, name, comment = (
-            fields.get(key, "") for key in ("JobState", "Reason", "RunTime", "NodeList", "JobName", "Comment")
-        )
-        return _ListedJob(job_id, JobState(state, reason, elapsed, nodes), name, comment)
+    def _show(self, job_ids: Sequence[str]) -> list[_ListedJob]:
+        """The jobs that the controller still knows: the one, or all of them, since it takes no list of ids."""
+        done = self._run(["scontrol", "show", "job", "-o", *(job_ids if len(job_ids) == 1 else ())])
+        jobs = (dict(part.split("=", 1) for part in line.split() if "=" in part) for line in done.stdout.splitlines())
+        return [
+            _ListedJob(fields["JobId"], JobState(state, reason, elapsed, nodes), name, comment)
+            for fields in jobs
+            if "JobId" in fields
+            for state, reason, elapsed, nodes, name, comment in [[fields.get(key, "") for key in _SHOWN]]
+        ]
 
     def _run(self, arguments: list[str], run: Run | None = None) -> subprocess.CompletedProcess[str]:
         environment = without_defaults(os.environ, _open_choices(run)) | dict(self.environment)

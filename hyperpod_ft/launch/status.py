@@ -13,6 +13,7 @@ from hyperpod_ft.launch.log_text import StageProgress, stage_progress
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import ISO_UTC
 from hyperpod_ft.runs.results import metrics
@@ -81,7 +82,11 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
 
     With `advance`, creates the run's next job if it is due; otherwise only reads.
     """
+    seen = CachedRun.now(run)
+    if not seen.unfinished_jobs():
+        return described(seen, {})
     note = created = ""
+    states: Mapping[str, JobState] | None = None
     try:
         if advance:
             created = launchers.advance(run)
@@ -89,16 +94,26 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
             launchers.refresh(run)
     except UserError as error:
         note = str(error)
-    jobs, states = run.latest_jobs(), None
     try:
-        states = _states(run, launchers)
+        seen, states = _ask(run, launchers)
         if not note and not all(state.active for state in states.values()):
             # records, or a job that continues this one, may have come between that look and the end of the job
             launchers.refresh(run)
-            jobs, states = run.latest_jobs(), _states(run, launchers)
+            seen, states = _ask(run, launchers)
     except UserError as error:
         note = note or str(error)
-    needed = {stage.name for stage in choose(run)}
+    return described(seen.again(), states, note, created)
+
+
+def _ask(run: Run, launchers: Launchers) -> tuple[CachedRun, Mapping[str, JobState]]:
+    """The run, and the states of the newest jobs of stages that are not done, as far as their launchers know them."""
+    seen = CachedRun.now(run)
+    return seen, launchers.states(run, seen.unfinished_jobs())
+
+
+def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str = "", created: str = "") -> RunStatus:
+    """The status of a run whose records were read after `states`, those of its unfinished jobs; None: no answer."""
+    needed, jobs = {stage.name for stage in choose(run)}, run.latest_jobs()
     stages = _one_at_a_time(
         _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed) for stage in run.plan.stages
     )
@@ -121,11 +136,6 @@ def with_progress(run: Run, current: RunStatus) -> RunStatus:
     """The same status with the progress that the run's files say now. Asks no launcher."""
     stages = tuple(replace(stage, progress=_stage_progress(stage.state, stage.log)) for stage in current.stages)
     return replace(current, stages=stages, progress=_progress(run, stages))
-
-
-def _states(run: Run, launchers: Launchers) -> Mapping[str, JobState]:
-    """The states of the newest jobs of stages that are not done, as far as their launchers know them."""
-    return launchers.states(run, run.unfinished_jobs())
 
 
 def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
@@ -173,6 +183,8 @@ def _stage_progress(state: State, log: str) -> StageProgress | None:
 
 
 def _restarts(run: Run, stage: str, job_id: str) -> str:
+    if not run.plan[stage].starts_ranks:
+        return ""  # no supervisor starts it again
     return restarts.describe(restarts.of_submission(run, stage, job_id), run.config.cluster.max_restarts)
 
 

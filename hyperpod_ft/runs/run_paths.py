@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from hyperpod_ft.config.run_config import RunConfig
@@ -27,11 +28,11 @@ class RunPaths:
     config: RunConfig
     plan: Plan
 
-    @property
+    @cached_property
     def root(self) -> Path:
         return self.config.root
 
-    @property
+    @cached_property
     def directory(self) -> Path:
         return self.root / "runs" / self.config.name / self.plan.run_id
 
