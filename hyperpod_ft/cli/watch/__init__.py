@@ -1,1 +1,1 @@
-"""`watch` and `submit --watch`: a view of a run on a terminal, lines elsewhere."""
+"""Showing runs while they work: `watch` and `submit --watch` on a terminal, in lines elsewhere; `view` in a browser."""
