@@ -23,6 +23,7 @@ from hyperpod_ft.cli.sagemaker import app as sagemaker_app
 from hyperpod_ft.cli.serving import app as serving_app
 from hyperpod_ft.cli.sharing import app as sharing_app
 from hyperpod_ft.cli.sweep.commands import app as sweep_app
+from hyperpod_ft.cli.watch.commands import app as watch_app
 from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ app.add_typer(doctor_app)
 app.add_typer(clean_app)
 app.add_typer(report_app)
 app.add_typer(sharing_app)
+app.add_typer(watch_app)
 
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT
 
@@ -282,7 +284,7 @@ def _load(run_file: str, overrides: list[str] | None) -> "Run":
 def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, origin: str = "") -> None:
     from hyperpod_ft import publish
     from hyperpod_ft.cli import show_runs
-    from hyperpod_ft.cli.watch import follow_run
+    from hyperpod_ft.cli.watch.following import follow_run
     from hyperpod_ft.launch import submit
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references

@@ -24,7 +24,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.terminal import printable
 
 _ANSWERS_SHOWN = 8
-STYLES = {
+STATE_STYLES = {
     "done": "green",
     "running": "cyan",
     "failed": "bold red",
@@ -143,8 +143,10 @@ def status_table(current: RunStatus) -> RenderableType:
             rows = current.progress.rows_per_second
             rate = f"  {rows:,.2f} rows/s" if rows else ""
             detail = f"{training_progress(current)}{rate}  {detail}"
+        elif stage.progress:
+            detail = f"{stage.progress.text}  {detail}"
         detail = ", ".join(part for part in (stage.restarts, detail) if part)
-        stages.add_row(stage.stage, Text(stage.state, STYLES.get(stage.state, "")), stage.job_id, Text(detail))
+        stages.add_row(stage.stage, Text(stage.state, STATE_STYLES.get(stage.state, "")), stage.job_id, Text(detail))
     return Group(Text(f"{current.name}: {current.state}  ({shown(current.directory)})"), stages)
 
 
@@ -218,7 +220,7 @@ def runs(root: Path, statuses: Sequence[RunStatus]) -> None:
         run_id = Path(current.directory).name
         listed.add_row(
             f"{current.name}/{run_id}",
-            Text(current.state, STYLES.get(current.state, "")),
+            Text(current.state, STATE_STYLES.get(current.state, "")),
             current.submitted,
             shown(current.directory),
         )

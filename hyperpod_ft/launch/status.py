@@ -4,10 +4,12 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.log_text import StageProgress, stage_progress
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.runs import restarts
@@ -34,6 +36,7 @@ class TrainingProgress:
     tokens_per_second: float | None
     rows_per_second: float | None = None  # packed rows
     mfu: float | None = None  # 0 to 1
+    seconds_per_step: float | None = None
     reward_accuracy: float | None = None  # of DPO, 0 to 1
 
 
@@ -48,6 +51,7 @@ class StageStatus:
     seconds: float | None = None  # of work, once done
     log: str = ""  # path
     restarts: str = ""  # of its newest submission, in words
+    progress: StageProgress | None = None  # while it runs, where its log says how far it is
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,12 @@ def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
     )
 
 
+def with_progress(run: Run, current: RunStatus) -> RunStatus:
+    """The same status with the progress that the run's files say now. Asks no launcher."""
+    stages = tuple(replace(stage, progress=_stage_progress(stage.state, stage.log)) for stage in current.stages)
+    return replace(current, stages=stages, progress=_progress(run, stages))
+
+
 def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
     """A job runs its stages one after the other, so its state is that of its first unfinished stage."""
     jobs: set[str] = set()
@@ -141,7 +151,7 @@ def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
             continue
         if stage.job_id in jobs:
             waits = stage.state in ("running", "pending")
-            stage = replace(stage, state="pending" if waits else "not run", detail="")  # noqa: PLW2901
+            stage = replace(stage, state="pending" if waits else "not run", detail="", progress=None)  # noqa: PLW2901
         jobs.add(stage.job_id)
         found.append(stage)
     return tuple(found)
@@ -167,7 +177,12 @@ def _stage_status(
     state, detail = _job_state(run, job, states.get(job_id))
     if state == "not run":
         detail = reason
-    return StageStatus(stage, state, detail, job_id, None, log_path, _restarts(run, stage, job_id))
+    progress = _stage_progress(state, log_path)
+    return StageStatus(stage, state, detail, job_id, None, log_path, _restarts(run, stage, job_id), progress)
+
+
+def _stage_progress(state: State, log: str) -> StageProgress | None:
+    return stage_progress(Path(log)) if state == "running" and log else None
 
 
 def _restarts(run: Run, stage: str, job_id: str) -> str:
@@ -220,5 +235,6 @@ def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | N
         tokens_per_second=row.get("tokens_per_second"),
         rows_per_second=row.get("rows_per_second"),
         mfu=row.get("mfu"),
+        seconds_per_step=row.get("seconds_per_step"),
         reward_accuracy=row.get("rewards/accuracies"),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from hyperpod_ft.cli.show_runs import STYLES
+from hyperpod_ft.cli.show_runs import STATE_STYLES
 from hyperpod_ft.cli.tables import clip, console, shown, table
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
@@ -79,7 +79,7 @@ def status(result: SweepResult) -> None:
             "*" if point.number == result.best else "",
             str(point.number),
             *_cells(result.keys, point.settings),
-            Text(point.state, STYLES.get(point.state, "")),
+            Text(point.state, STATE_STYLES.get(point.state, "")),
             Text(clip(point.detail, 60)),
             _step(point),
             _loss(point.loss),
