@@ -73,7 +73,9 @@ def loss(report: RunReport) -> str:
     losses = [value for value in report.metrics.get("loss", ()) if value is not None]
     if not losses:
         return "No step has been logged yet"
-    return f"Training loss {_went(losses[0], losses[-1])} from {number(losses[0])} to {number(losses[-1])}"
+    validation = _last(report.metrics.get("validation_loss", ()))
+    also = f"; validation loss is {number(validation)}" if validation is not None else ""
+    return f"Training loss {_went(losses[0], losses[-1])} from {number(losses[0])} to {number(losses[-1])}{also}"
 
 
 def _held(held: Accelerators | None) -> tuple[str, str, str]:
