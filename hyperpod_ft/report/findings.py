@@ -132,9 +132,8 @@ def timeline(report: RunReport) -> str:
     held = report.accelerators
     if held and held.held_seconds:
         share = held.training_seconds / held.held_seconds
-        parts.append(
-            f"training held {_hardware(report)} for {duration(held.held_seconds)}, {percent(share)} of that in training"
-        )
+        time = f"{duration(held.held_seconds)}, {percent(share)} of it in steps that count"
+        parts.append(f"training held {_hardware(report)} for {time}")
     if report.resume_points:
         lost = sum(point.lost_steps for point in report.resume_points)
         parts.append(f"{_count(len(report.resume_points), 'restart')}, {_count(lost, 'step')} trained again")
