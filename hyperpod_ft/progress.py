@@ -1,10 +1,10 @@
-"""Progress in bytes: a bar on a terminal, a line every few seconds in a log."""
+"""How long work reports its progress: in lines, or in bytes: a bar on a terminal, a line every few seconds in a log."""
 
 import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -13,21 +13,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+Report = Callable[[str], None]  # takes one line of progress
+
 GB = 1e9
+_UNITS = {"GB": GB, "MB": 1e6, "kB": 1e3}  # bytes, from the largest to the smallest
 _SECONDS = 5.0
 
 
 def format_bytes(size: float) -> str:
     """A size in decimal units, as disks and networks are sold: `1.5 GB`."""
-    for unit, name in ((GB, "GB"), (1e6, "MB")):
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size / 1e3:.1f} kB"
+    name, unit = next((known for known in _UNITS.items() if size >= known[1]), ("kB", _UNITS["kB"]))
+    return f"{size / unit:.1f} {name}"
+
+
+def parse_bytes(text: str) -> float:
+    """The size that `format_bytes` wrote, as precise as it wrote it."""
+    number, name = text.split(" ")
+    return float(number) * _UNITS[name]
 
 
 def format_minutes(seconds: float) -> str:
     """A time to wait: `60 minutes`."""
     return f"{seconds / 60:.0f} minutes"
+
+
+def format_duration(seconds: float) -> str:
+    """A time that passes: `5s`, `1m20s`, `2h01m`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes_left:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 class ByteProgress:

@@ -17,13 +17,14 @@ from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.results import figures
+from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.figures import Figures
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.terminal import printable
 
 _ANSWERS_SHOWN = 8
-_STYLES = {
+STATE_STYLES = {
     "done": "green",
     "running": "cyan",
     "failed": "bold red",
@@ -126,6 +127,7 @@ def status(current: RunStatus) -> None:
     console().print(status_table(current))
     if current.figures:
         print(f"trained: {figures.line(current.figures)}")
+    scores(current.evaluations)
     advice(current)
 
 
@@ -141,8 +143,10 @@ def status_table(current: RunStatus) -> RenderableType:
             rows = current.progress.rows_per_second
             rate = f"  {rows:,.2f} rows/s" if rows else ""
             detail = f"{training_progress(current)}{rate}  {detail}"
+        elif stage.progress:
+            detail = f"{stage.progress.text}  {detail}"
         detail = ", ".join(part for part in (stage.restarts, detail) if part)
-        stages.add_row(stage.stage, Text(stage.state, _STYLES.get(stage.state, "")), stage.job_id, Text(detail))
+        stages.add_row(stage.stage, Text(stage.state, STATE_STYLES.get(stage.state, "")), stage.job_id, Text(detail))
     return Group(Text(f"{current.name}: {current.state}  ({shown(current.directory)})"), stages)
 
 
@@ -189,9 +193,23 @@ def results(run: Run) -> None:
     if loss := samples.validation_loss:
         print(f"validation loss: base {loss.base.mean:.4f}, tuned {loss.tuned.mean:.4f}")
     print(f"All answers: {shown(run.samples_path)}")
+    scores(evaluations(run))
     # written a moment after the record that ends the watching
     written = run.report_path.exists()
     print(f"Report: {shown(run.report_path) if written else f'hyperpod-ft report {shown(run.directory)}'}")
+
+
+def scores(found: Sequence[EvaluationResult]) -> None:
+    """A line for each score of both models, without the members of groups."""
+    if not found:
+        return
+    listed = table("task, metric", "base model", "tuned model")
+    for column in listed.columns[1:]:
+        column.justify = "right"
+    for evaluation in found:
+        for one in evaluation.main_scores:
+            listed.add_row(Text(evaluation.label(one.metric)), str(one.base), str(one.tuned))
+    console().print(listed)
 
 
 def runs(root: Path, statuses: Sequence[RunStatus]) -> None:
@@ -203,7 +221,7 @@ def runs(root: Path, statuses: Sequence[RunStatus]) -> None:
         run_id = Path(current.directory).name
         listed.add_row(
             f"{current.name}/{run_id}",
-            Text(current.state, _STYLES.get(current.state, "")),
+            Text(current.state, STATE_STYLES.get(current.state, "")),
             current.submitted,
             shown(current.directory),
         )

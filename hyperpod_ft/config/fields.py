@@ -47,6 +47,7 @@ TimeLimit = Annotated[
     ),
 ]
 
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _UNSAFE_PATH = re.compile(r"[^\w ./@+=,:~-]")
 SECRET_VALUE = re.compile(r"://[^/\s]*@|\b(hf_|ghp_|github_pat_|sk-|AKIA|ASIA)[A-Za-z0-9_-]{8,}")
 
@@ -73,7 +74,7 @@ def plain_path(value: str) -> str:
 
 
 def no_control_characters(value: str) -> str:
-    if any(ord(character) < 32 or ord(character) == 127 for character in value):
+    if _CONTROL_CHARACTER.search(value):
         raise ValueError("contains a line break or another control character")
     return value
 

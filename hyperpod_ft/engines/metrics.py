@@ -15,6 +15,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.throughput import Throughput
+from hyperpod_ft.progress import format_duration
 from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.run import Run
 
@@ -54,7 +55,7 @@ class StepMetrics:
         validation = f"  validation {self.validation_loss:.4f}" if self.validation_loss is not None else ""
         return (
             f"step {self.step}/{steps}  loss {self.loss:.4f}{validation}{others}  lr {self.learning_rate:.1e}"
-            f"  grad {self.grad_norm:.2f}  {self.tokens_per_second:,.0f} tok/s{mfu}  eta {duration(eta_seconds)}"
+            f"  grad {self.grad_norm:.2f}  {self.tokens_per_second:,.0f} tok/s{mfu}  eta {format_duration(eta_seconds)}"
         )
 
 
@@ -200,15 +201,3 @@ def _median_step_seconds(path: Path) -> float | None:
     rows = (row for _, row in intact_rows(path) if row["step"] > 1)
     found = [row["seconds_per_step"] for row in rows if "seconds_per_step" in row]
     return round(statistics.median(found), 4) if found else None
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(80), duration(5), duration(7260)
-    ('1m20s', '5s', '2h01m')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes_left = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes_left:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -1,12 +1,12 @@
 """Following a run until it ends: its status, the log of a stage, and what a failed stage said."""
 
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.log_text import tail
 from hyperpod_ft.launch.status import RunStatus, StageStatus, status
 from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.runs.job_files import BANNER
@@ -22,8 +22,8 @@ _LAST_LINES = 12
 class _Patience:
     """Waits for a launcher that does not answer, for five minutes without an answer; then raises UserError."""
 
-    def __init__(self, remedy: str) -> None:
-        self._remedy = remedy
+    def __init__(self, remedy: str, pause: Callable[[float], None] = time.sleep) -> None:
+        self._remedy, self._pause = remedy, pause
         self._unanswered = 0
 
     def answered(self) -> None:
@@ -33,16 +33,16 @@ class _Patience:
         self._unanswered += 1
         if self._unanswered == _MAX_UNANSWERED:
             raise UserError(note, self._remedy)
-        time.sleep(_RETRY_SECONDS)
+        self._pause(_RETRY_SECONDS)
 
 
-def follow(run: Run, launchers: Launchers) -> Iterator[RunStatus]:
+def follow(run: Run, launchers: Launchers, pause: Callable[[float], None] = time.sleep) -> Iterator[RunStatus]:
     """The status of the run, again and again until no stage is running or pending. Creates jobs whose turn it is.
 
-    While the launcher does not answer, or refuses the next job, yields statuses with a note. Raises UserError when it
-    has for five minutes.
+    Calls `pause` with the seconds between two looks. While the launcher does not answer, or refuses the next job,
+    yields statuses with a note. Raises UserError when it has for five minutes.
     """
-    patience = _Patience(f"later: hyperpod-ft status {run.directory}")
+    patience = _Patience(f"later: hyperpod-ft status {run.directory}", pause)
     while True:
         current = status(run, launchers, advance=True)
         yield current
@@ -52,7 +52,7 @@ def follow(run: Run, launchers: Launchers) -> Iterator[RunStatus]:
         patience.answered()
         if not any(stage.state in _AT_WORK for stage in current.stages):
             return
-        _pause(run)
+        pause(_poll_seconds(run))
 
 
 def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) -> Iterator[str]:
@@ -68,7 +68,7 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
     answered, patience = False, _Patience(f"later: hyperpod-ft logs -f --run {run.directory}")
     while True:
         current = status(run, launchers)
-        chosen, note = _choose(current, stage), current.note
+        chosen, note = choose_stage(current, stage), current.note
         # the state is read before the text, so that nothing written before the end is missed
         ended = not until_it_ends or chosen.state not in _AT_WORK
         if chosen.job_id != job_id:  # a training job that continues another has its own log
@@ -95,7 +95,7 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
             yield f"no log: stage {chosen.stage}: {chosen.state}{reason}\n"
         if ended:
             return
-        _pause(run)
+        time.sleep(_poll_seconds(run))
 
 
 def fetch_log(run: Run, launchers: Launchers, stage: StageStatus, chosen: str = "") -> str:
@@ -109,13 +109,14 @@ def fetch_log(run: Run, launchers: Launchers, stage: StageStatus, chosen: str = 
 
 def last_lines(failed: StageStatus) -> list[str]:
     """The errors that a failed stage printed in its last attempt; the end of its log when it printed none."""
-    lines = _tail(Path(failed.log), 400) if failed.log else []
+    lines = tail(Path(failed.log), 400) if failed.log else []
     started = max((number for number, line in enumerate(lines) if BANNER.match(line)), default=0)
     errors = [line for line in lines[started:] if line.startswith("error: ")]
     return list(dict.fromkeys(errors)) or lines[-_LAST_LINES:]
 
 
-def _choose(current: RunStatus, stage: str | None) -> StageStatus:
+def choose_stage(current: RunStatus, stage: str | None) -> StageStatus:
+    """The given stage, or else the one that failed, is at work, waits, or ended last with a log."""
     if stage is not None:
         return next(known for known in current.stages if known.stage == stage)
     for state in ("failed", *_AT_WORK):
@@ -125,14 +126,5 @@ def _choose(current: RunStatus, stage: str | None) -> StageStatus:
     return next((known for known in reversed(current.stages) if known.log), current.stages[0])
 
 
-def _tail(path: Path, lines: int) -> list[str]:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            return [line.rstrip("\n") for line in deque(stream, lines)]
-    except FileNotFoundError:
-        return []
-
-
-def _pause(run: Run) -> None:
-    usual = _POLL_SECONDS_LOCAL if run.config.cluster.instance_type == "local" else _POLL_SECONDS
-    time.sleep(poll_seconds(usual))
+def _poll_seconds(run: Run) -> float:
+    return poll_seconds(_POLL_SECONDS_LOCAL if run.config.cluster.instance_type == "local" else _POLL_SECONDS)

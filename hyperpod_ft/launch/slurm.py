@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import partitions, slurm_programs
-from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.protocol import NOTHING_ELSE, JobsElsewhere, JobState
 from hyperpod_ft.launch.slurm_programs import START_CONTROLLER, failure, without_defaults
+from hyperpod_ft.launch.slurm_site import SlurmSite
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
@@ -25,6 +26,11 @@ _SITE_REMEDIES = {
     "administrator",
     "Invalid account": "ask for a Slurm account (docs/lifecycle.md), or correct the run file's cluster.account",
 }
+
+
+_IDS_AT_ONCE = 5_000  # Linux allows an argument 128 KiB
+# Fields of `scontrol show job`, in the order of what is made of them.
+_SHOWN = ("JobState", "Reason", "RunTime", "NodeList", "JobName", "Comment")
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,15 @@ class _ListedJob:
         return self.name in [run.job_name(stage) for stage in stages]
 
 
+def _states_among(listed: Mapping[str, _ListedJob], run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
+    """The states of those of the run's jobs that are listed, by id."""
+    return {
+        job.job_id: entry.state
+        for job in jobs
+        if (entry := listed.get(job.job_id)) is not None and entry.is_of(run, [job.stage])
+    }
+
+
 @dataclass(frozen=True)
 class SlurmLauncher:
     """A Slurm cluster, reached through its command-line programs.
@@ -57,33 +72,42 @@ class SlurmLauncher:
     environment: Mapping[str, str] = field(default_factory=dict)
     name: str = "slurm"
     shares_environment: bool = True
+    can_wait_for_other_runs: bool = True
 
     @property
     def _conf(self) -> str:
         return self.environment.get("SLURM_CONF") or os.environ.get("SLURM_CONF", "")
 
-    def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
+    def submit(
+        self,
+        run: Run,
+        stages: Sequence[StagePlan],
+        submitted: Callable[[Job], None],
+        awaited: JobsElsewhere = NOTHING_ELSE,
+    ) -> None:
         """Submit each stage with sbatch, chained by `afterok`. The jobs inherit this environment, and so any secrets.
 
         Raises UserError with sbatch's message, the jobs submitted before it are cancelled then; and for a partition
         that does not have nodes of one size.
         """
         self._check_partition(run, stages)
-        jobs: dict[str, Job] = {}
+        jobs: dict[str, Job] = {name: doing.job for name, doing in awaited.doing.items()}
+        ended = [before.job.job_id for before in awaited.before_ranks]
         try:
             for stage in stages:
                 parents = [jobs[need].job_id for need in stage.needs if need in jobs]
-                jobs[stage.name] = self._job(stage.name, self._sbatch(run, stage.name, parents))
+                job_id = self._sbatch(run, stage.name, parents, ended if stage.starts_ranks else [])
+                jobs[stage.name] = self._job(stage.name, job_id)
                 submitted(jobs[stage.name])
         except BaseException:
             # asks Slurm too: an interrupted sbatch may have created a job without printing its id
-            if left := self.active(run, list(jobs.values())):
+            if left := self.active(run, [jobs[stage.name] for stage in stages if stage.name in jobs]):
                 self.cancel(run, left)
             raise
 
     def submit_extra(self, run: Run, name: str) -> Job:
         """Submit a script of the run that belongs to no stage, by its name. Raises UserError with sbatch's message."""
-        return self._job(name, self._sbatch(run, name, []))
+        return self._job(name, self._sbatch(run, name))
 
     def active_extra(self, run: Run, name: str) -> list[Job]:
         """This user's jobs of `submit_extra` that have not ended, by their name and comment."""
@@ -98,7 +122,8 @@ class SlurmLauncher:
 
         Other users' jobs are ignored: they belong to those users' runs.
         """
-        found = self._known_jobs(run, jobs, [])
+        listed = {entry.job_id: entry for entry in self._queue_of([job.job_id for job in jobs], [])}
+        found = _states_among(listed, run, jobs)
         stages = {run.job_name(stage.name): stage.name for stage in run.plan.stages}
         others = [
             self._job(stages[listed.name], listed.job_id)
@@ -112,14 +137,21 @@ class SlurmLauncher:
 
         A job of another run is left out: a cluster that was set up again counts its jobs from 1.
         """
-        found = self._known_jobs(run, jobs, ["--states=all"])
-        stages = {job.job_id: job.stage for job in jobs if job.job_id not in found}
-        for listed in self._accounting(list(stages)):
-            if listed.job_id in stages and listed.is_of(run, [stages[listed.job_id]]):
-                found[listed.job_id] = listed.state
-        for job_id, stage in stages.items():
-            if job_id not in found and (shown := self._show(job_id)) and shown.is_of(run, [stage]):
-                found[job_id] = shown.state
+        return self.states_of_runs([(run, jobs)])[0]
+
+    def states_of_runs(self, jobs_of: Sequence[tuple[Run, Sequence[Job]]]) -> list[dict[str, JobState]]:
+        """`states` of each run and its jobs, asking each program once for all: its answer takes longer than a run."""
+        found: list[dict[str, JobState]] = [{} for _ in jobs_of]
+        for ask in (self._queue_of, self._accounting, self._show):
+            missing = [
+                [job for job in jobs if job.job_id not in known]
+                for (_, jobs), known in zip(jobs_of, found, strict=True)
+            ]
+            ids = [job.job_id for jobs in missing for job in jobs]
+            batches = (ids[start : start + _IDS_AT_ONCE] for start in range(0, len(ids), _IDS_AT_ONCE))
+            listed = {entry.job_id: entry for batch in batches for entry in ask(batch)}
+            for (run, _), jobs, known in zip(jobs_of, missing, found, strict=True):
+                known.update(_states_among(listed, run, jobs))
         return found
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
@@ -163,22 +195,12 @@ class SlurmLauncher:
         instance = run.config.instance
         whole_nodes = any(stage.resources.exclusive for stage in stages)
         if instance.has_accelerators and whole_nodes and partitions.HYPERPOD.is_dir():
-            listing = self._run(["sinfo", "--noheader", "--Node", "--format=%P|%c|%N"])
-            partitions.check_partition(listing.stdout, run.config.cluster.partition, instance.name)
+            site = SlurmSite(self.environment)
+            partition = run.config.cluster.partition or site.default_partition()
+            partitions.check_partition(site.nodes(), partition, instance.name)
 
     def _job(self, stage: str, job_id: str) -> Job:
         return Job(stage, job_id, self.name, utc_now(), self._conf)
-
-    def _known_jobs(self, run: Run, jobs: Sequence[Job], options: list[str]) -> dict[str, JobState]:
-        """The states of those of `jobs` that squeue lists."""
-        stages = {job.job_id: job.stage for job in jobs}
-        if not stages:
-            return {}
-        return {
-            listed.job_id: listed.state
-            for listed in self._queue([f"--jobs={','.join(stages)}", *options])
-            if listed.job_id in stages and listed.is_of(run, [stages[listed.job_id]])
-        }
 
     def _field(self, entity: list[str], name: str) -> str:
         """A field of `scontrol show job` or `scontrol show node`. Raises UserError when it is missing."""
@@ -189,13 +211,16 @@ class SlurmLauncher:
                 return value
         raise failure(f"scontrol show {' '.join(entity)}: no {name}", done.stderr, "see scontrol ping")
 
-    def _sbatch(self, run: Run, stage: str, parents: Sequence[str]) -> str:
+    def _sbatch(self, run: Run, stage: str, succeeded: Sequence[str] = (), ended: Sequence[str] = ()) -> str:
+        """The id of the new job, which waits until the jobs `succeeded` have succeeded and the jobs `ended` ended."""
         # Jobs are recognized by name and comment: as arguments, they outrank SBATCH_JOB_NAME and the like.
         arguments = ["sbatch", "--parsable", "--export=ALL", f"--job-name={run.job_name(stage)}"]
         arguments += [f"--comment={run.job_comment}"]
-        if parents:
+        conditions = [":".join(("afterok", *succeeded))] if succeeded else []
+        conditions += [":".join(("afterany", *ended))] if ended else []
+        if conditions:
             # without the second option a job whose parent failed would wait forever
-            arguments += [f"--dependency=afterok:{':'.join(parents)}", "--kill-on-invalid-dep=yes"]
+            arguments += [f"--dependency={','.join(conditions)}", "--kill-on-invalid-dep=yes"]
         done = self._run([*arguments, str(run.script(stage))], run)
         if done.returncode:
             remedies = (remedy for said, remedy in _SITE_REMEDIES.items() if said in done.stderr)
@@ -208,6 +233,10 @@ class SlurmLauncher:
                 f"sbatch {stage}: printed no job id: {done.stdout!r}", "have any wrapper of sbatch print its output"
             )
         return ids[-1].split(";")[0]
+
+    def _queue_of(self, job_ids: Sequence[str], states: Sequence[str] = ("--states=all",)) -> list[_ListedJob]:
+        """The jobs of these ids; with `states` empty, those that have not ended."""
+        return self._queue([f"--jobs={','.join(job_ids)}", *states]) if job_ids else []
 
     def _queue(self, selection: list[str]) -> list[_ListedJob]:
         """The selected jobs; without `--states`, those that have not ended."""
@@ -222,7 +251,7 @@ class SlurmLauncher:
         ]
 
     def _accounting(self, job_ids: Sequence[str]) -> list[_ListedJob]:
-        if not job_ids or shutil.which("sacct") is None:
+        if shutil.which("sacct") is None:
             return []
         columns = "--format=JobIDRaw,State,Elapsed,NodeList,JobName"
         done = self._run(["sacct", "--noheader", "--parsable2", "-X", columns, f"--jobs={','.join(job_ids)}"])
@@ -233,19 +262,21 @@ class SlurmLauncher:
             for job, state, elapsed, nodes, name in (row for row in rows if len(row) == 5)
         ]
 
-    def _show(self, job_id: str) -> _ListedJob | None:
-        done = self._run(["scontrol", "show", "job", "-o", job_id])
-        if done.returncode:
-            return None
-        fields = dict(part.split("=", 1) for part in done.stdout.split() if "=" in part)
-        state, reason, elapsed, nodes, name, comment = (
-            fields.get(key, "") for key in ("JobState", "Reason", "RunTime", "NodeList", "JobName", "Comment")
-        )
-        return _ListedJob(job_id, JobState(state, reason, elapsed, nodes), name, comment)
+    def _show(self, job_ids: Sequence[str]) -> list[_ListedJob]:
+        """The jobs that the controller still knows: the one, or all of them, since it takes no list of ids."""
+        done = self._run(["scontrol", "show", "job", "-o", *(job_ids if len(job_ids) == 1 else ())])
+        jobs = (dict(part.split("=", 1) for part in line.split() if "=" in part) for line in done.stdout.splitlines())
+        return [
+            _ListedJob(fields["JobId"], JobState(state, reason, elapsed, nodes), name, comment)
+            for fields in jobs
+            if "JobId" in fields
+            for state, reason, elapsed, nodes, name, comment in [[fields.get(key, "") for key in _SHOWN]]
+        ]
 
     def _run(self, arguments: list[str], run: Run | None = None) -> subprocess.CompletedProcess[str]:
         environment = without_defaults(os.environ, _open_choices(run)) | dict(self.environment)
-        return slurm_programs.run(arguments, environment, run.directory if run else None)
+        # A killed submission leaves its sbatch, which may still create a job: the next one waits for it to end.
+        return slurm_programs.run(arguments, environment, run.directory if run else None, inherits=run is not None)
 
 
 def _open_choices(run: Run | None) -> list[str]:

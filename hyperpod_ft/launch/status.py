@@ -4,16 +4,20 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.log_text import StageProgress, stage_progress
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import ISO_UTC
 from hyperpod_ft.runs.results import metrics
+from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.figures import Figures, figures
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
@@ -32,6 +36,7 @@ class TrainingProgress:
     tokens_per_second: float | None
     rows_per_second: float | None = None  # packed rows
     mfu: float | None = None  # 0 to 1
+    seconds_per_step: float | None = None
     reward_accuracy: float | None = None  # of DPO, 0 to 1
 
 
@@ -46,6 +51,7 @@ class StageStatus:
     seconds: float | None = None  # of work, once done
     log: str = ""  # path
     restarts: str = ""  # of its newest submission, in words
+    progress: StageProgress | None = None  # while it runs, where its log says how far it is
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ class RunStatus:
     origin: str = ""  # the run file or recipe with its overrides, as arguments of `submit`
     progress: TrainingProgress | None = None
     figures: Figures | None = None  # once trained
+    evaluations: tuple[EvaluationResult, ...] = ()
     note: str = ""  # why states are unknown
     created: str = ""  # the job that this look at the run created
 
@@ -77,7 +84,11 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
 
     With `advance`, creates the run's next job if it is due; otherwise only reads.
     """
+    seen = CachedRun.now(run)
+    if not seen.unfinished_jobs():
+        return described(seen, {})
     note = created = ""
+    states: Mapping[str, JobState] | None = None
     try:
         if advance:
             created = launchers.advance(run)
@@ -85,16 +96,26 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
             launchers.refresh(run)
     except UserError as error:
         note = str(error)
-    jobs, states = run.latest_jobs(), None
     try:
-        states = _states(run, launchers)
+        seen, states = _ask(run, launchers)
         if not note and not all(state.active for state in states.values()):
             # records, or a job that continues this one, may have come between that look and the end of the job
             launchers.refresh(run)
-            jobs, states = run.latest_jobs(), _states(run, launchers)
+            seen, states = _ask(run, launchers)
     except UserError as error:
         note = note or str(error)
-    needed = {stage.name for stage in choose(run)}
+    return described(seen.again(), states, note, created)
+
+
+def _ask(run: Run, launchers: Launchers) -> tuple[CachedRun, Mapping[str, JobState]]:
+    """The run, and the states of the newest jobs of stages that are not done, as far as their launchers know them."""
+    seen = CachedRun.now(run)
+    return seen, launchers.states(run, seen.unfinished_jobs())
+
+
+def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str = "", created: str = "") -> RunStatus:
+    """The status of a run whose records were read after `states`, those of its unfinished jobs; None: no answer."""
+    needed, jobs = {stage.name for stage in choose(run)}, run.latest_jobs()
     stages = _one_at_a_time(
         _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed) for stage in run.plan.stages
     )
@@ -108,14 +129,16 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
         origin=run.origin.read_text(encoding="utf-8").strip() if run.origin.exists() else "",
         progress=_progress(run, stages),
         figures=figures(run),
+        evaluations=evaluations(run),
         note=note,
         created=created,
     )
 
 
-def _states(run: Run, launchers: Launchers) -> Mapping[str, JobState]:
-    """The states of the newest jobs of stages that are not done, as far as their launchers know them."""
-    return launchers.states(run, run.unfinished_jobs())
+def with_progress(run: Run, current: RunStatus) -> RunStatus:
+    """The same status with the progress that the run's files say now. Asks no launcher."""
+    stages = tuple(replace(stage, progress=_stage_progress(stage.state, stage.log)) for stage in current.stages)
+    return replace(current, stages=stages, progress=_progress(run, stages))
 
 
 def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
@@ -128,7 +151,7 @@ def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
             continue
         if stage.job_id in jobs:
             waits = stage.state in ("running", "pending")
-            stage = replace(stage, state="pending" if waits else "not run", detail="")  # noqa: PLW2901
+            stage = replace(stage, state="pending" if waits else "not run", detail="", progress=None)  # noqa: PLW2901
         jobs.add(stage.job_id)
         found.append(stage)
     return tuple(found)
@@ -154,10 +177,17 @@ def _stage_status(
     state, detail = _job_state(run, job, states.get(job_id))
     if state == "not run":
         detail = reason
-    return StageStatus(stage, state, detail, job_id, None, log_path, _restarts(run, stage, job_id))
+    progress = _stage_progress(state, log_path)
+    return StageStatus(stage, state, detail, job_id, None, log_path, _restarts(run, stage, job_id), progress)
+
+
+def _stage_progress(state: State, log: str) -> StageProgress | None:
+    return stage_progress(Path(log)) if state == "running" and log else None
 
 
 def _restarts(run: Run, stage: str, job_id: str) -> str:
+    if not run.plan[stage].starts_ranks:
+        return ""  # no supervisor starts it again
     return restarts.describe(restarts.of_submission(run, stage, job_id), run.config.cluster.max_restarts)
 
 
@@ -205,5 +235,6 @@ def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | N
         tokens_per_second=row.get("tokens_per_second"),
         rows_per_second=row.get("rows_per_second"),
         mfu=row.get("mfu"),
+        seconds_per_step=row.get("seconds_per_step"),
         reward_accuracy=row.get("rewards/accuracies"),
     )

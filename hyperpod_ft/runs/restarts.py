@@ -92,10 +92,13 @@ def history(run: Run, stage: str) -> list[Attempt]:
 
 def of_submission(run: Run, stage: str, job_id: str) -> list[Attempt]:
     """The restarts of a job and of those submitted with it, oldest first: a training job may continue another."""
+    every = history(run, stage)
+    if not every:
+        return []
     jobs = run.jobs()
     submitted = {job.submitted for job in jobs if job.job_id == job_id}
     together = {job_id, *(job.job_id for job in jobs if job.submitted in submitted)}
-    return [restart for restart in history(run, stage) if restart.job_id in together]
+    return [restart for restart in every if restart.job_id in together]
 
 
 def add(run: Run, stage: str, restart: Attempt) -> None:

@@ -182,6 +182,8 @@ def test_two_runs_of_one_recipe_below_two_roots_are_two(
     assert set(Launchers(slurm).active(first)) == set(of_first)
     # the first run's ids under the second's names, as after a cluster was set up again
     assert slurm.states(second, of_first) == {}
+    both = slurm.states_of_runs([(first, of_first), (second, [*of_second, *of_first])])
+    assert [set(states) for states in both] == [{job.job_id for job in jobs} for jobs in (of_first, of_second)]
     assert {job.job_id for job in slurm.active(second, of_first)} == {job.job_id for job in of_second}
     assert cancel(second, Launchers(slurm)) == of_second
     deadline = time.monotonic() + 30

@@ -7,7 +7,6 @@ import pytest
 
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
-from hyperpod_ft.engines.metrics import duration
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.training_steps import learning_rate, total_steps
 from tests.training.conftest import write_rows
@@ -94,7 +93,3 @@ def test_only_predicted_labels_are_counted(tmp_path: Path) -> None:
     labels[1, 0] = labels[1, 5] = labels[2, 15] = 7
     np.save(tmp_path / "labels.npy", labels)
     assert PackedSplit(tmp_path).label_tokens(np.array([1, 2, 3])) == 2
-
-
-def test_duration() -> None:
-    assert [duration(seconds) for seconds in (0, 5, 59.6, 80, 7260)] == ["0s", "5s", "1m00s", "1m20s", "2h01m"]

@@ -25,3 +25,8 @@ def test_an_activity_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.activity("loading"):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_durations_are_short() -> None:
+    durations = [progress.format_duration(seconds) for seconds in (0, 5, 59.6, 80, 7260)]
+    assert durations == ["0s", "5s", "1m00s", "1m20s", "2h01m"]

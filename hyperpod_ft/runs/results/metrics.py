@@ -15,8 +15,21 @@ def intact_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     A kill may have truncated a line, a failing disk damaged one. Raises OSError when the file cannot be read.
     """
     for line in _lines(path):
-        if row := _row(line):
+        if row := row_of(line):
             yield line, row
+
+
+def read_rows(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The intact rows that begin at or after `offset`, and the offset after the last whole line.
+
+    A line that is still being written is left for the next call. Raises OSError when the file cannot be read.
+    """
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        content = stream.read()
+    whole = content[: content.rfind(b"\n") + 1]
+    lines = whole.decode("utf-8", "replace").splitlines()
+    return [row for line in lines if (row := row_of(line))], offset + len(whole)
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
@@ -32,7 +45,7 @@ def last_row(path: Path) -> dict[str, Any] | None:
                 start = stream.seek(max(0, size - block))
                 lines = stream.read(size - start).decode("utf-8", "replace").splitlines()
                 # a first line that begins before the block is not valid JSON
-                if row := next(filter(None, map(_row, reversed(lines))), None):
+                if row := next(filter(None, map(row_of, reversed(lines))), None):
                     return row
                 if start == 0:
                     return None
@@ -47,16 +60,17 @@ def last_step(path: Path) -> int:
     return int(row["step"]) if row else 0
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-
-
-def _row(line: str) -> dict[str, Any] | None:
+def row_of(line: str | bytes) -> dict[str, Any] | None:
+    """The row in a line; None for a line that is not intact."""
     try:
         row = json.loads(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []

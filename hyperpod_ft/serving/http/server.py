@@ -4,18 +4,14 @@ Every request ends with an answer or a JSON error that says why. A client that g
 """
 
 import secrets
-import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from http.server import ThreadingHTTPServer
 from typing import Any, Protocol
 
-from hyperpod_ft.errors import UserError
 from hyperpod_ft.serving.http import access, openai_api, page
 from hyperpod_ft.serving.http.connection import Connection
+from hyperpod_ft.serving.http.listener import Listener
 from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Reply, Request
 from hyperpod_ft.terminal import printable
 
@@ -37,11 +33,8 @@ class Answers(Protocol):
     def answer(self, request: Request, send: Callable[[str], None]) -> Answer: ...
 
 
-class Server(ThreadingHTTPServer):
+class Server(Listener):
     """Listens from the start, and answers 503 until `answers` is set: loading a model takes minutes."""
-
-    daemon_threads = True
-    request_queue_size = 128
 
     def __init__(self, host: str, port: int, title: str, api_key: str | None = None) -> None:
         """Port 0 takes a free one. Raises UserError when it cannot listen there, or only a key would make it safe."""
@@ -52,22 +45,7 @@ class Server(ThreadingHTTPServer):
         self.started = int(time.time())
         self.answer_slots = threading.BoundedSemaphore(_MAX_ANSWERS)
         self.page = page.Page.load()
-        try:
-            self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            super().__init__((str(address[0]), int(address[1])), Handler)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UserError(f"cannot listen on {host}, port {port}: {reason}", "choose another --port") from error
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print the traceback of a connection's error unless the client caused it; requests handle their own errors."""
-        del request, client_address
-        if not isinstance(sys.exc_info()[1], OSError):
-            traceback.print_exc()
+        super().__init__(host, port, Handler)
 
 
 class Handler(Connection):

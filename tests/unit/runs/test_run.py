@@ -1,5 +1,6 @@
 """Where a run keeps things, and what can be read of it."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -73,3 +74,16 @@ def test_a_volume_with_two_paths_is_used_by_one(make_run: Callable[..., Run], tm
     run.config_path.write_text("of another version", encoding="utf-8")
     prepare(run, Launchers())
     assert Run.open(run.directory) == run
+
+
+def test_an_edited_run_yaml_counts_not_its_copy_in_the_plan(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    run.freeze()
+    assert "learning_rate" in run.plan_path.read_text()
+    run.config_path.write_text(run.config_path.read_text().replace("learning_rate: 0.0002", "learning_rate: 0.5"))
+    assert Run.open(run.directory).config.training.learning_rate == 0.5
+    run.config_path.chmod(0)
+    if os.geteuid() == 0:
+        return  # root reads it all the same
+    with pytest.raises(UserError, match=r"run\.yaml: Permission denied"):
+        Run.open(run.directory)

@@ -106,7 +106,6 @@ def place_of(run: Run, session: Session) -> Place:
 
 def tuned_model_location(run: Run) -> str:
     """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
-    in_store = run.jobs() and run.jobs()[-1].launcher == LAUNCHER and not run.tuned_model.exists()
-    if run.config.store and in_store:
+    if run.config.store and run.jobs() and run.jobs()[-1].launcher == LAUNCHER and not run.tuned_model.exists():
         return run.store_url(run.tuned_model)
     return str(run.tuned_model)

@@ -1,0 +1,49 @@
+"""The losses in a metrics.jsonl that grows."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.runs.results.metrics import row_of
+
+
+@dataclass
+class LossHistory:
+    """Reads only what was added since the last look; from the beginning when the file was written anew."""
+
+    path: Path
+    values: list[float] = field(default_factory=list)  # one a row
+    newest: dict[str, Any] = field(default_factory=dict)  # the last row
+    validation: tuple[int, float] | None = None  # the last validation loss, with its step
+    _read: int = 0  # bytes
+    _file: int = 0  # its inode
+
+    def read(self) -> None:
+        """A file that is missing, or cannot be read now, leaves what is known."""
+        try:
+            with self.path.open("rb") as stream:
+                state = self.path.stat()
+                if state.st_ino != self._file or state.st_size < self._read:
+                    self.values, self.newest, self.validation = [], {}, None
+                    self._read, self._file = 0, state.st_ino
+                stream.seek(self._read)
+                added = stream.read()
+        except OSError:
+            return
+        # the last line may be incomplete
+        added = added[: added.rfind(b"\n") + 1]
+        self._read += len(added)
+        for line in added.splitlines():
+            if row := row_of(line):
+                self._add(row)
+
+    def _add(self, row: dict[str, Any]) -> None:
+        self.newest = row
+        self.values.append(_number(row.get("loss")))
+        if row.get("validation_loss") is not None:
+            self.validation = row["step"], _number(row["validation_loss"])
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.nan

@@ -1,0 +1,67 @@
+"""What pages have in common: their templates, the files that are put into them, and what they may load."""
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+from hyperpod_ft.report import numbers
+from hyperpod_ft.shipped import shipped
+
+if TYPE_CHECKING:
+    import jinja2
+
+_CHARACTERS = 2_000  # shown of each text
+
+
+@cache
+def asset(name: str) -> str:
+    """A script or style of `templates/report/`."""
+    return (shipped("templates") / "report" / name).read_text(encoding="utf-8")
+
+
+@cache
+def environment() -> "jinja2.Environment":
+    """The templates. Text is escaped unless a template says otherwise."""
+    import jinja2  # noqa: PLC0415 - commands that write no report start without it
+
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(shipped("templates")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+    )
+    made.filters |= {
+        "duration": numbers.duration,
+        "number": numbers.number,
+        "moment": numbers.moment,
+        "percent": numbers.percent,
+        "clip": _clip,
+    }
+    return made
+
+
+def content_policy(assets: Mapping[str, str], *, connects: bool, forms: bool = False) -> str:
+    """The content security policy of a page with these scripts and styles: it runs no others and loads nothing.
+
+    `connects`: it may ask the server that it came from; `forms`: and send it forms.
+    """
+
+    def allowed(suffix: str) -> str:
+        digests = (hashlib.sha256(text.encode()).digest() for name, text in assets.items() if name.endswith(suffix))
+        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+    return (
+        f"default-src 'none'; script-src {allowed('.js')}; style-src {allowed('.css')};"
+        f" connect-src {_own(connects)}; base-uri 'none'; form-action {_own(forms)}"
+    )
+
+
+def _own(allowed: bool) -> str:
+    return "'self'" if allowed else "'none'"
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} … ({len(text):,} characters)"

@@ -1,0 +1,69 @@
+"""The list of all runs below a root, as a page of a server that also has the page of each."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ft.launch.status import RunStatus
+from hyperpod_ft.report.html import asset, content_policy, environment
+
+_ASSETS = ("runs.js", "report.css")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A run as the list shows it; empty and None: unknown."""
+
+    name: str  # name/id
+    state: str
+    at_work: str  # on which stages, and how far
+    submitted: str  # ISO 8601, UTC
+    loss: float | None
+    validation_loss: float | None
+    cost: float | None
+
+
+def runs_page(root: str, statuses: Sequence[RunStatus], refresh_seconds: int) -> str:
+    """The page loads itself again every `refresh_seconds`. Its links are relative: `runs/<name>/<id>`, `compare`."""
+    assets = {name: asset(name) for name in _ASSETS}
+    return (
+        environment()
+        .get_template("report/runs.html.j2")
+        .render(
+            root=root,
+            rows=[_row(status) for status in statuses],
+            notes=list(dict.fromkeys(status.note for status in statuses if status.note)),
+            assets=assets,
+            policy=content_policy(assets, connects=True, forms=True),
+            refresh_seconds=refresh_seconds,
+        )
+    )
+
+
+def _row(status: RunStatus) -> _Row:
+    figures, progress = status.figures, status.progress
+    return _Row(
+        name=f"{status.name}/{Path(status.directory).name}",
+        state=status.state,
+        at_work=", ".join(_at_work(status)),
+        submitted=status.submitted,
+        loss=_finite(figures.final_loss if figures else progress.loss if progress else None),
+        validation_loss=_finite(figures.validation_loss if figures else None),
+        cost=figures.cost if figures else None,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _at_work(status: RunStatus) -> list[str]:
+    found = []
+    for stage in status.stages:
+        if stage.state in ("running", "failed"):
+            far = stage.progress.fraction if stage.progress else None
+            if stage.stage == "train" and status.progress and status.progress.total_steps:
+                far = status.progress.step / status.progress.total_steps
+            found.append(stage.stage + (f" {far:.0%}" if far is not None else ""))
+    return found

@@ -1,0 +1,77 @@
+"""The pages of a root's runs, made when they are asked for. Nothing is started, created or cancelled."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.listing import list_runs
+from hyperpod_ft.launch.status import RunStatus, status
+from hyperpod_ft.polling import poll_seconds
+from hyperpod_ft.report.gather import gather
+from hyperpod_ft.report.page import report_page
+from hyperpod_ft.report.run_report import RunReport
+from hyperpod_ft.report.runs_page import runs_page
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving.http.openai_api import ApiError
+
+_REFRESH_SECONDS = 10.0  # as often as `watch` asks Slurm
+_KEPT = 20  # pages
+_MOST_COMPARED = 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[0-9a-f]+")
+_CHANGING = ("running", "pending", "unknown")
+
+
+class Pages:
+    """The pages below a root. One at a time is made, and shown to everyone until it is some seconds old."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._refresh = poll_seconds(_REFRESH_SECONDS)
+        self._lock = threading.Lock()
+        self._made: dict[tuple[str, ...], tuple[float, bytes]] = {}
+
+    def all_runs(self) -> bytes:
+        """The list of all runs, with links to the pages below."""
+        return self._page((), lambda: runs_page(str(self._root), list_runs(self._root), max(1, round(self._refresh))))
+
+    def run(self, name: str) -> bytes:
+        """The report of the run `name/id`. Raises ApiError (404) when the root has no such run."""
+        return self._page((name,), lambda: self._report([name], all_runs="../../"))
+
+    def comparison(self, names: Sequence[str]) -> bytes:
+        """The report of several runs. Raises ApiError."""
+        if not 0 < len(names) <= _MOST_COMPARED:
+            raise ApiError(400, f"{len(names)} runs: choose 2 to {_MOST_COMPARED}")
+        return self._page(("compare", *names), lambda: self._report(names, all_runs="./"))
+
+    def _report(self, names: Sequence[str], all_runs: str) -> str:
+        found = [self._gather(name) for name in dict.fromkeys(names)]
+        changing = any(current.state in _CHANGING for current, _ in found)
+        refresh = max(1, round(self._refresh)) if changing else None
+        return report_page([report for _, report in found], refresh_seconds=refresh, all_runs=all_runs)
+
+    def _gather(self, name: str) -> tuple[RunStatus, RunReport]:
+        directory = self._root / "runs" / name
+        if not _NAME.fullmatch(name) or not directory.is_dir():
+            raise ApiError(404, f"no such run below {self._root}")
+        run = Run.open(directory)
+        current = status(run, Launchers.of(run))
+        return current, gather(run, current)
+
+    def _page(self, key: tuple[str, ...], make: Callable[[], str]) -> bytes:
+        with self._lock:
+            made, page = self._made.pop(key, (0.0, b""))
+            if not page or time.monotonic() - made >= self._refresh / 2:
+                try:
+                    page = make().encode()
+                except (UserError, OSError) as error:
+                    raise ApiError(500, str(error)) from error
+                made = time.monotonic()
+            self._made[key] = made, page
+            while len(self._made) > _KEPT:
+                del self._made[next(iter(self._made))]  # the one that was not asked for the longest
+            return page
