@@ -63,6 +63,23 @@ class Browser:
         actions = [{"type": kind, "value": key} for kind in ("keyDown", "keyUp")]
         self.call("POST", "actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 
+    def point(self, selector: str, *shares: float) -> None:
+        """Move the mouse over an element, at this share of its width and half its height; drag to each further one."""
+        found = self.call("POST", "element", {"using": "css selector", "value": selector})
+        width = self.run("return arguments[0].getBoundingClientRect().width", found)
+        first, *others = (
+            {"type": "pointerMove", "x": round((share - 0.5) * width), "y": 0, "origin": found} for share in shares
+        )
+        drag = [{"type": "pointerDown", "button": 0}, *others, {"type": "pointerUp", "button": 0}] if others else []
+        actions = {"type": "pointer", "id": "mouse", "actions": [first, *drag]}
+        self.call("POST", "actions", {"actions": [actions]})
+
+    def emulate(self, media: str = "", **features: str) -> None:
+        """Media (`print`) and features (`prefers_color_scheme="dark"`) of the page from now on."""
+        listed = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
+        params = {"media": media, "features": listed}
+        self.call("POST", "goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": params})
+
     def resize(self, width: int, height: int) -> None:
         """The page's own size: a window cannot be narrower than 500 pixels."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}

@@ -92,7 +92,7 @@ def _loss(report: RunReport) -> Chart | None:
     smooth = rows >= _SMOOTHED_FROM
     series = [_series(report, "loss", "Training loss, each step", 1, "pale" if smooth else "line", budget)]
     if smooth:
-        values = smoothed(report.metrics["loss"], window)
+        values = smoothed(report.metrics.get("loss", ()), window)
         label = f"Training loss, moving average over about {window} rows"
         series.append(_curve(report, values, label, 1, "line", budget))
     if any(value is not None for value in report.metrics.get("validation_loss", ())):
@@ -109,7 +109,11 @@ def _losses(reports: Sequence[RunReport]) -> Chart | None:
         rows = len(report.metrics.get("step", ()))
         if rows:
             window = _window(rows)
-            values = smoothed(report.metrics["loss"], window) if rows >= _SMOOTHED_FROM else report.metrics["loss"]
+            values = (
+                smoothed(report.metrics.get("loss", ()), window)
+                if rows >= _SMOOTHED_FROM
+                else report.metrics.get("loss", ())
+            )
             series.append(_curve(report, values, report.name, color, "line", budget))
     return _lines("loss", f"Training loss (moving average), {_unit(reports[0])}", reports, series)
 

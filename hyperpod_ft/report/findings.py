@@ -131,7 +131,7 @@ def timeline(report: RunReport) -> str:
     if held and held.held_seconds:
         share = held.training_seconds / held.held_seconds
         parts.append(
-            f"training held {_hardware(report)} for {duration(held.held_seconds)} and trained for {percent(share)} of that"
+            f"training held {_hardware(report)} for {duration(held.held_seconds)}, {percent(share)} of that in training"
         )
     if report.resume_points:
         lost = sum(point.lost_steps for point in report.resume_points)

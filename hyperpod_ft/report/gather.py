@@ -59,7 +59,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         timeline=spans,
         stages=_stages(run, records, status),
         accelerators=_accelerators(run, spans),
-        dataset=records["dataset"].facts if "dataset" in records else {},
+        dataset=_dataset(records),
         samples=_samples(run, records),
         figures=figures(run),
         submissions=_submissions(run),
@@ -184,6 +184,11 @@ def _accelerators(run: Run, spans: Sequence[TimelineSpan]) -> Accelerators | Non
         price_per_node_hour=run.config.cluster.price_per_node_hour,
         cost=usage.cost(run, hours),
     )
+
+
+def _dataset(records: Mapping[str, Record]) -> Mapping[str, Any]:
+    facts = records["dataset"].facts if "dataset" in records else {}
+    return facts if facts.get("tokens") else {}
 
 
 def _samples(run: Run, records: Mapping[str, Record]) -> Samples | None:

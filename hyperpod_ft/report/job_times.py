@@ -14,6 +14,7 @@ from hyperpod_ft.runs.records import ISO_UTC, Record
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 
+_ISO_UTC = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 _HEAD_BYTES = 1 << 16  # of a log: the script's banner comes first
 
 
@@ -33,7 +34,8 @@ def _times(
     replaced = unix_time(min(later)) if later else None
     started = _started(run, job)
     work = None
-    if record and record.job_id == job.job_id and unix_time(record.started) >= submitted:
+    # earlier records may have been written by a job of the same id, of another Slurm
+    if record and record.job_id == job.job_id and record.started >= job.submitted:
         begun = unix_time(record.started)
         work = (begun, begun + record.seconds)
     ended = _modified(run.exit_marker(job.stage, job.job_id))
@@ -86,7 +88,7 @@ def _started(run: Run, job: Job) -> float | None:
         return None
     with log.open("rb") as stream:
         head = stream.read(_HEAD_BYTES).decode("utf-8", "replace")
-    line = re.search(rf"^{re.escape(banner(job.stage, job.job_id))} on \S+, (\S+)$", head, re.MULTILINE)
+    line = re.search(rf"^{re.escape(banner(job.stage, job.job_id))} on \S+, ({_ISO_UTC})$", head, re.MULTILINE)
     return unix_time(line[1]) if line else None
 
 

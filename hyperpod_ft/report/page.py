@@ -40,6 +40,7 @@ def report_page(
             charts={chart["name"]: chart for chart in drawn},
             data=_json({"charts": drawn}),
             assets=assets,
+            uplot_license=asset("uplot/LICENSE"),
             policy=content_policy(assets, connects=refresh_seconds is not None),
             refresh_seconds=refresh_seconds,
             all_runs=all_runs,

@@ -284,7 +284,7 @@
     const status = document.getElementById("refreshed");
     let page;
     try {
-      const answer = await fetch(location.href, { cache: "no-store" });
+      const answer = await fetch(location.href, { cache: "no-store", signal: AbortSignal.timeout(10_000) });
       if (!answer.ok) throw new Error(answer.statusText);
       page = new DOMParser().parseFromString(await answer.text(), "text/html");
     } catch {

@@ -11,9 +11,9 @@ import pytest
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.http.openai_api import Request
 from hyperpod_ft.serving.http.server import Server
+from tests.browser import ENTER, ESCAPE, RELEASE, SHIFT, TAB, Browser, browser, installed
 from tests.unit.serving import tuned
 from tests.unit.serving.conftest import Serving
-from tests.browser import ENTER, ESCAPE, RELEASE, SHIFT, TAB, Browser, browser, installed
 from tests.unit.serving.http.made_up import MadeUp
 
 pytestmark = pytest.mark.skipif(

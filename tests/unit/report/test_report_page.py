@@ -1,0 +1,135 @@
+"""What a report reads from a run's files, and the text of its page."""
+
+import html
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hyperpod_ft.cli.main import app
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.status import status
+from hyperpod_ft.report import findings
+from hyperpod_ft.report.differences import differences
+from hyperpod_ft.report.gather import gather
+from hyperpod_ft.report.page import report_page
+from hyperpod_ft.runs.run import Run
+from tests.unit.report.recorded_run import SPIKE, recorded_run
+
+
+def data_of(page: str) -> dict[str, object]:
+    """The data of the charts, as the page's script finds it."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return {chart["name"]: chart for chart in json.loads(found[1])["charts"]}
+
+
+def test_a_restart_is_marked_and_its_cost_is_counted(tmp_path: Path) -> None:
+    report = gather(recorded_run(tmp_path))
+    (point,) = report.resume_points
+    assert (point.step, point.seconds, point.lost_steps) == (60, 18.0, 5)
+    assert point.reason == "rank 1: SIGKILL at step 65"
+    held = report.accelerators
+    assert held is not None
+    training = [(span.start, span.end) for span in report.timeline if span.activity == "training"]
+    assert [(round(start), round(end)) for start, end in training] == [(15, 35), (60, 80)]
+    assert held.training_seconds == pytest.approx(sum(end - start for start, end in training))
+    assert held.held_seconds == pytest.approx(87.0), "from the job's start to its end"
+    assert held.cost == pytest.approx(65 / 3600 * 7.2, abs=1e-4)
+    seconds = dict(findings.idle(report))
+    assert sum(seconds.values()) == pytest.approx(held.held_seconds - held.training_seconds)
+    assert "1 restart, 5 steps trained again" in findings.timeline(report)
+
+
+def test_headings_say_what_was_found(tmp_path: Path) -> None:
+    report = gather(recorded_run(tmp_path))
+    assert report.state == "done"
+    assert findings.loss(report) == "Validation loss fell from 5.500 to 4"
+    assert "1 of 1 training rows (base: 0)" in findings.answers(report)
+    assert "1,000 tokens/s, 25.0% of the hardware's peak FLOPs, and took at most 1.500 GB" in findings.speed(report)
+    assert "90 examples" in findings.dataset(report) and "25% of their tokens" in findings.dataset(report)
+    page = report_page([report])
+    for heading in (findings.loss(report), findings.answers(report), findings.cost(report)):
+        assert heading in page
+
+
+def test_a_run_that_is_not_finished_has_a_page(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    run.freeze()
+    report = gather(run, status(run, Launchers()))
+    assert report.state == "not run"
+    assert f"hyperpod-ft resume {run.directory}" in report_page([report])
+
+
+def test_a_failed_run_says_why(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path)
+    run.record_path("generate").unlink()
+    job = run.latest_jobs()["generate"].job_id
+    run.exit_marker("generate", job).write_text("2\n")
+    run.log("generate", job).write_text("== generate job 7 on a, x\nerror: generate: the <disk> is full\n")
+    report = gather(run, status(run, Launchers()))
+    assert report.state in ("failed", "unknown")
+    if report.state == "failed":
+        assert "error: generate: the &lt;disk&gt; is full" in report_page([report])
+
+
+def test_texts_of_a_run_are_text(tmp_path: Path) -> None:
+    hostile = "</script><script>alert(1)</script>\n<img src=x onerror=alert(2)> & \u2028"
+    page = report_page([gather(recorded_run(tmp_path, prompt=hostile))])
+    assert "<img" not in page and "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert page.count("<script") == page.count("</script") == 3, "data, library and the page's own"
+
+
+def test_a_long_run_stays_below_a_megabyte_and_keeps_its_spikes(long_page: Path) -> None:
+    page = long_page.read_text()
+    assert len(page.encode()) < 1_000_000
+    loss = data_of(page)["loss"]
+    assert isinstance(loss, dict)
+    assert max(loss["series"][0]["y"]) == SPIKE
+    assert "no spike is left out" in page
+
+
+def test_many_runs_stay_below_a_megabyte(tmp_path: Path) -> None:
+    report = gather(recorded_run(tmp_path, steps=3_000))
+    assert len(report_page([report] * 30).encode()) < 1_000_000
+
+
+def test_only_what_differs_is_listed(tmp_path: Path) -> None:
+    lora, full = (
+        gather(recorded_run(tmp_path / method, training__method=method, training__learning_rate=rate))
+        for method, rate in (("lora", 1e-3), ("full", 1e-5))
+    )
+    found = dict(differences([lora, full]))
+    assert found.pop("cluster.root") == [str(tmp_path / method / "root") for method in ("lora", "full")]
+    assert found == {"training.method": ["lora", "full"], "training.learning_rate": ["0.001", "1e-05"]}
+    assert "LoRA trained 1.00 times as many rows a second" in findings.methods([lora, full])
+    assert findings.title([lora, full]) == "LoRA and full fine-tuning compared"
+
+
+def test_a_page_of_a_server_may_ask_only_that_server(tmp_path: Path) -> None:
+    reports = [gather(recorded_run(tmp_path))]
+    assert "connect-src 'none'" in html.unescape(report_page(reports))
+    served = html.unescape(report_page(reports, refresh_seconds=5))
+    assert "connect-src 'self'" in served and 'data-refresh-seconds="5"' in served
+
+
+def test_the_command_writes_one_page_for_all_runs(tmp_path: Path) -> None:
+    first, second = recorded_run(tmp_path / "a"), recorded_run(tmp_path / "b", training__learning_rate=0.5)
+    page = tmp_path / "both.html"
+    done = CliRunner().invoke(app, ["report", str(first.directory), str(second.directory), "-o", str(page)])
+    assert done.exit_code == 0, done.output
+    assert done.output.strip() == str(page)
+    assert first.full_name in page.read_text() and second.full_name in page.read_text()
+
+
+def test_the_vendored_library_is_the_version_that_the_script_names() -> None:
+    root = Path(__file__).resolve().parents[3]
+    version = re.search(r"^readonly version=(\S+)$", (root / "scripts/vendor-uplot.sh").read_text(), re.MULTILINE)
+    assert version
+    library = root / "templates/report/uplot"
+    assert f"(v{version[1]})" in (library / "uPlot.iife.min.js").read_text()[:200]
+    assert "MIT" in (library / "LICENSE").read_text()
