@@ -191,8 +191,9 @@ def results(run: Run) -> None:
     if loss := samples.validation_loss:
         print(f"validation loss: base {loss.base.mean:.4f}, tuned {loss.tuned.mean:.4f}")
     print(f"All answers: {shown(run.samples_path)}")
-    if run.report_path.exists():
-        print(f"Report: {shown(run.report_path)}")
+    # written a moment after the record that ends the watching
+    written = run.report_path.exists()
+    print(f"Report: {shown(run.report_path) if written else f'hyperpod-ft report {shown(run.directory)}'}")
 
 
 def runs(root: Path, statuses: Sequence[RunStatus]) -> None:

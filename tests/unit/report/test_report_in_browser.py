@@ -119,7 +119,9 @@ def test_every_chart_has_its_numbers_as_a_table(window: Browser, page: Path) -> 
         )
     )
     assert tables["loss"] == 100 and tables["lengths"] == 3 and tables["timeline"] > 10
-    head = window.run(f"return [...document.querySelectorAll('{LOSS} .scroll thead th')].map((cell) => cell.textContent)")
+    head = window.run(
+        f"return [...document.querySelectorAll('{LOSS} .scroll thead th')].map((cell) => cell.textContent)"
+    )
     assert head[0] == "Optimizer step" and "Validation loss" in head
     assert str(SPIKE) in window.text(f"{LOSS} .scroll tbody")
 
