@@ -226,7 +226,7 @@ def test_in_a_browser(server: ViewServer, working: Run, idle: Run, tmp_path: Pat
         picture(window, "runs")
         window.type("#wanted", "idle")
         shown = "return [...document.querySelectorAll('tbody tr')].filter(row => !row.hidden).length"
-        assert window.run(shown) == 1
+        assert window.run(shown) == 1 and window.text("#count") == "1 of 2 runs"
         window.type("#wanted", BACKSPACE * len("idle"))
         assert window.run(shown) == 2
         window.run("document.querySelectorAll('tbody input').forEach(box => box.click())")
