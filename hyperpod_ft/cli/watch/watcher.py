@@ -80,6 +80,11 @@ class Watcher:
         self._cancel = True
         self._request.set()
 
+    @property
+    def cancelling(self) -> bool:
+        """Whether the jobs are yet to be cancelled."""
+        return self._cancel
+
     def stop(self) -> None:
         self._stop = True
         self._request.set()
@@ -151,7 +156,6 @@ class Watcher:
             log=tuple(tail(Path(path), _LOG_LINES)) if path else (),
             log_path=str(path or ""),
             messages=tuple(self.messages[-2:]),
-            cancelling=self._cancel,
         )
         self._changed()
 
