@@ -14,7 +14,7 @@ from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.cluster.commands import app as cluster_app
 from hyperpod_ft.cli.deploy import app as deploy_app
 from hyperpod_ft.cli.doctor import app as doctor_app
-from hyperpod_ft.cli.example_file import copy_example
+from hyperpod_ft.cli.init import init
 from hyperpod_ft.cli.local import app as local_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
 from hyperpod_ft.cli.serving import app as serving_app
@@ -67,19 +67,7 @@ def _options(
 ) -> None: ...
 
 
-@app.command()
-def init(
-    recipe: Annotated[str, typer.Argument(help="A packaged recipe.")] = "quickstart",
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")] = Path("run.yaml"),
-) -> None:
-    """Write a recipe as a run file to edit."""
-    from hyperpod_ft.config import run_file
-
-    recipes = run_file.recipes()
-    if recipe not in recipes:
-        raise UserError(f"no recipe {recipe!r}", f"recipes: {', '.join(recipes)}")
-    copy_example(recipes[recipe], output)
-    print(f"Wrote {output}. Edit it, then: hyperpod-ft plan {output}")
+app.command()(init)
 
 
 @app.command()
