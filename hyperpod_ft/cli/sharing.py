@@ -28,14 +28,14 @@ def track(
     """
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
-    from hyperpod_ft.stages.env import install_trackers
+    from hyperpod_ft.stages import tracker_environments
     from hyperpod_ft.tracking.follower import Ending, follow
 
     found = references.find(run)
     if not found.config.tracking.trackers:
         raise UserError("tracking.trackers: this run has none", "name some in its run file, and give that file as RUN")
     Launchers.of(found).refresh(found)
-    for problem in install_trackers(found).values():
+    for problem in tracker_environments.install(found).values():
         print(problem)
     ending = Ending()
     ending.begin(_TRACK_SECONDS)
