@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +182,8 @@ def metrics(results: Mapping[str, Any]) -> Iterable[tuple[Metric, Score]]:
 
 
 def _number(value: object) -> float | None:
-    # `N/A` where the harness knows no standard error; numpy's numbers are Python's
-    finite = isinstance(value, int | float) and math.isfinite(value)
-    return float(value) if finite else None  # type: ignore[arg-type]
+    # `N/A` where the harness knows no standard error; numpy's numbers are such too
+    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
 
 
 def _add(

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import numpy as np
+
 from hyperpod_ft.evaluation.harness import metrics
 from hyperpod_ft.runs.results.evaluation import Metric, Score
 
@@ -26,6 +28,11 @@ def test_filters_are_told_apart() -> None:
     found = dict(metrics(RESULTS["quiz_gen"]))
     assert {(metric.name, metric.filter) for metric in found} == {("bleu", "strict"), ("exact_match", "strict")}
     assert all(score.stderr == 0.0 for score in found.values())
+
+
+def test_numbers_of_numpy() -> None:
+    results = {"results": {"a": {"acc,none": np.float32(0.25), "acc_stderr,none": np.int64(0)}}}
+    assert [score for _, score in metrics(results)] == [Score(0.25, 0.0)]
 
 
 def test_what_is_no_number() -> None:
