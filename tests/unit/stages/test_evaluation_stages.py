@@ -158,6 +158,8 @@ def test_the_base_models_scores_are_shared(evaluated: Callable[..., Run], tmp_pa
         finish(other, name)
     perform(other)
     assert other.directory != run.directory and len(asked(tmp_path)) == 3
+    merged_again = make_run(merge__dtype="float32")
+    assert merged_again.directory == run.directory and evaluations(run) and not evaluations(merged_again)
 
 
 @pytest.mark.usefixtures("in_process")
