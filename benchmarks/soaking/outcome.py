@@ -30,8 +30,8 @@ _OF_TIME = {
 }
 _OUTPUTS = ("adapter", "merged", "samples.json")
 # docs/when-something-fails.md: small, and kept until somebody deletes them.
-_KEPT = re.compile(r"\.partial-[^/]*-\d+$")
-_TEMPORARY = re.compile(r"\.partial|\.replaced$|\.tmp|\.discarded-|\.volume-")
+_KEPT = re.compile(r"/\.[^/]+\.partial-[^/]+$")
+_TEMPORARY = re.compile(r"\.partial|\.replaced$|\.tmp|\.discarded-")
 
 
 def outcome(run: Run) -> dict[str, Any]:
