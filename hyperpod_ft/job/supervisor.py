@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from hyperpod_ft import publish
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
@@ -243,17 +243,25 @@ def main() -> int:
         except UserError as error:
             print_error(stage, str(error))
             status = EXIT_USER_ERROR
-        except BaseException:
+        except BaseException as error:
             # this process replaced the script: only it can end the ranks and record the exit status
             if signals.child is not None and signals.child.poll() is None:
                 signals.child.terminate()
-            with contextlib.suppress(OSError):
-                publish.write_text(marker, "1\n")
-            raise
+            _leave(marker, 1)  # what follows may raise the error again
+            if not isinstance(error, OSError):
+                raise
+            message, status = volume_failure(error)
+            print_error(stage, message)
     if status is None:  # it has not ended
         return TERMINATED_STATUS
-    publish.write_text(marker, f"{status}\n")
+    _leave(marker, status)
     return status
+
+
+def _leave(marker: Path, status: int) -> None:
+    """Leave the exit status, if the volume takes it: an error here would hide what the stage has come to."""
+    with contextlib.suppress(OSError):
+        publish.write_text(marker, f"{status}\n")
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ sys.exit(supervisor.main())
 """
 
 
-def start(run: Run, command: str, impatient: bool = False, **environment: str) -> "subprocess.Popen[str]":
-    program = ["-c", IMPATIENT] if impatient else ["-m", "hyperpod_ft.job.supervisor"]
+def start(run: Run, command: str, program: str = "", **environment: str) -> "subprocess.Popen[str]":
+    supervisor = ["-c", program] if program else ["-m", "hyperpod_ft.job.supervisor"]
     return subprocess.Popen(
-        [sys.executable, *program, "train", run.directory, "bash", "-c", command],
+        [sys.executable, *supervisor, "train", run.directory, "bash", "-c", command],
         cwd=run.directory,
         env={**os.environ, "HYPERPOD_FT_JOB_ID": "7", "PYTHONPATH": str(REPOSITORY)} | environment,
         stdout=subprocess.PIPE,
@@ -76,6 +76,29 @@ def test_a_command_is_tried_again_until_it_succeeds(run: Run) -> None:
     assert [restart.job_id for restart in restarts.history(run, "train")] == ["7"]
 
 
+# The supervisor, on a volume that is full.
+ON_A_FULL_VOLUME = """
+import errno, os, sys
+from hyperpod_ft.job import supervisor
+def full(run, *_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "attempts")
+supervisor._attempt = full
+sys.exit(supervisor.main())
+"""
+
+
+def test_a_full_volume_is_one_line(run: Run) -> None:
+    status, output = finish(start(run, "true", program=ON_A_FULL_VOLUME))
+    line = "error: train: attempts: No space left on device; free or repair the volume, then resume"
+    assert (status, output) == (2, f"{line}\n")
+    assert run.exit_marker("train", "7").read_text() == "2\n"
+
+
+def test_a_volume_that_takes_no_exit_status_does_not_change_it(run: Run) -> None:
+    status, output = finish(start(run, f"rm -rf exits; touch exits; {finished_training(run)}"))
+    assert status == 0, output
+
+
 def finished_training(run: Run) -> str:
     """A command that does what rank 0 does at the end of a training: it writes the stage's record."""
     record = Record("train", run.plan["train"].fingerprint, {}, (), {}, "", 0.0, "", "7")
@@ -85,7 +108,7 @@ def finished_training(run: Run) -> str:
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "], ids=["ends at SIGTERM", "ignores SIGTERM"])
 def test_a_peer_that_hangs_after_the_record_is_written_does_not_hold_the_job(run: Run, trap: str) -> None:
-    process = start(run, f"{trap}{finished_training(run)}; while :; do sleep 0.2; done", impatient=True)
+    process = start(run, f"{trap}{finished_training(run)}; while :; do sleep 0.2; done", program=IMPATIENT)
     wait_for(run.record_path("train"))
     recorded_at = time.monotonic()
     status, output = finish(process)
@@ -98,7 +121,7 @@ def test_a_peer_that_hangs_after_the_record_is_written_does_not_hold_the_job(run
 def test_a_record_that_was_seen_counts_when_a_forced_submission_removes_it(run: Run, tmp_path: Path) -> None:
     slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
     remove = f"trap 'rm {shlex.quote(str(run.record_path('train')))}; exit 1' TERM"
-    process = start(run, f"{finished_training(run)}; {remove}; while :; do sleep 0.2; done", impatient=True, **slurm)
+    process = start(run, f"{finished_training(run)}; {remove}; while :; do sleep 0.2; done", program=IMPATIENT, **slurm)
     assert finish(process)[0] == 0
     assert not run.record_path("train").exists() and not (tmp_path / "asked").exists()
     assert restarts.history(run, "train") == []
