@@ -111,11 +111,8 @@ class Browser:
 @contextlib.contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
     """`profile`: an empty directory for Chromium's files."""
-    driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
+    driver, url = _driver()
     try:
-        assert driver.stdout is not None
-        started = next(line for line in driver.stdout if "started successfully on port" in line)
-        url = f"http://127.0.0.1:{started.rstrip().rstrip('.').rpartition(' ')[2]}/session"
         options = {"args": [*_ARGUMENTS, f"--user-data-dir={profile}"]}
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"performance": "ALL", "browser": "ALL"}}
         made = _call("POST", url, {"capabilities": {"alwaysMatch": wanted}})
@@ -127,6 +124,18 @@ def browser(profile: Path) -> Iterator[Browser]:
     finally:
         driver.terminate()
         driver.wait(30)
+
+
+def _driver(attempts: int = 5) -> tuple["subprocess.Popen[str]", str]:
+    """A chromedriver and its address. It binds a free port for IPv4, and ends if another has it for IPv6."""
+    for _ in range(attempts):
+        driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            if "started successfully on port" in line:
+                return driver, f"http://127.0.0.1:{line.rstrip().rstrip('.').rpartition(' ')[2]}/session"
+        driver.wait(30)
+    raise AssertionError(f"chromedriver did not start in {attempts} attempts")
 
 
 def _call(method: str, url: str, body: dict[str, Any] | None = None) -> Any:

@@ -36,7 +36,6 @@ class TrainingProgress:
     tokens_per_second: float | None
     rows_per_second: float | None = None  # packed rows
     mfu: float | None = None  # 0 to 1
-    seconds_per_step: float | None = None
     reward_accuracy: float | None = None  # of DPO, 0 to 1
 
 
@@ -235,6 +234,5 @@ def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | N
         tokens_per_second=row.get("tokens_per_second"),
         rows_per_second=row.get("rows_per_second"),
         mfu=row.get("mfu"),
-        seconds_per_step=row.get("seconds_per_step"),
         reward_accuracy=row.get("rewards/accuracies"),
     )

@@ -203,6 +203,7 @@ def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     records = [run.record_path(stage.name) for stage in stages]
     training = any(stage.name == "train" for stage in stages)
     of_training = [run.checkpoints, run.metrics_path, run.usage_path, run.restarts_path("train"), run.reference]
+    of_training.append(run.tracking)  # in trackers, it is another run
     progress = of_training if training else []
     if any(stage.name == "eval" for stage in stages):
         progress += [run.base_scores, run.tuned_scores]

@@ -73,7 +73,9 @@ def loss(report: RunReport) -> str:
     losses = [value for value in report.metrics.get("loss", ()) if value is not None]
     if not losses:
         return "No step has been logged yet"
-    return f"Training loss {_went(losses[0], losses[-1])} from {number(losses[0])} to {number(losses[-1])}"
+    validation = _last(report.metrics.get("validation_loss", ()))
+    also = f"; validation loss is {number(validation)}" if validation is not None else ""
+    return f"Training loss {_went(losses[0], losses[-1])} from {number(losses[0])} to {number(losses[-1])}{also}"
 
 
 def _held(held: Accelerators | None) -> tuple[str, str, str]:
@@ -130,9 +132,8 @@ def timeline(report: RunReport) -> str:
     held = report.accelerators
     if held and held.held_seconds:
         share = held.training_seconds / held.held_seconds
-        parts.append(
-            f"training held {_hardware(report)} for {duration(held.held_seconds)}, {percent(share)} of that in training"
-        )
+        time = f"{duration(held.held_seconds)}, {percent(share)} of it in steps that count"
+        parts.append(f"training held {_hardware(report)} for {time}")
     if report.resume_points:
         lost = sum(point.lost_steps for point in report.resume_points)
         parts.append(f"{_count(len(report.resume_points), 'restart')}, {_count(lost, 'step')} trained again")

@@ -40,7 +40,8 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
     metrics = _columns(run)
     training = records.get("train")
     facts = training.facts if training else {}
-    spans = timeline(job_times.job_times(run, records, metrics), time.time() if state in _AT_WORK else None)
+    now = time.time() if state in ("running", "pending") else None
+    spans = timeline(job_times.job_times(run, records, metrics), now)
     known_steps = steps(run)
     failed = status.failed if status else None
     return RunReport(

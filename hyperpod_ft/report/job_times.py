@@ -66,7 +66,7 @@ def _attempts(run: Run, job: Job, metrics: Mapping[str, Sequence[float | None]])
         of_attempt = [
             (written, pace or 0.0) for written, pace in rows if written is not None and started <= written <= ended + 1
         ]
-        if "time" not in metrics and not reason:  # written by an earlier version
+        if metrics and "time" not in metrics and not reason:  # written by an earlier version
             of_attempt = [(started, 0.0), (ended, 0.0)]
         found.append(
             AttemptTimes(

@@ -63,10 +63,14 @@ def _spans(job: JobTimes, ends: Mapping[str, float], now: float) -> Iterator[tup
         return
     ended = job.ended or (job.work[1] if job.work else now)
     if job.attempts:
-        yield from _training(job, started, ended)
+        at_work = job.ended is None and job.work is None
+        yield from _training(job.attempts, started, ended, at_work)
         return
     if job.work is None:
-        yield "working", started, ended, "works"
+        if job.stage == "train":
+            yield "starting", started, ended, "checks the nodes and starts the ranks"
+        else:
+            yield "working", started, ended, "works"
         return
     begins, ends_work = max(started, job.work[0]), job.work[1]
     yield "starting", started, begins, "starts its program"
@@ -74,11 +78,20 @@ def _spans(job: JobTimes, ends: Mapping[str, float], now: float) -> Iterator[tup
     yield "ending", ends_work, ended, "ends its program"
 
 
-def _training(job: JobTimes, started: float, ended: float) -> Iterator[tuple[Activity, float, float, str]]:
-    position, why, activity = started, "checks the nodes and starts the ranks", "starting"
-    for number, attempt in enumerate(job.attempts, 1):
-        of = f"attempt {number}: " if len(job.attempts) > 1 else ""
-        yield ("restarting" if activity == "restarting" else "starting"), position, attempt.started, why
+def _training(
+    attempts: Sequence[AttemptTimes], started: float, ended: float, at_work: bool
+) -> Iterator[tuple[Activity, float, float, str]]:
+    """`at_work`: the job has not ended, so that neither has its last attempt if it ended for no known reason."""
+    position, why = started, "checks the nodes and starts the ranks"
+    before: Activity = "starting"
+    for number, attempt in enumerate(attempts, 1):
+        of = f"attempt {number}: " if len(attempts) > 1 else ""
+        yield before, position, attempt.started, why
+        if at_work and number == len(attempts) and not attempt.reason:
+            first = ended if attempt.first_step is None else attempt.first_step
+            yield "starting", attempt.started, first, f"{of}loads model and data"
+            yield "training", first, ended, f"{of}trains"
+            return
         if attempt.first_step is None or attempt.last_step is None:
             lost = f"{attempt.lost_steps:,} steps lost" if attempt.lost_steps else "no step saved"
             yield "lost", attempt.started, attempt.ended, f"{of}{lost}: {attempt.reason or 'not finished'}"
@@ -89,8 +102,8 @@ def _training(job: JobTimes, started: float, ended: float) -> Iterator[tuple[Act
             text = (
                 f"{attempt.lost_steps} steps to be trained again: {attempt.reason}"
                 if attempt.lost_steps
-                else (f"ends: {attempt.reason}" if attempt.reason else "saves the last checkpoint and ends")
+                else f"saves and ends{f': {attempt.reason}' if attempt.reason else ''}"
             )
             yield rest, attempt.last_step, attempt.ended, f"{of}{text}"
-        position, activity, why = attempt.ended, "restarting", f"starts the ranks again ({attempt.reason or 'ended'})"
+        position, before, why = attempt.ended, "restarting", f"starts the ranks again ({attempt.reason or 'ended'})"
     yield "ending", position, ended, "ends its program"

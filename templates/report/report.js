@@ -269,8 +269,9 @@
       target.addEventListener("keydown", (event) => keys(event, spec));
       figure.querySelector("details").addEventListener("toggle", () => fillTable(figure, spec));
       new ResizeObserver(() => {
+        if (!target.isConnected) return;
         const { plot } = drawn.get(spec.name);
-        if (target.isConnected && Math.abs(plot.width - target.clientWidth) > 1) plot.setSize({ width: target.clientWidth, height: plot.height });
+        if (Math.abs(plot.width - target.clientWidth) > 1) plot.setSize({ width: target.clientWidth, height: plot.height });
       }).observe(target);
     }
   }
@@ -294,6 +295,7 @@
     const open = [...document.querySelectorAll("details[open]")].map((details) => details.id);
     const scrolled = window.scrollY;
     for (const { plot } of drawn.values()) plot.destroy();
+    drawn.clear();
     document.querySelector("main").replaceWith(page.querySelector("main"));
     document.getElementById("data").textContent = page.getElementById("data").textContent;
     document.title = page.title;

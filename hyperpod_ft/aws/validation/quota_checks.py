@@ -66,7 +66,9 @@ def quotas(given: CheckInput) -> list[Finding]:
         elif (needed := count + used[instance_type]) > limits[name]["Value"]:
             verdict = warning if planned else error
             findings.append(
-                verdict(f"{key}.count", *short(given.config.region, limits[name], needed, used[instance_type]))
+                verdict(
+                    f"{key}.count", *quota_shortfall(given.config.region, limits[name], needed, used[instance_type])
+                )
             )
     size = sum(wanted.values())
     volume = max(group.volume_gb for group in config.groups)
@@ -77,7 +79,7 @@ def quotas(given: CheckInput) -> list[Finding]:
     ):
         limit = next((limit for name, limit in limits.items() if pattern.fullmatch(name)), None)
         if limit and needed > limit["Value"]:
-            findings.append(error(key, *short(given.config.region, limit, needed, taken)))
+            findings.append(error(key, *quota_shortfall(given.config.region, limit, needed, taken)))
     return findings
 
 
@@ -100,11 +102,11 @@ def network_quotas(given: CheckInput) -> list[Finding]:
             continue
         taken = network.count(given.clients["ec2"])
         if taken + more > limit["Value"]:
-            findings.append(error(key, *short(given.config.region, limit, taken + more, taken, "in use")))
+            findings.append(error(key, *quota_shortfall(given.config.region, limit, taken + more, taken, "in use")))
     return findings
 
 
-def short(
+def quota_shortfall(
     region: str, limit: dict[str, Any], needed: int, taken: int, by: str = "used by other clusters"
 ) -> tuple[str, str]:
     """The problem and the remedy of a quota that is too low."""

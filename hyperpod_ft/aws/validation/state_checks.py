@@ -1,4 +1,4 @@
-"""Checks of what the account already has: a cluster or a stack of this name, the bucket."""
+"""Checks of what the account already has: a cluster or a stack of this name, the bucket, KMS keys."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, warning
 
-BUCKET = "existing.bucket"
+BUCKET, KEYS = "existing.bucket", "kms_keys"
 FOR_A_NEW_CLUSTER = "for a new cluster choose another name"
 
 
@@ -72,3 +72,22 @@ def bucket(given: CheckInput) -> list[Finding]:
 def _elsewhere(given: CheckInput, region: str) -> Finding:
     problem = f"{given.existing.bucket} is in {region}, the cluster in {given.config.region}"
     return error(BUCKET, problem, "name a bucket in the cluster's region")
+
+
+def keys(given: CheckInput) -> list[Finding]:
+    """The keys exist, are enabled, and encrypt symmetrically, as EBS, FSx and S3 require."""
+    kms, findings = given.clients["kms"], []
+    for key, arn in given.config.kms_keys.given.items():
+        try:
+            found = kms.describe_key(KeyId=arn)["KeyMetadata"]
+        except kms.exceptions.ClientError as problem:
+            if error_code(problem) != "NotFoundException":
+                raise
+            findings.append(error(key, f"no key {arn}", "correct the ARN: aws kms list-keys"))
+            continue
+        kind, state = found["KeySpec"], found["KeyState"]
+        if kind != "SYMMETRIC_DEFAULT":
+            findings.append(error(key, f"{arn} is a key of kind {kind}", "name a symmetric key"))
+        elif state != "Enabled":
+            findings.append(error(key, f"{arn} is {state}", f"enable it: aws kms enable-key --key-id {arn}"))
+    return findings

@@ -43,6 +43,7 @@ def _until_it_ends(watcher: Watcher, opened: terminal.Terminal) -> None:
         new = watcher.picture or seen
         # a log that was scrolled stands still
         seen = replace(new, log=seen.log) if view.lines_back and new.stage == seen.stage else new
+        seen = replace(seen, cancelling=watcher.cancelling)
         opened.draw(partial(screen.draw, seen, view, utc_now()))
         for key in opened.keys(_CLOCK_SECONDS):
             stages = [stage.stage for stage in seen.status.stages]

@@ -44,7 +44,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, force_terminal=True)
         self.height = 24  # cells, when it was drawn last
         self._modes = termios.tcgetattr(self._input)
         self._handlers: dict[signal.Signals, Any] = {}

@@ -1,5 +1,7 @@
-"""The first lines of a training's log, the same for every engine."""
+"""What a training reports of itself, the same for every engine."""
 
+import json
+import time
 from collections.abc import Callable
 
 import pytest
@@ -25,3 +27,14 @@ def test_what_begins_is_announced(make_run: Callable[..., Run], capsys: pytest.C
     )
     assert second.startswith(f"train: lora of 1,000 parameters in fp32 on {degrees}, neuron); ")
     assert resumed == "train: resuming from step 12"
+
+
+def test_a_row_says_when_it_was_written(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    run.directory.mkdir(parents=True)
+    log = MetricsLog(run, Throughput(8, 512, None, None, 0.0), 100, 30, Progress(), lambda: 0.0)
+    before = time.time()
+    log.write(log.advance(Progress(), 2.5), 1e-3, 1.0)
+    row = json.loads(run.metrics_path.read_text())
+    assert before - 0.001 <= row["time"] <= time.time() + 0.001
+    assert row["loss"] == 2.5

@@ -52,12 +52,25 @@ def test_an_attempt_without_a_step_that_counts_is_lost() -> None:
     assert ("train", "lost", 14.0, 40.0) in spans(JobTimes("train", (), 0.0, 10.0, 41.0, None, (crashed,)))
 
 
+def test_an_attempt_at_work_trains_until_now() -> None:
+    """Its usage is written every 15 seconds, and a row of metrics only after a step."""
+    loading = AttemptTimes(14.0, 20.0, None, None)
+    training = AttemptTimes(14.0, 29.0, 18.0, 27.0)
+    assert spans(JobTimes("train", (), 0.0, 10.0, None, None, (loading,)), now=30.0)[2:] == [
+        ("train", "starting", 14.0, 30.0)
+    ]
+    assert spans(JobTimes("train", (), 0.0, 10.0, None, None, (training,)), now=30.0)[2:] == [
+        ("train", "starting", 14.0, 18.0),
+        ("train", "training", 18.0, 30.0),
+    ]
+
+
 def test_unfinished_jobs_end_now() -> None:
     train = JobTimes("train", (), 0.0, 10.0, None, None)
     merge = JobTimes("merge", ("train",), 0.0, None, None, None)
     assert spans(train, merge, now=30.0) == [
         ("train", "waiting", 0.0, 10.0),
-        ("train", "working", 10.0, 30.0),
+        ("train", "starting", 10.0, 30.0),
         ("merge", "waiting", 0.0, 30.0),
     ]
     assert [span.why for span in timeline([train, merge], 30.0)][-1] == "waits for stage train"

@@ -29,6 +29,7 @@ from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 from hyperpod_ft.stages import stage
+from tests.unit.report.recorded_run import recorded_run
 
 MakeRun = Callable[..., Run]
 
@@ -69,6 +70,25 @@ def test_work_leaves_a_record_and_is_not_repeated(make_run: MakeRun) -> None:
     assert record.facts == {"rows": 3}
     assert [(output.path, output.size) for output in record.outputs] == [("models/x", 7)]
     assert record.versions["python"]
+
+
+def test_the_last_stage_of_a_run_writes_its_report(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path)
+    for name in ("merge", "generate"):
+        run.record_path(name).unlink()
+    stage.perform(run, "merge", lambda _: stage.Result())
+    assert not run.report_path.exists(), "generate has not run"
+    stage.perform(run, "generate", lambda _: stage.Result())
+    assert run.full_name in run.report_path.read_text()
+
+
+def test_a_report_that_cannot_be_written_fails_no_stage(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = recorded_run(tmp_path)
+    run.record_path("generate").unlink()
+    run.report_path.mkdir()
+    stage.perform(run, "generate", lambda _: stage.Result())
+    assert run.is_done("generate")
+    assert f"hyperpod-ft report {run.directory}" in capfd.readouterr().out
 
 
 def test_an_output_that_is_gone_or_cut_short_makes_the_stage_run_again(make_run: MakeRun) -> None:
