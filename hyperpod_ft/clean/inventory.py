@@ -3,12 +3,14 @@
 import os
 import pwd
 import re
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from hyperpod_ft.clean.needs import Referring, needs
+from hyperpod_ft.clean.sizes import usages
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.cached_run import CachedRun, RecordCache
 from hyperpod_ft.runs.run import Run
@@ -29,6 +31,8 @@ Kind = Literal[
     "code",
     "leftovers",
 ]
+# `track` and `eval` may install for a run that is finished, and write nothing for a while
+_SETTLED_SECONDS = 3600
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # directories whose entries runs share; those without a pattern may have any name
 _SHARED: tuple[tuple[Kind, str, str], ...] = (
@@ -176,6 +180,8 @@ def _judged(item: Item, unfinished: Referring, finished: Referring) -> Item:
     name = str(path.with_name(leftover[1])) if leftover else item.name
     if item.kept:
         return item
+    if leftover and ".partial" in path.name and usages([item.path])[item.path].changed > time.time() - _SETTLED_SECONDS:
+        return _kept(item, "changed within the last hour: it may be being written")
     if owner := _other_owner(item.path):
         return _kept(item, f"belongs to {owner}")
     if waiting := unfinished.to(name):

@@ -29,7 +29,7 @@ def removing(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(root: Path, kind: int, waiting: str) -> Iterator[None]:
-    with _open(root / ".clean.lock") as stream:
+    with _open(root / "records" / "clean.lock") as stream:
         try:
             fcntl.flock(stream, kind | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -44,6 +44,7 @@ def _locked(root: Path, kind: int, waiting: str) -> Iterator[None]:
 
 def _open(path: Path) -> IO[str]:
     """The lock file, which every user of the volume locks, whoever made it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         stream = path.open("a")
     except PermissionError:
