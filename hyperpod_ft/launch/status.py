@@ -120,12 +120,19 @@ def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
         state=_overall(stages),
         stages=stages,
         submitted=min((job.submitted for job in run.jobs()), default=""),
-        origin=run.origin.read_text(encoding="utf-8").strip() if run.origin.exists() else "",
+        origin=_origin(run),
         progress=_progress(run, stages),
         figures=figures(run),
         note=note,
         created=created,
     )
+
+
+def _origin(run: Run) -> str:
+    try:
+        return run.origin.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
