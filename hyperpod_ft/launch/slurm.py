@@ -26,6 +26,8 @@ _SITE_REMEDIES = {
     "Invalid account": "ask for a Slurm account (docs/lifecycle.md), or correct the run file's cluster.account",
 }
 
+_PENDING = "Job is pending execution"
+
 
 @dataclass(frozen=True)
 class _ListedJob:
@@ -143,7 +145,8 @@ class SlurmLauncher:
         Raises UserError with scontrol's message; it is a SlurmUnreachableError when the controller does not answer.
         """
         done = self._run(["scontrol", "requeue", job_id])
-        if done.returncode:
+        # a slurmctld that crashed may have come back without knowing that the job has started, and starts it again
+        if done.returncode and _PENDING not in done.stderr:
             raise failure(f"scontrol requeue {job_id}", done.stderr, "continue with: hyperpod-ft resume")
 
     def host_names(self, node_list: str) -> list[str]:
