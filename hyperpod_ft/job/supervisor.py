@@ -160,7 +160,8 @@ def _requeue(job_id: str, signals: Signals) -> None:
 def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, begun_at: int, job_id: str) -> Attempt:
     directory = run.attempt_directory(stage, job_id)
     publish.remove(directory)
-    directory.mkdir(parents=True)
+    # what still ends on another node may have made it again, for its report
+    directory.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {ATTEMPT_DIRECTORY: str(directory)}
     child = signals.start(command, environment)
     recorded = _wait(run, stage, child, signals) or run.is_done(stage)

@@ -28,11 +28,12 @@ def run(make_run: MakeRun) -> Run:
     return run
 
 
-# The supervisor, but it waits for less long for what outlives the stage's record.
+# The supervisor, but it waits for less long: for what outlives the stage's record, and before it asks Slurm again.
 IMPATIENT = """
 import sys
 from hyperpod_ft.job import supervisor
 supervisor._RECORD_POLL_SECONDS, supervisor._GRACE_SECONDS, supervisor._TERMINATION_SECONDS = 0.1, 1, 1
+supervisor._REQUEUE_RETRY_SECONDS = 0.1
 sys.exit(supervisor.main())
 """
 
@@ -207,14 +208,43 @@ def test_a_slurm_that_refuses_to_requeue_is_an_error(run: Run, tmp_path: Path) -
     assert run.exit_marker("train", "7").read_text() == "2\n"
 
 
-def test_a_slurm_that_is_away_for_a_moment_is_asked_again(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "message", ["Unable to contact slurm controller (connect failure)", "Unexpected message received for job 7"]
+)
+def test_a_slurm_that_is_away_for_a_moment_is_asked_again(run: Run, tmp_path: Path, message: str) -> None:
     asked = tmp_path / "asked"
-    away = (
-        f"[[ -e {asked} ]] || {{ touch {asked}; echo 'Unable to contact slurm controller' >&2; exit 1; }}; kill $PPID"
+    away = f"[[ -e {asked} ]] || {{ touch {asked}; echo '{message}' >&2; exit 1; }}; kill $PPID"
+    status, output = finish(
+        start(run, "mkdir -p checkpoints/step-00000004; exit 9", program=IMPATIENT, **scontrol(tmp_path, away))
     )
-    status, output = finish(start(run, "mkdir -p checkpoints/step-00000004; exit 9", **scontrol(tmp_path, away)))
     assert status == 143 and "scontrol requeue" not in output
     assert asked.exists() and not run.exit_marker("train", "7").exists()
+
+
+def test_a_job_that_slurm_believes_pending_counts_as_requeued(run: Run, tmp_path: Path) -> None:
+    """slurmctld came back with an older state: it starts the job again by itself."""
+    slurm = scontrol(tmp_path, "kill $PPID; echo 'Job is pending execution for job 7' >&2; exit 1")
+    status, output = finish(start(run, "exit 9", **slurm))
+    assert status == 143 and "error" not in output
+    assert not run.exit_marker("train", "7").exists()
+
+
+# The supervisor, and a process of the attempt before it, which makes the directory of reports again.
+WITH_A_LATE_REPORT = """
+import sys
+from hyperpod_ft.job import supervisor
+remove = supervisor.publish.remove
+def removed(path):
+    remove(path)
+    if path.parent.name == "attempts":
+        path.mkdir(parents=True)
+supervisor.publish.remove = removed
+sys.exit(supervisor.main())
+"""
+
+
+def test_a_late_report_of_an_earlier_attempt_does_not_end_this_one(run: Run) -> None:
+    assert finish(start(run, "true", program=WITH_A_LATE_REPORT)) == (0, "")
 
 
 @pytest.mark.parametrize("hyperpod", [True, False])
