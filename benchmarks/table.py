@@ -73,6 +73,24 @@ def _lines(results: Results) -> Iterator[str]:
         yield from ("", "### loading the base model", "")
         yield from _loading_table(entries)
         yield from _circumstances(entries[next(size for size in reversed(LOADED) if size in entries)])
+    yield from _scale_section(results)
+
+
+def _scale_section(results: Results) -> Iterator[str]:
+    entry = results.get("scale", {}).get("figures")
+    if entry is None:
+        return
+    yield from ("", "### Scale", "")
+    yield "Commands: medians of 5 rounds. Slurm is real; its nodes are processes of this machine."
+    yield ""
+    yield _row("", "wall", "CPU")
+    yield "|---|---|---|"
+    for figure in entry["figures"]:
+        cpu = "" if figure["cpu"] is None else f"{figure['cpu']:.2f} s"
+        yield _row(figure["what"], f"{figure['wall']:.2f} s", cpu)
+    yield ""
+    yield f"Other programs ran too: load average {entry['load'][0]:.0f} to {entry['load'][1]:.0f} meanwhile."
+    yield from _circumstances(entry)
 
 
 def _loading_table(results: Mapping[str, Entry]) -> Iterator[str]:

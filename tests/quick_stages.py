@@ -34,7 +34,7 @@ def main() -> None:
     stage = arguments[0] if module.endswith("supervisor") else module.rpartition(".")[2]
     directory = Path(next(argument for argument in arguments if argument.startswith("/")))
     root = directory.parents[2]
-    facts: dict[str, object] = {}
+    facts: dict[str, object] = {"train_rows": 3} if stage == "dataset" else {}
     if stage == "train":
         facts = _train(directory, root)
     failed = (root / f"fail-{stage}").exists()

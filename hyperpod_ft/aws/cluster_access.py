@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.cluster_reference import ClusterReference
+from hyperpod_ft.aws.following import Seen, State, follow
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.hyperpod.api import Cluster
-from hyperpod_ft.aws.hyperpod.following import Seen, State, follow
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, ClusterWatch
 from hyperpod_ft.aws.session import Session, explained

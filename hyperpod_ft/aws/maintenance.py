@@ -59,7 +59,7 @@ class Maintenance:
             cluster, nodes = self._changeable(group), self.access.nodes()
             with _with_alternative("name the nodes to delete"):
                 states = controller.node_states(self.access.aws_cli, self._controller(cluster, nodes))
-        return idle.without_jobs(group, nodes, states, count)
+        return idle.without_jobs(cluster.group(group), nodes, states, count)
 
     def replace(self, nodes: list[Node], timeout: float | None) -> None:
         with self.access.explained():

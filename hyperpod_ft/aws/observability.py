@@ -4,9 +4,9 @@ import json
 from dataclasses import dataclass
 
 from hyperpod_ft.aws.cluster_access import ClusterAccess
+from hyperpod_ft.aws.following import Seen
 from hyperpod_ft.aws.hyperpod import extension
 from hyperpod_ft.aws.hyperpod.extension import Extension
-from hyperpod_ft.aws.hyperpod.following import Seen
 from hyperpod_ft.errors import UserError
 
 _MAX_SETTINGS = 10_240  # characters, from botocore's model

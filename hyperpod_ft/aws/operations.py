@@ -27,6 +27,16 @@ from hyperpod_ft.polling import poll_seconds
 
 
 @dataclass(frozen=True)
+class ClusterOverview:
+    """A cluster as it is."""
+
+    cluster: Cluster
+    nodes: list[Node]
+    missing: dict[str, str]  # why groups have fewer instances than requested, by group, if HyperPod reports it
+    warnings: dict[str, str]  # of the lifecycle scripts about Slurm, by instance id
+
+
+@dataclass(frozen=True)
 class ClusterOperations:
     """The operations on one cluster. Methods raise UserError; durations are in minutes, None means do not wait."""
 
@@ -47,13 +57,17 @@ class ClusterOperations:
         offline = validate_offline(config)
         return offline + validate_account(config, self.access.session.client, offline.findings)
 
-    def status(self) -> tuple[Cluster, list[Node]]:
+    def status(self) -> ClusterOverview:
         with self.access.explained():
-            return self.access.cluster(), self.access.nodes()
+            cluster, nodes = self.access.cluster(), self.access.nodes()
+        missing = events.why_missing(self.access.sagemaker, cluster)
+        warnings = cluster_logs.slurm_warnings(self.access.session.client("logs"), cluster, nodes)
+        return ClusterOverview(cluster, nodes, missing, warnings)
 
-    def why_missing(self, cluster: Cluster) -> dict[str, str]:
-        """Why groups have fewer instances than requested, by group, if HyperPod reports it."""
-        return events.why_missing(self.access.sagemaker, cluster)
+    def nodes(self) -> list[Node]:
+        with self.access.explained():
+            self.access.cluster()
+            return self.access.nodes()
 
     def events(self, group: str | None, node: str | None, limit: int) -> list[Event]:
         """The newest events, the oldest of them first, with the reasons of what failed."""
@@ -104,7 +118,13 @@ class ClusterOperations:
                 found = small_objects.read(s3, folder, lifecycle_files.SETTINGS) if folder else None
             except UserError as error:
                 raise UserError(error.problem, f"{error.remedy}, or pass --user or the cluster file") from None
-        return tuple(User.model_validate(user) for user in json.loads(found or b"{}").get("users", []))
+        try:
+            return tuple(User.model_validate(user) for user in json.loads(found or b"{}").get("users", []))
+        except ValueError:  # of JSON or of pydantic
+            raise UserError(
+                f"{folder}/{lifecycle_files.SETTINGS}: its users are not as `cluster create` writes them",
+                "pass --user or the cluster file",
+            ) from None
 
     def ssh_route(self, request: SshRequest) -> SshRoute:
         """The ssh route to the requested node."""

@@ -1,4 +1,4 @@
-"""`init` writes an example file for the user to edit."""
+"""`init` writes a file for the user to edit."""
 
 from pathlib import Path
 
@@ -7,7 +7,11 @@ from hyperpod_ft.errors import UserError
 
 def copy_example(example: Path, output: Path) -> None:
     """Copy `example` to `output`. Raises UserError when `output` exists or cannot be written."""
-    text = example.read_text(encoding="utf-8")
+    write_new(example.read_text(encoding="utf-8"), output)
+
+
+def write_new(text: str, output: Path) -> None:
+    """Write a file that does not exist yet. Raises UserError when `output` exists or cannot be written."""
     try:
         with output.open("x", encoding="utf-8") as stream:
             stream.write(text)

@@ -11,11 +11,12 @@ import typer
 
 from hyperpod_ft import __version__
 from hyperpod_ft.cli.checkpoint import app as checkpoint_app
+from hyperpod_ft.cli.clean import app as clean_app
 from hyperpod_ft.cli.cluster.commands import app as cluster_app
 from hyperpod_ft.cli.deploy import app as deploy_app
 from hyperpod_ft.cli.doctor import app as doctor_app
 from hyperpod_ft.cli.evaluation import app as evaluation_app
-from hyperpod_ft.cli.example_file import copy_example
+from hyperpod_ft.cli.init import init
 from hyperpod_ft.cli.local import app as local_app
 from hyperpod_ft.cli.report import app as report_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
@@ -46,6 +47,7 @@ app.add_typer(checkpoint_app)
 app.add_typer(serving_app)
 app.add_typer(evaluation_app)
 app.add_typer(doctor_app)
+app.add_typer(clean_app)
 app.add_typer(report_app)
 app.add_typer(sharing_app)
 app.add_typer(watch_app)
@@ -77,19 +79,7 @@ def _options(
 ) -> None: ...
 
 
-@app.command()
-def init(
-    recipe: Annotated[str, typer.Argument(help="A packaged recipe.")] = "quickstart",
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")] = Path("run.yaml"),
-) -> None:
-    """Write a recipe as a run file to edit."""
-    from hyperpod_ft.config import run_file
-
-    recipes = run_file.recipes()
-    if recipe not in recipes:
-        raise UserError(f"no recipe {recipe!r}", f"recipes: {', '.join(recipes)}")
-    copy_example(recipes[recipe], output)
-    print(f"Wrote {output}. Edit it, then: hyperpod-ft plan {output}")
+app.command()(init)
 
 
 @app.command()
@@ -230,10 +220,12 @@ def list_command(
     as_json: Json = False,
 ) -> None:
     """List the runs below a root, newest first."""
+    from hyperpod_ft import garbage
     from hyperpod_ft.cli import show_runs
     from hyperpod_ft.launch.listing import list_runs
     from hyperpod_ft.runs import references
 
+    garbage.pause_collection()  # a listing makes none
     chosen = root or references.last_run().root
     statuses = list_runs(chosen)
     if as_json:

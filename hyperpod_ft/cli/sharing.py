@@ -1,10 +1,14 @@
 """The commands that show a run elsewhere."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hyperpod_ft.errors import UserError
+
+if TYPE_CHECKING:
+    from hyperpod_ft.runs.run import Run
+    from hyperpod_ft.upload.content import Upload
 
 app = typer.Typer()
 
@@ -24,14 +28,14 @@ def track(
     """
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
-    from hyperpod_ft.stages.env import install_trackers
+    from hyperpod_ft.stages import tracker_environments
     from hyperpod_ft.tracking.follower import Ending, follow
 
     found = references.find(run)
     if not found.config.tracking.trackers:
         raise UserError("tracking.trackers: this run has none", "name some in its run file, and give that file as RUN")
     Launchers.of(found).refresh(found)
-    for problem in install_trackers(found).values():
+    for problem in tracker_environments.install(found).values():
         print(problem)
     ending = Ending()
     ending.begin(_TRACK_SECONDS)
@@ -39,3 +43,51 @@ def track(
     for tracker, state in states.items():
         print(f"{tracker}: published to step {state.step} {state.problem or state.where}")
     raise typer.Exit(1 if any(state.problem for state in states.values()) else 0)
+
+
+@app.command()
+def push(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, run file or recipe.")],
+    repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="A model repository of the Hub.")],
+    adapter: Annotated[bool, typer.Option("--adapter", help="Push the LoRA adapter alone, not the model.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Everyone may read it. Default: private.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the files and their sizes; upload nothing.")
+    ] = False,
+) -> None:
+    """Put the tuned model or the adapter on the Hugging Face Hub with its card, in one commit.
+
+    Safe to run again after an interruption: only what is missing is uploaded. The token is HF_TOKEN or that of `hf auth
+    login`.
+    """
+    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.progress import format_bytes
+    from hyperpod_ft.runs import references
+    from hyperpod_ft.serving import stored_models
+
+    found = references.find(run)
+    Launchers.of(found).refresh(found)
+    if adapter or not dry_run:
+        stored_models.pull(found, [found.adapter if adapter else found.tuned_model])
+    upload = _upload(found, adapter)
+    visibility = "public" if public else "private"
+    print(f"{len(upload.files)} files, {format_bytes(upload.nbytes)}, for {repository} ({visibility} if it is new)")
+    if dry_run:
+        for name, size in upload.sizes.items():
+            print(f"  {name}  {format_bytes(size)}")
+        return
+    from hyperpod_ft.upload.push import push as push_files
+
+    print(push_files(upload, repository, f"{found.full_name} by hyperpod-ft", public=public))
+
+
+def _upload(run: "Run", adapter: bool) -> "Upload":
+    from hyperpod_ft.stages.model_card import model_card
+    from hyperpod_ft.upload import content
+
+    if not adapter:
+        return content.model_upload(run)
+    record = run.record(content.stage_of(run, adapter))
+    return content.adapter_upload(
+        run, model_card(run, str(record.facts["chat_template"]) if record else "", adapter=True)
+    )

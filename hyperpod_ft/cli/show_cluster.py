@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # --help and the other commands start without them
     from hyperpod_ft.aws.hyperpod.api import Cluster
     from hyperpod_ft.aws.hyperpod.events import Event
     from hyperpod_ft.aws.hyperpod.nodes import Node
+    from hyperpod_ft.aws.operations import ClusterOverview
     from hyperpod_ft.aws.stack.stack import Remaining
     from hyperpod_ft.aws.validation.validate import ValidationResult
     from hyperpod_ft.config.cluster_config import ClusterConfig
@@ -58,18 +59,20 @@ def _number(count: int, noun: str) -> str:
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
-def status(cluster: Cluster, nodes: list[Node], missing: Mapping[str, str], as_json: bool) -> int:
-    """Print a cluster, its groups, and why instances are missing, by group; returns the exit code."""
+def status(found: ClusterOverview, as_json: bool) -> int:
+    """Print a cluster, its groups, and what is wrong with them; returns the exit code."""
     from hyperpod_ft.aws.hyperpod.api import FAILED
     from hyperpod_ft.aws.hyperpod.nodes import tally
 
+    cluster, nodes = found.cluster, found.nodes
     if as_json:
         report = {
             **asdict(cluster),
             "id": cluster.id,
             "complete": cluster.complete,
             "nodes": [asdict(node) for node in nodes],
-            "missing": missing,
+            "missing": found.missing,
+            "warnings": found.warnings,
         }
         print(json.dumps(report, indent=2))
     else:
@@ -86,8 +89,10 @@ def status(cluster: Cluster, nodes: list[Node], missing: Mapping[str, str], as_j
             f"{node.group} {node.instance_id}".strip() + f": {node.message}" for node in nodes if node.message
         ):
             print(line)
-        for name, reason in missing.items():
+        for name, reason in found.missing.items():
             print(f"{name} lacks instances: {reason}")
+        for name, text in found.warnings.items():
+            print(f"warning: {name}: when it was provisioned: {text}")
     failed = cluster.status == FAILED or any(node.failed for node in nodes)
     return 1 if failed else 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hyperpod_ft.cli.tables import clip, console, shown, table
+from hyperpod_ft.cli.tables import aligned, clip, console, shown, table
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, NO_MAIL
@@ -216,16 +216,11 @@ def runs(root: Path, statuses: Sequence[RunStatus]) -> None:
     if not statuses:
         print(f"no runs below {root}")
         return
-    listed = table("run", "state", "submitted", "directory")
-    for current in statuses:
-        run_id = Path(current.directory).name
-        listed.add_row(
-            f"{current.name}/{run_id}",
-            Text(current.state, STATE_STYLES.get(current.state, "")),
-            current.submitted,
-            shown(current.directory),
-        )
-    console().print(listed)
+    rows = [
+        (f"{current.name}/{Path(current.directory).name}", current.state, current.submitted, shown(current.directory))
+        for current in statuses
+    ]
+    console().print(aligned(("run", "state", "submitted", "directory"), rows, STATE_STYLES), soft_wrap=True)
     for note in dict.fromkeys(current.note for current in statuses if current.note):
         print(note)
 

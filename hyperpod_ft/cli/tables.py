@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from hyperpod_ft.terminal import printable
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 
 def table(*columns: str) -> "Table":
@@ -20,6 +22,24 @@ def table(*columns: str) -> "Table":
     for column in columns:
         made.add_column(column, overflow="fold")
     return made
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str]) -> "Text":
+    """A table of plain words, whose second column has a style for each word: for hundreds of rows.
+
+    A table of rich's, which can fold cells, takes 0.3 ms a row.
+    """
+    from rich.text import Text
+
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    text = Text()
+    text.append("  ".join(word.ljust(width) for word, width in zip(head, widths, strict=True)).rstrip(), "dim")
+    for first, second, *others in rows:
+        rest = (word.ljust(width) for word, width in zip(others, widths[2:], strict=True))
+        text.append(f"\n{first.ljust(widths[0])}  ")
+        text.append(second.ljust(widths[1]), styles.get(second))
+        text.append(f"  {'  '.join(rest)}".rstrip())
+    return text
 
 
 def console() -> "Console":

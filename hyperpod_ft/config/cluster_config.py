@@ -7,9 +7,9 @@ module.
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from hyperpod_ft.config import yaml_file
+from hyperpod_ft.config import public_key, yaml_file
 from hyperpod_ft.config.fields import PositiveInt, Section, matches, shortened
 from hyperpod_ft.config.kms_keys import KmsKeys
 from hyperpod_ft.config.yaml_file import FileKind
@@ -30,8 +30,6 @@ InstanceType = Annotated[
 MOUNT_PATH = r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+"
 MountPath = Annotated[str, matches(MOUNT_PATH, "an absolute path of letters, digits and ._-, such as /fsx")]
 LINUX_USER = r"[a-z_][a-z0-9_-]{0,31}"
-# a line of authorized_keys without options, as lifecycle/provision/settings.py reads it
-PUBLIC_KEY = r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}( [^\x00-\x1f\x7f]*)?"
 FSX_FIRST_GIB, FSX_STEP_GIB = 1200, 2400  # sizes of FSx for Lustre SSD file systems
 FIRST_USER_ID, LAST_USER_ID = (
     1001,
@@ -49,6 +47,11 @@ class InstanceGroup(Section):
     threads_per_core: Literal[1, 2] = Field(1, description="2 turns hyper-threading on.")
     volume_gb: Annotated[PositiveInt, Field(le=16384)] = Field(
         500, description="Size of the volume at /opt/sagemaker, in GB."
+    )
+    image_id: Annotated[str, matches(r"ami-[0-9a-f]{8,17}", "the id of an image, ami-...")] | None = Field(
+        None,
+        description="Your own image, of this account and built on one of HyperPod's; by default HyperPod's newest."
+        " Of an existing group, `cluster update --image` changes it.",
     )
 
 
@@ -90,6 +93,11 @@ class Workers(InstanceGroup):
             description="Health checks that HyperPod runs on each new instance before it takes jobs. They take tens of"
             " minutes, which are billed.",
         )
+    )
+    auto_patch: Literal["WhenIdle", "WhenAllIdle"] | None = Field(
+        None,
+        description="Have HyperPod install security patches by itself: on each node when it is idle, or on all of the"
+        " group at once. Of an existing group, `cluster auto-patch` changes it.",
     )
     training_plan_arn: (
         Annotated[
@@ -135,9 +143,7 @@ class User(Section):
         None, description="Id of the user's own group; the user id if not set."
     )
 
-    public_keys: tuple[
-        Annotated[str, matches(PUBLIC_KEY, "one line of a public key file, such as ~/.ssh/id_ed25519.pub")], ...
-    ] = Field(
+    public_keys: tuple[Annotated[str, AfterValidator(public_key.checked)], ...] = Field(
         (),
         description="Public ssh keys of this person, as in `id_ed25519.pub`: they open this account, and `cluster ssh`"
         " logs in as the user who has the caller's key.",

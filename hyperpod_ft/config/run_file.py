@@ -84,10 +84,10 @@ def with_evaluation(config: RunConfig, section: Mapping[str, Any], base: Path) -
     Nothing else is resolved again: the local files that a finished run was made from may have changed since.
     """
     values = config.model_dump() | {"eval": dict(section)}
-    given = validate(values, "eval").eval
+    given = validate(values, "hyperpod-ft eval").eval
     assert given is not None
     values["eval"] = given.model_dump() | _resolve_evaluation(given, base)
-    return validate(values, "eval")
+    return validate(values, "hyperpod-ft eval")
 
 
 def _interpreter(python: str | None, base: Path) -> str | None:

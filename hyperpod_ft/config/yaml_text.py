@@ -142,7 +142,12 @@ class _Dumper(yaml.SafeDumper):
 
 def dump(config: BaseModel) -> str:
     """A text that `read` and pydantic read back as the same config."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return dump_values(config.model_dump(mode="json"))
+
+
+def dump_values(values: dict[str, Any]) -> str:
+    """A text that `read` reads back as the same values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def read(text: str, where: str, *, limited: bool = True) -> Any:

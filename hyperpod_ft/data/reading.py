@@ -58,7 +58,7 @@ def chunks(directory: Path) -> list[Chunk]:
     found: list[Chunk] = []
     data_files = [name for name in names if not _is_hidden(name) and Path(name).name not in _NOT_ROWS]
     for name in data_files:
-        found.extend(_chunks_of(directory, name))
+        found.extend(chunks_of(directory, name))
     if not data_files:
         raise UserError(f"{directory}: has no data files", "correct dataset.files")
     return found
@@ -68,7 +68,8 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _chunks_of(directory: Path, name: str) -> Iterator[Chunk]:
+def chunks_of(directory: Path, name: str) -> Iterator[Chunk]:
+    """One file below `directory`, cut into chunks as they are asked for. Raises UserError for one of another type."""
     path = directory / name
     suffix = path.suffix.lower()
     if suffix == ".parquet":

@@ -1,11 +1,11 @@
 """`doctor --cluster`: a cluster from outside, with the caller's AWS credentials."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from hyperpod_ft.aws.hyperpod.api import IN_SERVICE, Cluster, GroupState
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
-from hyperpod_ft.aws.operations import ClusterOperations
+from hyperpod_ft.aws.operations import ClusterOperations, ClusterOverview
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.validation.lifecycle_checks import SCRIPTS
@@ -20,12 +20,11 @@ def cluster(operations: ClusterOperations) -> list[Finding]:
 
     Raises UserError if there is no such cluster, or AWS does not answer.
     """
-    found, nodes = operations.status()
-    missing = operations.why_missing(found)
+    status = operations.status()
     account = Assumption("validate", lambda: _validated(operations))
     if operations.access.config is None:
-        account = Assumption("quotas", lambda: _quotas(operations, found))
-    return [*examine([Assumption("programs for ssh", _programs)]), *_state(found, nodes, missing), *examine([account])]
+        account = Assumption("quotas", lambda: _quotas(operations, status.cluster))
+    return [*examine([Assumption("programs for ssh", _programs)]), *_state(status), *examine([account])]
 
 
 def _programs() -> Finding:
@@ -33,14 +32,19 @@ def _programs() -> Finding:
     return ok("programs for ssh", "aws, session-manager-plugin, ssh")
 
 
-def _state(found: Cluster, nodes: list[Node], missing: Mapping[str, str]) -> Iterator[Finding]:
+def _state(status: ClusterOverview) -> Iterator[Finding]:
+    found, nodes = status.cluster, status.nodes
     if found.status == IN_SERVICE:
         yield ok("cluster", f"{found.name} is {found.status}")
     else:
         why = f": {found.failure}" if found.failure else ""
         yield error("cluster", f"{found.name} is {found.status}{why}", f"see hyperpod-ft cluster status {found.name}")
     for group in found.groups:
-        yield _group(found, group, [node for node in nodes if node.group == group.name], missing.get(group.name, ""))
+        yield _group(
+            found, group, [node for node in nodes if node.group == group.name], status.missing.get(group.name, "")
+        )
+    for instance, text in status.warnings.items():
+        yield warning(f"Slurm on {instance}", text, "see docs/lifecycle.md; the node may be well by now: sinfo")
 
 
 def _group(found: Cluster, group: GroupState, nodes: list[Node], missing: str) -> Finding:

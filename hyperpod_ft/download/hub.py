@@ -25,13 +25,9 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.hub_errors import HttpError, status_of
 
 _PARALLEL_FILES = 8
-# The base of all errors of huggingface_hub's HTTP library: requests in 0.x, httpx in 1.x, httpx2 in 2.x. The Hub's own
-# errors derive from it, too.
-_HttpError: type[Exception] = [
-    kind for kind in HfHubHTTPError.__mro__ if kind.__module__.partition(".")[0] not in ("huggingface_hub", "builtins")
-][-1]
 
 
 @dataclass(frozen=True)
@@ -70,12 +66,12 @@ class Hub:
             # raised when the Hub could not be reached; its cause says why
             cause = error.__cause__
             raise self._explain(cause if isinstance(cause, Exception) else error) from error
-        except (OfflineModeIsEnabled, _HttpError) as error:
+        except (OfflineModeIsEnabled, HttpError) as error:
             raise self._explain(error) from error
 
     def _explain(self, error: Exception) -> UserError:
         name, where, token = self.asset.source, self.where, get_token()
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) and error.response is not None else 0
+        status = status_of(error)
         match error:
             case GatedRepoError():
                 page = f"{constants.ENDPOINT}/{'datasets/' if self.kind == 'dataset' else ''}{name}"

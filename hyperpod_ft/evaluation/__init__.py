@@ -1,1 +1,1 @@
-"""Base and tuned model side by side: greedy answers, exact matches and validation loss."""
+"""Base and tuned model side by side: greedy answers, exact matches, validation loss, scores on benchmarks."""

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,6 @@ def score(request: ScoresRequest) -> None:
     """Evaluate one model, and write its scores after each task; a task that fails does not stop the others."""
     known = ModelScores.read(Path(request.scores), request.conditions)
     missing = [task for task in request.tasks if task not in known.tasks]
-    for task in set(request.tasks).difference(missing):
-        print(f"eval: {request.title}: {task}: already done", flush=True)
-    if not missing:
-        return
     from lm_eval.tasks import TaskManager  # noqa: PLC0415 - only this environment has it
 
     manager = TaskManager(include_path=request.include_path)
@@ -123,24 +120,24 @@ def score(request: ScoresRequest) -> None:
 
 
 def _model(request: ScoresRequest) -> Any:
-    import torch  # noqa: PLC0415 - not before the scores that are there were read
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
 
-    # Layers on all accelerators of the node, unless the weights fill less than half of one.
-    weights = sum(file.stat().st_size for file in Path(request.model).glob("*.safetensors"))
-    parallel = (
-        request.device == "cuda"
-        and torch.cuda.device_count() > 1
-        and weights > torch.cuda.get_device_properties(0).total_memory / 2
-    )
     return HFLM(
         pretrained=request.model,
         tokenizer=request.tokenizer,
         device=request.device,
         dtype="auto",  # that of the stored weights
         batch_size=request.batch_size,
-        parallelize=parallel,
+        parallelize=request.device == "cuda" and _needs_every_gpu(Path(request.model)),
     )
+
+
+def _needs_every_gpu(model: Path) -> bool:
+    """Whether the layers go to all GPUs of the node: the weights fill more than half of one."""
+    import torch  # noqa: PLC0415 - the harness has imported it
+
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    return torch.cuda.device_count() > 1 and weights > torch.cuda.get_device_properties(0).total_memory / 2
 
 
 def _evaluate(request: ScoresRequest, model: Any, manager: Any, task: str) -> Mapping[str, Any]:
@@ -185,9 +182,8 @@ def metrics(results: Mapping[str, Any]) -> Iterable[tuple[Metric, Score]]:
 
 
 def _number(value: object) -> float | None:
-    # `N/A` where the harness knows no standard error; numpy's numbers are Python's
-    finite = isinstance(value, int | float) and math.isfinite(value)
-    return float(value) if finite else None  # type: ignore[arg-type]
+    # `N/A` where the harness knows no standard error; numpy's numbers are such too
+    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
 
 
 def _add(

@@ -33,8 +33,12 @@ def scores(run: Run, request: ScoresRequest) -> ModelScores:
 
     Raises UserError when a task failed, which the other tasks survive, or when the harness ends unexpectedly.
     """
-    _run(run, "scores", asdict(request), allow_code=request.allow_code_execution)
     known = ModelScores.read(Path(request.scores), request.conditions)
+    if done := [task for task in request.tasks if task in known.tasks]:
+        print(f"eval: {request.title}: already done: {', '.join(done)}", flush=True)
+    if len(done) < len(request.tasks):
+        _run(run, "scores", asdict(request), allow_code=request.allow_code_execution)
+        known = ModelScores.read(Path(request.scores), request.conditions)
     failed = [task for task in request.tasks if task not in known.tasks]
     if failed:
         reasons = "; ".join(f"{task}: {known.failed.get(task, 'no result')}" for task in failed)
@@ -53,15 +57,14 @@ def _run(run: Run, mode: str, request: dict[str, Any], *, allow_code: bool, argu
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "request.json"
         publish.write_json(file, request)
-        done = subprocess.run(
+        status = subprocess.call(
             [str(run.evaluation_python), "-m", _PROGRAM, mode, str(file), *(arguments or [])],
             # paths in the user's own tasks are relative to these
             cwd=run.own_tasks or run.directory,
             env=_variables(run, allow_code),
-            check=False,
         )
-    if done.returncode:
-        ended = f"signal {-done.returncode}" if done.returncode < 0 else f"exit status {done.returncode}"
+    if status:
+        ended = f"signal {-status}" if status < 0 else f"exit status {status}"
         raise UserError(f"lm-evaluation-harness ended with {ended}", "see the lines above; finished tasks are kept")
 
 

@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
+from hyperpod_ft.processes import descendants
 from hyperpod_ft.runs.container import CONTAINER_PYTHON
 from hyperpod_ft.runs.run import Run
 
@@ -43,5 +45,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     try:
         process.wait(_LAST_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()
+        for pid in [process.pid, *descendants(process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()

@@ -1,4 +1,4 @@
-"""The runs below a root, each with its state. Each Slurm is asked once for all of them."""
+"""Many runs, such as all below a root, each with its state. Each Slurm is asked once for all of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +9,18 @@ from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.status import RunStatus, described, status
 from hyperpod_ft.runs.cached_run import CachedRun, RecordCache
 from hyperpod_ft.runs.references import all_runs
+from hyperpod_ft.runs.run import Run
 
 
 def list_runs(root: Path) -> list[RunStatus]:
     """The status of every run below a root, newest first; names on stderr the runs that cannot be opened."""
+    return statuses_of(all_runs(root))
+
+
+def statuses_of(runs: Sequence[Run]) -> list[RunStatus]:
+    """The status of each of these runs, which are below one root."""
     cache = RecordCache()
-    seen = [CachedRun.now(run, cache) for run in all_runs(root)]
+    seen = [CachedRun.now(run, cache) for run in runs]
     statuses: dict[Path, RunStatus] = {}
     asked: dict[str, tuple[SlurmLauncher, list[CachedRun]]] = {}
     for run in seen:
@@ -29,8 +35,8 @@ def list_runs(root: Path) -> list[RunStatus]:
             asked.setdefault(slurm.environment.get("SLURM_CONF", ""), (slurm, []))[1].append(run)
         else:
             statuses[run.directory] = status(run, launchers)
-    for slurm, runs in asked.values():
-        for current in _of_slurm(slurm, runs):
+    for slurm, on_it in asked.values():
+        for current in _of_slurm(slurm, on_it):
             statuses[Path(current.directory)] = current
     return [statuses[run.directory] for run in seen]
 

@@ -36,7 +36,6 @@ class TrainingProgress:
     tokens_per_second: float | None
     rows_per_second: float | None = None  # packed rows
     mfu: float | None = None  # 0 to 1
-    seconds_per_step: float | None = None
     reward_accuracy: float | None = None  # of DPO, 0 to 1
 
 
@@ -126,7 +125,7 @@ def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
         state=_overall(stages),
         stages=stages,
         submitted=min((job.submitted for job in run.jobs()), default=""),
-        origin=run.origin.read_text(encoding="utf-8").strip() if run.origin.exists() else "",
+        origin=_origin(run),
         progress=_progress(run, stages),
         figures=figures(run),
         evaluations=evaluations(run),
@@ -139,6 +138,13 @@ def with_progress(run: Run, current: RunStatus) -> RunStatus:
     """The same status with the progress that the run's files say now. Asks no launcher."""
     stages = tuple(replace(stage, progress=_stage_progress(stage.state, stage.log)) for stage in current.stages)
     return replace(current, stages=stages, progress=_progress(run, stages))
+
+
+def _origin(run: Run) -> str:
+    try:
+        return run.origin.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
@@ -235,6 +241,5 @@ def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | N
         tokens_per_second=row.get("tokens_per_second"),
         rows_per_second=row.get("rows_per_second"),
         mfu=row.get("mfu"),
-        seconds_per_step=row.get("seconds_per_step"),
         reward_accuracy=row.get("rewards/accuracies"),
     )

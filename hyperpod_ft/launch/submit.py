@@ -19,6 +19,7 @@ from hyperpod_ft.launch.protocol import NOTHING_ELSE, JobsElsewhere, Launcher
 from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan, plan
+from hyperpod_ft.runs import volume_lock
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
@@ -136,7 +137,10 @@ def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Ite
     """
     create_run_directory(run)
     _refuse_another_path(run)
-    with publish.lock(run.directory / "submit.lock", waiting="waiting for another submission of this run") as held:
+    with (
+        publish.lock(run.directory / "submit.lock", waiting="waiting for another submission of this run") as held,
+        volume_lock.submitting(run.root),
+    ):
         os.set_inheritable(held, True)  # sbatch holds the lock too, which outlives a submission that is killed
         # a job whose stage has left its record is about to end
         yield [job for job in launchers.active(run, also) if not run.is_done(job.stage)]
@@ -156,7 +160,7 @@ def _prepare(run: Run) -> list[Path]:
     for stage, text in scripts.items():
         publish.write_text(run.script(stage), text)
     timestamp = _timestamp()
-    publish.write_json(run.provenance / f"submission-{timestamp}.json", _provenance())
+    publish.write_json(run.provenance / f"submission-{timestamp}.json", _provenance(kit))
     publish.write_text(run.provenance / f"run-{timestamp}.yaml", run.yaml())
     return [run.script(stage) for stage in scripts]
 
@@ -199,6 +203,7 @@ def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     records = [run.record_path(stage.name) for stage in stages]
     training = any(stage.name == "train" for stage in stages)
     of_training = [run.checkpoints, run.metrics_path, run.usage_path, run.restarts_path("train"), run.reference]
+    of_training.append(run.tracking)  # in trackers, it is another run
     progress = of_training if training else []
     if any(stage.name == "eval" for stage in stages):
         progress += [run.base_scores, run.tuned_scores]
@@ -224,7 +229,7 @@ def _timestamp() -> str:
     return f"{utc_now().replace(':', '')}-{os.getpid()}"
 
 
-def _provenance() -> dict[str, object]:
+def _provenance(kit: Kit) -> dict[str, object]:
     return {
         "time": utc_now(),
         "argv": sys.argv,
@@ -232,6 +237,7 @@ def _provenance() -> dict[str, object]:
         "user": getpass.getuser(),
         "host": platform.node(),
         "hyperpod_ft": __version__,
+        "code": str(kit.code),
         "git": _git_state(),
     }
 

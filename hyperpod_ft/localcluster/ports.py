@@ -12,7 +12,7 @@ from hyperpod_ft.errors import UserError
 
 # Below the ephemeral range (32768 and up) and clear of 10000-19999, where the ranks of jobs meet (job/node.py).
 PORTS = range(20_000, 24_000)
-BLOCK = 32
+BLOCK = 128
 
 
 @dataclass(frozen=True)

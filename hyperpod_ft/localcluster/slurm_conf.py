@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_NODES = 31
+MAX_NODES = 127
 
 
 @dataclass(frozen=True)

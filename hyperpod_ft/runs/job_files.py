@@ -17,7 +17,7 @@ def script(run_directory: Path, stage: str) -> Path:
 
 def log(run_directory: Path, stage: str, job_id: str) -> Path:
     """What a job prints: Slurm's `%x_%j.out`. The run's name is that of the directory above."""
-    return run_directory / "logs" / f"{run_directory.parent.name}-{stage}_{job_id}.out"
+    return Path(f"{run_directory}/logs/{run_directory.parent.name}-{stage}_{job_id}.out")
 
 
 def banner(stage: str, job_id: str) -> str:

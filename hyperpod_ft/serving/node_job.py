@@ -125,6 +125,11 @@ def slurm_of(run: Run) -> SlurmLauncher:
     return launcher
 
 
+def active(run: Run) -> list[Job]:
+    """The jobs that serve the run. Raises UserError when Slurm does not answer."""
+    return _active(run, slurm_of(run))
+
+
 def _state(run: Run, slurm: SlurmLauncher, job: Job) -> JobState:
     if job.cluster_is_gone:
         return JobState("CANCELLED")

@@ -4,13 +4,14 @@
 
 Runs with the kit's own interpreter. With `env.python` it checks that interpreter; otherwise it builds a virtual
 environment below `cluster.root` from the engine's pins. Host packages and drivers are never touched. In a training
-job's container it checks the interpreter that the container has prepared. Then it creates an environment for each
-tracker of the run that has none.
+job's container it checks the interpreter that the container has prepared.
 """
 
+import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,9 +24,13 @@ from hyperpod_ft.job import interpreters, neuron_devices
 from hyperpod_ft.job.installation import install, install_neuron, install_others
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind, pins_file
+from hyperpod_ft.processes import descendants
 from hyperpod_ft.runs.container import CONTAINER_PYTHON
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
+
+# How much longer than the stage itself the job may take for trackers: training waits for it.
+_TRACKERS_SECONDS = 120
 
 # Imported by the kit's own code in the jobs.
 _KIT = ("pydantic", "yaml", "numpy", "xxhash", "threadpoolctl", "tiktoken", "transformers", "peft", "safetensors")
@@ -75,23 +80,6 @@ def build(pins: Path, environment: Path, kind: str = "torch", repositories: tupl
     with publish.new_directory(environment) as partial:
         _BUILDERS[kind](partial, environment.parent, pins, repositories)
         interpreters.move_scripts(partial, environment)
-
-
-def install_trackers(run: Run) -> dict[str, str]:
-    """Create the environments of the run's trackers that are missing. Returns why one could not be made, by tracker.
-
-    They are no outputs of the stage: no result depends on them, and a run does not fail without them.
-    """
-    problems = {}
-    for tracker in run.trackers_to_install():
-        environment = run.tracker_environment(tracker)
-        try:
-            with publish.lock(environment.with_name(f".{environment.name}.lock")):
-                if not environment.exists():
-                    build(pins_file(tracker), environment)
-        except (UserError, OSError) as error:
-            problems[tracker] = str(error)
-    return problems
 
 
 def _build_torch(environment: Path, _: Path, pins: Path, __: tuple[str, ...]) -> None:
@@ -171,11 +159,21 @@ def _neuron_devices() -> list[dict[str, Any]] | None:
 
 
 def main() -> None:
-    """Run the stage from the command line, and install what the run's trackers need, even if the stage is done."""
-    stage.main("env", work)
-    if CONTAINER_PYTHON not in os.environ:
-        for tracker, problem in install_trackers(Run.open(Path(sys.argv[1]))).items():
-            print(f"env: warning: tracking: {tracker}: {problem}; the run continues without it", flush=True)
+    """Run the stage from the command line. Meanwhile a process installs what the run's trackers lack."""
+    if CONTAINER_PYTHON in os.environ or len(sys.argv) != 2:
+        stage.main("env", work)
+        return
+    installer = subprocess.Popen([sys.executable, "-m", "hyperpod_ft.stages.tracker_environments", sys.argv[1]])
+    try:
+        stage.main("env", work)
+        installer.wait(_TRACKERS_SECONDS)
+    except subprocess.TimeoutExpired:
+        print(f"env: trackers are not installed within {_TRACKERS_SECONDS} s; the run continues without", flush=True)
+    finally:
+        for pid in [installer.pid, *descendants(installer.pid)] if installer.poll() is None else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        installer.wait()
 
 
 if __name__ == "__main__":

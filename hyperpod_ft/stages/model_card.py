@@ -24,13 +24,16 @@ _TRAINING_FACTS = {
 }
 
 
-def model_card(run: Run, chat_template: str) -> str:
-    """The card of the run's final model: facts in a table, and the run file. `chat_template`: what it writes."""
+def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
+    """The card of the run's final model: facts in a table, and the run file. `chat_template`: what it writes.
+
+    `adapter`: of its adapter alone.
+    """
     config = run.config
     lora = config.training.method == "lora"
     header: dict[str, Any] = {
         "base_model": _public_name(model_asset(run.config)),
-        "library_name": "transformers",
+        "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text2text-generation" if config.dataset.max_target_length else "text-generation",
         "tags": ["hyperpod-ft", config.training.objective, "lora" if lora else "full-fine-tuning"],
     }
@@ -42,7 +45,8 @@ def model_card(run: Run, chat_template: str) -> str:
         variants = [name for name in ("rslora", "dora") if getattr(config.lora, name)]
         variants += [f"plus_ratio {config.lora.plus_ratio:g}"] * (config.lora.plus_ratio != 1)
         variants += [f"on a base in {config.lora.quantization}"] * (config.lora.quantization != "none")
-        method += f" ({', '.join((f'r {config.lora.r}, alpha {config.lora.alpha:g}', *variants))}), merged"
+        method += f" ({', '.join((f'r {config.lora.r}, alpha {config.lora.alpha:g}', *variants))})"
+        method += ", merged" * (not adapter)
     rows = {
         "base model": _pinned(model_asset(run.config)),
         "dataset": _pinned(dataset_asset(run.config)),

@@ -23,7 +23,11 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.env import probe
 from hyperpod_ft.stages.stage import Result, main
 
-_IMPORTS = ("torch", "transformers", "accelerate", "datasets", "pydantic", "yaml", "lm_eval")
+# Imported by the kit's own code, and what the harness needs to run models.
+_IMPORTS = ("pydantic", "yaml", "lm_eval")
+_PACKAGES = ("torch", "transformers", "accelerate")
+
+_REMEDY = "install lm_eval[hf] and hyperpod-ft there, or remove eval.python"
 
 
 def work(run: Run) -> Result:
@@ -33,8 +37,11 @@ def work(run: Run) -> Result:
     if section.python is None:
         _build(run.python, run.evaluation_environment)
         outputs.append(run.evaluation_environment / "pyvenv.cfg")
-    found = probe(run.evaluation_python, _IMPORTS, "install lm_eval[hf] there, or remove eval.python")
-    version = str(found["packages"].get("lm_eval", found["packages"].get("lm-eval", "none")))
+    found = probe(run.evaluation_python, _IMPORTS, _REMEDY)
+    packages = found["packages"]
+    if missing := [name for name in _PACKAGES if name not in packages]:
+        raise UserError(f"eval.python: {run.evaluation_python} has no {', '.join(missing)}", _REMEDY)
+    version = str(packages.get("lm_eval", packages.get("lm-eval", "none")))
     _check_version(version)
     print(f"tasks: {run.evaluation_python}, lm-evaluation-harness {version}", flush=True)
     if run.own_tasks:

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.status import RunStatus, status
+from hyperpod_ft.launch.listing import statuses_of
+from hyperpod_ft.launch.status import RunStatus
+from hyperpod_ft.report.gather import gather
+from hyperpod_ft.report.run_report import RunReport
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sweep.sweep import Sweep
+from hyperpod_ft.sweep.sweep import Point, Sweep, opened
 from hyperpod_ft.sweep.sweep_file import Settings
 
 
@@ -49,31 +52,47 @@ class SweepResult:
 
 
 def sweep_result(sweep: Sweep) -> SweepResult:
-    """Asks the launcher of each run. A run that was deleted is `unknown`."""
-    found: list[PointResult] = []
-    compared: list[Run] = []
-    for number, point in enumerate(sweep.points, 1):
-        directory = str(sweep.root / "runs" / point.run)
-        try:
-            run = sweep.open_run(point)
-        except UserError as error:
-            unknown = (None, None, None, None)
-            found.append(PointResult(number, point.settings, point.run, directory, "unknown", error.problem, *unknown))
-            continue
-        result = _result(number, point.settings, run, status(run, Launchers.of(run)))
-        found.append(result)
-        if result.validation_loss is not None:
-            compared.append(run)
-    note = _incomparable(compared)
-    losses = {point.number: point.validation_loss for point in found if point.validation_loss is not None}
+    """Asks the launchers of the runs. A run that was deleted is `unknown`."""
+    runs = [opened(sweep.root / "runs" / point.run) for point in sweep.points]
+    found = {current.directory: current for current in statuses_of([run for run in runs if run])}
+    points = tuple(
+        _result(number, point.settings, run, found[str(run.directory)]) if run else _unknown(number, point, sweep.root)
+        for number, (point, run) in enumerate(zip(sweep.points, runs, strict=True), 1)
+    )
+    losses = {point.number: point.validation_loss for point in points if point.validation_loss is not None}
+    note = _incomparable([run for number, run in enumerate(runs, 1) if run and number in losses])
     return SweepResult(
         name=sweep.name,
         directory=str(sweep.directory),
         runs_at_a_time=sweep.runs_at_a_time,
         keys=tuple(sweep.keys),
-        points=tuple(found),
+        points=points,
         best=min(losses, key=losses.__getitem__) if losses and not note else None,
         note=note,
+    )
+
+
+def sweep_reports(sweep: Sweep) -> list[RunReport]:
+    """What the page of the sweep shows: each run that was submitted. Raises UserError when none was."""
+    runs = [run for point in sweep.points if (run := opened(sweep.root / "runs" / point.run)) and run.jobs()]
+    if not runs:
+        raise UserError(f"{sweep.directory}: no run of this sweep was submitted", "hyperpod-ft sweep resume")
+    return [gather(run, current) for run, current in zip(runs, statuses_of(runs), strict=True)]
+
+
+def _unknown(number: int, point: Point, root: Path) -> PointResult:
+    directory = str(root / "runs" / point.run)
+    return PointResult(
+        number,
+        point.settings,
+        point.run,
+        directory,
+        "unknown",
+        "was removed, or cannot be opened",
+        None,
+        None,
+        None,
+        None,
     )
 
 
@@ -105,7 +124,7 @@ def _stage(current: RunStatus) -> str:
     stage = next((stage for stage in current.stages if stage.state == current.state), None)
     if stage is None:
         return ""
-    detail = stage.detail if current.state == "failed" else stage.restarts
+    detail = stage.restarts if current.state == "running" else stage.detail
     return f"{stage.stage}: {detail}" if detail else stage.stage
 
 

@@ -80,3 +80,11 @@ class Sweep:
 
 
 _SWEEP = TypeAdapter(Sweep)
+
+
+def opened(directory: Path) -> Run | None:
+    """The run in a directory; None when it was deleted or is damaged."""
+    try:
+        return Run.open(directory)
+    except UserError:
+        return None

@@ -7,10 +7,13 @@
 
   function show() {
     const words = wanted.value.toLowerCase().split(/\s+/);
-    for (const row of document.querySelectorAll("tbody tr")) {
+    const rows = [...document.querySelectorAll("tbody tr")];
+    for (const row of rows) {
       const text = row.textContent.toLowerCase();
       row.hidden = !words.every((word) => text.includes(word)) && !row.querySelector("input:checked");
     }
+    const shown = rows.filter((row) => !row.hidden).length;
+    document.getElementById("count").textContent = shown < rows.length ? `${shown} of ${rows.length} runs` : "";
     compare.disabled = chosen().length < 2;
   }
 

@@ -37,7 +37,10 @@ class Cluster:
         self.described = ""  # the status that DescribeCluster last answered
         self.created = datetime.now(timezone.utc)
         self.specifications = {group["InstanceGroupName"]: group for group in self.request["InstanceGroups"]}
-        self.images: dict[str, str] = {}  # by group: a release, or a custom image's id
+        # by group: a release, or a custom image's id
+        self.images = {
+            group["InstanceGroupName"]: group["ImageId"] for group in request["InstanceGroups"] if "ImageId" in group
+        }
         self.tokens: dict[str, dict[str, Any]] = {}  # answers to BatchAddClusterNodes by ClientToken
         self.extensions: dict[str, Any] = {}  # cluster_extensions.Extension by name
         self.updates: dict[str, str] = {}  # SoftwareUpdateStatus by group

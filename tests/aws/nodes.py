@@ -140,6 +140,9 @@ def shut_down(nodes: list[Node]) -> "Process":
     """Remove nodes; when this returns, a removed node has left its cluster."""
     for node in nodes:
         node.removed = True
+    if nodes:
+        yield nodes[0].cluster.region.seconds("node.shutdown.shown")
+    for node in nodes:
         node.become("ShuttingDown")
     if nodes:
         yield nodes[0].cluster.region.seconds("node.shutdown")

@@ -1,8 +1,9 @@
 """What a test can set in the stand-in for AWS, besides AWS's own API: how long things take, and what goes wrong.
 
 `POST /_test/scenario` merges a JSON object of these fields into the scenario (lists are replaced); `POST /_test/reset`
-forgets everything: resources, scenario, requests. `GET /_test/requests` lists [service, operation] of all calls since,
-`GET /_test/actions` the permissions, as IAM names them, that the requests of the kit and of AWS's services needed.
+forgets everything: resources, scenario, requests; `POST /_test/begin` the scenario and requests alone.
+`GET /_test/requests` lists [service, operation] of all calls since, `GET /_test/actions` the permissions, as IAM names
+them, that the requests of the kit and of AWS's services needed since the reset.
 
     seconds            how long things take, by name; the defaults are below. Tests that look at a state in between set
                        it long, and all others leave it short.
@@ -40,6 +41,7 @@ SECONDS = {
     "cluster.delete": 0.05,
     "node.launch": 0.03,
     "node.lifecycle": 0.03,
+    "node.shutdown.shown": 0.0,  # until ListClusterNodes shows it
     "node.shutdown": 0.03,
     "node.reboot": 0.03,
     "node.update": 0.03,

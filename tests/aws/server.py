@@ -60,13 +60,16 @@ from tests.aws import (  # noqa: F401
     training_plans,
 )
 from tests.aws.iam_actions import iam_action
+from tests.aws.scenario import Scenario
 from tests.aws.wire import OPERATIONS, Answer, AwsError, Call
 from tests.aws.world import World
 
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 _SERVICES = {"servicequotas": "service-quotas"}  # signing names that are not botocore's
 _OWN = "testing-server"
-_MOTO_SERVICES = ("ec2", "iam", "s3", "sts", "logs", "ssm", "sagemaker", "cloudwatch", "kms")
+_MOTO_SERVICES = (
+    *("ec2", "iam", "s3", "sts", "logs", "ssm", "sagemaker", "cloudwatch", "kms", "rds", "secretsmanager"),
+)
 
 
 class Server:
@@ -150,6 +153,9 @@ class Server:
                 for service in _MOTO_SERVICES:
                     moto.backends.get_backend(service).reset()  # type: ignore[arg-type]
                 account.add_managed_policies()
+            elif action == "begin":
+                self.world.scenario = Scenario()
+                self.world.requests.clear()
             elif action == "scenario":
                 try:
                     self.world.scenario.merge(json.loads(_body(environ)))

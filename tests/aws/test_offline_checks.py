@@ -54,6 +54,7 @@ DATABASE = {
         workers(
             training_plan_arn=PLAN, partition="p", instance_type="ml.p5.48xlarge", deep_health_checks=["InstanceStress"]
         ),
+        workers(image_id="ami-0123456789abcdef0", auto_patch="WhenAllIdle"),
         {"region": "us-gov-west-1", "availability_zone_id": "usgw1-az1"},
     ],
 )

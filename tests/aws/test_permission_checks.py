@@ -6,6 +6,7 @@ import pytest
 
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack.stack import StackParameters, deploy
+from hyperpod_ft.aws.validation.permission_checks import ROLE
 from hyperpod_ft.aws.validation.validate import validate_account
 from hyperpod_ft.findings import Finding
 from tests.aws.account_place import (
@@ -57,9 +58,9 @@ def test_the_role_reads_the_secret_of_an_accounting_database(place: Place) -> No
     secret, other = (f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:{name}" for name in ("jobs-AbCdEf", "x-AbCdEf"))
     database = {"endpoint": "jobs.c1.us-west-2.rds.amazonaws.com", "secret_arn": secret}
     rds = {"accounting": "rds", "accounting_database": database}
-    assert only(place.check(**rds).findings).found.endswith("hyperpod may not secretsmanager:GetSecretValue")
+    assert only(of(place.check(**rds), ROLE)).found.endswith("hyperpod may not secretsmanager:GetSecretValue")
     allow(clients(place.aws)("iam"), "hyperpod", *ROLE_ACTIONS, "secretsmanager:GetSecretValue")
-    assert place.check(**rds).findings == ()
+    assert of(place.check(**rds), ROLE) == []
 
     resources = deploy(Session(region=REGION), StackParameters.of(config(**rds)), poll_seconds=0.02)
     statements = role_statements(place.aws.client("iam"), resources.role_arn.rpartition("/")[2])

@@ -47,17 +47,24 @@ class TestWhichNode:
             reach.by_name(a_cluster("w"), there, "i-1")
 
 
+ALICE, BOB, STRANGER = (
+    f"ssh-ed25519 {data}"
+    for data in ("AAAAC3NzaC1lZDI1NTE5QkJC", "AAAAC3NzaC1lZDI1NTE5Q0ND", "AAAAC3NzaC1lZDI1NTE5RERE")
+)
+OTHER = "ssh-rsa AAAAB3NzaC1yc2FBQUE="
+
+
 class TestWhichUser:
     USERS = (
-        User(name="alice", uid=2001, public_keys=("ssh-rsa AAAA=", "ssh-ed25519 AAAB alice@laptop")),
-        User(name="bob", uid=2002, public_keys=("ssh-ed25519 AAAC",)),
+        User(name="alice", uid=2001, public_keys=(OTHER, f"{ALICE} alice@laptop")),
+        User(name="bob", uid=2002, public_keys=(BOB,)),
     )
 
     def test_whose_key_it_is(self) -> None:
-        assert reach.login_user(self.USERS, "ssh-ed25519 AAAB another comment") == "alice"
-        assert reach.login_user(self.USERS, "ssh-ed25519 AAAC") == "bob"
+        assert reach.login_user(self.USERS, f"{ALICE} another comment") == "alice"
+        assert reach.login_user(self.USERS, BOB) == "bob"
 
     def test_the_images_user_is_not_for_the_keys_of_strangers(self) -> None:
         with pytest.raises(UserError, match=r"no user .* has your public key; .*--user: alice, bob, or ubuntu"):
-            reach.login_user(self.USERS, "ssh-ed25519 AAAD")
-        assert reach.login_user((), "ssh-ed25519 AAAD") == "ubuntu"
+            reach.login_user(self.USERS, STRANGER)
+        assert reach.login_user((), STRANGER) == "ubuntu"

@@ -86,7 +86,14 @@ def _difference(key: str, now: Any, wanted: Any, config: ClusterConfig, name: st
     if key.endswith(".count"):
         command = f"hyperpod-ft cluster scale {config.name} {name} {wanted} --region {config.region}"
         return f"{key}: {name} has {now} instances, not {wanted}: {command}"
-    return f"{key}: {name} has {_short(now)}, not {_short(wanted)}; cannot be changed in an existing group"
+    problem = f"{key}: {name} has {_short(now)}, not {_short(wanted)}"
+    if key.endswith(".image_id"):
+        command = f"update {config.name} --group {name} --image {wanted}"
+    elif key.endswith(".auto_patch"):
+        command = f"auto-patch {config.name} {wanted['PatchingStrategy']} --group {name}"
+    else:
+        return f"{problem}; cannot be changed in an existing group"
+    return f"{problem}: hyperpod-ft cluster {command} --region {config.region}"
 
 
 def _short(value: Any) -> str:

@@ -31,6 +31,8 @@ _OF_ONE_GROUP = (
     ("ThreadsPerCore", "threads_per_core"),
     ("InstanceStorageConfigs", "volume_gb"),
     ("SlurmConfig", "partition"),
+    ("ImageId", "image_id"),
+    ("AutoPatchConfig", "auto_patch"),
     ("OnStartDeepHealthChecks", "deep_health_checks"),
     ("TrainingPlanArn", "training_plan_arn"),
 )

@@ -75,7 +75,11 @@ def _group(
     }
     if api:
         request["SlurmConfig"] = {"NodeType": _NODE_TYPES[type(group)]}
+    if group.image_id:
+        request["ImageId"] = group.image_id
     if isinstance(group, Workers):
+        if group.auto_patch:
+            request["AutoPatchConfig"] = {"PatchingStrategy": group.auto_patch}
         if api:
             request["SlurmConfig"]["PartitionNames"] = [group.slurm_partition]
         if group.deep_health_checks:

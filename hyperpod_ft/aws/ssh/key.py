@@ -1,26 +1,17 @@
 """Find the user's public key, and add it to a node user's authorized_keys through SSM."""
 
 import base64
-import binascii
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft.aws.ssh import ssm
+from hyperpod_ft.config import public_key
 from hyperpod_ft.config.cluster_config import LINUX_USER
 from hyperpod_ft.errors import UserError
 
 _USUAL = ("id_ed25519", "id_ecdsa", "id_rsa")
-_KINDS = (
-    "ssh-ed25519",
-    "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521",
-    "ssh-rsa",
-    "sk-ssh-ed25519@openssh.com",
-    "sk-ecdsa-sha2-nistp256@openssh.com",
-)
 _ANSWER = "hyperpod-ft-key:"
 _PUT = Path(__file__).with_name("put_key.sh")
 
@@ -65,21 +56,11 @@ def _read(private: Path) -> SshKey:
 
 def checked(text: str, where: str) -> str:
     """The one line of a public key file. Raises UserError for anything else, which must not leave this machine."""
-    lines = [line for line in text.split("\n") if line.strip()]
-    match = re.fullmatch(r"(\S+) ([A-Za-z0-9+/]+={0,2})( .*)?", lines[0].rstrip("\r ")) if len(lines) == 1 else None
-    if match is None or not lines[0].rstrip("\r").isprintable() or match[1] not in _KINDS:
-        raise UserError(
-            f"{where}: must be one line with an ssh public key (one of {', '.join(_KINDS)}, then base64)",
-            "make one with: ssh-keygen -t ed25519",
-        )
-    try:
-        blob = base64.b64decode(match[2], validate=True)
-    except binascii.Error:
-        blob = b""
-    # RFC 4253, 6.6: the key's data starts with its kind, as a string with its length in four bytes
-    if not blob.startswith(len(match[1]).to_bytes(4, "big") + match[1].encode()):
-        raise UserError(f"{where}: the data is not a {match[1]} key", "copy the file again")
-    return match[0]
+    lines = [line.rstrip("\r ") for line in text.split("\n") if line.strip()]
+    wrong = public_key.problem(lines[0]) if len(lines) == 1 else "must be one line"
+    if wrong:
+        raise UserError(f"{where}: {wrong}", "pass a public key; make one with: ssh-keygen -t ed25519")
+    return lines[0]
 
 
 def check_user(name: str) -> None:

@@ -45,7 +45,9 @@ COMMANDS = (
     Permissions("iam", "role/{role}", "PassRole"),
     Permissions("s3", "{bucket}", "ListBucket"),
     Permissions("s3", "{bucket}/lifecycle/provision.sh", "PutObject", later="DeleteObject"),
-    Permissions("logs", "log-group:/aws/sagemaker/Clusters/{name}/0123456789ab", later="DescribeLogStreams"),
+    Permissions(
+        "logs", "log-group:/aws/sagemaker/Clusters/{name}/0123456789ab", later="DescribeLogStreams FilterLogEvents"
+    ),
     Permissions("logs", "log-group:/aws/sagemaker/Clusters/{name}/0123456789ab:log-stream:x", later="GetLogEvents"),
     Permissions("ssm", SESSION_TARGET, later="StartSession"),
     Permissions("ssm", "arn:{partition}:ssm:{region}::document/AWS-StartSSHSession", later="StartSession"),

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.validation import (
+    accounting_checks,
     caller_permissions,
     capacity_checks,
     filesystem_checks,
-    key_checks,
     lifecycle_checks,
     network_checks,
     offline_checks,
@@ -28,7 +28,7 @@ from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.findings import Finding, error, warning
 
 _PARALLEL = 8
-_OFFLINE: tuple[tuple[str, Callable[[ClusterConfig], list[Finding]]], ...] = (
+_OFFLINE: tuple[tuple[str, Callable[[ClusterConfig], Iterable[Finding]]], ...] = (
     ("request of CreateCluster", offline_checks.create_request),
     ("request of the stack", offline_checks.stack_request),
     ("region", offline_checks.region),
@@ -48,7 +48,7 @@ class Check:
 
     name: str
     field: str
-    run: Callable[[CheckInput], list[Finding]]
+    run: Callable[[CheckInput], Iterable[Finding]]
     pointless_after: tuple[str, ...] = ()
 
 
@@ -99,7 +99,13 @@ def account_checks(config: ClusterConfig) -> list[Check]:
             Check("training plans", "workers", capacity_checks.training_plans, ("*.training_plan_arn", "workers"))
         )
     if config.kms_keys.given:
-        checks.append(Check("KMS keys", key_checks.KEYS, key_checks.keys))
+        checks.append(Check("KMS keys", state_checks.KEYS, state_checks.keys))
+    if config.accounting_database:
+        checks.append(
+            Check(
+                "accounting database", accounting_checks.DATABASE, accounting_checks.database, ("accounting_database*",)
+            )
+        )
     if config.existing is None:
         return [*checks, Check("stack", "name", state_checks.stack, ("name",))]
     return [
@@ -148,7 +154,8 @@ def validate_account(
     checks = account_checks(config)
     if "region" in wrong:
         return ValidationResult(skipped=tuple(f"{check.name}: region is invalid" for check in checks))
-    return run_checks(config, checks, client, wrong)
+    services = (*SERVICES, *(accounting_checks.SERVICES if config.accounting_database else ()))
+    return run_checks(config, checks, client, wrong, services)
 
 
 def run_checks(
@@ -197,7 +204,7 @@ def _run(check: Check, given: CheckInput) -> tuple[list[Finding], bool]:
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - only in the account
 
     try:
-        return check.run(given), True
+        return list(check.run(given)), True
     except (BotoCoreError, ClientError) as problem:
         what, remedy = why_not_checked(problem, given.clients)
         return [warning(check.field, f"could not check {check.name}: {what}", remedy)], False

@@ -99,9 +99,7 @@ def status(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
-    operations = _operations(find(cluster, region), profile)
-    found, nodes = operations.status()
-    raise typer.Exit(show_cluster.status(found, nodes, operations.why_missing(found), as_json))
+    raise typer.Exit(show_cluster.status(_operations(find(cluster, region), profile).status(), as_json))
 
 
 @app.command()
@@ -109,8 +107,7 @@ def nodes(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """List every node with its state."""
-    _, found = _operations(find(cluster, region), profile).status()
-    show_cluster.nodes(found, as_json)
+    show_cluster.nodes(_operations(find(cluster, region), profile).nodes(), as_json)
 
 
 @app.command()

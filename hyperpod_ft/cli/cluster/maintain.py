@@ -238,9 +238,7 @@ def _maintenance(cluster: str, region: str | None, profile: str | None, as_json:
     with interruptible():
         yield Maintenance(access)
     if as_json:
-        operations = ClusterOperations(access)
-        found, nodes = operations.status()
-        show_cluster.status(found, nodes, operations.why_missing(found), as_json=True)
+        show_cluster.status(ClusterOperations(access).status(), as_json=True)
 
 
 def _confirm(yes: bool, what: str) -> None:

@@ -88,6 +88,23 @@ def status(sweep: Reference = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def report(
+    sweep: Reference = None,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Page to write.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """Write an HTML page that shows the runs of a sweep side by side."""
+    from hyperpod_ft.cli.tables import shown
+    from hyperpod_ft.report.page import write_report
+    from hyperpod_ft.sweep.references import find_sweep
+    from hyperpod_ft.sweep.results import sweep_reports
+
+    write_report(sweep_reports(find_sweep(sweep)), output)
+    print(f"Wrote {shown(output)}")
+
+
+@app.command()
 def cancel(sweep: Reference = None) -> None:
     """Cancel the jobs of all points. `sweep resume` continues them later."""
     from hyperpod_ft.cli.sweep import show

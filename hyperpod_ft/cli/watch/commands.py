@@ -18,9 +18,10 @@ def watch(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. training.epochs=1.")
     ] = None,
 ) -> None:
-    """Follow a run until it ends: its stages, the loss, logs; exit code 1 unless all is done.
+    """Follow a run until it ends; exit code 1 unless all is done.
 
-    On a terminal, keys choose a log, cancel the run and leave. Creates the run's next training job when it is due.
+    On a terminal it shows stages, the loss and logs, and keys choose a log, cancel the run or leave. Elsewhere it
+    prints lines. Creates the run's next training job when it is due.
     """
     from hyperpod_ft.cli.watch.following import follow_run
     from hyperpod_ft.launch.launchers import Launchers
@@ -41,19 +42,21 @@ def view(
     ] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 8008,
 ) -> None:
-    """Show runs in a browser: the list of all below a root, and the report of each, kept up to date while it works.
+    """Serve the list of all runs below a root, and the report of each, to a browser.
 
-    Serves them on this machine only, at a URL with a secret, until Ctrl-C. Nothing can be changed there.
+    Pages are kept up to date while a run works. They are served until Ctrl-C, on this machine only, at a URL with a
+    secret; nothing can be changed there.
     """
     from hyperpod_ft.runs import references
     from hyperpod_ft.serving.view.server import ViewServer
 
-    root = Path(reference) if reference and (Path(reference) / "runs").is_dir() else None
-    run = references.find(reference) if root is None else None
-    with ViewServer((root or run.root).resolve(), port) as server:  # type: ignore[union-attr]
+    is_root = reference is not None and (Path(reference) / "runs").is_dir()
+    run = None if is_root else references.find(reference)
+    root = run.root if run else Path(reference or "")
+    with ViewServer(root.resolve(), port) as server:
         if run:
             print(f"{run.full_name}: {server.url}runs/{run.full_name}")
-        print(f"All runs below {root or run.root}: {server.url}")  # type: ignore[union-attr]
+        print(f"All runs below {root}: {server.url}")
         forward = f"-L {server.port}:127.0.0.1:{server.port}"
         print(f"From another computer: hyperpod-ft cluster ssh CLUSTER_FILE {forward}, then open the same URL there")
         print("Stop: Ctrl-C", flush=True)

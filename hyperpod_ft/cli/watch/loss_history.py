@@ -1,11 +1,14 @@
 """The losses in a metrics.jsonl that grows."""
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.runs.results.metrics import row_of
+
+_PACE_ROWS = 50
 
 
 @dataclass
@@ -16,6 +19,7 @@ class LossHistory:
     values: list[float] = field(default_factory=list)  # one a row
     newest: dict[str, Any] = field(default_factory=dict)  # the last row
     validation: tuple[int, float] | None = None  # the last validation loss, with its step
+    _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_PACE_ROWS))  # steps, seconds
     _read: int = 0  # bytes
     _file: int = 0  # its inode
 
@@ -26,6 +30,7 @@ class LossHistory:
                 state = self.path.stat()
                 if state.st_ino != self._file or state.st_size < self._read:
                     self.values, self.newest, self.validation = [], {}, None
+                    self._recent.clear()
                     self._read, self._file = 0, state.st_ino
                 stream.seek(self._read)
                 added = stream.read()
@@ -38,8 +43,18 @@ class LossHistory:
             if row := row_of(line):
                 self._add(row)
 
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Over the newest rows: a single step may be much slower or faster; None before there are two."""
+        if len(self._recent) < 2:
+            return None
+        (first, began), (last, ended) = self._recent[0], self._recent[-1]
+        return (ended - began) / (last - first) if last > first and ended > began else None
+
     def _add(self, row: dict[str, Any]) -> None:
         self.newest = row
+        if math.isfinite(seconds := _number(row.get("seconds"))):
+            self._recent.append((row["step"], seconds))
         self.values.append(_number(row.get("loss")))
         if row.get("validation_loss") is not None:
             self.validation = row["step"], _number(row["validation_loss"])

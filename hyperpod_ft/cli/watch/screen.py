@@ -10,7 +10,7 @@ from rich.text import Text
 from hyperpod_ft.cli.show_runs import STATE_STYLES
 from hyperpod_ft.cli.tables import shown
 from hyperpod_ft.cli.watch.charts import bar, sparkline
-from hyperpod_ft.cli.watch.view import View
+from hyperpod_ft.cli.watch.keys import View
 from hyperpod_ft.cli.watch.watcher import Picture
 from hyperpod_ft.launch.status import RunStatus, StageStatus
 from hyperpod_ft.progress import format_duration
@@ -75,7 +75,7 @@ def _stage(picture: Picture, stage: StageStatus, width: int) -> Text:
     if width >= _WIDTH_WITH_BARS:
         line.append(bar(fraction or 0.0, _BAR_CELLS, style)).append(" ")
     line.append(f"{fraction:4.0%}  " if fraction is not None else "      ")
-    return line.append("  ".join(filter(None, _details(picture.status, stage))))
+    return line.append("  ".join(filter(None, _details(picture, stage))))
 
 
 def _fraction(current: RunStatus, stage: StageStatus) -> float | None:
@@ -88,14 +88,14 @@ def _fraction(current: RunStatus, stage: StageStatus) -> float | None:
     return stage.progress.fraction if stage.progress else None
 
 
-def _details(current: RunStatus, stage: StageStatus) -> Iterable[str]:
+def _details(picture: Picture, stage: StageStatus) -> Iterable[str]:
     if stage.seconds is not None:
         yield f"{stage.seconds:.1f} s"
-    training = current.progress if stage.stage == "train" else None
+    training = picture.status.progress if stage.stage == "train" else None
     if training:
         yield f"step {training.step}" + (f"/{training.total_steps}" if training.total_steps else "")
-        if stage.state == "running" and training.total_steps and training.seconds_per_step:
-            yield _eta((training.total_steps - training.step) * training.seconds_per_step)
+        if stage.state == "running" and training.total_steps and picture.seconds_per_step:
+            yield _eta((training.total_steps - training.step) * picture.seconds_per_step)
     elif stage.progress:
         yield printable(stage.progress.text.removeprefix(f"{stage.stage}: "))
         if stage.progress.seconds_left is not None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from hyperpod_ft.cli.watch import screen, terminal
-from hyperpod_ft.cli.watch.view import View, press
+from hyperpod_ft.cli.watch.keys import View, press
 from hyperpod_ft.cli.watch.watcher import Picture, Watcher
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus
@@ -43,6 +43,7 @@ def _until_it_ends(watcher: Watcher, opened: terminal.Terminal) -> None:
         new = watcher.picture or seen
         # a log that was scrolled stands still
         seen = replace(new, log=seen.log) if view.lines_back and new.stage == seen.stage else new
+        seen = replace(seen, cancelling=watcher.cancelling)
         opened.draw(partial(screen.draw, seen, view, utc_now()))
         for key in opened.keys(_CLOCK_SECONDS):
             stages = [stage.stage for stage in seen.status.stages]

@@ -44,7 +44,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, force_terminal=True)
         self.height = 24  # cells, when it was drawn last
         self._modes = termios.tcgetattr(self._input)
         self._handlers: dict[signal.Signals, Any] = {}
@@ -101,7 +101,8 @@ class Terminal:
             os.close(descriptor)
 
     def _take(self) -> None:
-        modes = termios.tcgetattr(self._input)
+        self._modes = termios.tcgetattr(self._input)  # the shell may have changed them meanwhile
+        modes = [*self._modes[:6], list(self._modes[6])]
         modes[3] &= ~(termios.ICANON | termios.ECHO)
         disabled = bytes([os.fpathconf(self._input, "PC_VDISABLE")])
         for character in (termios.VSUSP, termios.VQUIT):  # arrive as keys

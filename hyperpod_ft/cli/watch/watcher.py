@@ -30,6 +30,7 @@ class Picture:
     losses: tuple[float, ...] = ()  # of all logged steps
     newest: Mapping[str, Any] = field(default_factory=dict)  # the newest row of metrics.jsonl
     validation: tuple[int, float] | None = None  # the newest validation loss, with its step
+    seconds_per_step: float | None = None  # of late
     stage: str = ""  # whose log it is
     log: tuple[str, ...] = ()  # its last lines
     log_path: str = ""
@@ -78,6 +79,11 @@ class Watcher:
         """Cancel the run's jobs. `stop` waits for that."""
         self._cancel = True
         self._request.set()
+
+    @property
+    def cancelling(self) -> bool:
+        """Whether the jobs are yet to be cancelled."""
+        return self._cancel
 
     def stop(self) -> None:
         self._stop = True
@@ -145,11 +151,11 @@ class Watcher:
             losses=tuple(self._losses.values),
             newest=self._losses.newest,
             validation=self._losses.validation,
+            seconds_per_step=self._losses.seconds_per_step,
             stage=stage.stage,
             log=tuple(tail(Path(path), _LOG_LINES)) if path else (),
             log_path=str(path or ""),
             messages=tuple(self.messages[-2:]),
-            cancelling=self._cancel,
         )
         self._changed()
 

@@ -76,9 +76,9 @@ class Checks:
                 problem = f"could not check its quota: Service Quotas does not list `{name}`"
                 findings.append(warning(key, problem, "check the Service Quotas console, service Amazon SageMaker"))
             elif needed > limits[name]["Value"]:
-                findings.append(error(key, *quota_checks.short(given.config.region, limits[name], needed, 0)))
+                findings.append(error(key, *quota_checks.quota_shortfall(given.config.region, limits[name], needed, 0)))
             elif at_once.get(name, 0) > limits[name]["Value"]:
-                _, request = quota_checks.short(given.config.region, limits[name], at_once[name], 0)
+                _, request = quota_checks.quota_shortfall(given.config.region, limits[name], at_once[name], 0)
                 problem = f"quota `{name}` is {limits[name]['Value']:g}: too small for a job and the one before it"
                 remedy = f"keep `submit --watch` running, or call `status`, which creates the next job; or {request}"
                 findings.append(warning(key, problem, remedy))

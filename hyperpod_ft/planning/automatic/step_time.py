@@ -117,6 +117,8 @@ class _Links:
         Across nodes, each rank of the group on a node sends its part over its own share of the network. `to_each`: each
         rank sends different data to every other.
         """
+        if ranks == 1:
+            return 0.0  # also where the only accelerator of a node has no link
         if ranks * stride <= self._ranks_per_node:
             bandwidth = self._link
         else:

@@ -33,9 +33,9 @@ class Metric:
     name: str  # acc, exact_match, perplexity, ...
     filter: str  # what the harness extracts from an answer before it compares: none, strict-match, ...
     version: str  # of the task
-    num_fewshot: int | None  # None: of a group
+    num_fewshot: int | None  # None: the harness does not say
     samples: int | None  # questions; None: of a group
-    part_of: str  # the group whose scores include this one; empty if none was asked for
+    part_of: str  # the group that was asked for and has this task; empty if none was
     higher_is_better: bool | None  # None: the task does not say
 
 
@@ -89,8 +89,11 @@ class EvaluationResult:
 
     @property
     def main_scores(self) -> tuple[Compared, ...]:
-        """Without the members of groups, which are in their group's score."""
-        return tuple(one for one in self.scores if not one.metric.part_of)
+        """Without those of a group's tasks that the group has a score of its own for."""
+        known = {(one.metric.task, one.metric.name, one.metric.filter) for one in self.scores}
+        return tuple(
+            one for one in self.scores if (one.metric.part_of, one.metric.name, one.metric.filter) not in known
+        )
 
     def label(self, metric: Metric) -> str:
         """For example `mmlu, acc (5-shot)`: what the score is, with what makes it incomparable to others."""
@@ -122,13 +125,14 @@ def evaluations(run: Run) -> tuple[EvaluationResult, ...]:
     return tuple(evaluation for _, evaluation in sorted(_recorded(run), key=lambda item: item[0]))
 
 
-def _recorded(run: Run) -> Iterator[tuple[str, EvaluationResult]]:
+def _recorded(run: Run) -> Iterator[tuple[tuple[str, int], EvaluationResult]]:
     stage = run.plan.model_stage
     for path in run.evaluation_records():
         record = Record.read(path)
         if record is None or record.inputs.get(stage) != run.plan[stage].fingerprint:
             continue
         try:
-            yield record.started, _EVALUATION.validate_python({**record.facts, "finished": record.started})
+            order = record.started, path.stat().st_mtime_ns
+            yield order, _EVALUATION.validate_python({**record.facts, "finished": record.started})
         except ValueError:
             continue  # of another version

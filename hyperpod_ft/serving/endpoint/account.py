@@ -28,7 +28,7 @@ def _quota(target: Target, session: Session) -> list[Finding]:
         return [warning(_TYPE, problem, "check the Service Quotas console, service Amazon SageMaker")]
     if needed <= limits[name]["Value"]:
         return []
-    return [error(_TYPE, *quota_checks.short(target.region, limits[name], needed, 0))]
+    return [error(_TYPE, *quota_checks.quota_shortfall(target.region, limits[name], needed, 0))]
 
 
 def _role(target: Target, session: Session) -> list[Finding]:

@@ -53,6 +53,16 @@ def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
             "workers.0.deep_health_checks:",
         ),
         (
+            {"workers": [{**WORKER, "auto_patch": "WhenIdle"}]},
+            "workers.0.auto_patch: workers-1 has none, not {'PatchingStrategy': 'WhenIdle'}:"
+            " hyperpod-ft cluster auto-patch ml WhenIdle --group workers-1 --region us-west-2",
+        ),
+        (
+            {"workers": [{**WORKER, "image_id": "ami-0123456789abcdef0"}]},
+            "workers.0.image_id: workers-1 has none, not ami-0123456789abcdef0:"
+            " hyperpod-ft cluster update ml --group workers-1 --image ami-0123456789abcdef0 --region us-west-2",
+        ),
+        (
             {"controller": {"instance_type": "ml.m5.xlarge"}},
             "controller.instance_type: controller-machine",
         ),

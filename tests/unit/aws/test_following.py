@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hyperpod_ft.aws.hyperpod.following import Seen, follow
+from hyperpod_ft.aws.following import Seen, follow
 from hyperpod_ft.errors import UserError
 
 BEFORE, DURING, AFTER = (

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pkgutil
+import pty
 import subprocess
 import sys
 import zipfile
@@ -47,6 +48,21 @@ def test_init_then_plan(tmp_path: Path, recipe: str) -> None:
     assert "exists" in refused("init", recipe, cwd=tmp_path)
 
 
+def test_init_asks_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None:
+    assert "--dataset" in refused("init", cwd=tmp_path)
+    assert "--instance" in refused("init", "--model=example:tiny-llama", "--dataset=example:qa", cwd=tmp_path)
+    keyboard, terminal = pty.openpty()
+    command = [sys.executable, "-m", "hyperpod_ft", "init", "--dataset=example:qa"]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        os.write(keyboard, b"example:tiny-llama\nlocal\n")
+        _, errors = run.communicate(timeout=60)
+    for descriptor in (keyboard, terminal):
+        os.close(descriptor)
+    assert run.returncode == 0, errors
+    config = run_file.load(tmp_path / "run.yaml")
+    assert (config.dataset.format, config.cluster.instance_type) == ("dolly", "local")
+
+
 def test_flagship_layout(tmp_path: Path) -> None:
     plan = json.loads(call("plan", "llama3-8b-dolly-lora-trn1", "--json", cwd=tmp_path).stdout)
     degrees = plan["degrees"]
@@ -79,7 +95,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         (("plan", "quickstart", "--set", "training.learning_rat=1"), ("learning_rat", "learning_rate?")),
         (("plan", "quickstart", *degrees), ("tensor_parallel: 8", "4 attention heads")),
         (("init", "x"), ("'x'", "quickstart")),
-        (("init", "-o", "absent/run.yaml"), ("absent/run.yaml", "-o")),
+        (("init", "quickstart", "-o", "absent/run.yaml"), ("absent/run.yaml", "-o")),
         (("cluster", "init", "-o", "absent/cluster.yaml"), ("absent/cluster.yaml", "-o")),
         (("status",), ("no run", "run directory")),
         (("status", str(tmp_path)), (str(tmp_path), "run.yaml", "hyperpod-ft list")),
@@ -181,9 +197,8 @@ def test_references_are_up_to_date() -> None:
 
 
 def test_the_wheel_carries_what_it_needs(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, REPOSITORY], check=True
-    )
+    build = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]  # with this hatchling
+    subprocess.run([sys.executable, "-m", *build, "--wheel-dir", tmp_path, REPOSITORY], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")

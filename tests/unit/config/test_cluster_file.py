@@ -9,7 +9,7 @@ import yaml
 from hyperpod_ft.aws.hyperpod import requests
 from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
-from hyperpod_ft.config import cluster_config, run_file
+from hyperpod_ft.config import cluster_config, public_key, run_file
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import ConfigError
 from hyperpod_ft.shipped import shipped
@@ -91,11 +91,15 @@ def test_the_packaged_file_is_the_flagships_cluster() -> None:
         ({"users": [{"name": "a", "uid": 1000}]}, "users.0.uid: "),
         (
             {"users": [{"name": "a", "uid": 2001, "public_keys": ["-----BEGIN OPENSSH PRIVATE KEY-----"]}]},
-            "users.0.public_keys.0: must be one line of a public key file",
+            "users.0.public_keys.0: must be one line with an ssh public key",
         ),
         (
             {"users": [{"name": "a", "uid": 2001, "public_keys": ["command=x ssh-rsa AA"]}]},
             "users.0.public_keys.0: must",
+        ),
+        (
+            {"users": [{"name": "a", "uid": 2001, "public_keys": ["ssh-ed25519 AAAA a@laptop"]}]},
+            "users.0.public_keys.0: the data is not a ssh-ed25519 key",
         ),
         ({"kms_keys": {"fsx": "alias/mine"}}, "kms_keys.fsx: must be the ARN of a KMS key, not of an alias"),
         ({"kms_keys": {"bucket": KEY.replace("us-west-2", "us-east-1")}}, "kms_keys.bucket: the key is in us-east-1"),
@@ -216,7 +220,7 @@ def test_the_scripts_install_a_database_only_where_they_are_to(
 
 
 def test_nodes_get_their_groups_and_users(tmp_path: Path) -> None:
-    users = [{"name": "alice", "uid": 2001, "public_keys": ["ssh-ed25519 AAAA alice@laptop"]}]
+    users = [{"name": "alice", "uid": 2001, "public_keys": ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5QkJC alice@laptop"]}]
     settings = requests.settings(load(tmp_path, users=users), RESOURCES)
     assert settings["groups"] == {"controller-machine": "controller", "workers-1": "compute"}
     assert settings["users"] == [{"gid": 2001, **users[0]}]
@@ -235,7 +239,7 @@ def test_nodes_accept_what_the_cluster_file_accepts() -> None:
 
     assert settings._MOUNT_PATH.pattern == cluster_config.MOUNT_PATH
     assert settings._USER.pattern == cluster_config.LINUX_USER
-    assert settings._PUBLIC_KEY.pattern == cluster_config.PUBLIC_KEY
+    assert all(settings._PUBLIC_KEY.fullmatch(f"{kind} AAAA= me@laptop") for kind in public_key.KINDS)
 
 
 @pytest.mark.parametrize("path", ["/fsx/", "//fsx", "/.fsx", "/fsx/../x", "/", "fsx", "/fsx "])

@@ -21,7 +21,7 @@ def test_a_listing_is_what_status_says_and_asks_slurm_once(tmp_path: Path, monke
     )
     asked: list[str] = []
 
-    def no_slurm_here(arguments: list[str], *_: object) -> subprocess.CompletedProcess[str]:
+    def no_slurm_here(arguments: list[str], *_: object, **__: object) -> subprocess.CompletedProcess[str]:
         asked.append(arguments[0])
         return subprocess.CompletedProcess(arguments, 0, answer if arguments[0] == "squeue" else "", "")
 

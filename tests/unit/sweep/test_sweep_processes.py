@@ -76,6 +76,9 @@ def test_runs_wait_for_one_another_and_for_what_they_share(tmp_path: Path, capsy
     assert "Already done: 2 of 2 runs" in capsys.readouterr().out
     assert command("cancel") == 0
     assert "nothing to cancel" in capsys.readouterr().out
+    assert command("report", "-o", str(tmp_path / "report.html")) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert all(point.run in page for point in result.points)
 
 
 def test_cancel_stops_the_runs_that_wait_first(tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
 """Each tracker with its real package: what is published is read back with the tracker's own means."""
 
+import contextlib
 import json
 import math
 import os
+import signal
+import socket
 import struct
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +97,36 @@ def test_mlflow_in_files(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch)
     assert found.info.status == "FINISHED"
     assert found.data.params["dataset.format"] == "dolly"
     assert found.data.tags["hyperpod_ft.run"] == given["name"]
+
+
+@pytest.mark.mlflow
+def test_mlflow_server(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A server with a database, on this machine."""
+    from mlflow.tracking import MlflowClient
+
+    from hyperpod_ft.tracking.trackers import mlflow_runs
+
+    program = os.environ.get("HYPERPOD_FT_MLFLOW") or pytest.skip("needs HYPERPOD_FT_MLFLOW, the program")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [program, "server", "--port", str(port), "--backend-store-uri", "sqlite:///server.db", "--workers", "1"]
+    server = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    try:
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            assert server.poll() is None
+            time.sleep(0.2)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+        run = publish(mlflow_runs, given)
+        assert run.where.startswith(f"http://127.0.0.1:{port}/#/experiments/")
+        client = MlflowClient(f"http://127.0.0.1:{port}")
+        history = client.get_metric_history(run.where.rpartition("/")[2], "loss")
+        assert [(point.step, point.value) for point in history] == expected("loss")
+        assert client.get_run(run.where.rpartition("/")[2]).info.status == "FINISHED"
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 def test_mlflow_completes_a_row_that_was_cut_off(given: dict[str, Any]) -> None:

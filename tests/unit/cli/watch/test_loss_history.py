@@ -45,3 +45,16 @@ def test_a_file_written_anew_is_read_anew(losses: LossHistory) -> None:
     losses.path.unlink()
     losses.read()
     assert losses.values == [4.0, 2.9, 2.8]
+
+
+def test_the_pace_is_that_of_the_newest_rows(losses: LossHistory) -> None:
+    """The first step compiles; one slow step among many does not change the time left much."""
+    seconds = [100.0 + step for step in range(1, 100)]
+    seconds[-1] += 5
+    rows = [json.dumps({"step": step, "loss": 1.0, "seconds": at}) for step, at in enumerate(seconds, 1)]
+    losses.path.write_text(rows[0] + "\n")
+    losses.read()
+    assert losses.seconds_per_step is None
+    losses.path.write_text("\n".join(rows) + "\n")
+    losses.read()
+    assert losses.seconds_per_step == pytest.approx(1 + 5 / 49)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from hyperpod_ft.cli.watch.keys import View
 from hyperpod_ft.cli.watch.screen import draw
-from hyperpod_ft.cli.watch.view import View
 from hyperpod_ft.cli.watch.watcher import Picture
 from hyperpod_ft.launch.log_text import parse_progress
 from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress
@@ -26,10 +26,11 @@ STAGES = (
 )
 PICTURE = Picture(
     RunStatus("dolly", "/fsx/runs/dolly/1", "", "running", STAGES, submitted="2026-01-01T00:00:00Z",
-              progress=TrainingProgress(30, 120, 2.0, 1000.0, seconds_per_step=1.5)),
+              progress=TrainingProgress(30, 120, 2.0, 1000.0)),
     losses=(4.0, 3.0, 2.0),
     newest={"tokens_per_second": 1234.5, "mfu": 0.31, "learning_rate": 1e-4, "grad_norm": 0.5},
     validation=(20, 2.5),
+    seconds_per_step=1.5,
     stage="train",
     log=tuple(f"step {step}/120" for step in range(100)),
     log_path="/fsx/runs/dolly/1/logs/train.out",

@@ -178,6 +178,7 @@ def test_cancelling_asks_and_ends_every_job(run: Run, screen: Screen) -> None:
     screen.wait_for("Cancel the jobs of test", seen)
     assert Launchers().active(run)
     screen.type("y")
+    screen.wait_for("Cancelling…", seen)
     screen.assert_given_back(1)
     after = screen.text.rpartition("\x1b[?1049l")[2]
     assert "cancelled env (job p1)" in after and "Resume it: hyperpod-ft resume" in after

@@ -217,3 +217,8 @@ def test_the_choice_is_frozen(make_run: MakeRun, tmp_path: Path) -> None:
 def test_config_json_must_be_there(make_run: MakeRun) -> None:
     with pytest.raises(UserError, match=r"auto needs the config.json of some/model, .* hyperpod-ft plan"):
         make_run(model={"source": "some/model"}, parallelism={"degrees": "auto", "ranks_per_node": 2})
+
+
+def test_one_gpu_that_has_no_link_to_another() -> None:
+    chosen = propose(config("g5.xlarge", training=CHECKPOINTED, degrees="auto"), LLAMA_3_8B).chosen
+    assert chosen.degrees.world_size == 1 and chosen.tokens_per_second > 0

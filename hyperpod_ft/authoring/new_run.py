@@ -1,0 +1,176 @@
+"""A run file for a model, a dataset and an instance type."""
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.authoring import dataset_format
+from hyperpod_ft.authoring.dataset_format import FoundFormat
+from hyperpod_ft.authoring.draft import Draft
+from hyperpod_ft.authoring.fit import fit
+from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, is_encoder_decoder, read_config
+from hyperpod_ft.config import run_file, sources, yaml_text
+from hyperpod_ft.config.fields import shown
+from hyperpod_ft.config.instances import CATALOGUE, Instance, names
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.download.file_source import source_of
+from hyperpod_ft.download.listing import Listing
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.planning.parallelism import degrees_of
+from hyperpod_ft.runs.assets import config_directory
+
+_LEARNING_RATES = {"lora": 2e-4, "full": 1e-5, "dpo": 5e-6}
+_NOT_IN_NAMES = re.compile(r"^example:|\.(jsonl?|ndjson|parquet)$")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run file is written for. Sources are as in a run file, or paths relative to the working directory."""
+
+    model: str
+    dataset: str
+    instance_type: str
+    nodes: int = 1
+    method: str = "lora"
+    format: str | None = None  # None: recognised
+
+
+def new_run(wanted: Wanted, output: Path) -> Draft:
+    """A run file to be written to `output`. Raises UserError when the dataset's format is unknown or nothing fits."""
+    instance = instance_of(wanted.instance_type)
+    described = f"{wanted.model} on {wanted.nodes} x {instance.name}"
+    draft = Draft(head=[f"{described}, written by `hyperpod-ft init`; docs/run-file.md has all keys."])
+    set_cluster(draft, instance, wanted.nodes)
+    draft.set("model.source", written_source(wanted.model, output))
+    draft.set("training.method", wanted.method)
+    set_dataset(draft, wanted.dataset, wanted.format, output)
+    preferences = draft.get("dataset.format") == "preference"
+    if preferences:
+        draft.set("training.objective", "dpo", "prefers the chosen answers (docs/preferences.md)")
+    rate = _LEARNING_RATES["dpo" if preferences else wanted.method]
+    draft.set("training.learning_rate", rate, "a usual one for this method; try others")
+    draft.set("training.epochs", 1 if preferences else 3)
+    name_run(draft)
+    complete(draft, output)
+    return draft
+
+
+def instance_of(name: str) -> Instance:
+    """Raises UserError for an unknown instance type."""
+    known = CATALOGUE.get(name.removeprefix("ml."))
+    if known is None:
+        raise UserError(f"--instance {shown(name)}: unknown", f"known: {', '.join(names())}")
+    return known
+
+
+def set_cluster(draft: Draft, instance: Instance, nodes: int) -> None:
+    draft.set("engine", "neuron" if instance.name.startswith("trn1") else "torch")
+    if instance.name == "local":
+        draft.set(
+            "cluster.root", ".hyperpod-ft", "models, datasets and runs; on a cluster a directory that all nodes see"
+        )
+        draft.set("env.python", "current", "the interpreter that runs hyperpod-ft")
+    else:
+        draft.set("cluster.root", "/fsx/hyperpod-ft", "models, datasets and runs: on the volume that all nodes see")
+        draft.set("cluster.partition", instance.name.partition(".")[0], "as `sinfo` shows it")
+    draft.set("cluster.instance_type", instance.name)
+    draft.set("cluster.nodes", nodes)
+    if not instance.has_accelerators:
+        draft.set("training.precision", "fp32")
+
+
+def set_dataset(draft: Draft, source: str, format_name: str | None, output: Path) -> None:
+    """Section dataset, with the format given, or recognised. Raises UserError when it cannot be recognised."""
+    written = written_source(source, output)
+    draft.set("dataset.source", written)
+    draft.default("dataset.max_length", 2048, "tokens of a packed row")
+    draft.default("dataset.validation_share", 0.02, "rows held out for the validation loss")
+    if format_name:
+        draft.set("dataset.format", format_name)
+        return
+    found = _found_format(written, output)
+    for key, value in found.keys.items():
+        draft.default(f"dataset.{key}", value)
+    draft.notes["dataset.format"] = found.how
+    if found.prompt is not None:
+        draft.set("generate.prompts", [found.prompt], "answered before and after training; this is the first row's")
+
+
+def _found_format(source: str, output: Path) -> FoundFormat:
+    if source.startswith("example:") or sources.kind_of(source) == "local":
+        asset = sources.resolve("dataset.source", source, None, output.resolve().parent)
+        return dataset_format.of_files(Path(asset.source))
+    if found := dataset_format.known_on_the_hub(source):
+        return found
+    raise UserError(f"--dataset {source}: its rows are not here to recognise their format", "give it with --format")
+
+
+def written_source(source: str, output: Path) -> str:
+    """The source as the run file names it: a path relative to it if it is below its directory, else absolute."""
+    path = Path(source).expanduser()
+    if source.startswith(("s3://", "example:")) or not sources.exists(path):
+        return source
+    relative = os.path.relpath(path.resolve(), output.resolve().parent)
+    return str(path.resolve()) if relative.startswith("..") else f"./{relative}"
+
+
+def name_run(draft: Draft) -> None:
+    """A name made of model, dataset and method."""
+    parts = [Path(str(draft.get(key)).rstrip("/")).name for key in ("model.source", "dataset.source")]
+    words = "-".join([*(_NOT_IN_NAMES.sub("", part) for part in parts), str(draft.get("training.method") or "lora")])
+    draft.set("name", re.sub(r"[^a-z0-9._-]+", "-", words.lower()).strip("-._")[:64])
+
+
+def complete(draft: Draft, output: Path, *, keep_batch: bool = False) -> None:
+    """Make the draft fit, and check it as `plan` would. What could not be looked at is said at its top.
+
+    Raises UserError.
+    """
+    base = output.resolve().parent
+    with tempfile.TemporaryDirectory() as scratch:
+        config = run_file.resolve(run_file.validate(draft.values, str(output)), base)
+        directory = _model_directory(config, Path(scratch), draft)
+        model_config = read_config(directory) if directory else None
+        if model_config is not None:
+            _set_lengths(draft, model_config)
+        fit(draft, model_config, keep_batch=keep_batch)
+        # the text is what `plan` will read
+        values = yaml_text.read(draft.text(), str(output))
+        config = run_file.resolve(run_file.validate(values, str(output)), base)
+        if directory:
+            check_model_directory(config, degrees_of(config), directory)
+
+
+def _set_lengths(draft: Draft, model_config: Mapping[str, Any]) -> None:
+    positions = model_config.get("max_position_embeddings")
+    if isinstance(positions, int) and positions < draft.get("dataset.max_length"):
+        draft.set("dataset.max_length", positions, "all positions that the model has")
+    if is_encoder_decoder(model_config):
+        draft.default("dataset.max_target_length", 512, "tokens of the decoder's part")
+
+
+def _model_directory(config: RunConfig, scratch: Path, draft: Draft) -> Path | None:
+    """A directory with the model's config.json, fetched if needed; None, and a line in the file, if it cannot be."""
+    if here := config_directory(config):
+        return here
+    asset = sources.Asset(config.model.source, config.model.revision or "")
+    try:
+        source = source_of("model", "model.source", asset)
+        listing = source.listing()
+        wanted = tuple(file for file in listing.files if file.name == CONFIG)
+        source.fetch(Listing(wanted, listing.commit), scratch)
+        if wanted:
+            return scratch
+        reason = f"it has no {CONFIG}"
+    except UserError as error:
+        reason = error.problem
+    draft.head.append(
+        f"The model was not looked at ({reason}): whether this fits its memory is unknown. `hyperpod-ft plan` checks it"
+        " once stage download has run; `parallelism.degrees: auto` chooses degrees when the Hub can be reached."
+    )
+    return None

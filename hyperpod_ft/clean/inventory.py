@@ -1,0 +1,213 @@
+"""What grows below a root, and for each thing why it must stay, or why it goes only when it is named."""
+
+import os
+import pwd
+import re
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from hyperpod_ft.clean.needs import Referring, needs
+from hyperpod_ft.clean.sizes import usages
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.cached_run import CachedRun, RecordCache
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import choose
+
+Kind = Literal[
+    "runs",
+    "checkpoints",
+    "discarded",
+    "logs",
+    "artifacts",
+    "models",
+    "datasets",
+    "environments",
+    "evaluations",
+    "graphs",
+    "compiled",
+    "code",
+    "leftovers",
+]
+# `track` and `eval` may install for a run that is finished, and write nothing for a while
+_SETTLED_SECONDS = 3600
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# directories whose entries runs share; those without a pattern may have any name
+_SHARED: tuple[tuple[Kind, str, str], ...] = (
+    ("models", "models", r"[^.].*@.*"),
+    ("datasets", "datasets", r"[0-9a-f]{16}"),
+    ("datasets", "datasets/raw", r"[^.].*@.*"),
+    ("environments", "envs", r"([a-z]+-)?[0-9a-f]{16}"),
+    ("evaluations", "evaluations", r"hub"),
+    ("evaluations", "evaluations/base", r"[^.].*@.*"),
+    ("evaluations", "evaluations/tasks", r"[^.].*"),
+    ("graphs", "neuron-cache", r"[0-9a-f]{16}"),
+    ("compiled", "compile-cache", r"torch-.*"),
+    ("code", "code", r"[^.].*-[0-9a-f]{12}"),
+)
+# `publish` writes and removes under such names; the group is what they become
+_LEFTOVER = re.compile(r"\.(.+?)(\.partial(-.*)?|(\.\d+)?\.replaced)")
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A run below the root."""
+
+    run: Run
+    finished: bool  # nothing is left to do
+    needs: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        return self.run.full_name
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that may be removed, or why it may not."""
+
+    kind: Kind
+    name: str  # its path, relative to the root
+    path: Path
+    run: str = ""  # the run that it belongs to
+    kept: str = ""  # why it must stay; empty if it may go
+    only_by_name: str = ""  # why asking for its kind is not enough; empty if it is
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Everything below a root that grows."""
+
+    root: Path
+    runs: tuple[KnownRun, ...]
+    unreadable: tuple[str, ...]  # why runs could not be opened
+    items: tuple[Item, ...]
+
+
+def take_inventory(root: Path, without: Collection[str] = ()) -> Inventory:
+    """The inventory of a root, as if the runs named `without` were gone. Raises UserError for another directory."""
+    if not (root / "runs").is_dir():
+        raise UserError(f"{root}: has no directory runs", "give the cluster.root of runs")
+    runs: list[KnownRun] = []
+    cache = RecordCache()
+    unreadable: list[str] = []
+    for directory in _run_directories(root, unreadable):
+        try:
+            run = CachedRun.now(Run.open(directory), cache)
+            runs.append(KnownRun(run, not choose(run), needs(run)))
+        except (UserError, OSError) as error:
+            unreadable.append(f"{directory}: {error.problem if isinstance(error, UserError) else error.strerror}")
+    staying = [known for known in runs if f"runs/{known.name}" not in without]
+    unfinished = Referring((known.name, known.needs) for known in staying if not known.finished)
+    finished = Referring((known.name, known.needs) for known in staying if known.finished)
+    shared_stays = "a run cannot be opened, which may need it" if unreadable else ""
+    items = []
+    for known in runs:
+        items += [_judged(item, unfinished, finished) for item in _items_of(known)]
+    for item in _shared_items(root):
+        judged = _judged(item, unfinished, finished)
+        items.append(_kept(judged, shared_stays) if shared_stays and not judged.kept else judged)
+    return Inventory(root, tuple(runs), tuple(unreadable), tuple(items))
+
+
+def _run_directories(root: Path, unreadable: list[str]) -> Iterator[Path]:
+    for name in _directories(root / "runs", unreadable):
+        for directory in _directories(name, unreadable):
+            try:
+                (directory / "run.yaml").lstat()
+            except FileNotFoundError:
+                continue  # not a run
+            except OSError as error:
+                unreadable.append(f"{directory}: {error.strerror}")
+                continue
+            yield directory
+
+
+def _directories(parent: Path, unreadable: list[str]) -> list[Path]:
+    try:
+        with os.scandir(parent) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        unreadable.append(f"{parent}: {error.strerror}")
+        return []
+
+
+def _items_of(known: KnownRun) -> Iterator[Item]:
+    """What a run's own directory has."""
+    run = known.run
+
+    def item(kind: Kind, path: Path, kept: str = "", only_by_name: str = "") -> Item:
+        return Item(kind, run.relative(path), path, known.name, kept, only_by_name)
+
+    yield item("runs", run.directory, only_by_name="a finished run" if known.finished else "a run that is not finished")
+    if run.checkpoints.is_dir():
+        yield item("checkpoints", run.checkpoints, "" if run.is_done("consolidate") else "is not consolidated")
+    for directory in (run.directory, run.restarts_path("train").parent):
+        for path in sorted(directory.glob("*.discarded-*")):
+            yield item("discarded", path)
+    if run.logs.is_dir():
+        yield item("logs", run.logs, only_by_name="" if known.finished else "the run is not finished")
+    artifacts = run.serving / "neuron-artifacts"
+    if artifacts.is_dir():
+        yield item("artifacts", artifacts)
+    for directory in (run.directory, run.checkpoints):
+        for path in _leftovers(directory):
+            yield item("leftovers", path, "" if known.finished else "the run is not finished")
+
+
+def _shared_items(root: Path) -> Iterator[Item]:
+    """What runs share."""
+    for kind, directory, pattern in _SHARED:
+        parent = root / directory
+        for path in sorted(parent.glob("*")):
+            if re.fullmatch(pattern, path.name):
+                yield Item(kind, f"{directory}/{path.name}", path)
+    for parent in (*(root / directory for _, directory, _ in _SHARED), *root.glob("runs/*")):
+        for path in _leftovers(parent):
+            yield Item("leftovers", path.relative_to(root).as_posix(), path)
+
+
+def _leftovers(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.glob(".*") if _LEFTOVER.fullmatch(path.name))
+
+
+def _judged(item: Item, unfinished: Referring, finished: Referring) -> Item:
+    """The item, with why it must stay. A leftover may be one that is being written: it counts as what it becomes."""
+    path = Path(item.name)
+    leftover = _LEFTOVER.fullmatch(path.name) if item.kind == "leftovers" else None
+    name = str(path.with_name(leftover[1])) if leftover else item.name
+    if item.kept:
+        return item
+    if leftover and ".partial" in path.name and usages([item.path])[item.path].changed > time.time() - _SETTLED_SECONDS:
+        return _kept(item, "changed within the last hour: it may be being written")
+    if owner := _other_owner(item.path):
+        return _kept(item, f"belongs to {owner}")
+    if waiting := unfinished.to(name):
+        return _kept(item, f"needed by {_named(waiting)}, not finished")
+    if not leftover and (used := finished.to(name)):
+        return replace(item, only_by_name=f"used by {_named(used)}, finished")
+    return item
+
+
+def _kept(item: Item, why: str) -> Item:
+    return replace(item, kept=why, only_by_name="")
+
+
+def _named(runs: list[str]) -> str:
+    return runs[0] if len(runs) == 1 else f"{runs[0]} and {len(runs) - 1} more"
+
+
+def _other_owner(path: Path) -> str:
+    """The name of the owner if that is another user; empty for this one's, and for root."""
+    try:
+        owner = path.lstat().st_uid
+    except OSError:
+        return "another user"
+    if owner == os.geteuid() or os.geteuid() == 0:
+        return ""
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return f"user {owner}"

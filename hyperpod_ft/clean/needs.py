@@ -1,0 +1,85 @@
+"""What a run needs on the volume besides its own directory."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+from hyperpod_ft.runs.run import Run
+
+_CODE = re.compile(r"^code=(.+)$", re.MULTILINE)  # in the scripts of templates/sbatch/
+
+
+def needs(run: Run) -> frozenset[str]:
+    """The names, relative to `root`, of all that the run's stages read, or would make again if it were missing."""
+    return frozenset(run.relative(path) for path in _paths(run) if path.is_relative_to(run.root))
+
+
+def _paths(run: Run) -> Iterator[Path]:
+    config = run.config
+    yield run.base_model
+    yield run.raw_dataset
+    yield run.dataset_path
+    yield run.environment_path
+    if "precompile" in run.plan:
+        yield run.neuron_cache
+    if config.engine == "torch" and config.training.compiles(config.instance.has_accelerators):
+        yield run.compile_cache
+    for tracker in config.tracking.trackers:
+        yield run.tracker_environment(tracker)
+    pythons = [config.env.python, config.tracking.python]
+    if config.eval:
+        pythons.append(config.eval.python)
+        yield from (run.evaluation_environment, run.evaluation_hub, run.base_scores)
+        if run.own_tasks:
+            yield run.own_tasks
+    # another run's model, or an interpreter that was made elsewhere on this volume
+    for given in (config.model.source, config.dataset.source, *pythons):
+        if given and given.startswith("/"):
+            yield Path(given)
+    yield from _code(run)
+
+
+def _code(run: Run) -> Iterator[Path]:
+    """The copies of the kit's code that the run's scripts import."""
+    for script in (run.directory / "sbatch").glob("*.sbatch"):
+        try:
+            found = _CODE.search(script.read_text(encoding="utf-8"))
+        except OSError:
+            continue
+        if found:
+            yield Path(shlex.split(found[1])[0])
+    # jobs of an earlier submission run its scripts, which a later one has replaced in the directory
+    for submission in run.provenance.glob("submission-*.json"):
+        try:
+            code = json.loads(submission.read_bytes()).get("code")
+        except (OSError, ValueError):
+            continue
+        if code:
+            yield Path(code)
+
+
+class Referring:
+    """Which runs need a path on the volume."""
+
+    def __init__(self, needed: Iterable[tuple[str, frozenset[str]]]) -> None:
+        """`needed`: each run's full name, with what `needs` says."""
+        self._exactly: dict[str, set[str]] = {}
+        self._below: dict[str, set[str]] = {}  # something at or below this path
+        for run, names in needed:
+            for name in names:
+                self._exactly.setdefault(name, set()).add(run)
+                for path in (name, *_above(name)):
+                    self._below.setdefault(path, set()).add(run)
+
+    def to(self, name: str) -> list[str]:
+        """The runs that need the path, something below it, or a directory that it is in."""
+        found = set(self._below.get(name, ()))
+        for directory in _above(name):
+            found |= self._exactly.get(directory, set())
+        return sorted(found)
+
+
+def _above(name: str) -> list[str]:
+    return [path.as_posix() for path in PurePosixPath(name).parents][:-1]

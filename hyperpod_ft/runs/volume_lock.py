@@ -1,0 +1,54 @@
+"""The lock of a root: submissions share it, and removing what no run needs excludes them.
+
+A submission skips stages whose outputs are there. Nothing may remove these before the jobs that use them are submitted.
+"""
+
+import contextlib
+import errno
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from hyperpod_ft.errors import UserError
+
+
+@contextlib.contextmanager
+def submitting(root: Path) -> Iterator[None]:
+    """Nothing is removed while the block runs; waits until a removal has ended."""
+    with _locked(root, fcntl.LOCK_SH, "waiting for hyperpod-ft clean"):
+        yield
+
+
+@contextlib.contextmanager
+def removing(root: Path) -> Iterator[None]:
+    """No run is submitted while the block runs; waits for submissions. Raises UserError on a volume without locks."""
+    with _locked(root, fcntl.LOCK_EX, "waiting for a submission"):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(root: Path, kind: int, waiting: str) -> Iterator[None]:
+    with _open(root / "records" / "clean.lock") as stream:
+        try:
+            fcntl.flock(stream, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(waiting, flush=True)
+            fcntl.flock(stream, kind)
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                raise UserError(f"{root}: this volume has no file locks", "mount Lustre with -o flock") from error
+            raise
+        yield
+
+
+def _open(path: Path) -> IO[str]:
+    """The lock file, which every user of the volume locks, whoever made it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        stream = path.open("a")
+    except PermissionError:
+        return path.open()
+    with contextlib.suppress(PermissionError):  # it is another user's
+        path.chmod(0o666)
+    return stream

@@ -1,0 +1,1 @@
+"""Puts finished models on the Hugging Face Hub."""

@@ -1,0 +1,116 @@
+"""Put files into a model repository of the Hugging Face Hub: large ones first, then one commit that names all.
+
+The Hub keeps what was uploaded before a commit, so that a push that was killed continues with the files it lacks, and
+nobody sees half of a model. huggingface_hub reads the token, from HF_TOKEN or the file that `hf auth login` writes.
+"""
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
+from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from hyperpod_ft.config.fields import shortened
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.hub_errors import HttpError, status_of
+from hyperpod_ft.progress import format_bytes
+from hyperpod_ft.upload.content import Upload
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_PARALLEL_FILES = 4
+# Of an earlier push: with another number of files, its weights would be loaded beside the new ones.
+_REPLACED = ("*.safetensors", "*.safetensors.index.json")
+
+
+def push(upload: Upload, repository: str, message: str, *, public: bool = False) -> str:
+    """Upload what the repository lacks, and commit; returns the URL of the commit.
+
+    Creates the repository if there is none, private unless `public`. May be killed at any moment and called again; a
+    repository that has all files already gets no commit. Raises UserError.
+    """
+    if not _REPOSITORY.fullmatch(repository):
+        raise UserError(f"push: {shortened(repository)}: must be ORG/NAME or USER/NAME", "correct it")
+    disable_progress_bars()  # lines are printed instead
+    if get_token() is None:
+        raise UserError("push: there is no Hugging Face token", "export HF_TOKEN with a token that may write")
+    api = HfApi()
+    with _explained(repository):
+        before = _prepare(api, repository, public)
+        additions = [CommitOperationAdd(name, file) for name, file in upload.files.items()]
+        _upload(api, repository, upload, additions)
+        old = {name for name in before if any(fnmatch.fnmatch(name, pattern) for pattern in _REPLACED)}
+        deletions = [CommitOperationDelete(name) for name in sorted(old - upload.files.keys())]
+        commit = api.create_commit(repository, [*additions, *deletions], commit_message=message)
+        _check(api, repository, commit.oid, upload)
+    return f"{constants.ENDPOINT}/{repository}/commit/{commit.oid}"
+
+
+def _prepare(api: HfApi, repository: str, public: bool) -> set[str]:
+    """Create the repository if needed; returns the names of its files."""
+    try:
+        found = api.model_info(repository)
+    except RepositoryNotFoundError:
+        api.create_repo(repository, private=not public, exist_ok=True)
+        print(f"push: created {repository}, {'public' if public else 'private'}", flush=True)
+        return set()
+    if not found.private and not public:
+        raise UserError(
+            f"push: {repository} exists and is public", "add --public, or make it private in its settings on the Hub"
+        )
+    return {sibling.rfilename for sibling in found.siblings or []}
+
+
+def _upload(api: HfApi, repository: str, upload: Upload, additions: list[CommitOperationAdd]) -> None:
+    """Upload the files that the Hub stores as large ones, unless it has their content; the commit has the others."""
+
+    def one(addition: CommitOperationAdd) -> CommitOperationAdd:
+        api.preupload_lfs_files(repository, [addition], free_memory=False)
+        return addition
+
+    with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
+        for number, addition in enumerate(pool.map(one, additions), start=1):
+            size = format_bytes(upload.sizes[addition.path_in_repo])
+            print(f"push: {addition.path_in_repo}, {size} ({number} of {len(additions)})", flush=True)
+
+
+def _check(api: HfApi, repository: str, commit: str, upload: Upload) -> None:
+    """Raise UserError unless the commit has every file with its size."""
+    found = api.model_info(repository, revision=commit, files_metadata=True)
+    sizes = {sibling.rfilename: sibling.size for sibling in found.siblings or []}
+    for name in upload.files:
+        if sizes.get(name) != upload.sizes[name]:
+            found_size = f"{sizes.get(name) or 0} bytes instead of {upload.sizes[name]}"
+            raise UserError(f"push: {repository} has {name} with {found_size}", "push again")
+
+
+@contextmanager
+def _explained(repository: str) -> Iterator[None]:
+    try:
+        yield
+    except (OfflineModeIsEnabled, HttpError, RuntimeError) as error:
+        # of an upload, the cause is the Hub's answer
+        cause = error.__cause__ if isinstance(error, RuntimeError) else error
+        if not isinstance(cause, (OfflineModeIsEnabled, HttpError)):
+            raise
+        raise _explain(repository, cause) from error
+
+
+def _explain(repository: str, error: Exception) -> UserError:
+    status = status_of(error)
+    if isinstance(error, OfflineModeIsEnabled):
+        return UserError("push: HF_HUB_OFFLINE is set", "unset it for this command")
+    if status in (401, 403, 404):
+        return UserError(
+            f"push: the Hub refuses to write to {repository} (HTTP {status})",
+            "use an HF_TOKEN of an account that may create and write repositories there",
+        )
+    if status:
+        return UserError(f"push: the Hub returned HTTP {status} for {repository}", "push again later: it continues")
+    return UserError(
+        f"push: cannot reach {constants.ENDPOINT} ({type(error).__name__})",
+        "check network and proxy (HTTPS_PROXY), then push again: it continues",
+    )

@@ -1,0 +1,3 @@
+class HFLM:
+    def __init__(self, **arguments):
+        self.arguments = arguments

@@ -1,0 +1,5 @@
+import yaml
+
+
+def load_yaml(path, *, resolve_func, recursive):
+    return yaml.safe_load(path.read_text())

@@ -1,0 +1,119 @@
+"""Run files that `init` writes for a model, a dataset and an instance type."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.authoring.new_run import Wanted, new_run
+from hyperpod_ft.config import run_file
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.preflight import preview
+from hyperpod_ft.runs.run import Run
+from scripts.memory_table import LLAMA_3_8B
+
+ROWS: dict[str, dict[str, Any]] = {
+    "dolly": {"instruction": "Name a bird.", "context": "", "response": "A tit.", "category": "qa"},
+    "alpaca": {"instruction": "Name a bird.", "input": "", "output": "A tit."},
+    "prompt-completion": {"prompt": "Name a bird.", "completion": "A tit."},
+    "chat": {"messages": [{"role": "user", "content": "Name a bird."}, {"role": "assistant", "content": "A tit."}]},
+    "text": {"text": "A tit is a bird."},
+    "template": {"question": "Name a bird.", "answer": "A tit."},
+    "preference": {"prompt": "Name a bird.", "chosen": "A tit.", "rejected": "A bat."},
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    return str(tmp_path / "llama")
+
+
+def rows(tmp_path: Path, *written: dict[str, Any]) -> str:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in written))
+    return str(path)
+
+
+def written(wanted: Wanted, output: Path) -> tuple[RunConfig, str]:
+    text = new_run(wanted, output).text()
+    output.write_text(text)
+    return run_file.load(output), text
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_format_is_recognised_and_the_file_can_be_planned(tmp_path: Path, name: str) -> None:
+    data = rows(tmp_path, ROWS[name], ROWS[name])
+    config, text = written(Wanted("example:tiny-llama", data, "local"), tmp_path / "run.yaml")
+    assert config.dataset.format == name
+    assert "source: ./rows.jsonl" in text, "relative to the run file"
+    assert (config.training.objective == "dpo") == (name == "preference")
+    if name not in ("text", "preference"):
+        assert "Name a bird." in str(config.generate.prompts) and "A tit" not in str(config.generate.prompts)
+    assert preview(Run.of(config)).stages
+
+
+@pytest.mark.parametrize(
+    ("instance", "nodes", "method"),
+    [
+        ("p5.48xlarge", 1, "lora"),
+        ("p4d.24xlarge", 1, "full"),
+        ("g5.xlarge", 1, "lora"),
+        ("g5.12xlarge", 2, "lora"),
+        ("trn1.32xlarge", 1, "lora"),
+        ("ml.trn2.48xlarge", 1, "full"),
+    ],
+)
+def test_it_fits_the_instance(tmp_path: Path, model: str, instance: str, nodes: int, method: str) -> None:
+    data = rows(tmp_path, ROWS["dolly"])
+    config, text = written(Wanted(model, data, instance, nodes, method), tmp_path / "run.yaml")
+    config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"root": str(tmp_path / "root")})})
+    known = preview(Run.of(config))
+    assert known.fit is not None and known.fit.memory is not None
+    assert known.fit.memory.total <= known.available_bytes
+    assert f"{known.fit.memory.total / 2**30:.1f} of" in text, "as the comment says"
+    assert f"= {known.rows_per_step} rows per step" in text
+    assert 16 <= known.rows_per_step <= 64
+
+
+def test_what_does_not_fit_anywhere_is_refused_with_what_would(tmp_path: Path, model: str) -> None:
+    with pytest.raises(UserError, match="GiB") as error:
+        new_run(Wanted(model, rows(tmp_path, ROWS["dolly"]), "g5.xlarge", 1, "full"), tmp_path / "run.yaml")
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([{"a": 1}], "no format has the fields a"),
+        ([ROWS["dolly"], ROWS["text"]], "rows.jsonl:2"),
+        ([{"conversations": [{"from": "human", "value": "x"}]}], "ShareGPT"),
+        ([], "has no rows"),
+    ],
+)
+def test_rows_of_no_format(tmp_path: Path, given: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        new_run(Wanted("example:tiny-llama", rows(tmp_path, *given), "local"), tmp_path / "run.yaml")
+
+
+def test_a_dataset_of_the_hub_is_known_by_name_or_needs_a_format(tmp_path: Path) -> None:
+    def wanted(dataset: str, name: str | None = None) -> Wanted:
+        return Wanted("example:tiny-llama", dataset, "local", format=name)
+
+    config, text = written(wanted("databricks/databricks-dolly-15k"), tmp_path / "run.yaml")
+    assert config.dataset.format == "dolly" and "not looked at" in text
+    with pytest.raises(UserError, match="--format"):
+        new_run(wanted("org/unknown"), tmp_path / "x.yaml")
+    assert new_run(wanted("org/unknown", "chat"), tmp_path / "x.yaml").get("dataset.format") == "chat"
+
+
+def test_a_model_that_cannot_be_looked_at_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    wanted = Wanted("org/model", rows(tmp_path, ROWS["dolly"]), "p5.48xlarge")
+    config, text = written(wanted, tmp_path / "run.yaml")
+    assert "# The model was not looked at" in text
+    assert config.training.activation_checkpointing == "full"

@@ -1,0 +1,240 @@
+"""What `clean` lists, keeps and removes, also beside a submission that starts at the same moment."""
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import typer
+
+from hyperpod_ft import publish
+from hyperpod_ft.clean import removal
+from hyperpod_ft.clean.inventory import Item, take_inventory
+from hyperpod_ft.clean.removal import Wanted, remove
+from hyperpod_ft.clean.sizes import usages
+from hyperpod_ft.cli.main import app
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.submit import prepare, submit
+from hyperpod_ft.runs import volume_lock
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection
+
+MakeRun = Callable[..., Run]
+
+
+def existing(run: Run, *, finished: bool) -> Run:
+    """The run with all that it grows on the volume."""
+    run.freeze()
+    for path in (run.base_model, run.raw_dataset, run.dataset_path, run.checkpoint(1), run.logs, run.tuned_model):
+        publish.write_text(path / "content", "x" * 5000)
+    for stage in run.plan.stages if finished else run.plan.stages[:3]:
+        record = Record(stage.name, stage.fingerprint, {}, (), {}, utc_now(), 0.0, "test", "")
+        record.write(run.record_path(stage.name))
+    return run
+
+
+def items(root: Path) -> dict[str, Item]:
+    return {item.name: item for item in take_inventory(root).items}
+
+
+def removed(root: Path, *names: str, kinds: tuple[str, ...] = ()) -> list[str]:
+    return [item.name for item in remove(root, Wanted(names, kinds))]  # type: ignore[arg-type]
+
+
+def name(run: Run, path: Path) -> str:
+    return run.relative(path)
+
+
+def test_what_needs_it_decides(make_run: MakeRun) -> None:
+    done = existing(make_run(), finished=True)
+    waiting = existing(make_run(name="other", seed=43), finished=False)
+    root = done.root
+    assert done.base_model == waiting.base_model and done.dataset_path != waiting.dataset_path
+    publish.write_text(root / "models" / "org--unused@main" / "weights", "x")
+    publish.write_text(root / "models" / "notes.txt", "not the kit's")
+    found = items(root)
+    assert found["models/org--unused@main"].kept == found["models/org--unused@main"].only_by_name == ""
+    assert waiting.full_name in found[name(done, done.base_model)].kept
+    assert done.full_name in found[name(done, done.dataset_path)].only_by_name
+    assert (
+        found[name(done, done.checkpoints)].kept == "" and "consolidated" in found[name(done, waiting.checkpoints)].kept
+    )
+    assert "models/notes.txt" not in found
+
+    everything = ("runs", "checkpoints", "models", "datasets", "logs", "leftovers")
+    assert removed(root, kinds=everything) == [
+        name(done, done.checkpoints),
+        name(done, done.logs),
+        "models/org--unused@main",
+    ]
+    assert done.base_model.exists() and done.dataset_path.exists() and waiting.logs.exists()
+    assert done.is_done("merge"), "the run is still finished"
+    for refused in (done.base_model, waiting.checkpoints, root / "nothing"):
+        with pytest.raises(UserError, match=refused.name):
+            removed(root, name(done, refused))
+
+    # without the run that waits, nothing unfinished needs the model; a run is removed with all it has
+    assert sorted(removed(root, name(done, waiting.directory), name(done, waiting.logs))) == [
+        name(done, waiting.directory)
+    ]
+    assert not (root / "runs" / "other").exists()
+    assert removed(root, name(done, done.base_model)) == [name(done, done.base_model)]
+    assert done.is_done("merge")
+
+
+def test_a_model_that_another_run_begins_with_stays(make_run: MakeRun) -> None:
+    first = existing(make_run(), finished=True)
+    second = make_run(model__source=str(first.tuned_model), model__revision=None)
+    existing(second, finished=False)
+    assert second.full_name in items(first.root)[name(first, first.directory)].kept
+
+
+def test_a_run_that_cannot_be_opened_keeps_all_that_runs_share(make_run: MakeRun) -> None:
+    done, damaged = existing(make_run(), finished=True), existing(make_run(name="other"), finished=False)
+    publish.write_text(done.root / "models" / "org--unused@main" / "weights", "x")
+    damaged.plan_path.write_text("{")
+    found = take_inventory(done.root)
+    assert str(damaged.directory) in found.unreadable[0]
+    assert {item.kind for item in found.items if not item.kept} == {"runs", "checkpoints", "logs"}
+    assert removed(done.root, kinds=("models", "datasets")) == []
+
+
+def test_things_of_another_user_stay(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = existing(make_run(), finished=True)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert all(item.kept.startswith("belongs to") for item in items(done.root).values())
+
+
+def test_nothing_of_a_run_at_work_is_removed(make_run: MakeRun) -> None:
+    """A finished run, of which a stage runs again: its jobs are asked for, not only its records."""
+    run = make_run()
+    prepare(run, Launchers())
+    existing(run, finished=True)
+    run.script("env").write_text("#!/bin/bash\nsleep 300\n")
+    ProcessLauncher().submit(run, run.plan.stages[:1], run.add_job)
+    try:
+        chosen = removal.select(take_inventory(run.root), Wanted(kinds=("checkpoints",)))
+        assert chosen.items == () and "env p1" in chosen.at_work[0][1]
+        for asked in (run.checkpoints, run.dataset_path, run.directory):
+            with pytest.raises(UserError, match="at work: env p1"):
+                removed(run.root, name(run, asked))
+    finally:
+        ProcessLauncher().cancel(run, run.jobs())
+    assert removed(run.root, kinds=("checkpoints",)) == [name(run, run.checkpoints)]
+
+
+class Noting(ProcessLauncher):
+    """Notes the stages it is given."""
+
+    def submit(self, run: Run, stages: object, *_: object) -> None:
+        (run.root / "submitted").write_text(" ".join(stage.name for stage in stages))  # type: ignore[attr-defined]
+
+
+def test_a_submission_that_begins_first_keeps_what_it_needs(make_run: MakeRun) -> None:
+    done = existing(make_run(), finished=True)
+    root, model = done.root, name(done, done.base_model)
+    new = make_run(name="new", training__learning_rate=0.5)
+    with ThreadPoolExecutor() as pool:
+        with volume_lock.submitting(root):
+            removal_of_model = pool.submit(removed, root, model)
+            new.freeze()
+        with pytest.raises(UserError, match=f"needed by {new.full_name}"):
+            removal_of_model.result(timeout=30)
+    assert done.base_model.exists()
+
+
+def test_a_submission_that_begins_later_sees_what_is_gone(make_run: MakeRun, capfd: pytest.CaptureFixture[str]) -> None:
+    done = existing(make_run(), finished=True)
+    record = done.record("download")
+    assert record is not None
+    publish.write_json(
+        done.record_path("download"),
+        {**record.__dict__, "outputs": [one.__dict__ for one in done.outputs_of([done.base_model])]},
+    )
+    new = make_run(name="new", training__learning_rate=0.5)
+    printed = ""
+    with ThreadPoolExecutor() as pool:
+        with volume_lock.removing(done.root):
+            submission = pool.submit(submit, new, Launchers(process=Noting()), Selection(), "process")
+            deadline = time.monotonic() + 30
+            while "waiting for hyperpod-ft clean" not in printed:
+                assert time.monotonic() < deadline
+                printed += capfd.readouterr().out
+            publish.discard(done.base_model)
+        submission.result(timeout=30)
+    assert (done.root / "submitted").read_text().split()[0] == "download"
+
+
+def test_a_removal_that_is_killed_leaves_a_leftover_and_no_half_of_anything(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = existing(make_run(), finished=True)
+
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(publish, "remove", killed)
+        removed(done.root, name(done, done.base_model), name(done, done.directory))
+    assert not done.base_model.exists() and not done.directory.exists()
+    left = [item.name for item in items(done.root).values() if item.kind == "leftovers"]
+    assert len(left) == 2 and all(one.endswith(".replaced") for one in left), left
+    assert sorted(removed(done.root, kinds=("leftovers",))) == sorted(left)
+    assert not list(done.root.glob("models/.*replaced")) and not list(done.root.glob("runs/*/.*"))
+
+
+def test_a_download_in_progress_is_no_leftover(make_run: MakeRun) -> None:
+    run = make_run()
+    run.freeze()
+    publish.write_text(publish.partial_of(run.base_model) / "weights", "x")
+    gone = run.root / "models" / ".org--gone@main.partial"
+    publish.write_text(gone / "weights", "x")
+    assert removed(run.root, kinds=("leftovers",)) == [], "it may be being written by something that is no run"
+    for path in (run.root / "models").rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    assert removed(run.root, kinds=("leftovers",)) == ["models/.org--gone@main.partial"]
+
+
+def test_sizes_are_those_on_disk_and_links_are_not_followed(tmp_path: Path) -> None:
+    publish.write_text(tmp_path / "tree" / "a" / "b", "x" * 100_000)
+    (tmp_path / "tree" / "link").symlink_to(tmp_path / "elsewhere")
+    publish.write_text(tmp_path / "elsewhere" / "file", "x" * 1_000_000)
+    old = time.time() - 5 * 86_400
+    for path in sorted((tmp_path / "tree").rglob("*")):
+        os.utime(path, (old, old), follow_symlinks=False)
+    os.utime(tmp_path / "tree", (old, old))
+    usage = usages([tmp_path / "tree"])[tmp_path / "tree"]
+    assert 100_000 <= usage.size < 200_000
+    assert usage.changed == pytest.approx(old, abs=1)
+
+
+def test_the_command_removes_nothing_unless_it_is_told_to(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def clean(*arguments: str) -> str:
+        app(["clean", str(done.root), *arguments], standalone_mode=False)
+        return capsys.readouterr().out
+
+    done = existing(make_run(), finished=True)
+    checkpoints = name(done, done.checkpoints)
+    assert checkpoints in clean() and done.checkpoints.exists()
+    assert '"only_by_name": "a finished run"' in clean("--json", "--what", "checkpoints")
+    for refused, fact in (
+        (["--what", "checkpoint"], "checkpoints?"),
+        (["--older-than", "3"], "--what"),
+        (["--what", "checkpoints"], "--yes"),
+    ):
+        with pytest.raises((UserError, typer.Exit), match=fact):
+            clean(*refused)
+    assert "nothing to remove" in clean("--what", "checkpoints", "--older-than", "1", "--yes")
+    assert done.checkpoints.exists()
+    assert "removed 1 of 1" in clean("--remove", f"{checkpoints}/", "--yes")
+    assert not done.checkpoints.exists()
+    with pytest.raises(UserError, match="runs"):
+        app(["clean", str(tmp_path)], standalone_mode=False)

@@ -1,0 +1,95 @@
+"""A training and its trackers, below the supervisor: with TensorBoard's package, and with a program that hangs."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.processes import descendants, is_running
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.tracking.state import TrackerState
+from tests.unit.tracking.conftest import MakeRun, finish, log, losses, tracked
+
+__all__ = ["tracked"]  # a fixture
+
+IMPATIENT = """
+import sys
+from hyperpod_ft.job import supervisor, tracking
+tracking._LAST_SECONDS = 1
+sys.exit(supervisor.main())
+"""
+
+
+def supervise(run: Run, command: str, impatient: bool = False) -> "subprocess.Popen[str]":
+    program = ["-c", IMPATIENT] if impatient else ["-m", "hyperpod_ft.job.supervisor"]
+    return subprocess.Popen(
+        [sys.executable, *program, "train", run.directory, "bash", "-c", command],
+        cwd=run.directory,
+        env={**os.environ, "HYPERPOD_FT_JOB_ID": "7"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def training(run: Run, tmp_path: Path) -> str:
+    """A command that crashes after three of six steps; restarted from step 2, it makes the third again and ends."""
+    log(run, range(1, 4))
+    first = run.metrics_path.rename(tmp_path / "first")
+    log(run, range(1, 7))
+    second = run.metrics_path.rename(tmp_path / "second")
+    finish(run, final_loss=0.25)
+    record = run.record_path("train").rename(tmp_path / "record")
+    there = shlex.quote(str(run.record_path("train")))
+    return (
+        f"if [[ ! -e tried ]]; then touch tried; cp {first} metrics.jsonl; exit 9; fi;"
+        f"cp {second} new; mv new metrics.jsonl; cp {record} {there}.new; mv {there}.new {there}"
+    )
+
+
+def test_a_training_that_crashes_once_is_published_without_gaps_and_doubles(tracked: MakeRun, tmp_path: Path) -> None:
+    run = tracked("tensorboard")
+    output, _ = supervise(run, training(run, tmp_path)).communicate(timeout=60)
+    assert "restart 1 of 3" in output
+    assert f"tracking: tensorboard: published to step 6 {run.tracking / 'tensorboard'}\n" in output
+    assert losses(run) == [(step, pytest.approx(2 / step)) for step in range(1, 7)]
+    assert TrackerState.read(run, "tensorboard").final == {"final/final_loss": 0.25}
+
+
+def test_a_tracker_that_hangs_neither_fails_nor_holds_a_training(tracked: MakeRun, tmp_path: Path) -> None:
+    hangs = tmp_path / "python"
+    hangs.write_text("#!/bin/bash\necho $$ >pid\nexec sleep 1000\n")
+    hangs.chmod(0o755)
+    run = tracked("mlflow", python=str(hangs))
+    begun = time.monotonic()
+    process = supervise(run, training(run, tmp_path), impatient=True)
+    assert process.wait(60) == 0 and time.monotonic() - begun < 30
+    assert not is_running(int((run.tracking / "pid").read_text()))
+    assert run.is_done("train") and run.exit_marker("train", "7").read_text() == "0\n"
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed(tracked: MakeRun, tmp_path: Path) -> None:
+    run = tracked("tensorboard")
+    log(run, range(1, 4))
+    process = supervise(run, "touch started; exec sleep 1000")
+    _wait_until(lambda: TrackerState.read(run, "tensorboard").step == 3)
+    below = descendants(process.pid)
+    process.kill()
+    process.wait()
+    assert len(below) == 3
+    _wait_until(lambda: sum(map(is_running, below)) == 1)
+    [ranks] = filter(is_running, below)  # Slurm ends them with the job
+    os.kill(ranks, signal.SIGKILL)
+
+
+def _wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

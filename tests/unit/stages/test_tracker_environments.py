@@ -1,0 +1,93 @@
+"""The environments of trackers: made beside stage env, which does not wait for them for long, nor fail without them."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.pins import requirements
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection, choose
+from hyperpod_ft.stages import tracker_environments
+from tests.unit.stage_runs import finish
+
+MakeRun = Callable[..., Run]
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def test_trackers_change_no_fingerprint(make_run: MakeRun) -> None:
+    assert make_run(tracking={"trackers": ["wandb"], "project": "other"}).plan == make_run().plan
+
+
+def test_an_environment_is_made_once_and_a_failure_does_not_stop_the_others(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+
+    def build(pins: Path, environment: Path) -> None:
+        built.append(pins.stem)
+        if pins.stem == "wandb":
+            raise UserError("pip install failed")
+        (environment / "bin").mkdir(parents=True)
+        (environment / "bin" / "python").touch()
+
+    monkeypatch.setattr(tracker_environments, "build", build)
+    run = make_run(tracking={"trackers": ["wandb", "trackio"]})
+    assert tracker_environments.install(run) == {"wandb": "pip install failed"}
+    assert tracker_environments.install(run) == {"wandb": "pip install failed"}
+    assert built == ["wandb", "trackio", "wandb"]
+    assert run.trackers_to_install() == ["wandb"]
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "mlflow", "trackio"])
+def test_pins_name_the_version_of_the_extra(tracker: str) -> None:
+    extra = re.search(rf'^{tracker} = \["(.+)"\]$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
+    assert extra and extra[1] in requirements(tracker)
+
+
+def test_stage_env_is_submitted_again_for_a_tracker_without_environment(make_run: MakeRun) -> None:
+    def stages(**tracking: Any) -> list[str]:
+        run = make_run(tracking=tracking)
+        for stage in ("env", "download", "dataset"):
+            finish(run, stage)
+        assert run.why_not_done("env") == ""
+        return [stage.name for stage in choose(run)]
+
+    assert "env" not in stages()
+    assert stages(trackers=["wandb"])[0] == "env"
+    assert "env" not in stages(trackers=["wandb"], python=sys.executable)
+    run = make_run(tracking={"trackers": ["wandb"]})
+    assert next(stage.name for stage in choose(run, Selection(start="train"))) == "train"
+
+
+SLOW = """
+import sys
+import tomllib
+from hyperpod_ft.stages import env
+env._TRACKERS_SECONDS = 0.5
+env.main()
+"""
+
+
+def test_training_waits_only_so_long_for_trackers(make_run: MakeRun) -> None:
+    """Another process holds the lock of the environment, as one that installs it slowly."""
+    run = make_run(tracking={"trackers": ["wandb"]})
+    run.freeze()
+    finish(run, "env")
+    lock = run.tracker_environment("wandb").with_name(f".{run.tracker_environment('wandb').name}.lock")
+    lock.parent.mkdir(parents=True)
+    holder = subprocess.Popen(["flock", lock, "sleep", "60"])
+    try:
+        command = [sys.executable, "-c", SLOW, str(run.directory)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        subprocess.run(["pkill", "-KILL", "-P", str(holder.pid)], check=False)
+        holder.kill()
+        holder.wait()
+    assert done.returncode == 0, done.stderr
+    assert "trackers are not installed within 0.5 s; the run continues without" in done.stdout
