@@ -1,5 +1,6 @@
 """What a report reads from a run's files, and the text of its page."""
 
+import doctest
 import html
 import json
 import re
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import status
-from hyperpod_ft.report import findings
+from hyperpod_ft.report import comparison, facts, findings, numbers
 from hyperpod_ft.report.differences import differences
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.page import report_page
@@ -41,7 +42,7 @@ def test_a_restart_is_marked_and_its_cost_is_counted(tmp_path: Path) -> None:
     assert held.training_seconds == pytest.approx(sum(end - start for start, end in training))
     assert held.held_seconds == pytest.approx(87.0), "from the job's start to its end"
     assert held.cost == pytest.approx(65 / 3600 * 7.2, abs=1e-4)
-    seconds = dict(findings.idle(report))
+    seconds = dict(facts.idle(report))
     assert sum(seconds.values()) == pytest.approx(held.held_seconds - held.training_seconds)
     assert "1 restart, 5 steps trained again" in findings.timeline(report)
 
@@ -125,8 +126,13 @@ def test_only_what_differs_is_listed(tmp_path: Path) -> None:
     found = dict(differences([lora, full]))
     assert found.pop("cluster.root") == [str(tmp_path / method / "root") for method in ("lora", "full")]
     assert found == {"training.method": ["lora", "full"], "training.learning_rate": ["0.001", "1e-05"]}
-    assert "LoRA trained 1.00 times as many rows a second" in findings.methods([lora, full])
-    assert findings.title([lora, full]) == "LoRA and full fine-tuning compared"
+    assert "LoRA trained 1.00 times as many rows a second" in comparison.methods([lora, full])
+    assert comparison.title([lora, full]) == "LoRA and full fine-tuning compared"
+
+
+def test_numbers_are_written_as_their_examples_say() -> None:
+    found = doctest.testmod(numbers)
+    assert (found.failed, found.attempted > 4) == (0, True)
 
 
 def test_a_page_of_a_server_may_ask_only_that_server(tmp_path: Path) -> None:
