@@ -10,7 +10,7 @@ from collections.abc import Iterable
 EXIT_USER_ERROR = 2
 VOLUME_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of the volume, where a traceback does not help.
-VOLUME_ERRORS = (*VOLUME_FULL, errno.EROFS, errno.EACCES, errno.ESTALE)
+VOLUME_ERRORS = (*VOLUME_FULL, errno.EIO, errno.EROFS, errno.EACCES, errno.ESTALE)
 _MAX_LENGTH = 200
 
 

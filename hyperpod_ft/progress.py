@@ -1,10 +1,10 @@
-"""Progress in bytes: a bar on a terminal, a line every few seconds in a log."""
+"""How long work reports its progress: in lines, or in bytes: a bar on a terminal, a line every few seconds in a log."""
 
 import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+
+Report = Callable[[str], None]  # takes one line of progress
 
 GB = 1e9
 _UNITS = {"GB": GB, "MB": 1e6, "kB": 1e3}  # bytes, from the largest to the smallest

@@ -5,7 +5,6 @@ from typing import Any
 
 from hyperpod_ft.aws.hyperpod import api, lifecycle_files, requests
 from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
-from hyperpod_ft.aws.hyperpod.waiting import Say
 from hyperpod_ft.aws.s3 import listing, small_objects
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
@@ -17,11 +16,14 @@ from hyperpod_ft.aws.stack.operations import outputs, parameters
 from hyperpod_ft.aws.stack.stack import POLL_SECONDS, StackParameters
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import Report
 
 _ROLE_ATTEMPTS = 12
 
 
-def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: float = POLL_SECONDS) -> dict[str, int]:
+def create(
+    config: ClusterConfig, session: Session, report: Report, poll_seconds: float = POLL_SECONDS
+) -> dict[str, int]:
     """Create what is missing of stack, lifecycle files and cluster; does not wait for the cluster's nodes.
 
     An existing cluster keeps its instance groups; missing groups are added, and new nodes run the new lifecycle
@@ -32,17 +34,17 @@ def create(config: ClusterConfig, session: Session, say: Say, poll_seconds: floa
         sagemaker = session.client("sagemaker")
         # fail before anything costs money
         _find(sagemaker, config, stack.subnet_id(config, session.client("cloudformation")))
-        resources = ensure_resources(config, session, say, poll_seconds)
+        resources = ensure_resources(config, session, report, poll_seconds)
         content = lifecycle_files.files(config, resources)
-        uri = f"s3://{resources.bucket}/{upload(config, resources.bucket, content, session.client('s3'), say)}"
+        uri = f"s3://{resources.bucket}/{upload(config, resources.bucket, content, session.client('s3'), report)}"
         request = requests.create_cluster(config, resources, uri)
         described = _find(sagemaker, config, resources.subnet_id)
         if described is None and _create_cluster(config, session, request, poll_seconds):
-            say(f"cluster {config.name}: requested {_instances(config)}; billed by the hour from now on")
+            report(f"cluster {config.name}: requested {_instances(config)}; billed by the hour from now on")
             return {group.name: group.count for group in config.groups}
         described = described or _find(sagemaker, config, resources.subnet_id)
         assert described is not None, "CreateCluster answered ResourceInUse"
-        return _bring_up_to_date(config, request, described, sagemaker, say)
+        return _bring_up_to_date(config, request, described, sagemaker, report)
 
 
 def _find(sagemaker: Any, config: ClusterConfig, subnet_id: str) -> dict[str, Any] | None:
@@ -100,42 +102,44 @@ def _create_cluster(config: ClusterConfig, session: Session, request: dict[str, 
 
 
 def _bring_up_to_date(
-    config: ClusterConfig, request: dict[str, Any], described: dict[str, Any], sagemaker: Any, say: Say
+    config: ClusterConfig, request: dict[str, Any], described: dict[str, Any], sagemaker: Any, report: Report
 ) -> dict[str, int]:
     name, status = config.name, described["ClusterStatus"]
     found = changes(config, request, described)
-    say(f"cluster {name}: already exists, {status}")
+    report(f"cluster {name}: already exists, {status}")
     for line in found.other:
-        say(f"cluster {name}: differs from the cluster file: {line}")
+        report(f"cluster {name}: differs from the cluster file: {line}")
     if not found.groups:
         return {}
     if status != api.IN_SERVICE:
-        say(
+        report(
             f"cluster {name}: takes new groups and lifecycle scripts only when InService; run `create` again once it is"
         )
         return {}
     sagemaker.update_cluster(ClusterName=name, InstanceGroups=list(found.groups))
     if len(found.added) < len(found.groups):
-        say(f"cluster {name}: new nodes run the new lifecycle scripts; to run them on existing ones: docs/lifecycle.md")
+        report(
+            f"cluster {name}: new nodes run the new lifecycle scripts; to run them on existing ones: docs/lifecycle.md"
+        )
     for group, count in found.added.items():
-        say(f"cluster {name}: requested {count} instances for the new group {group}; billed by the hour from now on")
+        report(f"cluster {name}: requested {count} instances for the new group {group}; billed by the hour from now on")
     return found.added
 
 
-def ensure_resources(config: ClusterConfig, session: Session, say: Say, poll_seconds: float) -> ClusterResources:
+def ensure_resources(config: ClusterConfig, session: Session, report: Report, poll_seconds: float) -> ClusterResources:
     """Deploy the stack, or look up the existing resources that the cluster file names."""
     if config.existing is not None:
         return of_existing(config.existing, session)
-    say(f"stack {config.stack_name}: its NAT gateway, file system and bucket cost money")
+    report(f"stack {config.stack_name}: its NAT gateway, file system and bucket cost money")
     return stack.deploy(
         session,
         StackParameters.of(config),
-        lambda event: say(f"stack {config.stack_name}: {event}") if event.worth_reporting else None,
+        lambda event: report(f"stack {config.stack_name}: {event}") if event.worth_reporting else None,
         poll_seconds=poll_seconds,
     )
 
 
-def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, say: Say) -> str:
+def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, report: Report) -> str:
     """Upload the lifecycle files to their folder of the bucket, the entry script last; returns the folder.
 
     Removes what else is there: nodes refuse a folder with modules that the manifest lacks.
@@ -146,9 +150,9 @@ def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: An
     for name in sorted(content, key=lambda name: name == requests.ENTRY):
         small_objects.write(s3, url, name, content[name])
     if added := {entry.name for entry in listing.entries(s3, Location.of(url))} - content.keys():
-        say(f"lifecycle: removing what is not the kit's: {', '.join(sorted(added))}")
+        report(f"lifecycle: removing what is not the kit's: {', '.join(sorted(added))}")
         small_objects.remove(s3, url, added)
-    say(f"lifecycle: {len(content)} files in {url}")
+    report(f"lifecycle: {len(content)} files in {url}")
     return folder
 
 

@@ -1,43 +1,45 @@
 """The operations of `hyperpod-ft cluster observability`."""
 
 import json
-import time
+from dataclasses import dataclass
 
-from hyperpod_ft.aws.commands import Commands
-from hyperpod_ft.aws.hyperpod import api, extension
+from hyperpod_ft.aws.cluster_access import ClusterAccess
+from hyperpod_ft.aws.hyperpod import extension
 from hyperpod_ft.aws.hyperpod.extension import Extension
-from hyperpod_ft.aws.hyperpod.software import POLLS_UNTIL_BEGUN
+from hyperpod_ft.aws.hyperpod.following import Seen
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import format_minutes
 
 _MAX_SETTINGS = 10_240  # characters, from botocore's model
 
 
-class Observability(Commands):
+@dataclass(frozen=True)
+class Observability:
     """HyperPod's observability extension of one cluster. Methods raise UserError; durations are in minutes."""
 
+    access: ClusterAccess
+
     def installed(self) -> Extension | None:
-        with self._explained():
-            return extension.find(self._sagemaker, self._require().arn)
+        with self.access.explained():
+            return extension.find(self.access.sagemaker, self.access.cluster().arn)
 
     def install(self, settings: str | None, timeout: float | None) -> None:
         """Install it or change its settings, a JSON object; with a timeout, wait until all nodes run it."""
         if settings is not None:
             _check(settings)
-        with self._explained():
-            arn = self._require().arn
-            described = api.describe(self._sagemaker, self.target.name) or {}
+        with self.access.explained():
+            arn = self.access.cluster().arn
+            described = self.access.description()
             if described.get("NodeProvisioningMode") != "Continuous" or "Slurm" not in described.get(
                 "Orchestrator", {}
             ):
                 raise UserError(
-                    f"cluster {self.target.name}: HyperPod has extensions only for Slurm clusters with continuous"
+                    f"cluster {self.access.name}: HyperPod has extensions only for Slurm clusters with continuous"
                     " provisioning",
                     "create a cluster with provisioning: api and continuous_provisioning: true",
                 )
-            before = extension.find(self._sagemaker, arn)
-            extension.install(self._sagemaker, arn, before, settings)
-        self.say(f"{extension.NAME}: requested")
+            before = extension.find(self.access.sagemaker, arn)
+            extension.install(self.access.sagemaker, arn, before, settings)
+        self.access.report(f"{extension.NAME}: requested")
         if timeout is not None:
             found = self._settled(arn, before, timeout)
             if found is None or found.status != extension.ACTIVE:
@@ -45,40 +47,27 @@ class Observability(Commands):
 
     def remove(self, timeout: float | None) -> None:
         """Remove it; with a timeout, wait until no node runs it."""
-        with self._explained():
-            arn = self._require().arn
-            before = extension.find(self._sagemaker, arn)
+        with self.access.explained():
+            arn = self.access.cluster().arn
+            before = extension.find(self.access.sagemaker, arn)
             if before is None:
-                self.say(f"{extension.NAME}: not installed")
+                self.access.report(f"{extension.NAME}: not installed")
                 return
-            extension.remove(self._sagemaker, arn, before)
-        self.say(f"{extension.NAME}: removal requested")
+            extension.remove(self.access.sagemaker, arn, before)
+        self.access.report(f"{extension.NAME}: removal requested")
         if timeout is not None and (found := self._settled(arn, before, timeout)):
             raise _failed(found, "fix the cause, then run the command again")
 
     def _settled(self, arn: str, before: Extension | None, timeout: float) -> Extension | None:
-        """The extension once HyperPod has stopped changing it; None if it is gone.
+        """The extension once HyperPod has stopped changing it; None if it is gone. `before`: what it was."""
 
-        `before`: what it was. HyperPod may still answer that at first, so it is believed only after some polls.
-        """
-        deadline, reported, begun, polls = time.monotonic() + timeout * 60, "", False, 0
-        while True:
-            with self._explained():
-                found = extension.find(self._sagemaker, arn)
-            state = f"{found.status}, {found.active} of {found.total} nodes" if found else "not installed"
-            if state != reported:
-                reported = state
-                self.say(f"{extension.NAME}: {state}")
-            polls += 1
-            begun = begun or polls >= POLLS_UNTIL_BEGUN or _status(found) != _status(before)
-            if begun and not (found and found.changing):
-                return found
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"{extension.NAME}: after {format_minutes(timeout * 60)} still {state}",
-                    "HyperPod continues; check with `hyperpod-ft cluster observability`",
-                )
-            time.sleep(self.poll_seconds)
+        def look() -> Seen[Extension | None]:
+            found = extension.find(self.access.sagemaker, arn)
+            state = f"{found.status}, {found.active} of {found.total} nodes" if found else _status(None)
+            begun = _status(found) != _status(before)
+            return Seen(found, {extension.NAME: state}, begun, changing=found is not None and found.changing)
+
+        return self.access.follow(look, timeout, "observability")[0]
 
 
 def _failed(found: Extension | None, remedy: str) -> UserError:

@@ -29,14 +29,14 @@ def remove(
                 remaining = stack.delete(
                     session,
                     stack_name,
-                    lambda event: watch.say(f"stack {stack_name}: {event}") if event.worth_reporting else None,
+                    lambda event: watch.report(f"stack {stack_name}: {event}") if event.worth_reporting else None,
                     delete_data=delete_data,
                     poll_seconds=poll_seconds,
                 )
             except UserError as error:
                 if api.find(watch.sagemaker, name) is None:
                     raise
-                watch.say(f"{error.problem}: a cluster {name} has been created meanwhile")
+                watch.report(f"{error.problem}: a cluster {name} has been created meanwhile")
                 continue
             if api.find(watch.sagemaker, name) is None:
                 return remaining

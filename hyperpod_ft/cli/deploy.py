@@ -13,7 +13,7 @@ from hyperpod_ft.cli.confirmation import require_yes
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
-    from hyperpod_ft.serving.endpoint.commands import EndpointCommands
+    from hyperpod_ft.serving.endpoint.operations import EndpointOperations
 
 
 class _CreateByDefault(TyperGroup):
@@ -66,24 +66,24 @@ def create(
     Safe to run again after an interruption. Exit code 1 when the endpoint does not answer like the tuned model.
     """
     found = _run(run, overrides)
-    commands = _commands(found, None, profile)
-    deployment = commands.preview(found)
-    show_endpoints.preview(deployment, commands.price(deployment.target.settings.instance_type))
+    operations = _operations(found, None, profile)
+    deployment = operations.preview(found)
+    show_endpoints.preview(deployment, operations.price(deployment.target.settings.instance_type))
     if dry_run:
         show_endpoints.requests(deployment)
-    commands.check(deployment)
+    operations.check(deployment)
     if dry_run:
         return
     with _interruptible(deployment.target.name, deployment.delete_command):
-        proof = commands.deploy(deployment, keep=keep)
+        proof = operations.deploy(deployment, keep=keep)
     raise typer.Exit(show_endpoints.deployed(deployment, proof))
 
 
 @app.command("list")
 def list_command(region: Region = None, profile: Profile = None, as_json: Json = False) -> None:
     """List the endpoints that the kit created in a region, with their hours and price."""
-    commands = _commands(None, region, profile)
-    show_endpoints.listed(commands.listed(), commands.region, as_json)
+    operations = _operations(None, region, profile)
+    show_endpoints.listed(operations.listed(), operations.region, as_json)
 
 
 @app.command()
@@ -96,8 +96,8 @@ def ask(
     profile: Profile = None,
 ) -> None:
     """Print the endpoint's greedy answer as it arrives."""
-    name, commands, _ = _found(endpoint, region, profile)
-    for piece in commands.ask(name, text, max_tokens, raw=raw):
+    name, operations, _ = _found(endpoint, region, profile)
+    for piece in operations.ask(name, text, max_tokens, raw=raw):
         show_endpoints.piece(piece)
     print()
 
@@ -108,8 +108,8 @@ def url(endpoint: Reference, region: Region = None, profile: Profile = None) -> 
 
     The token is a secret. It expires after 12 hours, or earlier with temporary credentials.
     """
-    name, commands, _ = _found(endpoint, region, profile)
-    address, token = commands.url(name)
+    name, operations, _ = _found(endpoint, region, profile)
+    address, token = operations.url(name)
     print(f"export OPENAI_BASE_URL={address}\nexport OPENAI_API_KEY={token}")
 
 
@@ -121,8 +121,8 @@ def logs(
     profile: Profile = None,
 ) -> None:
     """Print the log of the endpoint's container from CloudWatch."""
-    name, commands, _ = _found(endpoint, region, profile)
-    for line in commands.logs(name, follow=follow):
+    name, operations, _ = _found(endpoint, region, profile)
+    for line in operations.logs(name, follow=follow):
         print(line, flush=follow)
 
 
@@ -138,11 +138,11 @@ def delete(
 
     Safe to run again after an interruption.
     """
-    name, commands, run = _found(endpoint, region, profile)
+    name, operations, run = _found(endpoint, region, profile)
     if not yes:
-        require_yes(f"Delete endpoint {name} in {commands.region}?")
+        require_yes(f"Delete endpoint {name} in {operations.region}?")
     with _interruptible(name, f"hyperpod-ft deploy delete {endpoint}"):
-        commands.delete(name, run, keep_bundle=keep_bundle)
+        operations.delete(name, run, keep_bundle=keep_bundle)
     print(f"Endpoint {name} no longer costs money{', except its files in S3' * keep_bundle}.")
 
 
@@ -153,22 +153,22 @@ def _run(reference: str, overrides: list[str] | None) -> "Run":
     return with_settings(references.find(reference), overrides or ())
 
 
-def _found(reference: str, region: str | None, profile: str | None) -> tuple[str, "EndpointCommands", "Run | None"]:
-    """The endpoint that a name or a run means, and the commands in its region."""
+def _found(reference: str, region: str | None, profile: str | None) -> tuple[str, "EndpointOperations", "Run | None"]:
+    """The endpoint that a name or a run means, and the operations in its region."""
     from hyperpod_ft.serving.endpoint.deployment import endpoint_name, is_endpoint_name
 
     if is_endpoint_name(reference) and not Path(reference).exists():
-        return reference, _commands(None, region, profile), None
+        return reference, _operations(None, region, profile), None
     run = _run(reference, None)
-    return endpoint_name(run), _commands(run, region, profile), run
+    return endpoint_name(run), _operations(run, region, profile), run
 
 
-def _commands(run: "Run | None", region: str | None, profile: str | None) -> "EndpointCommands":
-    from hyperpod_ft.serving.endpoint.commands import EndpointCommands
+def _operations(run: "Run | None", region: str | None, profile: str | None) -> "EndpointOperations":
     from hyperpod_ft.serving.endpoint.deployment import region_of
+    from hyperpod_ft.serving.endpoint.operations import EndpointOperations
 
     named = region_of(run) if run else None
-    return EndpointCommands.of(region or named, profile, tables.progress)
+    return EndpointOperations.of(region or named, profile, tables.progress)
 
 
 @contextmanager

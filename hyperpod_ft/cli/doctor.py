@@ -9,7 +9,7 @@ import typer
 from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
-    from hyperpod_ft.doctor.diagnosis import Diagnosis
+    from hyperpod_ft.findings import Finding
 
 app = typer.Typer()
 
@@ -53,48 +53,47 @@ def doctor(
     if report is not None:
         report.write_text(text, encoding="utf-8")
     _show(rows, as_json)
-    raise typer.Exit(1 if any(row.verdict == "differs" for row in rows) else 0)
+    raise typer.Exit(1 if any(row.verdict == "error" for row in rows) else 0)
 
 
-def _inside(run_file: str | None, overrides: Sequence[str], nodes: bool) -> "tuple[list[Diagnosis], str]":
+def _inside(run_file: str | None, overrides: Sequence[str], nodes: bool) -> "tuple[list[Finding], str]":
     """The rows and the report of this head node."""
     from hyperpod_ft.config import run_file as run_files
     from hyperpod_ft.config.sections.cluster import Cluster
     from hyperpod_ft.doctor import head_node, report
-    from hyperpod_ft.doctor.assumed import Assumed
+    from hyperpod_ft.doctor.expectations import Expectations
 
     config = run_files.load(run_files.find(run_file), overrides) if run_file else None
     if overrides and config is None:
         raise UserError("--set changes a run file", "give one, or the name of a recipe")
-    assumed = Assumed.of(config, Path(config.cluster.root if config else Cluster().root))
-    rows = head_node.inside(assumed, nodes)
-    return rows, report.text(rows, assumed)
+    expected = Expectations.of(config, Path(config.cluster.root if config else Cluster().root))
+    rows = head_node.inside(expected, nodes)
+    return rows, report.text(rows, expected)
 
 
-def _outside(reference: str, region: str | None, profile: str | None) -> "tuple[list[Diagnosis], str]":
+def _outside(reference: str, region: str | None, profile: str | None) -> "tuple[list[Finding], str]":
     """The rows and the report of a cluster."""
-    from hyperpod_ft.aws import cluster_reference
-    from hyperpod_ft.aws.commands import Commands
-    from hyperpod_ft.cli import tables
+    from hyperpod_ft.aws.operations import ClusterOperations
+    from hyperpod_ft.cli.cluster.arguments import access_of, find
     from hyperpod_ft.doctor import outside, report
 
-    target = cluster_reference.find(reference, region)
-    rows = outside.cluster(Commands.of(target, profile, tables.progress))
+    rows = outside.cluster(ClusterOperations(access_of(find(reference, region), profile)))
     return rows, report.text(rows)
 
 
-def _show(rows: "Sequence[Diagnosis]", as_json: bool) -> None:
+def _show(rows: "Sequence[Finding]", as_json: bool) -> None:
+    from hyperpod_ft.cli import tables
+    from hyperpod_ft.doctor.assumption import WORDS, described
+
+    words = [WORDS[row.verdict] for row in rows]
     if as_json:
         import json
         from dataclasses import asdict
 
-        print(json.dumps([asdict(row) for row in rows], indent=2))
+        print(json.dumps([{**asdict(row), "verdict": word} for row, word in zip(rows, words, strict=True)], indent=2))
         return
-    from hyperpod_ft.cli import tables
-
     table = tables.table("assumption", "")
     for row in rows:
-        table.add_row(row.name, tables.clip(str(row), 1000))
+        table.add_row(row.name, tables.clip(described(row), 1000))
     tables.console().print(table)
-    verdicts = [row.verdict for row in rows]
-    print(f"{verdicts.count('ok')} ok, {verdicts.count('differs')} differ, {verdicts.count('cannot tell')} cannot tell")
+    print(f"{words.count('ok')} ok, {words.count('differs')} differ, {words.count('cannot tell')} cannot tell")

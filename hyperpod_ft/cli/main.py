@@ -14,13 +14,16 @@ from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.cluster.commands import app as cluster_app
 from hyperpod_ft.cli.deploy import app as deploy_app
 from hyperpod_ft.cli.doctor import app as doctor_app
+from hyperpod_ft.cli.evaluation import app as evaluation_app
 from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.cli.local import app as local_app
 from hyperpod_ft.cli.report import app as report_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
 from hyperpod_ft.cli.serving import app as serving_app
+from hyperpod_ft.cli.sharing import app as sharing_app
+from hyperpod_ft.cli.sweep.commands import app as sweep_app
 from hyperpod_ft.cli.watch.commands import app as watch_app
-from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_FULL, UserError, file_of
+from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
@@ -38,10 +41,13 @@ app.add_typer(local_app, name="local", help="A real Slurm on this machine.")
 app.add_typer(cluster_app, name="cluster", help="Create, validate, connect to, change and delete a HyperPod cluster.")
 app.add_typer(sagemaker_app, name="sagemaker", help="What SageMaker training jobs need: a role, a bucket, quotas.")
 app.add_typer(deploy_app, name="deploy", help="A SageMaker endpoint for the tuned model. `deploy RUN` creates it.")
+app.add_typer(sweep_app, name="sweep", help="A run file with many settings. `sweep FILE` submits a run for each.")
 app.add_typer(checkpoint_app)
 app.add_typer(serving_app)
+app.add_typer(evaluation_app)
 app.add_typer(doctor_app)
 app.add_typer(report_app)
+app.add_typer(sharing_app)
 app.add_typer(watch_app)
 
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT
@@ -311,7 +317,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
     except OSError as error:
-        if not file_of(error) and error.errno not in VOLUME_FULL:
+        if not file_of(error) and error.errno not in VOLUME_ERRORS:
             raise
         where = file_of(error) or "standard output, or a file"
         print(f"error: {where}: {error.strerror}; free or repair the volume", file=sys.stderr)

@@ -30,7 +30,7 @@ def print_to_stderr(line: str) -> None:
 def problems(found: Sequence[str], as_json: bool) -> int:
     """Print the errors in the cluster file itself; returns the exit code."""
     if as_json:
-        print(json.dumps({"findings": [{"severity": "error", "problem": text} for text in found]}, indent=2))
+        print(json.dumps({"findings": [{"verdict": "error", "problem": text} for text in found]}, indent=2))
     else:
         for text in found:
             print(f"error: {text}")
@@ -48,7 +48,7 @@ def validated(checked: ValidationResult, as_json: bool) -> int:
             print(f"not checked: {skipped}")
         print(f"checked: {', '.join(checked.done)}")
         where = f"account {checked.account}" if checked.account else "offline"
-        errors = sum(finding.severity == "error" for finding in checked.findings)
+        errors = sum(finding.verdict == "error" for finding in checked.findings)
         found = f"{_number(errors, 'error')}, {_number(len(checked.findings) - errors, 'warning')}"
         print(f"{found} ({len(checked.done)} checks, {where}, {checked.seconds:.1f} s)")
     return 1 if checked.has_errors else 0

@@ -11,8 +11,8 @@ from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.terminal import printable
 
 if TYPE_CHECKING:
-    from hyperpod_ft.serving.endpoint.commands import ListedEndpoint
     from hyperpod_ft.serving.endpoint.deployment import Deployment
+    from hyperpod_ft.serving.endpoint.operations import ListedEndpoint
     from hyperpod_ft.serving.endpoint.proof import Proof
 
 PRICES_PAGE = "https://aws.amazon.com/sagemaker/ai/pricing/"

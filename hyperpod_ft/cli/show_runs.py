@@ -17,6 +17,7 @@ from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.results import figures
+from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.figures import Figures
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
@@ -126,6 +127,7 @@ def status(current: RunStatus) -> None:
     console().print(status_table(current))
     if current.figures:
         print(f"trained: {figures.line(current.figures)}")
+    scores(current.evaluations)
     advice(current)
 
 
@@ -191,9 +193,23 @@ def results(run: Run) -> None:
     if loss := samples.validation_loss:
         print(f"validation loss: base {loss.base.mean:.4f}, tuned {loss.tuned.mean:.4f}")
     print(f"All answers: {shown(run.samples_path)}")
+    scores(evaluations(run))
     # written a moment after the record that ends the watching
     written = run.report_path.exists()
     print(f"Report: {shown(run.report_path) if written else f'hyperpod-ft report {shown(run.directory)}'}")
+
+
+def scores(found: Sequence[EvaluationResult]) -> None:
+    """A line for each score of both models, without the members of groups."""
+    if not found:
+        return
+    listed = table("task, metric", "base model", "tuned model")
+    for column in listed.columns[1:]:
+        column.justify = "right"
+    for evaluation in found:
+        for one in evaluation.main_scores:
+            listed.add_row(Text(evaluation.label(one.metric)), str(one.base), str(one.tuned))
+    console().print(listed)
 
 
 def runs(root: Path, statuses: Sequence[RunStatus]) -> None:

@@ -15,6 +15,7 @@ from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.config.sections.deploy import Deploy
 from hyperpod_ft.config.sections.dpo import Dpo
 from hyperpod_ft.config.sections.environment import PythonEnvironment
+from hyperpod_ft.config.sections.evaluation import Eval
 from hyperpod_ft.config.sections.generate import Generate
 from hyperpod_ft.config.sections.lora import Lora
 from hyperpod_ft.config.sections.merge import Merge
@@ -22,11 +23,14 @@ from hyperpod_ft.config.sections.model import Model
 from hyperpod_ft.config.sections.neuron import Neuron
 from hyperpod_ft.config.sections.parallelism import Parallelism
 from hyperpod_ft.config.sections.sagemaker import SageMaker
+from hyperpod_ft.config.sections.tracking import Tracking
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, check_combinations
 
 EngineName = Literal["torch", "neuron"]
-StageName = Literal["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
+StageName = Literal[
+    "env", "download", "dataset", "tasks", "precompile", "train", "consolidate", "merge", "generate", "eval"
+]
 
 
 class RunConfig(Section):
@@ -50,6 +54,8 @@ class RunConfig(Section):
     neuron: Neuron = Field(default_factory=Neuron)
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
+    tracking: Tracking = Field(default_factory=Tracking)
+    eval: Eval | None = None
     sagemaker: SageMaker | None = None
     deploy: Deploy | None = None
 

@@ -8,6 +8,7 @@ from typing import Any
 from hyperpod_ft.config import sources, yaml_file
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.evaluation import Eval
 from hyperpod_ft.config.yaml_file import FileKind
 from hyperpod_ft.errors import UserError, did_you_mean
 from hyperpod_ft.shipped import PACKAGE
@@ -65,16 +66,46 @@ def resolve(config: RunConfig, base: Path) -> RunConfig:
     """
     model = sources.resolve("model.source", config.model.source, config.model.revision, base)
     dataset = sources.resolve("dataset.source", config.dataset.source, config.dataset.revision, base)
-    python = config.env.python
-    if python == "current":
-        python = sys.executable
-    elif python is not None:
-        # not resolve(): a virtual environment's interpreter is a link to one outside the environment
-        python = str((base / Path(python).expanduser()).absolute())
     root = (base / Path(config.cluster.root).expanduser()).resolve()
     values = config.model_dump()
     values["cluster"]["root"] = str(root)
-    values["env"]["python"] = python
+    for section in ("env", "tracking"):
+        values[section]["python"] = _interpreter(values[section]["python"], base)
     values["model"] |= {"source": model.source, "revision": model.revision or None}
     values["dataset"] |= {"source": dataset.source, "revision": dataset.revision or None}
+    if config.eval:
+        values["eval"] |= _resolve_evaluation(config.eval, base)
     return validate(values, "resolved run file")
+
+
+def with_evaluation(config: RunConfig, section: Mapping[str, Any], base: Path) -> RunConfig:
+    """A resolved run file with another section `eval`; its relative paths are relative to `base`.
+
+    Nothing else is resolved again: the local files that a finished run was made from may have changed since.
+    """
+    values = config.model_dump() | {"eval": dict(section)}
+    given = validate(values, "eval").eval
+    assert given is not None
+    values["eval"] = given.model_dump() | _resolve_evaluation(given, base)
+    return validate(values, "eval")
+
+
+def _interpreter(python: str | None, base: Path) -> str | None:
+    """`current` is the one that runs this program."""
+    if python is None:
+        return None
+    # not resolve(): a virtual environment's interpreter is a link to one outside the environment
+    return sys.executable if python == "current" else str((base / Path(python).expanduser()).absolute())
+
+
+def _resolve_evaluation(given: Eval, base: Path) -> dict[str, Any]:
+    values: dict[str, Any] = {"python": _interpreter(given.python, base)}
+    if given.include_path is not None:
+        key = "eval.include_path"
+        tasks = sources.resolve_path(key, given.include_path, "eval.include_revision", given.include_revision, base)
+        if not Path(tasks.source).is_dir():
+            raise UserError(
+                f"{key}: {shortened(tasks.source)} is not a directory", "give the directory of its YAML files"
+            )
+        values |= {"include_path": tasks.source, "include_revision": tasks.revision}
+    return values

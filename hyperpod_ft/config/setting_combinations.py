@@ -33,7 +33,8 @@ def check_combinations(config: RunConfig) -> None:
     """Raises ValueError for settings that contradict each other, or that the engine does not support."""
     if config.training.method == "full" and config.merge.dtype != "base":
         raise ValueError("merge.dtype: has no effect with training.method full; remove it")
-    _check_evaluation(config)
+    _check_validation(config)
+    _check_benchmarks(config)
     _check_objective(config)
     _check_encoder_decoder(config)
     training = config.training
@@ -44,7 +45,21 @@ def check_combinations(config: RunConfig) -> None:
     _CHECKS[config.engine](config)
 
 
-def _check_evaluation(config: RunConfig) -> None:
+def _check_benchmarks(config: RunConfig) -> None:
+    if config.eval is None:
+        return
+    if config.sagemaker:
+        raise ValueError("eval: SageMaker training jobs do not evaluate; remove section eval or section sagemaker")
+    if config.eval.include_revision and not config.eval.include_path:
+        raise ValueError("eval.include_revision: has no effect without include_path; remove it")
+    if config.engine == "neuron" and config.eval.python is None:
+        raise ValueError(
+            "eval: its packages do not go with those of engine neuron; set eval.python to an interpreter that has"
+            " lm_eval[hf] and torch for CPUs"
+        )
+
+
+def _check_validation(config: RunConfig) -> None:
     """Evaluation needs held-out rows and somewhere to save; what chooses between steps needs several evaluations."""
     training = config.training
     if training.evaluate_every_steps and not config.dataset.validation_share:

@@ -81,6 +81,11 @@ def resolve(where: str, source: str, revision: str | None, base: Path) -> Asset:
         if not _S3_URI.match(source):
             raise UserError(f"{where}: {shown(source)} is not an S3 URI", "write it as s3://bucket/prefix")
         return Asset(source, "")
+    return resolve_path(where, source, revision_key, revision, base)
+
+
+def resolve_path(where: str, source: str, revision_key: str, revision: str | None, base: Path) -> Asset:
+    """Pin a local file or directory, likewise. `revision_key` names the key that has its digest."""
     path = (base / Path(source).expanduser()).resolve()
     if not exists(path):
         raise UserError(f"{where}: no such file or directory: {shortened(str(path))}", "correct the path")

@@ -8,22 +8,23 @@ import tempfile
 from urllib.parse import urlsplit
 
 from hyperpod_ft.config.sources import kind_of
-from hyperpod_ft.doctor.assumed import Assumed
-from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, ok, unknown
+from hyperpod_ft.doctor.assumption import Assumption
+from hyperpod_ft.doctor.expectations import Expectations
+from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.health import TEMPORARY_GIB
 
 _HUB = "https://huggingface.co"
 
 
-def assumptions(assumed: Assumed) -> list[Assumption]:
+def assumptions(expected: Expectations) -> list[Assumption]:
     return [
         Assumption("clock", clock),
         Assumption("temporary files", temporary),
-        Assumption("names", lambda: _names(assumed)),
+        Assumption("names", lambda: _names(expected)),
     ]
 
 
-def clock() -> Diagnosis:
+def clock() -> Finding:
     """munge, TLS and AWS's signatures fail when clocks differ by minutes."""
     try:
         done = subprocess.run(
@@ -35,40 +36,40 @@ def clock() -> Diagnosis:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return unknown("clock", "timedatectl does not answer")
+        return warning("clock", "timedatectl does not answer")
     answer = done.stdout.strip()
     if answer not in ("yes", "no"):
-        return unknown("clock", "timedatectl gives no answer")
+        return warning("clock", "timedatectl gives no answer")
     if answer == "no":
-        return differs("clock", "is not synchronized", "see `timedatectl timesync-status` or `chronyc tracking`")
+        return error("clock", "is not synchronized", "see `timedatectl timesync-status` or `chronyc tracking`")
     return ok("clock", "is synchronized")
 
 
-def temporary() -> Diagnosis:
+def temporary() -> Finding:
     directory = tempfile.gettempdir()
     free = shutil.disk_usage(directory).free / 2**30
     if free < TEMPORARY_GIB:
-        return differs(
+        return error(
             "temporary files", f"{free:.1f} GiB free in {directory}, less than {TEMPORARY_GIB}", "free some space"
         )
     return ok("temporary files", f"{free:.1f} GiB free in {directory}")
 
 
-def _names(assumed: Assumed) -> Diagnosis:
+def _names(expected: Expectations) -> Finding:
     """The hosts that stages env and download ask. No connection is made."""
-    hosts = sorted({host for url in _urls(assumed) if (host := urlsplit(url).hostname)})
-    if assumed.config is None:
-        return unknown("names", "which hosts a run asks depends on its sources", "give a run file")
+    hosts = sorted({host for url in _urls(expected) if (host := urlsplit(url).hostname)})
+    if expected.config is None:
+        return warning("names", "which hosts a run asks depends on its sources", "give a run file")
     if not hosts:
         return ok("names", "the run file names no host")
     lost = [host for host in hosts if not _resolves(host)]
     if lost:
-        return differs("names", f"cannot resolve {', '.join(lost)}", "check /etc/resolv.conf and the VPC's DNS support")
+        return error("names", f"cannot resolve {', '.join(lost)}", "check /etc/resolv.conf and the VPC's DNS support")
     return ok("names", f"resolves {', '.join(hosts)}")
 
 
-def _urls(assumed: Assumed) -> list[str]:
-    config = assumed.config
+def _urls(expected: Expectations) -> list[str]:
+    config = expected.config
     if config is None:
         return []
     sources = (config.model.source, config.dataset.source)

@@ -2,7 +2,7 @@
 
     python -m hyperpod_ft.doctor.node PROBE INSTANCE_TYPE NODES ENVIRONMENT
 
-PROBE is a file on the shared volume that the head node holds locked. Prints `NodeDiagnoses`, with the report of the
+PROBE is a file on the shared volume that the head node holds locked. Prints `NodeFindings`, with the report of the
 health check before training, as lines that `parse_output` reads. An empty INSTANCE_TYPE or ENVIRONMENT leaves out
 what depends on it.
 """
@@ -19,7 +19,8 @@ from typing import Any
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.doctor import machine, slurm, volume
-from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, examine, ok, unknown
+from hyperpod_ft.doctor.assumption import Assumption, examine
+from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.job_step import JobStep
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.launch.slurm_site import SlurmSite
@@ -29,22 +30,22 @@ _MARK, _LINE = "hyperpod-ft-doctor:", 800
 
 
 @dataclass(frozen=True)
-class NodeDiagnoses:
+class NodeFindings:
     """What a node says about itself. `time` is its clock's, in seconds since the epoch."""
 
     node: str
     time: float
-    rows: tuple[Diagnosis, ...]
+    rows: tuple[Finding, ...]
     report: NodeReport | None  # of its devices, packages and disks; None without an instance type
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> "NodeDiagnoses":
+    def of(cls, values: dict[str, Any]) -> "NodeFindings":
         report = None if values["report"] is None else NodeReport.of(values["report"])
-        return cls(values["node"], values["time"], tuple(Diagnosis(**row) for row in values["rows"]), report)
+        return cls(values["node"], values["time"], tuple(Finding(**row) for row in values["rows"]), report)
 
 
-def diagnose_node(probe: Path, instance_type: str, nodes: int, environment: str) -> NodeDiagnoses:
-    """The diagnoses of this node."""
+def check_node(probe: Path, instance_type: str, nodes: int, environment: str) -> NodeFindings:
+    """The findings of this node."""
     rows = examine(
         [
             Assumption("volume", lambda: check_shared(probe)),
@@ -57,28 +58,28 @@ def diagnose_node(probe: Path, instance_type: str, nodes: int, environment: str)
     report = observe(CATALOGUE[instance_type], nodes, probe.parent) if instance_type else None
     if report and environment in NEURON_DRIVERS and report.versions is not None:
         rows.append(check_driver(report.versions.get("neuron driver", ""), environment))
-    return NodeDiagnoses(JobStep.from_environment().node, time.time(), tuple(rows), report)
+    return NodeFindings(JobStep.from_environment().node, time.time(), tuple(rows), report)
 
 
-def check_shared(probe: Path) -> Diagnosis:
+def check_shared(probe: Path) -> Finding:
     """The head node's file is here, and so is its lock."""
     if not probe.exists():
-        return differs(
+        return error(
             "volume", f"{probe.parent.parent} is not the head node's volume", "mount the same file system on this node"
         )
     with probe.open("a") as stream:
         if not volume.is_locked(stream.fileno()):
-            return differs("volume", "a lock of the head node does not hold here", volume.REMOUNT)
+            return error("volume", "a lock of the head node does not hold here", volume.REMOUNT)
     return ok("volume", "the head node's files and locks are seen")
 
 
-def check_driver(version: str, environment: str) -> Diagnosis:
+def check_driver(version: str, environment: str) -> Finding:
     """The driver is that of the environment's SDK, or newer."""
     wanted = NEURON_DRIVERS[environment]
     if not version:
-        return unknown("Neuron driver", "modinfo shows no version of module neuron")
+        return warning("Neuron driver", "modinfo shows no version of module neuron")
     if _numbers(version) < _numbers(wanted):
-        return differs(
+        return error(
             "Neuron driver",
             f"{version} is older than {wanted}, which AWS released with the SDK of {environment}",
             "hyperpod-ft cluster update (docs/cluster-day-two.md), or choose an older env.sdk",
@@ -90,13 +91,13 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in version.split(".") if number.isdecimal()]
 
 
-def encode_lines(answer: NodeDiagnoses) -> list[str]:
+def encode_lines(answer: NodeFindings) -> list[str]:
     """What a task prints. srun mixes the output of tasks, and cuts lines that are longer than a kilobyte."""
     text = base64.b64encode(json.dumps(asdict(answer)).encode()).decode()
     return [f"{_MARK} {answer.node} {text[start : start + _LINE]}" for start in range(0, len(text), _LINE)]
 
 
-def parse_output(output: str) -> list[NodeDiagnoses]:
+def parse_output(output: str) -> list[NodeFindings]:
     """The nodes' answers, from the output of all tasks; without nodes of which a part is missing."""
     parts: dict[str, str] = defaultdict(str)
     for line in output.splitlines():
@@ -107,13 +108,13 @@ def parse_output(output: str) -> list[NodeDiagnoses]:
     answers = []
     for text in parts.values():
         with suppress(ValueError):
-            answers.append(NodeDiagnoses.of(json.loads(base64.b64decode(text))))
+            answers.append(NodeFindings.of(json.loads(base64.b64decode(text))))
     return answers
 
 
 def main() -> None:
     probe, instance_type, nodes, environment = sys.argv[1:]
-    print("\n".join(encode_lines(diagnose_node(Path(probe), instance_type, int(nodes), environment))), flush=True)
+    print("\n".join(encode_lines(check_node(Path(probe), instance_type, int(nodes), environment))), flush=True)
 
 
 if __name__ == "__main__":

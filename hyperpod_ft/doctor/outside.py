@@ -1,88 +1,87 @@
 """`doctor --cluster`: a cluster from outside, with the caller's AWS credentials."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from hyperpod_ft.aws.commands import Commands
-from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.hyperpod.api import IN_SERVICE, Cluster, GroupState
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
+from hyperpod_ft.aws.operations import ClusterOperations
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.validation.lifecycle_checks import SCRIPTS
 from hyperpod_ft.aws.validation.quota_checks import limits_of
 from hyperpod_ft.aws.validation.state_checks import FOR_A_NEW_CLUSTER
-from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, examine, ok, unknown
+from hyperpod_ft.doctor.assumption import Assumption, examine
+from hyperpod_ft.findings import Finding, error, ok, warning
 
 
-def cluster(commands: Commands) -> list[Diagnosis]:
+def cluster(operations: ClusterOperations) -> list[Finding]:
     """A cluster's state and quotas; with its cluster file, instead of quotas all that `cluster validate` checks.
 
     Raises UserError if there is no such cluster, or AWS does not answer.
     """
-    found, nodes = commands.status()
-    missing = commands.why_missing(found)
-    account = Assumption("validate", lambda: _validated(commands))
-    if commands.target.config is None:
-        account = Assumption("quotas", lambda: _quotas(commands, found))
+    found, nodes = operations.status()
+    missing = operations.why_missing(found)
+    account = Assumption("validate", lambda: _validated(operations))
+    if operations.access.config is None:
+        account = Assumption("quotas", lambda: _quotas(operations, found))
     return [*examine([Assumption("programs for ssh", _programs)]), *_state(found, nodes, missing), *examine([account])]
 
 
-def _programs() -> Diagnosis:
+def _programs() -> Finding:
     ssm.require("aws", "session-manager-plugin", "ssh")
     return ok("programs for ssh", "aws, session-manager-plugin, ssh")
 
 
-def _state(found: Cluster, nodes: list[Node], missing: Mapping[str, str]) -> Iterator[Diagnosis]:
+def _state(found: Cluster, nodes: list[Node], missing: Mapping[str, str]) -> Iterator[Finding]:
     if found.status == IN_SERVICE:
         yield ok("cluster", f"{found.name} is {found.status}")
     else:
         why = f": {found.failure}" if found.failure else ""
-        yield differs("cluster", f"{found.name} is {found.status}{why}", f"see hyperpod-ft cluster status {found.name}")
+        yield error("cluster", f"{found.name} is {found.status}{why}", f"see hyperpod-ft cluster status {found.name}")
     for group in found.groups:
         yield _group(found, group, [node for node in nodes if node.group == group.name], missing.get(group.name, ""))
 
 
-def _group(found: Cluster, group: GroupState, nodes: list[Node], missing: str) -> Diagnosis:
+def _group(found: Cluster, group: GroupState, nodes: list[Node], missing: str) -> Finding:
     row = f"group {group.name}"
     what = f"{group.current} of {group.target} {group.instance_type}: {tally(nodes) or 'no nodes'}"
     if failed := [node for node in nodes if node.failed]:
         remedy = f"see hyperpod-ft cluster logs {found.name} --node {failed[0].instance_id}"
-        return differs(row, f"{what}; {failed[0].instance_id}: {failed[0].message or 'failed'}", remedy)
+        return error(row, f"{what}; {failed[0].instance_id}: {failed[0].message or 'failed'}", remedy)
     if group.current < group.target:
         why = missing or next((node.message for node in nodes if node.message), "AWS may have no capacity")
         remedy = "HyperPod keeps requesting the others" if found.continuous else "see hyperpod-ft cluster nodes"
-        return differs(row, f"{what}; {why}", remedy)
+        return error(row, f"{what}; {why}", remedy)
     return ok(row, what)
 
 
-def _validated(commands: Commands) -> Iterator[Diagnosis]:
-    config = commands.target.config
+def _validated(operations: ClusterOperations) -> Iterator[Finding]:
+    config = operations.access.config
     assert config is not None
-    checked = commands.validate(config)
+    checked = operations.validate(config)
     # that the cluster exists is the point here, not a warning
-    yield from (_finding(found) for found in checked.findings if found.remedy != FOR_A_NEW_CLUSTER)
+    yield from (_of_existing(found) for found in checked.findings if found.remedy != FOR_A_NEW_CLUSTER)
     yield ok("validate", f"{len(checked.done)} checks: {', '.join(checked.done)}")
-    yield from (unknown("validate", skipped) for skipped in checked.skipped)
+    yield from (warning("validate", skipped) for skipped in checked.skipped)
 
 
-def _finding(found: Finding) -> Diagnosis:
+def _of_existing(finding: Finding) -> Finding:
     # changed scripts are no error of `cluster validate`, since `cluster create` uploads them again
-    if found.severity == "error" or found.field == SCRIPTS:
-        return differs(found.field, found.problem, found.remedy)
-    return unknown(found.field, found.problem, found.remedy)
+    return replace(finding, verdict="error") if finding.name == SCRIPTS else finding
 
 
-def _quotas(commands: Commands, found: Cluster) -> Iterator[Diagnosis]:
+def _quotas(operations: ClusterOperations, found: Cluster) -> Iterator[Finding]:
     """The quota of each instance type, against what this cluster has."""
     with explained("quotas"):
-        limits = limits_of(commands.session.client("service-quotas"), "sagemaker")
+        limits = limits_of(operations.access.session.client("service-quotas"), "sagemaker")
     for name in dict.fromkeys(group.instance_type for group in found.groups):
         wanted = sum(group.target for group in found.groups if group.instance_type == name)
         quota, row = f"{name} for cluster usage", f"quota of {name}"
         if quota not in limits:
-            yield unknown(row, f"Service Quotas does not list `{quota}`")
+            yield warning(row, f"Service Quotas does not list `{quota}`")
         elif limits[quota]["Value"] < wanted:
             what = f"`{quota}` is {limits[quota]['Value']:g}, and this cluster wants {wanted}"
-            yield differs(row, what, "request an increase in the Service Quotas console")
+            yield error(row, what, "request an increase in the Service Quotas console")
         else:
             yield ok(row, f"{limits[quota]['Value']:g}, of which this cluster wants {wanted}")

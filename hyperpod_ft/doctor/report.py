@@ -1,4 +1,4 @@
-"""The diagnoses as a text for a bug report, without secrets."""
+"""The findings as a text for a bug report, without secrets."""
 
 import os
 import platform
@@ -10,20 +10,21 @@ from hyperpod_ft import __version__
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.fields import SECRET_VALUE
 from hyperpod_ft.config.sections.cluster import SECRET_NAME
-from hyperpod_ft.doctor.assumed import Assumed
-from hyperpod_ft.doctor.diagnosis import Diagnosis
+from hyperpod_ft.doctor.assumption import described
+from hyperpod_ft.doctor.expectations import Expectations
+from hyperpod_ft.findings import Finding
 from hyperpod_ft.runs.records import utc_now
 
 _ACCOUNT = re.compile(r"\b\d{12}\b")
 _SHORTEST_SECRET = 6  # shorter values of variables may be in any text
 
 
-def text(rows: Sequence[Diagnosis], assumed: Assumed | None = None) -> str:
-    """The report. `assumed` None: of a cluster from outside."""
+def text(rows: Sequence[Finding], expected: Expectations | None = None) -> str:
+    """The report. `expected` None: of a cluster from outside."""
     lines = [f"hyperpod-ft {__version__} doctor, {utc_now()}", f"{_system()}, Python {platform.python_version()}", ""]
-    lines += [f"{row.name}: {row}" for row in rows]
-    if assumed and assumed.config:
-        lines += ["", "cluster:", yaml_text.dump(assumed.config.cluster), "env:", yaml_text.dump(assumed.config.env)]
+    lines += [f"{row.name}: {described(row)}" for row in rows]
+    if expected and expected.config:
+        lines += ["", "cluster:", yaml_text.dump(expected.config.cluster), "env:", yaml_text.dump(expected.config.env)]
     return without_secrets("\n".join(lines).rstrip() + "\n", os.environ)
 
 

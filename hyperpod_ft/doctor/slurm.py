@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from hyperpod_ft.doctor.assumed import Assumed
-from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, ok, unknown
+from hyperpod_ft.doctor.assumption import Assumption
+from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.launch.partitions import HYPERPOD, check_partition
 from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.launch.slurm_site import SlurmSite
@@ -20,86 +21,85 @@ from hyperpod_ft.shipped import PACKAGE
 _OLDEST = (21, 8)  # the oldest whose options and output the kit knows
 
 
-def assumptions(assumed: Assumed) -> list[Assumption]:
+def assumptions(expected: Expectations) -> list[Assumption]:
     return [
-        Assumption("Slurm", lambda: _version(assumed.site)),
-        Assumption("partitions", lambda: _partitions(assumed)),
-        Assumption("nodes", lambda: _nodes(assumed)),
-        Assumption("jobs", lambda: _jobs(assumed)),
-        Assumption("auto-resume", lambda: auto_resume(assumed.site)),
-        Assumption("topology", lambda: _topology(assumed.site)),
-        Assumption("accounting", lambda: _accounting(assumed.site)),
+        Assumption("Slurm", lambda: _version(expected.site)),
+        Assumption("partitions", lambda: _partitions(expected)),
+        Assumption("nodes", lambda: _nodes(expected)),
+        Assumption("jobs", lambda: _jobs(expected)),
+        Assumption("auto-resume", lambda: auto_resume(expected.site)),
+        Assumption("topology", lambda: _topology(expected.site)),
+        Assumption("accounting", lambda: _accounting(expected.site)),
     ]
 
 
-def _version(site: SlurmSite) -> Diagnosis:
+def _version(site: SlurmSite) -> Finding:
     try:
         here = site.version()
         running = site.settings().get("SLURM_VERSION", here)
-    except UserError as error:
-        return differs("Slurm", error.problem, error.remedy)
+    except UserError as problem:
+        return error("Slurm", problem.problem, problem.remedy)
     if tuple(int(number) for number in re.findall(r"\d+", running)[:2]) < _OLDEST:
-        return differs("Slurm", f"slurmctld {running} is older than 21.08", "use a newer image of HyperPod")
+        return error("Slurm", f"slurmctld {running} is older than 21.08", "use a newer image of HyperPod")
     return ok("Slurm", f"slurmctld {running} answers; programs {here}")
 
 
-def _partitions(assumed: Assumed) -> Iterator[Diagnosis]:
+def _partitions(expected: Expectations) -> Iterator[Finding]:
     """The run's partitions exist, and training gets as many nodes as it needs, of its type."""
-    nodes = assumed.site.nodes()
-    cluster = assumed.config.cluster if assumed.config else None
+    nodes = expected.site.nodes()
+    cluster = expected.config.cluster if expected.config else None
     if cluster is None:
         sizes = Counter(node.partition for node in nodes)
         yield ok("partitions", ", ".join(f"{name}: {count} nodes" for name, count in sizes.items()))
         return
     known = sorted({node.partition for node in nodes})
-    if lost := [name for name in assumed.partitions if name not in known]:
+    if lost := [name for name in expected.partitions if name not in known]:
         has = f"no partition {' or '.join(lost)} with nodes; there are: {', '.join(known) or 'none'}"
-        yield differs("partitions", has, "correct cluster.partition and cluster.cpu_partition of the run file")
+        yield error("partitions", has, "correct cluster.partition and cluster.cpu_partition of the run file")
         return
-    training = [node for node in nodes if node.partition == assumed.training_partition]
-    where = f"partition {assumed.training_partition}"
+    training = [node for node in nodes if node.partition == expected.training_partition]
+    where = f"partition {expected.training_partition}"
     if len(training) < cluster.nodes:
         has = f"{where} has {len(training)} nodes, and the run needs {cluster.nodes}"
-        yield differs("partitions", has, "correct cluster.nodes or cluster.partition, or scale the group of workers")
+        yield error("partitions", has, "correct cluster.nodes or cluster.partition, or scale the group of workers")
         return
-    listing = "\n".join(f"{node.partition}|{node.cpus}|{node.name}" for node in nodes)
     try:
-        check_partition(listing, assumed.training_partition, cluster.instance_type)
-    except UserError as error:
-        yield differs("partitions", error.problem, error.remedy)
+        check_partition(nodes, expected.training_partition, cluster.instance_type)
+    except UserError as problem:
+        yield error("partitions", problem.problem, problem.remedy)
     else:
         yield ok("partitions", f"{where} has {len(training)} nodes, for {cluster.nodes}")
 
 
-def _nodes(assumed: Assumed) -> Diagnosis:
+def _nodes(expected: Expectations) -> Finding:
     """No node of the run's partitions is down or set aside."""
-    nodes = {node.name: node for node in assumed.nodes}.values()
+    nodes = {node.name: node for node in expected.nodes}.values()
     states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(node.state for node in nodes).items()))
     if not nodes:
-        return unknown("nodes", "no nodes in the run's partitions")
+        return warning("nodes", "no nodes in the run's partitions")
     if lost := [node for node in nodes if node.lost]:
         shown = ", ".join(f"{node.name} is {node.state} ({node.reason or 'no reason given'})" for node in lost[:3])
         more = f", and {len(lost) - 3} more" if len(lost) > 3 else ""
-        return differs(
+        return error(
             "nodes", f"{states}: {shown}{more}", f"see scontrol show node {lost[0].name}, and slurmd's log there"
         )
     return ok("nodes", states)
 
 
-def _jobs(assumed: Assumed) -> Iterator[Diagnosis]:
+def _jobs(expected: Expectations) -> Iterator[Finding]:
     """sbatch would accept the scripts that `submit` would write; without a run file, a job that trains."""
-    if assumed.config is None:
-        why = assumed.site.refusal("--requeue", "--exclusive", "--mem=0", "--nodes=1", "--wrap=true")
+    if expected.config is None:
+        why = expected.site.refusal("--requeue", "--exclusive", "--mem=0", "--nodes=1", "--wrap=true")
         yield _refused("--requeue --exclusive", why) if why else ok("jobs", "sbatch accepts --requeue and --exclusive")
         return
     # degrees that the kit would choose need the model's config.json: UserError without it
-    scripts = render(Run.of(assumed.config), Kit(Path(sys.executable), PACKAGE.parent))
+    scripts = render(Run.of(expected.config), Kit(Path(sys.executable), PACKAGE.parent))
     with tempfile.TemporaryDirectory() as directory:
         refused: dict[str, list[str]] = {}
         for stage, text in scripts.items():
             script = Path(directory) / stage
             script.write_text(text, encoding="utf-8")
-            if why := assumed.site.refusal(str(script)):
+            if why := expected.site.refusal(str(script)):
                 refused.setdefault(why, []).append(stage)
     if refused:
         yield from (_refused(", ".join(stages), why) for why, stages in refused.items())
@@ -107,20 +107,20 @@ def _jobs(assumed: Assumed) -> Iterator[Diagnosis]:
         yield ok("jobs", f"sbatch accepts {', '.join(scripts)}")
 
 
-def _refused(what: str, why: str) -> Diagnosis:
+def _refused(what: str, why: str) -> Finding:
     if "topology" in why.lower():
         remedy = "repair topology.conf or topology.yaml on the controller, then: sudo scontrol reconfigure"
     else:
         remedy = "correct the run file's cluster section"
-    return differs("jobs", f"sbatch refuses {what}: {why}", remedy)
+    return error("jobs", f"sbatch refuses {what}: {why}", remedy)
 
 
-def auto_resume(site: SlurmSite) -> Diagnosis:
+def auto_resume(site: SlurmSite) -> Finding:
     """On HyperPod's nodes, training is started with an option of HyperPod's own plugin."""
     if not HYPERPOD.is_dir():
         return ok("auto-resume", f"not a node of HyperPod: no {HYPERPOD}")
     if why := site.refuses_auto_resume():
-        return differs(
+        return error(
             "auto-resume",
             why,
             "srun must load HyperPod's plugin: see plugstack.conf there, or update HyperPod's software",
@@ -128,30 +128,30 @@ def auto_resume(site: SlurmSite) -> Diagnosis:
     return ok("auto-resume", "srun accepts --auto-resume=1")
 
 
-def _topology(site: SlurmSite) -> Diagnosis:
+def _topology(site: SlurmSite) -> Finding:
     """A tree or a block of switches without any makes Slurm refuse jobs, or slurmctld stop."""
     plugin = site.settings().get("TopologyPlugin", "").removeprefix("topology/")
     if plugin in ("tree", "block") and not site.has_switches():
         what = f"TopologyPlugin=topology/{plugin}, and slurmctld has no switches or blocks"
-        return differs("topology", what, "write topology.conf or topology.yaml on the controller, or use topology/flat")
+        return error("topology", what, "write topology.conf or topology.yaml on the controller, or use topology/flat")
     return ok("topology", plugin or "none")
 
 
-def _accounting(site: SlurmSite) -> Diagnosis:
+def _accounting(site: SlurmSite) -> Finding:
     """The kit works without accounting; where it is on, it must know the user."""
     settings = site.settings()
     storage = settings.get("AccountingStorageType", "").removeprefix("accounting_storage/")
     if storage in ("", "none", "(null)"):
         return ok("accounting", "off: states of jobs come from squeue, scontrol and the run's own records")
     if why := site.accounting_problem():
-        return differs("accounting", f"{storage}, and sacct fails: {why}", "check slurmdbd on the controller")
+        return error("accounting", f"{storage}, and sacct fails: {why}", "check slurmdbd on the controller")
     user = getpass.getuser()
     enforced = settings.get("AccountingStorageEnforce", "none")
     try:
         known = site.has_association(user)
-    except UserError as error:
-        return unknown("accounting", f"{storage}; {error.problem}", error.remedy)
+    except UserError as problem:
+        return warning("accounting", f"{storage}; {problem.problem}", problem.remedy)
     if not known and enforced not in ("none", "(null)"):
         remedy = f"on the controller: sudo sacctmgr add user {user} account=ACCOUNT"
-        return differs("accounting", f"{storage} enforces {enforced}, and does not know user {user}", remedy)
+        return error("accounting", f"{storage} enforces {enforced}, and does not know user {user}", remedy)
     return ok("accounting", f"{storage} answers" + ("" if known else f"; it does not know user {user}"))

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.doctor.assumed import Assumed
-from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, ok, unknown
+from hyperpod_ft.doctor.assumption import Assumption
+from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.health import VOLUME_GIB
 from hyperpod_ft.job.interpreters import NEURON_DISK_GB
 
@@ -22,13 +23,13 @@ _OF_ONE_MACHINE = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tm
 REMOUNT = "mount it with flock: mount -o remount,flock, and FsxLustreConfig or /etc/fstab"
 
 
-def assumptions(assumed: Assumed) -> list[Assumption]:
+def assumptions(expected: Expectations) -> list[Assumption]:
     return [
-        Assumption("cluster.root", lambda: _root(assumed)),
-        Assumption("volume", lambda: _kind(assumed)),
-        Assumption("locks", lambda: locks(assumed.writable)),
-        Assumption("rename and fsync", lambda: renames(assumed.writable)),
-        Assumption("free space", lambda: _space(assumed)),
+        Assumption("cluster.root", lambda: _root(expected)),
+        Assumption("volume", lambda: _kind(expected)),
+        Assumption("locks", lambda: locks(expected.writable)),
+        Assumption("rename and fsync", lambda: renames(expected.writable)),
+        Assumption("free space", lambda: _space(expected)),
     ]
 
 
@@ -37,40 +38,42 @@ def scratch(parent: Path) -> Iterator[Path]:
     """A directory below `parent`, removed afterwards. Raises UserError if `parent` cannot be written to."""
     try:
         directory = Path(tempfile.mkdtemp(prefix=".hyperpod-ft-doctor-", dir=parent))
-    except OSError as error:
-        raise UserError(f"{parent}: cannot be written to: {error.strerror}", "choose another cluster.root") from error
+    except OSError as problem:
+        raise UserError(
+            f"{parent}: cannot be written to: {problem.strerror}", "choose another cluster.root"
+        ) from problem
     try:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _root(assumed: Assumed) -> Diagnosis:
-    path = assumed.writable
+def _root(expected: Expectations) -> Finding:
+    path = expected.writable
     if os.access(path, os.W_OK | os.X_OK):
-        what = "is writable" if path == assumed.root else f"does not exist yet; {path} is writable"
-        return ok("cluster.root", f"{assumed.root} {what}")
-    return differs(
+        what = "is writable" if path == expected.root else f"does not exist yet; {path} is writable"
+        return ok("cluster.root", f"{expected.root} {what}")
+    return error(
         "cluster.root",
-        f"{assumed.root} cannot be made: {path} is not writable for this user",
-        f"sudo install -d -o $USER {assumed.root}, or set cluster.root to a directory of yours",
+        f"{expected.root} cannot be made: {path} is not writable for this user",
+        f"sudo install -d -o $USER {expected.root}, or set cluster.root to a directory of yours",
     )
 
 
-def _kind(assumed: Assumed) -> Diagnosis:
-    kind, options = mount_of(assumed.writable.resolve(), Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+def _kind(expected: Expectations) -> Finding:
+    kind, options = mount_of(expected.writable.resolve(), Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
     if "localflock" in options:
-        return differs("volume", f"{kind} with localflock: locks hold on one node only", REMOUNT)
+        return error("volume", f"{kind} with localflock: locks hold on one node only", REMOUNT)
     if kind not in _OF_ONE_MACHINE:
-        return ok("volume", f"{assumed.writable} is on {kind}")
-    what = f"{assumed.writable} is on {kind}, a disk of this machine"
+        return ok("volume", f"{expected.writable} is on {kind}")
+    what = f"{expected.writable} is on {kind}, a disk of this machine"
     try:
-        addresses = {node.address for node in assumed.nodes}
+        addresses = {node.address for node in expected.nodes}
     except UserError:
-        return unknown("volume", what, "other nodes would not see it")
+        return warning("volume", what, "other nodes would not see it")
     if all(address.startswith("127.") or address in (os.uname().nodename, "localhost") for address in addresses):
         return ok("volume", f"{what}, as all nodes are")
-    return differs("volume", f"{what}: other nodes do not see it", "set cluster.root to a directory of /fsx")
+    return error("volume", f"{what}: other nodes do not see it", "set cluster.root to a directory of /fsx")
 
 
 def mount_of(path: Path, mountinfo: str) -> tuple[str, set[str]]:
@@ -85,7 +88,7 @@ def mount_of(path: Path, mountinfo: str) -> tuple[str, set[str]]:
     return found
 
 
-def locks(path: Path) -> Diagnosis:
+def locks(path: Path) -> Finding:
     """A file that is locked cannot be locked a second time."""
     with scratch(path) as directory:
         file = directory / "lock"
@@ -93,10 +96,10 @@ def locks(path: Path) -> Diagnosis:
             with file.open("w") as first, file.open("w") as second:
                 fcntl.flock(first, fcntl.LOCK_EX)
                 held = is_locked(second.fileno())
-        except OSError as error:
-            return differs("locks", f"flock fails on {path}: {error.strerror}", REMOUNT)
+        except OSError as problem:
+            return error("locks", f"flock fails on {path}: {problem.strerror}", REMOUNT)
     if not held:
-        return differs("locks", f"flock on {path} lets two hold a lock", REMOUNT)
+        return error("locks", f"flock on {path} lets two hold a lock", REMOUNT)
     return ok("locks", f"flock works on {path}")
 
 
@@ -109,7 +112,7 @@ def is_locked(descriptor: int) -> bool:
     return False
 
 
-def renames(path: Path) -> Diagnosis:
+def renames(path: Path) -> Finding:
     """A file replaces another whole, and both it and its directory can be synced."""
     row = "rename and fsync"
     with scratch(path) as directory:
@@ -120,17 +123,17 @@ def renames(path: Path) -> Diagnosis:
             with publish.new_directory(made) as partial:
                 (partial / "file").write_text("whole", encoding="utf-8")
             texts = [path.read_text(encoding="utf-8") for path in (directory / "file", made / "file")]
-        except OSError as error:
-            return differs(row, f"{path}: {error.strerror}", "use a file system with POSIX's rename and fsync")
+        except OSError as problem:
+            return error(row, f"{path}: {problem.strerror}", "use a file system with POSIX's rename and fsync")
     if texts != ["second", "whole"]:
-        return differs(row, f"{path} returned other content than was written", "have the file system checked")
+        return error(row, f"{path} returned other content than was written", "have the file system checked")
     return ok(row, f"work on {path}")
 
 
-def _space(assumed: Assumed) -> Diagnosis:
-    free = shutil.disk_usage(assumed.writable).free
-    needed = max(VOLUME_GIB * 2**30, NEURON_DISK_GB * 1e9 if assumed.environment_name else 0)
-    found = f"{free / 2**30:.1f} GiB free on {assumed.writable}"
+def _space(expected: Expectations) -> Finding:
+    free = shutil.disk_usage(expected.writable).free
+    needed = max(VOLUME_GIB * 2**30, NEURON_DISK_GB * 1e9 if expected.environment_name else 0)
+    found = f"{free / 2**30:.1f} GiB free on {expected.writable}"
     if free < needed:
-        return differs("free space", f"{found}, less than {needed / 2**30:.0f}", "free some space; see `quota`")
+        return error("free space", f"{found}, less than {needed / 2**30:.0f}", "free some space; see `quota`")
     return ok("free space", found)

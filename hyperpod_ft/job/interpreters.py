@@ -12,21 +12,27 @@ from hyperpod_ft.errors import UserError, last_line
 # The packages take about half of it; pip unpacks next to what it installs.
 NEURON_DISK_GB = 10
 _IMAGES_ENVIRONMENTS = "aws_neuronx_venv_torch_neuronx_*/bin/python"  # in /opt, in AWS's machine images
+_SITE_PACKAGES = "import site; print(*site.getsitepackages(), sep=chr(10))"
 _SUITABLE = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
 
 
 def create_like_this_one(environment: Path) -> None:
-    """Create a virtual environment of the running interpreter; with uv where it lacks ensurepip.
+    """Create a virtual environment of the running interpreter. Raises UserError as `create_with` does."""
+    create_with(Path(sys.executable), environment)
+
+
+def create_with(python: Path, environment: Path) -> None:
+    """Create a virtual environment of an interpreter; with uv where it lacks ensurepip.
 
     HyperPod's images have a Python without ensurepip. Raises UserError when there is no uv either.
     """
-    if version_of(sys.executable):
-        _create([sys.executable, "-m", "venv", str(environment)])
+    if version_of(str(python)):
+        _create([str(python), "-m", "venv", str(environment)])
     elif uv := shutil.which("uv"):
-        _create([uv, "venv", "--quiet", "--seed", "--python", sys.executable, str(environment)])
+        _create([uv, "venv", "--quiet", "--seed", "--python", str(python), str(environment)])
     else:
         raise UserError(
-            f"env: {sys.executable} has no ensurepip on this node, and there is no uv",
+            f"env: {python} has no ensurepip on this node, and there is no uv",
             "install uv into the kit's environment: pip install uv",
         )
 
@@ -64,11 +70,24 @@ def torch_neuron_of_image(directory: Path = Path("/opt")) -> Path | None:
 
 
 def create_on_top_of(base: Path, environment: Path) -> None:
-    """Create a virtual environment that also has the packages of `base`, the interpreter of another one."""
-    _create([str(base), "-m", "venv", str(environment)])
+    """Create a virtual environment that also has the packages of `base`, the interpreter of another one.
+
+    That one may have been made on top of a third. Raises UserError as `create_with` does.
+    """
+    create_with(base, environment)
+    done = subprocess.run([base, "-c", _SITE_PACKAGES], capture_output=True, text=True, check=True)
+    # unlike a plain path, addsitedir reads the .pth files there, which may lead to further packages
+    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in done.stdout.splitlines())
     for site_packages in environment.glob("lib/python*/site-packages"):
-        packages = base.parent.parent / site_packages.relative_to(environment)
-        (site_packages / "base.pth").write_text(f"{packages}\n", encoding="utf-8")
+        (site_packages / "base.pth").write_text(lines, encoding="utf-8")
+
+
+def move_scripts(partial: Path, final: Path) -> None:
+    """Prepare an environment that is renamed next: its console scripts contain the absolute path of its interpreter."""
+    for script in (partial / "bin").iterdir():
+        content = script.read_bytes() if script.is_file() and not script.is_symlink() else b""
+        if content.startswith(b"#!") or script.name.startswith("activate"):
+            script.write_bytes(content.replace(str(partial).encode(), str(final).encode()))
 
 
 def find(versions: tuple[str, ...]) -> str | None:

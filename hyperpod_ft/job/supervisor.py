@@ -26,6 +26,7 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
+from hyperpod_ft.job.tracking import published
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.slurm_programs import SlurmUnreachableError
 from hyperpod_ft.runs import restarts
@@ -236,18 +237,19 @@ def main() -> int:
         return EXIT_USER_ERROR
     marker = run.exit_marker(stage, own_job_id())
     publish.remove(marker)  # left before the job was requeued
-    try:
-        status = supervise(run, stage, command, signals)
-    except UserError as error:
-        print_error(stage, str(error))
-        status = EXIT_USER_ERROR
-    except BaseException:
-        # this process replaced the script: only it can end the ranks and record the exit status
-        if signals.child is not None and signals.child.poll() is None:
-            signals.child.terminate()
-        with contextlib.suppress(OSError):
-            publish.write_text(marker, "1\n")
-        raise
+    with published(run) if stage == "train" else contextlib.nullcontext():
+        try:
+            status = supervise(run, stage, command, signals)
+        except UserError as error:
+            print_error(stage, str(error))
+            status = EXIT_USER_ERROR
+        except BaseException:
+            # this process replaced the script: only it can end the ranks and record the exit status
+            if signals.child is not None and signals.child.poll() is None:
+                signals.child.terminate()
+            with contextlib.suppress(OSError):
+                publish.write_text(marker, "1\n")
+            raise
     if status is None:  # it has not ended
         return TERMINATED_STATUS
     publish.write_text(marker, f"{status}\n")

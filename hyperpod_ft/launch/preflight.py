@@ -118,6 +118,9 @@ def check_run(run: Run) -> TrainingFit | None:
             check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
     if run.config.env.python:
         _check_python(run, Path(run.config.env.python))
+    tracking = run.config.tracking.python
+    if tracking and not run.config.sagemaker and not Path(tracking).exists():
+        raise UserError(f"tracking.python: no such file: {tracking}", "correct it, or leave it out")
     directory = config_directory(run.config)
     return check_model_directory(run.config, run.plan.degrees, directory) if directory else None
 

@@ -4,24 +4,22 @@ A chain runner, a process detached from the terminal, runs the scripts of one su
 their states in one file, and holds a lock while it runs, so that others can see that it does.
 """
 
-import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pydantic import TypeAdapter
-
 from hyperpod_ft import publish
-from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch import process_chain
+from hyperpod_ft.launch.process_chain import Chain, ChainJob, Elsewhere
+from hyperpod_ft.launch.protocol import NOTHING_ELSE, JobOfRun, JobsElsewhere, JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.processes import descendants, is_running
 from hyperpod_ft.runs.job_files import JOB_ID
@@ -31,36 +29,7 @@ from hyperpod_ft.runs.run import Run
 
 _READY, _BEGIN = b"r", b"b"  # between a chain runner and the submission that starts it
 _GRACE_SECONDS = 20  # as long as Slurm usually waits between SIGTERM and SIGKILL
-
-
-@dataclass
-class ChainJob:
-    """A script of a chain, its state in Slurm's terms, and its process once it has started."""
-
-    stage: str
-    job_id: str
-    needs: list[str]  # stages of the same chain
-    state: str = "PENDING"
-    pid: int | None = None
-
-
-@dataclass
-class Chain:
-    """The scripts of one submission, in the order they run, and the process that runs them."""
-
-    jobs: list[ChainJob]
-    pid: int | None = None
-
-    @classmethod
-    def read(cls, path: Path) -> "Chain":
-        """Raises ValueError when the file is damaged."""
-        return _CHAIN.validate_json(path.read_bytes())
-
-    def write(self, path: Path) -> None:
-        publish.write_json(path, asdict(self))
-
-
-_CHAIN = TypeAdapter(Chain)
+_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -69,15 +38,22 @@ class ProcessLauncher:
 
     name: str = "process"
     shares_environment: bool = True
+    can_wait_for_other_runs: bool = True
 
-    def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
+    def submit(
+        self,
+        run: Run,
+        stages: Sequence[StagePlan],
+        submitted: Callable[[Job], None],
+        awaited: JobsElsewhere = NOTHING_ELSE,
+    ) -> None:
         """Start the chain runner; it outlives this program and its terminal."""
         first = len(run.jobs()) + 1
         jobs = [Job(stage.name, f"p{first + i}", self.name, utc_now()) for i, stage in enumerate(stages)]
         known = {stage.name for stage in stages}
         chain = Chain(
             [
-                ChainJob(job.stage, job.job_id, [need for need in stage.needs if need in known])
+                ChainJob(job.stage, job.job_id, [need for need in stage.needs if need in known], _other(stage, awaited))
                 for job, stage in zip(jobs, stages, strict=True)
             ]
         )
@@ -102,15 +78,8 @@ class ProcessLauncher:
                 here.sendall(_BEGIN)
 
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
-        wanted = {job.job_id for job in jobs}
-        found: dict[str, JobState] = {}
-        for state_file, chain in _chains(run):
-            alive = _is_alive(state_file)
-            for job in chain.jobs:
-                state = JobState(job.state, nodes="this machine")
-                if job.job_id in wanted and (alive or not state.active):
-                    found[job.job_id] = state
-        return found
+        known = process_chain.states(run.directory)
+        return {job.job_id: known[job.job_id] for job in jobs if job.job_id in known}
 
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
         states = self.states(run, jobs)
@@ -119,13 +88,13 @@ class ProcessLauncher:
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Stop the chain runners that have one of the jobs, and the script that a killed one left running."""
         wanted = {job.job_id for job in jobs}
-        for state_file, chain in _chains(run):
-            if not any(job.job_id in wanted for job in chain.jobs) or not _is_alive(state_file):
+        for state_file, chain in process_chain.chains(run.directory):
+            if not any(job.job_id in wanted for job in chain.jobs) or not process_chain.is_alive(state_file):
                 continue
             signalled = False
             deadline = time.monotonic() + 2 * _GRACE_SECONDS
             # asked each time: a runner that was killed may take a moment to die, and its script keeps the lock
-            while _is_alive(state_file) and time.monotonic() < deadline:
+            while process_chain.is_alive(state_file) and time.monotonic() < deadline:
                 if chain.pid is None or not is_running(chain.pid):
                     for job in chain.jobs:
                         if job.state == "RUNNING" and job.pid is not None:
@@ -146,22 +115,14 @@ class ProcessLauncher:
         """Scripts write to this machine's disk."""
 
 
-def _chains(run: Run) -> Iterator[tuple[Path, Chain]]:
-    """The chain of each submission, with the file that holds its states."""
-    for state_file in sorted((run.directory / "processes").glob("*.json")):
-        try:
-            yield state_file, Chain.read(state_file)
-        except ValueError as error:
-            raise UserError(f"{state_file}: is damaged", "remove it once its processes have ended") from error
+def _other(stage: StagePlan, awaited: JobsElsewhere) -> list[Elsewhere]:
+    """The jobs outside its chain that a stage's script waits for."""
 
+    def elsewhere(other: JobOfRun, must_succeed: bool) -> Elsewhere:
+        return Elsewhere(str(other.run.directory), other.job.job_id, must_succeed)
 
-def _is_alive(state_file: Path) -> bool:
-    with suppress(FileNotFoundError), state_file.with_suffix(".lock").open() as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    found = [elsewhere(awaited.doing[need], True) for need in stage.needs if need in awaited.doing]
+    return found + [elsewhere(other, False) for other in awaited.before_ranks if stage.starts_ranks]
 
 
 def run_chain(directory: Path, state_file: Path, submission: socket.socket) -> None:
@@ -179,7 +140,7 @@ def run_chain(directory: Path, state_file: Path, submission: socket.socket) -> N
         try:
             for job in chain.jobs:
                 states = {other.stage: other.state for other in chain.jobs}
-                if any(states[need] != "COMPLETED" for need in job.needs):
+                if any(states[need] != "COMPLETED" for need in job.needs) or not _wait_elsewhere(job):
                     job.state = "CANCELLED"
                     continue
                 with run.log(job.stage, job.job_id).open("ab") as log:
@@ -187,11 +148,22 @@ def run_chain(directory: Path, state_file: Path, submission: socket.socket) -> N
                 job.state, job.pid = "RUNNING", script.pid
                 chain.write(state_file)
                 job.state = _finish(script)
+                chain.write(state_file)
         except KeyboardInterrupt:
             for job in chain.jobs:
                 if job.state in ("PENDING", "RUNNING"):
                     job.state = "CANCELLED"
         chain.write(state_file)
+
+
+def _wait_elsewhere(job: ChainJob) -> bool:
+    """Wait for the jobs of other runs; returns False when one that must succeed has not."""
+    for other in job.elsewhere:
+        while (state := process_chain.states(Path(other.directory)).get(other.job_id)) is not None and state.active:
+            time.sleep(_LOOK_SECONDS)
+        if other.must_succeed and (state is None or state.state != "COMPLETED"):
+            return False
+    return True
 
 
 def _start(run: Run, stage: str, job_id: str, log: IO[bytes], held: int) -> "subprocess.Popen[bytes]":

@@ -2,7 +2,7 @@
 training jobs (`sagemaker/`)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -31,6 +31,27 @@ class JobState:
         return self.state not in _TERMINAL
 
 
+@dataclass(frozen=True)
+class JobOfRun:
+    """A job, and the run that it belongs to."""
+
+    run: "Run"
+    job: "Job"
+
+
+@dataclass(frozen=True)
+class JobsElsewhere:
+    """The jobs that a chain waits for besides those it consists of."""
+
+    # by stage: a job, perhaps of another run, that is about to do the stage. Who needs the stage waits for its success.
+    doing: Mapping[str, JobOfRun] = field(default_factory=dict)
+    # jobs of other runs that must have ended, in whatever way, before a stage that starts ranks begins
+    before_ranks: Sequence[JobOfRun] = ()
+
+
+NOTHING_ELSE = JobsElsewhere()
+
+
 class Launcher(Protocol):
     """The one boundary between the kit and what runs its scripts."""
 
@@ -42,10 +63,21 @@ class Launcher(Protocol):
     def shares_environment(self) -> bool:
         """Whether its jobs use the environment below `cluster.root`; otherwise each creates its own."""
 
-    def submit(self, run: "Run", stages: Sequence["StagePlan"], submitted: Callable[["Job"], None]) -> None:
+    @property
+    def can_wait_for_other_runs(self) -> bool:
+        """Whether its jobs can wait for jobs of other runs."""
+
+    def submit(
+        self,
+        run: "Run",
+        stages: Sequence["StagePlan"],
+        submitted: Callable[["Job"], None],
+        awaited: JobsElsewhere = NOTHING_ELSE,
+    ) -> None:
         """Submit the stages' scripts, each to start when those of `stages` that it needs have succeeded.
 
-        Calls `submitted` for each job at once, so that a crash half-way leaves no job unrecorded.
+        `awaited`: what else they wait for; nothing unless the launcher `can_wait_for_other_runs`. Calls `submitted` for
+        each job at once, so that a crash half-way leaves no job unrecorded.
         """
 
     def states(self, run: "Run", jobs: Sequence["Job"]) -> Mapping[str, JobState]:

@@ -19,8 +19,8 @@ from hyperpod_ft.runs.job_files import JOB_ID, banner
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE, shell_templates
 
-# Stages that run with the kit's interpreter, before the run's own environment exists. Only they use the network.
-_BEFORE_ENVIRONMENT = ("env", "download")
+# Stages that run with the kit's interpreter and use the network. What the others use, these have brought.
+_WITH_NETWORK = ("env", "download", "tasks")
 # For ranks that compute on CPUs. By default glibc takes blocks of more than 32 MB from the kernel whenever they are
 # allocated, one page fault for every 4 KB, and returns what is free at the end of its heap; a training step would pay
 # for that each time (mallopt(3)).
@@ -62,12 +62,18 @@ def render_server(
 
 def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Kit) -> str:
     template = environment.get_template(f"sbatch/{stage.name if stage.starts_ranks else 'base'}.sbatch.j2")
-    early = stage.name in _BEFORE_ENVIRONMENT
+    early = stage.name in _WITH_NETWORK
     return template.render(_context(run, stage.name, stage.resources, kit, early, stage.starts_ranks))
 
 
 def _context(run: Run, job: str, resources: Resources, kit: Kit, early: bool, starts_ranks: bool) -> dict[str, Any]:
     """What the templates read. `job` is a stage's name, or that of a job outside the stages."""
+    if early:
+        python, remedy = kit.python, "install hyperpod-ft on the shared volume"
+    elif job == "eval":
+        python, remedy = run.evaluation_python, "run the tasks stage, or correct eval.python"
+    else:
+        python, remedy = run.python, "run the env stage, or correct env.python"
     return {
         "stage": job,
         "banner": banner(job, f"${JOB_ID}"),
@@ -83,10 +89,8 @@ def _context(run: Run, job: str, resources: Resources, kit: Kit, early: bool, st
         "instance": run.config.instance,
         "threads": 1 if starts_ranks else resources.cpus or 8,
         "offline": not early,
-        "python": kit.python if early else run.python,
-        "interpreter_remedy": (
-            "install hyperpod-ft on the shared volume" if early else "run the env stage, or correct env.python"
-        ),
+        "python": python,
+        "interpreter_remedy": remedy,
         "code": kit.code,
         "allocation": ALLOCATION_ON_CPUS,
         # what compiles and trains on Neuron devices

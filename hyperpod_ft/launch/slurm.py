@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import partitions, slurm_programs
-from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.protocol import NOTHING_ELSE, JobsElsewhere, JobState
 from hyperpod_ft.launch.slurm_programs import START_CONTROLLER, failure, without_defaults
+from hyperpod_ft.launch.slurm_site import SlurmSite
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
@@ -71,33 +72,42 @@ class SlurmLauncher:
     environment: Mapping[str, str] = field(default_factory=dict)
     name: str = "slurm"
     shares_environment: bool = True
+    can_wait_for_other_runs: bool = True
 
     @property
     def _conf(self) -> str:
         return self.environment.get("SLURM_CONF") or os.environ.get("SLURM_CONF", "")
 
-    def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
+    def submit(
+        self,
+        run: Run,
+        stages: Sequence[StagePlan],
+        submitted: Callable[[Job], None],
+        awaited: JobsElsewhere = NOTHING_ELSE,
+    ) -> None:
         """Submit each stage with sbatch, chained by `afterok`. The jobs inherit this environment, and so any secrets.
 
         Raises UserError with sbatch's message, the jobs submitted before it are cancelled then; and for a partition
         that does not have nodes of one size.
         """
         self._check_partition(run, stages)
-        jobs: dict[str, Job] = {}
+        jobs: dict[str, Job] = {name: doing.job for name, doing in awaited.doing.items()}
+        ended = [before.job.job_id for before in awaited.before_ranks]
         try:
             for stage in stages:
                 parents = [jobs[need].job_id for need in stage.needs if need in jobs]
-                jobs[stage.name] = self._job(stage.name, self._sbatch(run, stage.name, parents))
+                job_id = self._sbatch(run, stage.name, parents, ended if stage.starts_ranks else [])
+                jobs[stage.name] = self._job(stage.name, job_id)
                 submitted(jobs[stage.name])
         except BaseException:
             # asks Slurm too: an interrupted sbatch may have created a job without printing its id
-            if left := self.active(run, list(jobs.values())):
+            if left := self.active(run, [jobs[stage.name] for stage in stages if stage.name in jobs]):
                 self.cancel(run, left)
             raise
 
     def submit_extra(self, run: Run, name: str) -> Job:
         """Submit a script of the run that belongs to no stage, by its name. Raises UserError with sbatch's message."""
-        return self._job(name, self._sbatch(run, name, []))
+        return self._job(name, self._sbatch(run, name))
 
     def active_extra(self, run: Run, name: str) -> list[Job]:
         """This user's jobs of `submit_extra` that have not ended, by their name and comment."""
@@ -185,8 +195,9 @@ class SlurmLauncher:
         instance = run.config.instance
         whole_nodes = any(stage.resources.exclusive for stage in stages)
         if instance.has_accelerators and whole_nodes and partitions.HYPERPOD.is_dir():
-            listing = self._run(["sinfo", "--noheader", "--Node", "--format=%P|%c|%N"])
-            partitions.check_partition(listing.stdout, run.config.cluster.partition, instance.name)
+            site = SlurmSite(self.environment)
+            partition = run.config.cluster.partition or site.default_partition()
+            partitions.check_partition(site.nodes(), partition, instance.name)
 
     def _job(self, stage: str, job_id: str) -> Job:
         return Job(stage, job_id, self.name, utc_now(), self._conf)
@@ -200,13 +211,16 @@ class SlurmLauncher:
                 return value
         raise failure(f"scontrol show {' '.join(entity)}: no {name}", done.stderr, "see scontrol ping")
 
-    def _sbatch(self, run: Run, stage: str, parents: Sequence[str]) -> str:
+    def _sbatch(self, run: Run, stage: str, succeeded: Sequence[str] = (), ended: Sequence[str] = ()) -> str:
+        """The id of the new job, which waits until the jobs `succeeded` have succeeded and the jobs `ended` ended."""
         # Jobs are recognized by name and comment: as arguments, they outrank SBATCH_JOB_NAME and the like.
         arguments = ["sbatch", "--parsable", "--export=ALL", f"--job-name={run.job_name(stage)}"]
         arguments += [f"--comment={run.job_comment}"]
-        if parents:
+        conditions = [":".join(("afterok", *succeeded))] if succeeded else []
+        conditions += [":".join(("afterany", *ended))] if ended else []
+        if conditions:
             # without the second option a job whose parent failed would wait forever
-            arguments += [f"--dependency=afterok:{':'.join(parents)}", "--kill-on-invalid-dep=yes"]
+            arguments += [f"--dependency={','.join(conditions)}", "--kill-on-invalid-dep=yes"]
         done = self._run([*arguments, str(run.script(stage))], run)
         if done.returncode:
             remedies = (remedy for said, remedy in _SITE_REMEDIES.items() if said in done.stderr)
@@ -261,7 +275,8 @@ class SlurmLauncher:
 
     def _run(self, arguments: list[str], run: Run | None = None) -> subprocess.CompletedProcess[str]:
         environment = without_defaults(os.environ, _open_choices(run)) | dict(self.environment)
-        return slurm_programs.run(arguments, environment, run.directory if run else None)
+        # A killed submission leaves its sbatch, which may still create a job: the next one waits for it to end.
+        return slurm_programs.run(arguments, environment, run.directory if run else None, inherits=run is not None)
 
 
 def _open_choices(run: Run | None) -> list[str]:

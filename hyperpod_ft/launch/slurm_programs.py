@@ -27,8 +27,12 @@ def run(
     environment: Mapping[str, str],
     directory: Path | None = None,
     seconds: float = _TIMEOUT_SECONDS,
+    inherits: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of Slurm's. Raises UserError if it is not installed, SlurmUnreachableError if it takes too long."""
+    """Run a program of Slurm's; one that `inherits` holds this process's locks that may be inherited until it ends.
+
+    Raises UserError if it is not installed, SlurmUnreachableError if it takes too long.
+    """
     try:
         return subprocess.run(
             arguments,
@@ -39,6 +43,7 @@ def run(
             text=True,
             errors="replace",
             timeout=seconds,
+            close_fds=not inherits,
             check=False,
         )
     except FileNotFoundError as error:

@@ -9,14 +9,15 @@ from typing import Any, Literal
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.log_text import StageProgress, stage_progress
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.log_text import StageProgress, stage_progress
 from hyperpod_ft.runs.records import ISO_UTC
 from hyperpod_ft.runs.results import metrics
+from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.figures import Figures, figures
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
@@ -65,6 +66,7 @@ class RunStatus:
     origin: str = ""  # the run file or recipe with its overrides, as arguments of `submit`
     progress: TrainingProgress | None = None
     figures: Figures | None = None  # once trained
+    evaluations: tuple[EvaluationResult, ...] = ()
     note: str = ""  # why states are unknown
     created: str = ""  # the job that this look at the run created
 
@@ -126,6 +128,7 @@ def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
         origin=run.origin.read_text(encoding="utf-8").strip() if run.origin.exists() else "",
         progress=_progress(run, stages),
         figures=figures(run),
+        evaluations=evaluations(run),
         note=note,
         created=created,
     )

@@ -12,8 +12,10 @@ from pathlib import Path
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.chain import ChainParts, Neighbours, divide
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import check_run
+from hyperpod_ft.launch.protocol import NOTHING_ELSE, JobsElsewhere, Launcher
 from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan, plan
@@ -30,25 +32,68 @@ def submit(run: Run, launchers: Launchers, selection: Selection, launcher: str =
     plan the run differently.
     """
     chosen = launchers.named(launcher)
+    _refuse_another_version(run)
+    with _exclusive_submission(run, launchers, also=launcher) as active:
+        _refuse_work(run, active)
+        _use_this_volume(run, chosen)
+        stages = choose(run, selection)
+        with _discard_earlier(run, stages if selection.force else ()):
+            return _submit(run, chosen, stages)
+
+
+def submit_missing(run: Run, launchers: Launchers, launcher: str, neighbours: Neighbours) -> tuple[Job, ...]:
+    """Submit those stages that must run and that no job is about to do, of this run or of its neighbours.
+
+    Completes what a killed submission has left: its jobs are kept, and later ones wait for them. Jobs that can never
+    start, because what they wait for has failed, are replaced. Returns the new jobs. Raises UserError as `submit` does.
+    """
+    chosen = launchers.named(launcher)
+    _refuse_another_version(run)
+    with _exclusive_submission(run, launchers, also=launcher) as active:
+        if not active:
+            _use_this_volume(run, chosen)
+        elif any(job.launcher != launcher for job in active):
+            return ()  # jobs of one launcher cannot wait for those of another
+        parts = _divide(run, launchers, active, neighbours)
+        if parts.never_start:
+            launchers.cancel(run, parts.never_start)
+            left = [job for job in launchers.active(run) if job not in parts.never_start]
+            parts = _divide(run, launchers, left, neighbours)
+        return _submit(run, chosen, parts.missing, JobsElsewhere(parts.doing, neighbours.before_ranks))
+
+
+def _divide(run: Run, launchers: Launchers, active: Sequence[Job], neighbours: Neighbours) -> ChainParts:
+    states = launchers.states(run, active)
+    pending = [job for job in active if job.job_id in states and states[job.job_id].state == "PENDING"]
+    return divide(run, choose(run), active, pending, neighbours)
+
+
+def _submit(
+    run: Run, launcher: Launcher, stages: Sequence[StagePlan], awaited: JobsElsewhere = NOTHING_ELSE
+) -> tuple[Job, ...]:
+    if not stages:
+        return ()
+    _prepare(run)
+    earlier = len(run.jobs())
+    launcher.submit(run, stages, run.add_job, awaited)
+    return tuple(run.jobs()[earlier:])
+
+
+def _refuse_another_version(run: Run) -> None:
     if run.plan != plan(run.config):
         raise UserError(
             f"{run.directory}: was planned by another version of hyperpod-ft",
             "continue with that version, or start a new run that shares what it can: "
             f"hyperpod-ft submit {run.config_path}",
         )
-    with _exclusive_submission(run, launchers, also=launcher):
-        if chosen.shares_environment:
-            _forget_environment_of_a_container(run)
-            # its jobs need on their volume what a store has
-            publish.remove(run.store_listing)
-        stages = choose(run, selection)
-        if not stages:
-            return ()
-        _prepare(run)
-        earlier = len(run.jobs())
-        with _discard_earlier(run, stages if selection.force else ()):
-            chosen.submit(run, stages, run.add_job)
-        return tuple(run.jobs()[earlier:])
+
+
+def _use_this_volume(run: Run, launcher: Launcher) -> None:
+    """Forget what only containers and the store have, unless training jobs will do the work."""
+    if launcher.shares_environment:
+        _forget_environment_of_a_container(run)
+        # its jobs need on their volume what a store has
+        publish.remove(run.store_listing)
 
 
 def _forget_environment_of_a_container(run: Run) -> None:
@@ -63,7 +108,8 @@ def prepare(run: Run, launchers: Launchers) -> list[Path]:
 
     Raises UserError when jobs of the run are still active: they read the files that this writes.
     """
-    with _exclusive_submission(run, launchers):
+    with _exclusive_submission(run, launchers) as active:
+        _refuse_work(run, active)
         return _prepare(run)
 
 
@@ -83,19 +129,23 @@ def cancel(run: Run, launchers: Launchers) -> tuple[Job, ...]:
 
 
 @contextlib.contextmanager
-def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Iterator[None]:
-    """No other submission of the run, and none of its jobs at work.
+def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Iterator[list[Job]]:
+    """No other submission of the run; yields its jobs at work.
 
     Freezes a new run before anything can fail, so that every command can read the directory that an error names.
     """
-    _create_run_directory(run)
+    create_run_directory(run)
     _refuse_another_path(run)
-    with publish.lock(run.directory / "submit.lock", waiting="waiting for another submission of this run"):
+    with publish.lock(run.directory / "submit.lock", waiting="waiting for another submission of this run") as held:
+        os.set_inheritable(held, True)  # sbatch holds the lock too, which outlives a submission that is killed
         # a job whose stage has left its record is about to end
-        if active := [job for job in launchers.active(run, also) if not run.is_done(job.stage)]:
-            jobs = ", ".join(f"{job.stage} {job.job_id}" for job in active)
-            raise UserError(f"{run.directory}: still at work: {jobs}", f"wait, or: hyperpod-ft cancel {run.directory}")
-        yield
+        yield [job for job in launchers.active(run, also) if not run.is_done(job.stage)]
+
+
+def _refuse_work(run: Run, active: Sequence[Job]) -> None:
+    if active:
+        jobs = ", ".join(f"{job.stage} {job.job_id}" for job in active)
+        raise UserError(f"{run.directory}: still at work: {jobs}", f"wait, or: hyperpod-ft cancel {run.directory}")
 
 
 def _prepare(run: Run) -> list[Path]:
@@ -111,7 +161,8 @@ def _prepare(run: Run) -> list[Path]:
     return [run.script(stage) for stage in scripts]
 
 
-def _create_run_directory(run: Run) -> None:
+def create_run_directory(run: Run) -> None:
+    """Make the directory of a new run, readable for every command. Raises UserError when that is not possible."""
     try:
         if not run.config_path.exists():
             run.freeze()
@@ -141,13 +192,16 @@ def _refuse_another_path(run: Run) -> None:
 def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     """Remove the records of these stages; put them back when the block fails.
 
-    A training run that is forced must not resume from its checkpoints: they are kept under another name.
+    A training run that is forced must not resume from its checkpoints, nor an evaluation from its scores: they are kept
+    under another name.
     """
     moved: list[tuple[Path, Path]] = []
     records = [run.record_path(stage.name) for stage in stages]
     training = any(stage.name == "train" for stage in stages)
     of_training = [run.checkpoints, run.metrics_path, run.usage_path, run.restarts_path("train"), run.reference]
     progress = of_training if training else []
+    if any(stage.name == "eval" for stage in stages):
+        progress += [run.base_scores, run.tuned_scores]
     timestamp = _timestamp()
     try:
         for path in [*records, *progress]:

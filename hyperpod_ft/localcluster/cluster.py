@@ -1,4 +1,4 @@
-"""Start and stop a local cluster, report its state, and cut the power of its nodes."""
+"""Start and stop a local cluster, report its state, cut the power of its nodes, and kill its daemons."""
 
 import os
 import subprocess
@@ -172,6 +172,26 @@ class LocalCluster:
                 # A node that was set to DOWN stays so, regardless of ReturnToService.
                 self._scontrol("update", f"NodeName={name}", "State=RESUME")
             time.sleep(0.1)
+
+    def kill_controller(self) -> None:
+        """Kill slurmctld with SIGKILL: jobs go on, and Slurm's clients get no answer until `start_controller`."""
+        self.require_running()
+        self._command("kill slurmctld")
+
+    def start_controller(self) -> None:
+        """Start slurmctld again, from the state that it saved, and return when it answers."""
+        self.require_running()
+        self._command("start slurmctld")
+        deadline = time.monotonic() + _UP_S
+        while not self._node_states(find_programs()):
+            if time.monotonic() > deadline:
+                raise self._failure("slurmctld does not answer")
+            time.sleep(0.1)
+
+    def restart_slurmd(self, name: str) -> None:
+        """Kill the slurmd of a node with SIGKILL and start it again at once: the node's jobs go on."""
+        self._require_node(name)
+        self._command(f"restart {name}")
 
     def status(self) -> ClusterStatus:
         """The current state. Nodes are `unknown` while slurmctld does not answer."""

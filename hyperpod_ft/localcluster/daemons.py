@@ -7,7 +7,7 @@
 
 Watch and guards are child subreapers, so no job process escapes them. A guard kills its descendants when its daemon
 ends, on SIGTERM, and when the watch dies (parent-death signal); the watch kills those of a dead guard. So any one of
-them may get SIGKILL, and no process stays behind.
+them may get SIGKILL, and no process stays behind. On SIGUSR1 a guard kills its daemon alone, and starts it again.
 """
 
 import fcntl
@@ -36,6 +36,7 @@ from hyperpod_ft.processes import (
 )
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_RESTART = signal.SIGUSR1  # has a guard kill its daemon alone, and start it again
 _TICK_S = 0.2
 _CORE = ("munged", "slurmctld")
 
@@ -154,15 +155,18 @@ class DaemonWatch:
             self.kept = True
         if verb in ("keep", "ping"):
             return f"{'up' if self.kept else 'starting'} {os.getpid()}"
-        if verb in ("kill", "start") and name not in _CORE and name in self.spec.daemons:
+        if verb in ("kill", "start") and name != "munged" and name in self.spec.daemons:
             self._cut(name)
             if verb == "start":
                 self._start(name)
             return "done"
+        if verb == "restart" and name in self.guards:
+            os.kill(self.guards[name], _RESTART)
+            return "done"
         return "refused"
 
     def _cut(self, name: str) -> None:
-        """Send SIGKILL to every process of a node, as a power cut would end them."""
+        """Send SIGKILL to every process of a node, as a power cut would end them; or to slurmctld."""
         pid = self.guards.pop(name, None)
         if pid is not None:
             os.kill(pid, signal.SIGTERM)
@@ -192,7 +196,7 @@ def _guard(argv: tuple[str, ...], log: Path, held_fds: tuple[int, ...]) -> int:
         return pid
     try:
         become_subreaper("hyperpod-ft")
-        signals = (signal.SIGTERM, signal.SIGCHLD)
+        signals = (signal.SIGTERM, signal.SIGCHLD, _RESTART)
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         die_with_parent(watch, signal.SIGTERM)
         _close_all_but({0, 1, 2, *held_fds})  # the watch's sockets must close when it dies
@@ -201,6 +205,10 @@ def _guard(argv: tuple[str, ...], log: Path, held_fds: tuple[int, ...]) -> int:
             caught = signal.sigtimedwait(signals, 1)
             if caught and caught.si_signo == signal.SIGTERM:
                 break
+            if caught and caught.si_signo == _RESTART:
+                os.kill(daemon, signal.SIGKILL)
+                os.waitpid(daemon, 0)
+                daemon = spawn(argv, log)
         kill_descendants()
     except BaseException:
         traceback.print_exc()

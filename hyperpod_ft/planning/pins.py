@@ -11,6 +11,8 @@ _DIRECTORY = PACKAGE / "pins"
 # PyPI is for CUDA.
 _NEURON_REPOSITORIES = {"libneuronxla", "neuronx-cc", "neuronx-distributed", "nki", "torch", "torch-neuronx"}
 
+EVALUATION_ENVIRONMENT = "lm-eval"  # what evaluation adds to a run's environment
+
 # Those that have packages, by kind of environment, the preferred first; any for others. optimum-neuron 0.4.5;
 # torch-neuronx 2.13 (release notes of Neuron 2.33).
 PYTHON_VERSIONS = {"neuron": ("3.11", "3.10"), "torch-neuron": ("3.12", "3.13", "3.14")}

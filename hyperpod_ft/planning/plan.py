@@ -7,11 +7,12 @@ from typing import Any
 
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.run_config import RunConfig, StageName
+from hyperpod_ft.config.sections.evaluation import Eval
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.parallelism import degrees_of
-from hyperpod_ft.planning.pins import requirements
+from hyperpod_ft.planning.pins import EVALUATION_ENVIRONMENT, requirements
 
 _NOTICE_SECONDS = 300
 
@@ -103,6 +104,8 @@ class _Definition:
     self_contained: bool = False
 
 
+# Stages whose fingerprints are not part of those that need them: see `plan`.
+_NOT_INHERITED = ("env", "precompile", "tasks")
 # Settings that change no result, only what is written or watched.
 _RESULT_UNCHANGED = {
     *("log_every_steps", "save_every_steps", "keep_checkpoints", "async_save", "save_only_model"),
@@ -134,6 +137,20 @@ def _training_inputs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
 
 def _packages(config: RunConfig) -> Any:
     return config.env.python or [requirements(rules_of(config.engine).environment_name(config))]
+
+
+def _evaluation(config: RunConfig) -> Eval:
+    assert config.eval is not None, "its stages exist only with this section"
+    return config.eval
+
+
+def _benchmarks(config: RunConfig, _: Degrees) -> dict[str, Any]:
+    """What stage tasks installs and fetches."""
+    section = _evaluation(config)
+    return {
+        "packages": section.python or [requirements(EVALUATION_ENVIRONMENT), _packages(config)],
+        **section.model_dump(include={"tasks", "include_revision", "allow_code_execution"}),
+    }
 
 
 def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
@@ -169,6 +186,8 @@ _STAGES: dict[StageName, _Definition] = {
         lambda config, _: [config.dataset.model_dump(exclude={"workers"}), config.seed],
         shared=True,
     ),
+    # before the training: a name that the harness does not know is found in time
+    "tasks": _Definition(1, ("env",), _benchmarks, shared=True, cpus=2),
     "precompile": _Definition(
         1, ("env", "download", "dataset"), _graphs, shared=True, starts_ranks=True, self_contained=True
     ),
@@ -187,6 +206,12 @@ _STAGES: dict[StageName, _Definition] = {
         lambda config, _: config.generate.model_dump(),
         accelerated=True,
     ),
+    "eval": _Definition(
+        1,
+        ("env", "download", "tasks", "consolidate", "merge"),
+        lambda config, _: _evaluation(config).model_dump(exclude={"python", "include_path"}),
+        accelerated=True,
+    ),
 }
 
 
@@ -200,8 +225,8 @@ def plan(config: RunConfig) -> Plan:
         definition = _STAGES[name]
         needs = tuple(need for need in definition.needs if need in chosen)
         # The path of the interpreter and the pins of its environment do not change the run: records name the versions.
-        # The inputs of precompile, except the interpreter, are among those of train.
-        inherited = [fingerprints[need] for need in needs if need not in ("env", "precompile")]
+        # The inputs of precompile and tasks, except the interpreter, are among those of train and eval.
+        inherited = [fingerprints[need] for need in needs if need not in _NOT_INHERITED]
         if definition.self_contained:
             inherited = []
         fingerprints[name] = _fingerprint(
@@ -223,6 +248,8 @@ def plan(config: RunConfig) -> Plan:
 def _applies(name: StageName, config: RunConfig) -> bool:
     if name == "precompile":
         return rules_of(config.engine).precompiles(config)
+    if name in ("tasks", "eval"):
+        return config.eval is not None
     # with method full, consolidate writes the final model: there is no adapter to merge
     return name != "merge" or config.training.method == "lora"
 

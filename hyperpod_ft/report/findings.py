@@ -112,6 +112,21 @@ def answers(report: RunReport) -> str:
     return f"{changed} of {total} answers differ from the base model's"
 
 
+def evaluations(report: RunReport) -> str:
+    """On how many metrics the tuned model scores better, of those that say what is better."""
+    scores = [one for evaluation in report.evaluations for one in evaluation.main_scores]
+    compared = [
+        (one.tuned.value - one.base.value) * (1 if one.metric.higher_is_better else -1)
+        for one in scores
+        if one.tuned.value is not None and one.base.value is not None and one.metric.higher_is_better is not None
+    ]
+    if not compared:
+        return "Scores of evaluations"
+    better, worse = sum(change > 0 for change in compared), sum(change < 0 for change in compared)
+    metrics = _count(len(compared), "metric")
+    return f"The tuned model scores better than its base on {better} of {metrics}, worse on {worse}"
+
+
 def speed(report: RunReport) -> str:
     """How fast it trained and what it took."""
     figures, metrics = report.figures, report.metrics

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from hyperpod_ft import publish
 
 ISO_UTC = "%Y-%m-%dT%H:%M:%SZ"
+CARD = "README.md"  # of a model; the one output that may change: its owner edits it, and stage eval adds scores
 
 
 @dataclass(frozen=True)

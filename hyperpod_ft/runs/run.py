@@ -18,7 +18,7 @@ from hyperpod_ft.planning.automatic.choice import Proposal, propose
 from hyperpod_ft.planning.plan import Plan, plan
 from hyperpod_ft.runs.assets import model_config
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.records import Output, Record
+from hyperpod_ft.runs.records import CARD, Output, Record
 from hyperpod_ft.runs.run_paths import RunPaths
 
 JOB_COMMENT = "hyperpod-ft:"  # how the comment of every job of this kit begins
@@ -126,7 +126,7 @@ class Run(RunPaths):
                 if output.path not in in_store:
                     return f"{output.path} no longer exists"
                 size = in_store[output.path]
-            if size != output.size:
+            if size != output.size and Path(output.path).name != CARD:
                 return f"{output.path} has {size} bytes, was {output.size}"
         return ""
 

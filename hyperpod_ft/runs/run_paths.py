@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.digests import text_sha256
+from hyperpod_ft.planning.pins import EVALUATION_ENVIRONMENT, requirements
 from hyperpod_ft.planning.plan import Plan
 from hyperpod_ft.runs import assets, job_files
 from hyperpod_ft.runs.container import CONTAINER_PYTHON
@@ -138,6 +139,11 @@ class RunPaths:
         return self.directory / "report.html"
 
     @property
+    def tracking(self) -> Path:
+        """How far each tracker got, and what trackers keep as files of the run."""
+        return self.directory / "tracking"
+
+    @property
     def endpoint_proof(self) -> Path:
         """The answers of the run's endpoint to the prompts of samples.json, as `deploy` asked it last."""
         return self.directory / "endpoint.json"
@@ -232,10 +238,64 @@ class RunPaths:
         given = os.environ.get(CONTAINER_PYTHON) or self.config.env.python
         return Path(given) if given else self.environment_path / "bin" / "python"
 
+    def tracker_environment(self, tracker: str) -> Path:
+        """The virtual environment of a tracker's packages. Not part of the plan: no stage's result depends on it."""
+        return self.root / "envs" / f"{tracker}-{text_sha256(' '.join(requirements(tracker)))[:16]}"
+
+    def tracker_python(self, tracker: str) -> Path:
+        """The interpreter that publishes to a tracker; it may not exist."""
+        given = self.config.tracking.python
+        return Path(given) if given else self.tracker_environment(tracker) / "bin" / "python"
+
+    def trackers_to_install(self) -> list[str]:
+        """The trackers that lack the environment that stage env makes."""
+        if self.config.tracking.python:
+            return []
+        return [name for name in self.config.tracking.trackers if not self.tracker_python(name).exists()]
+
+    @property
+    def evaluation_environment(self) -> Path:
+        """The virtual environment that stage `tasks` builds: this run's, with lm-evaluation-harness."""
+        parts = [*requirements(EVALUATION_ENVIRONMENT), str(self.python)]
+        return self.root / "envs" / f"eval-{text_sha256(chr(10).join(parts))[:16]}"
+
+    @property
+    def evaluation_python(self) -> Path:
+        """The interpreter of stage `eval`."""
+        given = self.config.eval.python if self.config.eval else None
+        return Path(given) if given else self.evaluation_environment / "bin" / "python"
+
+    @property
+    def evaluation_hub(self) -> Path:
+        """HF_HOME of evaluations: the datasets of the harness's tasks."""
+        return self.root / "evaluations" / "hub"
+
+    @property
+    def own_tasks(self) -> Path | None:
+        """The copy of `eval.include_path`."""
+        given = self.config.eval.include_revision if self.config.eval else None
+        return self.root / "evaluations" / "tasks" / given if given else None
+
+    @property
+    def base_scores(self) -> Path:
+        """The base model's scores, a file for the conditions of each evaluation."""
+        return self.root / "evaluations" / "base" / assets.model_asset(self.config).slug
+
+    @property
+    def tuned_scores(self) -> Path:
+        """The tuned model's scores, likewise."""
+        return self.directory / "evaluations" / self.plan[self.plan.model_stage].fingerprint
+
+    def evaluation_records(self) -> list[Path]:
+        """The records of stage `eval`, one for each set of tasks and settings."""
+        return sorted((self.directory / "records").glob("eval-*.json"))
+
     def record_path(self, stage: str) -> Path:
         stage_plan = self.plan[stage]
         if stage_plan.shared:
             return self.root / "records" / f"{stage}-{stage_plan.fingerprint}.json"
+        if stage == "eval":  # a run may be evaluated several times
+            return self.directory / "records" / f"eval-{stage_plan.fingerprint}.json"
         return self.directory / "records" / f"{stage}.json"
 
     def lock_path(self, stage: str) -> Path:

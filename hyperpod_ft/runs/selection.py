@@ -34,7 +34,7 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
     chosen: set[str] = set()
     while targets:
         name = targets.pop()
-        forced = selection.force and name in selected
+        forced = name in selected and (selection.force or (name == "env" and _has_to_install(run)))
         if name in chosen or not (forced or run.why_not_done(name)):
             continue
         if name not in selected:
@@ -47,10 +47,16 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
     return tuple(stage for stage in run.plan.stages if stage.name in chosen)
 
 
+def _has_to_install(run: Run) -> bool:
+    """Whether trackers lack their packages. In containers of training jobs they have no use."""
+    return not run.config.sagemaker and bool(run.trackers_to_install())
+
+
 def _targets(run: Run, selection: Selection) -> tuple[set[str], list[str]]:
     """The stages that may run, and those to start the search at."""
     if selection.only:
-        return {selection.only}, [selection.only]
+        # only evaluations need stage tasks: it is part of them
+        return {selection.only, *(["tasks"] if selection.only == "eval" else [])}, [selection.only]
     stages = run.plan.following(selection.start) if selection.start else run.plan.stages
     selected: set[str] = {stage.name for stage in stages}
     if selection.force:

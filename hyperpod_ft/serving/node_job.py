@@ -4,7 +4,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from hyperpod_ft.launch.render import Kit, render_server
 from hyperpod_ft.launch.slurm import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import Resources
+from hyperpod_ft.progress import Report
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 
@@ -71,8 +72,8 @@ def resources(run: Run, time_limit: str | None, *, accelerators: bool) -> Resour
     return replace(wanted, time_limit=time_limit or wanted.time_limit)
 
 
-def wait(run: Run, slurm: SlurmLauncher, job: Job, show: Callable[[str], None]) -> Address:
-    """Wait until the server answers; `show` gets a line whenever the job's state changes.
+def wait(run: Run, slurm: SlurmLauncher, job: Job, report: Report) -> Address:
+    """Wait until the server answers; `report` gets a line whenever the job's state changes.
 
     Raises UserError when the job ends before.
     """
@@ -88,7 +89,7 @@ def wait(run: Run, slurm: SlurmLauncher, job: Job, show: Callable[[str], None]) 
             raise UserError(f"job {job.job_id} ended ({state.state}): {reason}", f"see {log}")
         line = f"job {job.job_id}: {state.state.lower()} {state.reason or state.nodes}".rstrip()
         if line != shown:
-            show(line)
+            report(line)
             shown = line
         time.sleep(_POLL_SECONDS)
 

@@ -4,13 +4,15 @@
 
 Runs with the kit's own interpreter. With `env.python` it checks that interpreter; otherwise it builds a virtual
 environment below `cluster.root` from the engine's pins. Host packages and drivers are never touched. In a training
-job's container it checks the interpreter that the container has prepared.
+job's container it checks the interpreter that the container has prepared. Then it creates an environment for each
+tracker of the run that has none.
 """
 
 import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,24 @@ def build(pins: Path, environment: Path, kind: str = "torch", repositories: tupl
     print(f"env: installing {pins.name} into {environment}; this takes a few minutes", flush=True)
     with publish.new_directory(environment) as partial:
         _BUILDERS[kind](partial, environment.parent, pins, repositories)
-        _move_scripts(partial, environment)
+        interpreters.move_scripts(partial, environment)
+
+
+def install_trackers(run: Run) -> dict[str, str]:
+    """Create the environments of the run's trackers that are missing. Returns why one could not be made, by tracker.
+
+    They are no outputs of the stage: no result depends on them, and a run does not fail without them.
+    """
+    problems = {}
+    for tracker in run.trackers_to_install():
+        environment = run.tracker_environment(tracker)
+        try:
+            with publish.lock(environment.with_name(f".{environment.name}.lock")):
+                if not environment.exists():
+                    build(pins_file(tracker), environment)
+        except (UserError, OSError) as error:
+            problems[tracker] = str(error)
+    return problems
 
 
 def _build_torch(environment: Path, _: Path, pins: Path, __: tuple[str, ...]) -> None:
@@ -151,13 +170,13 @@ def _neuron_devices() -> list[dict[str, Any]] | None:
     return found
 
 
-def _move_scripts(partial: Path, final: Path) -> None:
-    # console scripts contain the absolute path of their interpreter, which is renamed next
-    for script in (partial / "bin").iterdir():
-        content = script.read_bytes() if script.is_file() and not script.is_symlink() else b""
-        if content.startswith(b"#!") or script.name.startswith("activate"):
-            script.write_bytes(content.replace(str(partial).encode(), str(final).encode()))
+def main() -> None:
+    """Run the stage from the command line, and install what the run's trackers need, even if the stage is done."""
+    stage.main("env", work)
+    if CONTAINER_PYTHON not in os.environ:
+        for tracker, problem in install_trackers(Run.open(Path(sys.argv[1]))).items():
+            print(f"env: warning: tracking: {tracker}: {problem}; the run continues without it", flush=True)
 
 
 if __name__ == "__main__":
-    stage.main("env", work)
+    main()

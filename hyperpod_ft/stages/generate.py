@@ -9,6 +9,7 @@ if __name__ == "__main__":
     garbage.pause_collection()
 
 import gc
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
 from hyperpod_ft.evaluation.greedy import GreedyAnswer, answers
 from hyperpod_ft.evaluation.loss import DocumentLosses, document_losses, mean_loss, preference_losses
+from hyperpod_ft.job.tracking import published
 from hyperpod_ft.runs.results.samples import Loss, Losses
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
@@ -190,3 +192,5 @@ def _device(run: Run) -> torch.device:
 if __name__ == "__main__":
     garbage.resume_collection()
     main("generate", work)
+    with published(Run.open(Path(sys.argv[1]))):
+        pass  # the exact answers, which only this stage knows

@@ -1,6 +1,7 @@
 """The model card: a README.md that describes how the model was made, with the exact run file."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -9,8 +10,10 @@ from hyperpod_ft import __version__
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.runs.assets import dataset_asset, model_asset
+from hyperpod_ft.runs.results.evaluation import EvaluationResult
 from hyperpod_ft.runs.run import Run
 
+_BEGIN, _END = "<!-- evaluation: begin -->", "<!-- evaluation: end -->"
 # Facts of the training's record, with their labels in the card.
 _TRAINING_FACTS = {
     "steps": "steps",
@@ -58,6 +61,23 @@ def model_card(run: Run, chat_template: str) -> str:
         f"Fine-tuned from {_cell(_public_name(model_asset(run.config)))}.\n\n| | |\n|---|---|\n{table}\n\n"
         f"## The run file that made it\n\n{fence}yaml\n{text}{fence}\n"
     )
+
+
+def with_evaluations(card: str, evaluations: Sequence[EvaluationResult]) -> str:
+    """A card with a table of scores, which replaces the one it has. What its owner wrote around it stays."""
+    before, _, rest = card.partition(_BEGIN)
+    after = rest.partition(_END)[2]
+    rows = "\n".join(
+        f"| {_cell(evaluation.label(one.metric))} | {one.base} | {one.tuned} |"
+        for evaluation in evaluations
+        for one in evaluation.main_scores
+    )
+    made_by = {f"lm-evaluation-harness {evaluation.versions.get('lm_eval', '')}".strip() for evaluation in evaluations}
+    section = (
+        f"{_BEGIN}\n## Evaluation\n\n| task, metric | base model | this model |\n|---|---|---|\n{rows}\n\n"
+        f"By {', '.join(sorted(made_by))}; ± is its standard error.\n{_END}"
+    )
+    return f"{before.rstrip()}\n\n{section}{after or chr(10)}"
 
 
 def _objective(config: RunConfig) -> dict[str, str]:

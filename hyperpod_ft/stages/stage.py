@@ -4,6 +4,7 @@ A stage is `python -m hyperpod_ft.stages.<name> RUN_DIR`. It may be started at a
 kill at any line: a lock lets one attempt work, outputs appear whole, and the record is written last.
 """
 
+import errno
 import platform
 import sys
 import time
@@ -32,6 +33,8 @@ _REPORTED_PACKAGES = (
     "tiktoken",
     "safetensors",
     "optimum-neuron",
+    "lm_eval",
+    "datasets",
 )
 
 
@@ -46,6 +49,8 @@ class Result:
 def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | None = None) -> None:
     """Run one stage from the command line and exit: 0 done, 2 a user's error in one line; bugs keep their traceback.
 
+    Errors of the volume are one line too; the status of an I/O error is 1.
+
     `arguments`: the run directory; by default the program's own arguments.
     """
     try:
@@ -58,12 +63,14 @@ def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | No
     except OSError as error:
         if error.errno not in VOLUME_ERRORS:
             raise
-        _end(name, f"{file_of(error) or 'the volume'}: {error.strerror}; free or repair the volume, then resume")
+        message = f"{file_of(error) or 'the volume'}: {error.strerror}; free or repair the volume, then resume"
+        # an I/O error may pass: ranks are started again, as after a crash
+        _end(name, message, 1 if error.errno == errno.EIO else EXIT_USER_ERROR)
 
 
-def _end(name: str, message: str) -> NoReturn:
+def _end(name: str, message: str, status: int = EXIT_USER_ERROR) -> NoReturn:
     print_error(name, message)
-    sys.exit(EXIT_USER_ERROR)
+    sys.exit(status)
 
 
 def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import boto3
 
-from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.validation.validate import ValidationResult, validate_account
 from hyperpod_ft.config.cluster_config import ClusterConfig
+from hyperpod_ft.findings import Finding
 from tests.aws.conftest import REGION, ZONE_ID, Aws
 from tests.aws.world import ACCOUNT
 
@@ -122,12 +122,12 @@ def check(aws: Aws, **changes: Any) -> ValidationResult:
 
 
 def of(checked: ValidationResult, field: str) -> list[Finding]:
-    return [finding for finding in checked.findings if finding.field == field]
+    return [finding for finding in checked.findings if finding.name == field]
 
 
 def only(findings: Any) -> Finding:
     (finding,) = findings
-    assert finding.problem
+    assert finding.found
     assert finding.remedy
     return finding
 

@@ -2,8 +2,8 @@
 
 import boto3  # noqa: F401
 
-import hyperpod_ft.aws.commands
 import hyperpod_ft.aws.maintenance
 import hyperpod_ft.aws.observability
+import hyperpod_ft.aws.operations
 import hyperpod_ft.cli.main
-import hyperpod_ft.serving.endpoint.commands  # noqa: F401
+import hyperpod_ft.serving.endpoint.operations  # noqa: F401

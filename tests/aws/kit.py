@@ -75,7 +75,7 @@ class Kit:
             **aws.environment,
             "HOME": str(directory),
             "PYTHONPATH": str(ROOT),
-            "HYPERPOD_FT_POLL_SECONDS": "0.02",
+            "HYPERPOD_FT_POLL_SECONDS": "0.1",
         }
 
     def start(self, *arguments: str, group: str = "cluster") -> Started:

@@ -78,22 +78,22 @@ def test_each_type_of_the_stack_has_its_permissions() -> None:
 def test_a_new_account_needs_the_role_of_fsx(aws: Aws) -> None:
     aws.scenario(denied_actions={_caller(aws): ["iam:CreateServiceLinkedRole", "ec2:AllocateAddress"]})
     (finding,) = of(check(aws), "credentials")
-    assert finding.severity == "error"
-    assert finding.problem.endswith("may not ec2:AllocateAddress, iam:CreateServiceLinkedRole")
+    assert finding.verdict == "error"
+    assert finding.found.endswith("may not ec2:AllocateAddress, iam:CreateServiceLinkedRole")
     clients(aws)("iam").create_role(
         RoleName="AWSServiceRoleForAmazonFSx", AssumeRolePolicyDocument=trust("fsx.amazonaws.com")
     )
     (finding,) = of(check(aws), "credentials")
-    assert finding.problem.endswith("may not ec2:AllocateAddress")
+    assert finding.found.endswith("may not ec2:AllocateAddress")
 
 
 def test_what_only_later_commands_need_is_a_warning(place: Place) -> None:
     place.aws.scenario(denied_actions={_caller(place.aws): ["sagemaker:DeleteCluster", "sagemaker:AddTags"]})
     (finding,) = place.check().findings
-    assert finding.severity == "warning"
-    assert "may not sagemaker:DeleteCluster, which commands after `cluster create` need" in finding.problem
+    assert finding.verdict == "warning"
+    assert "may not sagemaker:DeleteCluster, which commands after `cluster create` need" in finding.found
     denied, _ = place.check(tags={"team": "research"}).findings
-    assert denied.problem.endswith("may not sagemaker:AddTags")
+    assert denied.found.endswith("may not sagemaker:AddTags")
 
 
 @pytest.mark.parametrize("document", [ssm.SSH_DOCUMENT, ssm.COMMAND_DOCUMENT])
@@ -107,8 +107,8 @@ def test_sessions_with_nodes_need_documents_of_aws(place: Place, document: str) 
     iam.put_role_policy(RoleName="operator", PolicyName="p", PolicyDocument=policy)
     operator = of_caller(place.aws, f"arn:aws:sts::{ACCOUNT}:assumed-role/operator/me")
     (finding,) = validate_account(place.config(), operator).findings
-    assert finding.severity == "warning"
-    assert "may not ssm:StartSession, which commands after `cluster create` need" in finding.problem
+    assert finding.verdict == "warning"
+    assert "may not ssm:StartSession, which commands after `cluster create` need" in finding.found
 
 
 def _caller(aws: Aws) -> str:

@@ -11,27 +11,27 @@ from tests.aws.conftest import ZONE_ID
 
 def test_a_file_system_that_is_not_there(place: Place) -> None:
     finding = only(place.check({"fsx_id": "fs-0123456789abcdef0"}).findings)
-    assert (finding.severity, finding.field) == ("error", "existing.fsx_id")
+    assert (finding.verdict, finding.name) == ("error", "existing.fsx_id")
 
 
 def test_a_file_system_that_is_not_available(place: Place) -> None:
     place.aws.scenario(seconds={"fsx.create": 60})
     finding = only(place.check({"fsx_id": place.file_system()}).findings)
-    assert "is CREATING" in finding.problem
+    assert "is CREATING" in finding.found
     assert finding.remedy == "wait for it"
 
 
 def test_a_file_system_of_another_zone(place: Place) -> None:
     other = place.ec2.create_subnet(VpcId=place.vpc, CidrBlock="10.0.16.0/20", AvailabilityZoneId="usw2-az1")
     finding = only(place.check({"fsx_id": place.file_system(subnet=other["Subnet"]["SubnetId"])}).findings)
-    assert "is in zone usw2-az1" in finding.problem
+    assert "is in zone usw2-az1" in finding.found
 
 
 def test_a_file_system_of_another_vpc(place: Place) -> None:
     vpc = place.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
     subnet = place.ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.0.0/20", AvailabilityZoneId=ZONE_ID)["Subnet"]
     fsx = place.file_system(subnet["SubnetId"], place.security_group("theirs", vpc))
-    problems = [finding.problem for finding in place.check({"fsx_id": fsx}).findings]
+    problems = [finding.found for finding in place.check({"fsx_id": fsx}).findings]
     assert any(f"is in {vpc}" in problem for problem in problems)
 
 
@@ -53,7 +53,7 @@ def test_security_groups_of_a_file_system(place: Place, ports: list[tuple[int, i
         place.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
     findings = place.check({"fsx_id": place.file_system(group=group)}).findings
     if said:
-        assert said in only(findings).problem
+        assert said in only(findings).found
     else:
         assert findings == ()
 
@@ -76,7 +76,7 @@ def test_answers_of_fsx_that_the_stand_in_never_gives(place: Place, changes: dic
 
     fsx.meta.events.register("after-call.fsx.DescribeFileSystems", change)
     checked = validate_account(place.config(), clients(place.aws, fsx=fsx))
-    assert said in only(checked.findings).problem
+    assert said in only(checked.findings).found
 
 
 def test_a_list_of_networks_is_taken_for_one_that_lets_the_nodes_in(place: Place) -> None:

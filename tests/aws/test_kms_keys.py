@@ -59,7 +59,7 @@ def test_the_key_of_a_file_system_does_not_change(aws: Aws) -> None:
     assert check(aws, kms_keys={"fsx": mine}).findings == ()
     for changed in ({}, {"fsx": other}):
         finding = only(check(aws, kms_keys=changed).findings)
-        assert (finding.severity, finding.field) == ("error", "kms_keys.fsx")
+        assert (finding.verdict, finding.name) == ("error", "kms_keys.fsx")
         assert f"set {mine}, or choose another name" in finding.remedy
 
 
@@ -70,8 +70,8 @@ def test_keys_that_nothing_can_use(aws: Aws) -> None:
     missing = there.rpartition("/")[0] + "/00000000-0000-4000-8000-000000000000"
     for arn, problem in ((missing, "no key arn"), (off, "is Disabled"), (pair, "is a key of kind RSA_2048")):
         finding = only(check(aws, kms_keys={"bucket": arn, "fsx": there}).findings)
-        assert (finding.severity, finding.field) == ("error", "kms_keys.bucket")
-        assert problem in finding.problem
+        assert (finding.verdict, finding.name) == ("error", "kms_keys.bucket")
+        assert problem in finding.found
 
 
 @pytest.mark.parametrize("allowed", [False, True])
@@ -79,4 +79,4 @@ def test_an_existing_role_must_be_able_to_use_the_key_of_the_volumes(place: Plac
     if allowed:
         allow(clients(place.aws)("iam"), "hyperpod", *ROLE_ACTIONS, "kms:CreateGrant", "kms:DescribeKey")
     findings = of(place.check(kms_keys={"volumes": key(place.aws)}), "existing.execution_role_arn")
-    assert ["may not kms:CreateGrant, kms:DescribeKey" in finding.problem for finding in findings] == [True][allowed:]
+    assert ["may not kms:CreateGrant, kms:DescribeKey" in finding.found for finding in findings] == [True][allowed:]

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.aws.create import upload
-from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.hyperpod import lifecycle_files
 from hyperpod_ft.aws.validation.lifecycle_checks import SCRIPTS
+from hyperpod_ft.findings import Finding
 from tests.aws.account_place import ROLE_ACTIONS, Place, allow, clients, cluster, of, only
 
 
 def test_a_cluster_that_has_lost_its_lifecycle_scripts(place: Place) -> None:
     cluster(place, "demo", 2)
     clients(place.aws)("s3").delete_object(Bucket=place.bucket, Key="lifecycle/provision.sh")
-    errors = [finding for finding in place.check().findings if finding.severity == "error"]
+    errors = [finding for finding in place.check().findings if finding.verdict == "error"]
     assert len(errors) == 2
-    assert "s3://sagemaker-mine/lifecycle/provision.sh" in errors[0].problem
+    assert "s3://sagemaker-mine/lifecycle/provision.sh" in errors[0].found
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ def test_changed_scripts_are_named(
     change(s3, lambda name: {"Bucket": place.bucket, "Key": f"{folder}/{name}"})
 
     def findings() -> list[Finding]:
-        return [finding for finding in of(place.check(), SCRIPTS) if "not as it was uploaded" in finding.problem]
+        return [finding for finding in of(place.check(), SCRIPTS) if "not as it was uploaded" in finding.found]
 
     if named:
-        assert f"{folder}: not as it was uploaded: {named};" in only(findings()).problem
+        assert f"{folder}: not as it was uploaded: {named};" in only(findings()).found
     else:
         assert findings() == []
     upload(place.config(), place.bucket, content, s3, lambda _: None)
@@ -61,8 +61,8 @@ def test_a_role_that_may_change_the_scripts(place: Place) -> None:
     iam = clients(place.aws)("iam")
     allow(iam, "hyperpod", *ROLE_ACTIONS, "s3:PutObject")
     finding = only(of_role(place))
-    assert finding.severity == "warning"
-    assert "hyperpod may s3:PutObject on the lifecycle scripts in sagemaker-mine" in finding.problem
+    assert finding.verdict == "warning"
+    assert "hyperpod may s3:PutObject on the lifecycle scripts in sagemaker-mine" in finding.found
     assert "arn:aws:s3:::sagemaker-mine/lifecycle/*" in finding.remedy
     below = f"arn:aws:s3:::{place.bucket}/{lifecycle_files.PREFIX}/*"
     statement = {"Effect": "Deny", "Action": ["s3:PutObject", "s3:DeleteObject"], "Resource": below}

@@ -106,7 +106,9 @@ def test_without_continuous_provisioning_a_group_is_updated(kit: Kit) -> None:
 def test_a_node_is_rebooted_and_stays_the_same(cluster: Kit) -> None:
     worker, *_ = before = cluster.workers()
     assert "--yes" in cluster.run("reboot-node", NAME, worker, status=2)
-    cluster.run("reboot-node", NAME, worker, "--yes")
+    cluster.aws.scenario(seconds={"node.reboot": 0.5})
+    output = cluster.run("reboot-node", NAME, worker, "--yes")
+    assert output.index(f"{worker}: Pending") < output.index(f"{worker}: Running"), "it waits"
     assert cluster.workers() == before
     assert "BatchRebootClusterNodes" in operations(cluster)
     assert "no node 'i-1'" in cluster.run("reboot-node", NAME, "i-1", "--yes", status=2)
@@ -167,7 +169,7 @@ def test_other_groups_are_not_offered_for_a_controller_that_is_not_running(contr
     """Another group could be deleted from, or patched, but not asked about jobs."""
     kit = controller.kit
     kit.aws.scenario(seconds={"node.reboot": 60})
-    kit.run("reboot-node", NAME, controller.bin.parent.name, "--yes")
+    kit.run("reboot-node", NAME, controller.bin.parent.name, "--yes", "--no-wait")
     chosen = kit.run("delete-node", NAME, "--group", WORKERS, "--count", "1", "--yes", status=2)
     assert "the controller is not Running (1 Pending); wait until it is, or name the nodes to delete" in chosen
     patched = kit.run("update", NAME, "--yes", status=2)

@@ -102,22 +102,22 @@ def test_it_needs_neither_network_nor_credentials(monkeypatch):
     ],
 )
 def test_errors_name_the_key_of_the_cluster_file(changes, field, said):
-    errors = [finding for finding in validate_offline(config(**changes)).findings if finding.field == field]
+    errors = [finding for finding in validate_offline(config(**changes)).findings if finding.name == field]
     assert errors, validate_offline(config(**changes)).findings
-    assert all(finding.severity == "error" for finding in errors)
+    assert all(finding.verdict == "error" for finding in errors)
     assert any(said in str(finding) for finding in errors)
     assert validate_offline(config(**changes)).has_errors
 
 
 def test_health_checks_on_trainium_are_a_warning():
     finding = only(validate_offline(config(**workers(deep_health_checks=["InstanceStress"]))).findings)
-    assert (finding.severity, finding.field) == ("warning", "workers.0.deep_health_checks")
+    assert (finding.verdict, finding.name) == ("warning", "workers.0.deep_health_checks")
 
 
 def test_a_region_of_another_form_is_a_warning_for_its_zone():
     finding = only(offline_checks.zone(config(region="us-iso-east-1", availability_zone_id="usie1-az1")))
-    assert finding.severity == "warning"
-    assert "could not check" in finding.problem
+    assert finding.verdict == "warning"
+    assert "could not check" in finding.found
 
 
 def test_addresses():
@@ -142,7 +142,7 @@ def test_the_private_subnet_is_the_templates():
 )
 def test_lifecycle_scripts_that_bash_would_not_run(scripts, text, said):
     (scripts / "provision.sh").write_bytes(text)
-    assert said in only(validate_offline(config()).findings).problem
+    assert said in only(validate_offline(config()).findings).found
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack.stack import StackParameters, deploy
 from hyperpod_ft.aws.validation.validate import validate_account
+from hyperpod_ft.findings import Finding
 from tests.aws.account_place import (
     ROLE_ACTIONS,
     Place,
@@ -27,11 +27,11 @@ from tests.aws.world import ACCOUNT
 
 def test_a_role_that_is_not_there_or_of_another_account(place: Place) -> None:
     role = f"arn:aws:iam::{ACCOUNT}:role/nobody"
-    assert "no role nobody" in only(place.check({"execution_role_arn": role}).findings).problem
+    assert "no role nobody" in only(place.check({"execution_role_arn": role}).findings).found
     role = "arn:aws:iam::999999999999:role/hyperpod"
-    assert "is in account 999999999999" in place.check({"execution_role_arn": role}).findings[0].problem
+    assert "is in account 999999999999" in place.check({"execution_role_arn": role}).findings[0].found
     path = place.role.replace("role/", "role/elsewhere/")
-    assert "not arn" in of(place.check({"execution_role_arn": path}), "existing.execution_role_arn")[0].problem
+    assert "not arn" in of(place.check({"execution_role_arn": path}), "existing.execution_role_arn")[0].found
 
 
 @pytest.mark.parametrize(("service", "trusted"), [("ec2.amazonaws.com", False), ("sagemaker.amazonaws.com", True)])
@@ -43,21 +43,21 @@ def test_a_role_that_sagemaker_may_not_take_on(place: Place, service: str, trust
     if trusted:
         assert findings == ()
     else:
-        assert "does not trust sagemaker.amazonaws.com" in only(findings).problem
+        assert "does not trust sagemaker.amazonaws.com" in only(findings).found
 
 
 def test_permissions_that_the_role_lacks(place: Place) -> None:
     place.aws.scenario(denied_actions={"hyperpod": ["ec2:CreateNetworkInterface", "s3:*"]})
     finding = only(place.check().findings)
-    assert (finding.severity, finding.field) == ("error", "existing.execution_role_arn")
-    assert "may not s3:ListBucket, s3:GetObject, ec2:CreateNetworkInterface" in finding.problem
+    assert (finding.verdict, finding.name) == ("error", "existing.execution_role_arn")
+    assert "may not s3:ListBucket, s3:GetObject, ec2:CreateNetworkInterface" in finding.found
 
 
 def test_the_role_reads_the_secret_of_an_accounting_database(place: Place) -> None:
     secret, other = (f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:{name}" for name in ("jobs-AbCdEf", "x-AbCdEf"))
     database = {"endpoint": "jobs.c1.us-west-2.rds.amazonaws.com", "secret_arn": secret}
     rds = {"accounting": "rds", "accounting_database": database}
-    assert only(place.check(**rds).findings).problem.endswith("hyperpod may not secretsmanager:GetSecretValue")
+    assert only(place.check(**rds).findings).found.endswith("hyperpod may not secretsmanager:GetSecretValue")
     allow(clients(place.aws)("iam"), "hyperpod", *ROLE_ACTIONS, "secretsmanager:GetSecretValue")
     assert place.check(**rds).findings == ()
 
@@ -70,9 +70,9 @@ def test_the_role_reads_the_secret_of_an_accounting_database(place: Place) -> No
 def test_what_depends_on_more_than_the_simulation_knows_is_a_warning(place: Place) -> None:
     place.aws.scenario(denied_actions={"hyperpod": ["ec2:CreateTags?aws:RequestTag/team", "s3:GetObject"]})
     lacking, depends = place.check().findings
-    assert (lacking.severity, depends.severity) == ("error", "warning")
-    assert lacking.problem.endswith("may not s3:GetObject")
-    assert "ec2:CreateTags (aws:RequestTag/team)" in depends.problem
+    assert (lacking.verdict, depends.verdict) == ("error", "warning")
+    assert lacking.found.endswith("may not s3:GetObject")
+    assert "ec2:CreateTags (aws:RequestTag/team)" in depends.found
 
 
 def test_policies_are_read_where_the_simulation_is_denied(place: Place) -> None:
@@ -81,19 +81,19 @@ def test_policies_are_read_where_the_simulation_is_denied(place: Place) -> None:
 
     def of_role() -> Finding:
         found = of(place.check(), "existing.execution_role_arn")
-        return only(finding for finding in found if "read-only" not in finding.problem)
+        return only(finding for finding in found if "read-only" not in finding.found)
 
-    assert of_role().severity == "warning"
-    assert "could not check" in of_role().problem
+    assert of_role().verdict == "warning"
+    assert "could not check" in of_role().found
     managed = "arn:aws:iam::aws:policy/AmazonSageMakerClusterInstanceRolePolicy"
     clients(place.aws)("iam").attach_role_policy(RoleName="hyperpod", PolicyArn=managed)
     allow(clients(place.aws)("iam"), "hyperpod", "ec2:*")
-    assert of_role().severity == "warning"
+    assert of_role().verdict == "warning"
     clients(place.aws)("iam").detach_role_policy(RoleName="hyperpod", PolicyArn=managed)
     allow(clients(place.aws)("iam"), "hyperpod", "logs:*", "ec2:*")
     finding = of_role()
-    assert finding.severity == "error"
-    assert "cloudwatch:PutMetricData, s3:ListBucket, s3:GetObject, ssmmessages:CreateControlChannel" in finding.problem
+    assert finding.verdict == "error"
+    assert "cloudwatch:PutMetricData, s3:ListBucket, s3:GetObject, ssmmessages:CreateControlChannel" in finding.found
 
 
 def test_policies_that_name_other_resources(place: Place) -> None:
@@ -103,19 +103,19 @@ def test_policies_that_name_other_resources(place: Place) -> None:
     statement = {"Effect": "Allow", "Action": "s3:*", "Resource": elsewhere}
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
     iam.put_role_policy(RoleName="hyperpod", PolicyName="bucket", PolicyDocument=policy)
-    assert only(place.check().findings).problem.endswith("may not s3:ListBucket, s3:GetObject")
+    assert only(place.check().findings).found.endswith("may not s3:ListBucket, s3:GetObject")
 
 
 def test_permissions_that_the_caller_lacks(place: Place) -> None:
     caller = clients(place.aws)("sts").get_caller_identity()["Arn"].rpartition("/")[2]
     place.aws.scenario(denied_actions={caller: ["iam:PassRole", "cloudformation:*"]})
     finding = only(place.check().findings)
-    assert (finding.severity, finding.field) == ("error", "credentials")
-    assert finding.problem.endswith("may not iam:PassRole")  # no stack will be created
+    assert (finding.verdict, finding.name) == ("error", "credentials")
+    assert finding.found.endswith("may not iam:PassRole")  # no stack will be created
     finding, later = check(place.aws).findings
-    assert "cloudformation:CreateStack" in finding.problem
-    assert later.severity == "warning"
-    assert "cloudformation:DeleteStack, which commands after `cluster create` need" in later.problem
+    assert "cloudformation:CreateStack" in finding.found
+    assert later.verdict == "warning"
+    assert "cloudformation:DeleteStack, which commands after `cluster create` need" in later.found
 
 
 @pytest.mark.parametrize(
@@ -129,5 +129,5 @@ def test_permissions_that_the_caller_lacks(place: Place) -> None:
 def test_other_kinds_of_callers(place: Place, arn: str, found: list[str]) -> None:
     place.aws.scenario(denied_actions={"hyperpod": ["iam:PassRole"], "root": ["*"], "me": ["*"]})
     checked = validate_account(place.config(), of_caller(place.aws, arn))
-    assert [finding.severity for finding in of(checked, "credentials")] == found
+    assert [finding.verdict for finding in of(checked, "credentials")] == found
     assert checked.caller == arn

@@ -12,8 +12,8 @@ from tests.aws.conftest import Aws
 def test_a_quota_that_is_too_small_names_itself_and_what_to_ask_for(aws: Aws) -> None:
     aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 1})
     finding = only(check(aws).findings)
-    assert (finding.severity, finding.field) == ("error", "workers.0.count")
-    assert "quota `ml.trn1.32xlarge for cluster usage` is 1; 2 are needed" in finding.problem
+    assert (finding.verdict, finding.name) == ("error", "workers.0.count")
+    assert "quota `ml.trn1.32xlarge for cluster usage` is 1; 2 are needed" in finding.found
     assert "request-service-quota-increase --region us-west-2" in finding.remedy
     assert "--quota-code L-" in finding.remedy
     assert finding.remedy.endswith("--desired-value 2")
@@ -24,30 +24,30 @@ def test_what_other_clusters_have_counts_and_what_this_one_has_does_not(place: P
     place.aws.scenario(quotas={name: 2})
     cluster(place, "other", 1)
     finding = only(of(place.check(), "workers.0.count"))
-    assert "3 are needed, 1 of them" in finding.problem
+    assert "3 are needed, 1 of them" in finding.found
     place.aws.scenario(quotas={name: 3})
     cluster(place, "demo", 2)
-    assert [f for f in place.check().findings if f.severity == "error"] == []
+    assert [f for f in place.check().findings if f.verdict == "error"] == []
 
 
 def test_the_quotas_of_whole_clusters_and_of_volumes(aws: Aws) -> None:
     aws.scenario(quotas={"Maximum number of instances allowed per SageMaker HyperPod cluster": 2})
     finding = only(check(aws).findings)
-    assert (finding.field, finding.severity) == ("workers", "error")
+    assert (finding.name, finding.verdict) == ("workers", "error")
     aws.scenario(
         quotas={
             "Maximum number of instances allowed per SageMaker HyperPod cluster": 20,
             "Total number of instances allowed across SageMaker HyperPod clusters": 2,
         }
     )
-    assert "across SageMaker HyperPod clusters" in only(check(aws).findings).problem
+    assert "across SageMaker HyperPod clusters" in only(check(aws).findings).found
 
 
 def test_the_quota_of_volumes(aws: Aws) -> None:
     aws.scenario(quotas={"Maximum size of EBS volume in GB for a SageMaker HyperPod cluster instance": 500})
     assert check(aws).findings == ()
     finding = only(check(aws, **workers(volume_gb=501)).findings)
-    assert (finding.field, finding.severity) == ("workers.0.volume_gb", "error")
+    assert (finding.name, finding.verdict) == ("workers.0.volume_gb", "error")
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_the_quota_of_volumes(aws: Aws) -> None:
 def test_quotas_of_the_network(aws: Aws, name: str, limit: float, field: str) -> None:
     aws.scenario(quotas={name: limit})
     finding = only(check(aws).findings)
-    assert (finding.field, finding.severity) == (field, "error")
-    assert f"quota `{name}` is {limit}; {limit + 1} are needed" in finding.problem
+    assert (finding.name, finding.verdict) == (field, "error")
+    assert f"quota `{name}` is {limit}; {limit + 1} are needed" in finding.found
     aws.scenario(quotas={name: limit + 1})
     assert check(aws).findings == ()
 
@@ -73,7 +73,7 @@ def test_existing_networks_need_no_quota_but_that_of_interfaces(place: Place) ->
     assert place.check().findings == ()
     place.aws.scenario(quotas={"Network interfaces per Region": 17})
     finding = only(place.check().findings)
-    assert "in use" in finding.problem
+    assert "in use" in finding.found
 
 
 def test_quotas_that_aws_does_not_tell_are_warnings(aws: Aws) -> None:
@@ -86,7 +86,7 @@ def test_quotas_that_aws_does_not_tell_are_warnings(aws: Aws) -> None:
 
     client.meta.events.register("after-call.service-quotas", change)
     checked = validate_account(config(), clients(aws, **{"service-quotas": client}))
-    assert [(f.severity, f.field) for f in checked.findings] == [
+    assert [(f.verdict, f.name) for f in checked.findings] == [
         ("warning", "workers.0.instance_type"),
         ("warning", "name"),
     ]

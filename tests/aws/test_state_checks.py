@@ -32,24 +32,24 @@ def test_a_bucket_that_s3_sends_elsewhere(place: Place) -> None:
 
     s3.meta.events.register("after-call.s3.HeadBucket", change)
     checked = validate_account(place.config(), clients(place.aws, s3=s3))
-    assert "is in eu-west-1" in only(checked.findings).problem
+    assert "is in eu-west-1" in only(checked.findings).found
 
 
 def test_a_bucket_that_is_not_there_or_elsewhere(place: Place) -> None:
-    assert "no bucket sagemaker-nowhere" in only(place.check({"bucket": "sagemaker-nowhere"}).findings).problem
+    assert "no bucket sagemaker-nowhere" in only(place.check({"bucket": "sagemaker-nowhere"}).findings).found
     place.aws.client("s3", "eu-west-1").create_bucket(
         Bucket="sagemaker-far", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
     )
     finding = only(place.check({"bucket": "sagemaker-far"}).findings)
-    assert (finding.severity, finding.field) == ("error", "existing.bucket")
-    assert "in eu-west-1, the cluster in us-west-2" in finding.problem
+    assert (finding.verdict, finding.name) == ("error", "existing.bucket")
+    assert "in eu-west-1, the cluster in us-west-2" in finding.found
 
 
 def test_a_cluster_of_that_name(place: Place) -> None:
     cluster(place, "demo", 2)
     finding = only(place.check().findings)
-    assert (finding.severity, finding.field) == ("warning", "name")
-    assert "cluster demo already exists" in finding.problem
+    assert (finding.verdict, finding.name) == ("warning", "name")
+    assert "cluster demo already exists" in finding.found
 
 
 def test_a_cluster_of_that_name_that_failed(place: Place) -> None:
@@ -61,7 +61,7 @@ def test_a_cluster_of_that_name_that_failed(place: Place) -> None:
 
     sagemaker.meta.events.register("after-call.sagemaker.DescribeCluster", change)
     checked = validate_account(place.config(), clients(place.aws, sagemaker=sagemaker))
-    assert only(checked.findings).severity == "error"
+    assert only(checked.findings).verdict == "error"
 
 
 STACK = StackParameters(name="hyperpod-demo", zone_id=ZONE_ID)
@@ -78,9 +78,9 @@ def test_a_stack_that_failed_is_reported_as_by_create(aws: Aws) -> None:
     with pytest.raises(UserError) as refused:
         deploy(Session(region=REGION), STACK, poll_seconds=0.05)
     finding = only(check(aws).findings)
-    assert (finding.severity, finding.field) == ("error", "name")
-    assert str(refused.value) == f"{finding.problem}; {finding.remedy}"
-    assert "is ROLLBACK_COMPLETE: Nat" in finding.problem
+    assert (finding.verdict, finding.name) == ("error", "name")
+    assert str(refused.value) == f"{finding.found}; {finding.remedy}"
+    assert "is ROLLBACK_COMPLETE: Nat" in finding.found
 
 
 def test_a_stack_of_that_name_that_is_not_the_kits(aws: Aws) -> None:
@@ -89,4 +89,4 @@ def test_a_stack_of_that_name_that_is_not_the_kits(aws: Aws) -> None:
     client.create_stack(StackName="hyperpod-demo", TemplateBody=json.dumps(template))
     while "PROGRESS" in client.describe_stacks(StackName="hyperpod-demo")["Stacks"][0]["StackStatus"]:
         time.sleep(0.02)
-    assert "was not created by this kit" in only(check(aws).findings).problem
+    assert "was not created by this kit" in only(check(aws).findings).found

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack.training_resources import deploy
 from hyperpod_ft.aws.validation.validate import ValidationResult
 from hyperpod_ft.cli.sagemaker import STACK
 from hyperpod_ft.config import run_file
+from hyperpod_ft.findings import Finding
 from hyperpod_ft.launch.sagemaker.validation import validate
 from hyperpod_ft.runs.run import Run
 from tests.aws.account_place import PLAN, Place, allow, clients, of, only, trust
@@ -52,7 +52,7 @@ def check(aws: Aws, section: dict[str, Any], tmp_path: Path) -> Callable[..., Va
 
 
 def errors(checked: ValidationResult) -> list[Finding]:
-    return [finding for finding in checked.findings if finding.severity == "error"]
+    return [finding for finding in checked.findings if finding.verdict == "error"]
 
 
 def test_what_setup_makes_passes(check: Callable[..., ValidationResult]) -> None:
@@ -65,22 +65,22 @@ def test_what_setup_makes_passes(check: Callable[..., ValidationResult]) -> None
 def test_quotas_of_both_types_spot_and_warm_pools(check: Callable[..., ValidationResult]) -> None:
     checked = check({"cpu_instance_type": "m7i.large"}, cluster__nodes=5, parallelism__tensor_parallel=1)
     assert (
-        "ml.c7i.xlarge for training job usage` is 4; 5 are needed" in only(of(checked, "cluster.instance_type")).problem
+        "ml.c7i.xlarge for training job usage` is 4; 5 are needed" in only(of(checked, "cluster.instance_type")).found
     )
     found = only(of(checked, "sagemaker.cpu_instance_type"))
-    assert "ml.m7i.large for training job usage` is 0" in found.problem
+    assert "ml.m7i.large for training job usage` is 0" in found.found
     assert "request-service-quota-increase" in found.remedy
     checked = check({"spot": True, "keep_alive": 10})
-    assert "ml.c7i.xlarge for spot training job usage" in only(of(checked, "cluster.instance_type")).problem
-    assert "ml.c7i.xlarge for training warm pool usage" in only(of(checked, "sagemaker.keep_alive")).problem
+    assert "ml.c7i.xlarge for spot training job usage" in only(of(checked, "cluster.instance_type")).found
+    assert "ml.c7i.xlarge for training warm pool usage" in only(of(checked, "sagemaker.keep_alive")).found
 
 
 def test_quotas_for_the_next_job_beside_the_one_that_creates_it(
     aws: Aws, check: Callable[..., ValidationResult]
 ) -> None:
     found = only(check(cluster__nodes=3, parallelism__tensor_parallel=1).findings)
-    assert (found.severity, found.field) == ("warning", "cluster.instance_type")
-    assert "ml.c7i.xlarge for training job usage` is 4: too small" in found.problem
+    assert (found.verdict, found.name) == ("warning", "cluster.instance_type")
+    assert "ml.c7i.xlarge for training job usage` is 4: too small" in found.found
     assert "--desired-value 6" in found.remedy, "another training may continue it"
     gpu = {"cluster__instance_type": "g6e.12xlarge", "cluster__nodes": 1}
     quota, spot = (f"ml.g6e.12xlarge for {kind}training job usage" for kind in ("", "spot "))
@@ -93,29 +93,29 @@ def test_quotas_for_the_next_job_beside_the_one_that_creates_it(
 
 def test_mail_is_slurms(check: Callable[..., ValidationResult]) -> None:
     found = only(check(cluster__mail_user="me@example.com").findings)
-    assert (found.severity, found.field) == ("warning", "cluster.mail_user")
+    assert (found.verdict, found.name) == ("warning", "cluster.mail_user")
 
 
 def test_a_missing_image(check: Callable[..., ValidationResult]) -> None:
     uri = f"{IMAGE_ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
     for name in ("own:2", "other:1"):
-        assert only(errors(check({"image": f"{uri}/{name}"}))).problem == f"no image {uri}/{name}"
+        assert only(errors(check({"image": f"{uri}/{name}"}))).found == f"no image {uri}/{name}"
     elsewhere = only(check({"image": "public.ecr.aws/deep-learning-containers/pytorch:1"}).findings)
-    assert (elsewhere.severity, elsewhere.field) == ("warning", "sagemaker.image")
+    assert (elsewhere.verdict, elsewhere.name) == ("warning", "sagemaker.image")
 
 
 def test_roles(aws: Aws, section: dict[str, Any], check: Callable[..., ValidationResult]) -> None:
     account, iam = section["role"].rpartition("/")[0], aws.client("iam")
-    assert "no role missing" in only(errors(check({"role": f"{account}/missing"}))).problem
+    assert "no role missing" in only(errors(check({"role": f"{account}/missing"}))).found
     iam.create_role(RoleName="untrusted", AssumeRolePolicyDocument=trust("ec2.amazonaws.com"))
     allow(iam, "untrusted", "*")
-    assert "does not trust" in only(errors(check({"role": f"{account}/untrusted"}))).problem
+    assert "does not trust" in only(errors(check({"role": f"{account}/untrusted"}))).found
     iam.create_role(RoleName="weak", AssumeRolePolicyDocument=trust("sagemaker.amazonaws.com"))
     allow(iam, "weak", "logs:*", "ecr:*", "s3:Get*", "s3:List*")
     checked = check({"role": f"{account}/weak"})
-    assert "s3:PutObject" in only(errors(checked)).problem
-    alone = only([finding for finding in checked.findings if finding.severity == "warning"])
-    assert "sagemaker:CreateTrainingJob" in alone.problem
+    assert "s3:PutObject" in only(errors(checked)).found
+    alone = only([finding for finding in checked.findings if finding.verdict == "warning"])
+    assert "sagemaker:CreateTrainingJob" in alone.found
     assert "submit --watch" in alone.remedy
 
 
@@ -123,18 +123,18 @@ def test_your_own_permissions(aws: Aws, check: Callable[..., ValidationResult]) 
     caller = aws.client("sts").get_caller_identity()["Arn"].rpartition("/")[2]
     aws.scenario(denied_actions={caller: ["sagemaker:StopTrainingJob", "logs:GetLogEvents"]})
     found = only(errors(check()))
-    assert found.field == "credentials"
-    assert "sagemaker:StopTrainingJob, logs:GetLogEvents" in found.problem
+    assert found.name == "credentials"
+    assert "sagemaker:StopTrainingJob, logs:GetLogEvents" in found.found
 
 
 def test_a_bucket_that_is_missing(check: Callable[..., ValidationResult]) -> None:
     checked = check({"store": "s3://nobodys-bucket-here/ft"})
-    assert "no bucket nobodys-bucket-here" in only(of(checked, "sagemaker.store")).problem
+    assert "no bucket nobodys-bucket-here" in only(of(checked, "sagemaker.store")).found
 
 
 def test_training_plans(aws: Aws, check: Callable[..., ValidationResult]) -> None:
     field = "sagemaker.training_plan"
-    assert "no training plan plan-1" in only(of(check({"training_plan": PLAN}), field)).problem
+    assert "no training plan plan-1" in only(of(check({"training_plan": PLAN}), field)).found
     plan = {
         "Status": "Active",
         "TargetResources": ["hyperpod-cluster"],
@@ -143,7 +143,7 @@ def test_training_plans(aws: Aws, check: Callable[..., ValidationResult]) -> Non
     aws.scenario(training_plans={"plan-1": plan})
     checked = check({"training_plan": PLAN})
     assert only(of(checked, field)).remedy == "name one for training-job"
-    assert "reserves ml.p5.48xlarge, not ml.c7i.xlarge" in only(of(checked, "cluster.instance_type")).problem
+    assert "reserves ml.p5.48xlarge, not ml.c7i.xlarge" in only(of(checked, "cluster.instance_type")).found
     plan |= {"TargetResources": ["training-job"], "ReservedCapacitySummaries": [{"InstanceType": "ml.c7i.xlarge"}]}
     aws.scenario(training_plans={"plan-1": plan})
     assert check({"training_plan": PLAN}).findings == ()
@@ -164,20 +164,20 @@ def test_a_file_system(place: Place, aws: Aws, check: Callable[..., ValidationRe
 
     assert on().findings == ()
     missing = check({"store": None, "file_system": mounted}, cluster__nodes=2)
-    assert "no bucket sagemaker-us-west-2-" in only(of(missing, "sagemaker.output")).problem
-    assert "no file system" in only(errors(on(id="fs-0123456789abcdef0"))).problem
-    assert only(errors(on(subnets=["subnet-0123456789abcdef0"]))).field == "sagemaker.file_system.subnets"
+    assert "no bucket sagemaker-us-west-2-" in only(of(missing, "sagemaker.output")).found
+    assert "no file system" in only(errors(on(id="fs-0123456789abcdef0"))).found
+    assert only(errors(on(subnets=["subnet-0123456789abcdef0"]))).name == "sagemaker.file_system.subnets"
     closed = place.security_group("closed", inward=False)
-    fields = {finding.field for finding in errors(on(security_groups=[closed]))}
+    fields = {finding.name for finding in errors(on(security_groups=[closed]))}
     assert fields == {"sagemaker.file_system.id", "sagemaker.file_system.security_groups"}
 
 
 def test_offline_checks_come_first(check: Callable[..., ValidationResult], aws: Aws) -> None:
     checked = check({"region": "us-west-9", "image": None}, cluster__instance_type="local")
-    assert {finding.field for finding in checked.findings} == {"sagemaker.region", "cluster.instance_type"}
+    assert {finding.name for finding in checked.findings} == {"sagemaker.region", "cluster.instance_type"}
     before = len(aws.requests())
     unknown = check({"cpu_instance_type": "x1.huge"})
-    assert only(unknown.findings).field == "sagemaker.cpu_instance_type"
+    assert only(unknown.findings).name == "sagemaker.cpu_instance_type"
     assert len(aws.requests()) == before, "the account was not asked"
 
 

@@ -5,11 +5,11 @@ import threading
 import boto3
 import pytest
 
-from hyperpod_ft.aws.findings import error
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack.stack import StackParameters, deploy
 from hyperpod_ft.aws.validation.validate import account_checks, validate_account
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.findings import error
 from tests.aws.account_place import PLAN, Place, check, clients, cluster, config, only, workers
 from tests.aws.conftest import REGION, ZONE_ID, Aws
 from tests.aws.world import ACCOUNT
@@ -62,8 +62,8 @@ def test_checks_leave_no_thread(place: Place) -> None:
 def test_credentials_that_do_not_work_are_one_error(aws: Aws) -> None:
     aws.scenario(errors=[{"service": "sts", "operation": "GetCallerIdentity", "code": "ExpiredToken", "status": 403}])
     checked = check(aws)
-    assert only(checked.findings).field == "credentials"
-    assert "ExpiredToken" in checked.findings[0].problem
+    assert only(checked.findings).name == "credentials"
+    assert "ExpiredToken" in checked.findings[0].found
     assert checked.done == ()
     assert len(checked.skipped) == len(account_checks(config()))
 
@@ -71,7 +71,7 @@ def test_credentials_that_do_not_work_are_one_error(aws: Aws) -> None:
 def test_no_way_to_aws_is_one_error(aws: Aws) -> None:
     unreachable = Aws("http://127.0.0.1:9", aws.environment)
     checked = validate_account(config(), unreachable.client)
-    assert "EndpointConnectionError" in only(checked.findings).problem
+    assert "EndpointConnectionError" in only(checked.findings).found
 
 
 def test_no_credentials_are_one_error(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_no_credentials_are_one_error(aws: Aws, monkeypatch: pytest.MonkeyPatch)
     session = boto3.Session(region_name=REGION)
     checked = validate_account(config(), lambda service: session.client(service, endpoint_url=aws.endpoint))
     finding = only(checked.findings)
-    assert "no AWS credentials" in finding.problem
+    assert "no AWS credentials" in finding.found
     assert "aws sts get-caller-identity" in finding.remedy
 
 
@@ -95,9 +95,9 @@ def test_a_check_that_could_not_be_made_is_a_warning(place: Place, code: str) ->
     place.aws.scenario(errors=errors)
     checked = place.check()
     finding = only(checked.findings)
-    assert (finding.severity, finding.field) == ("warning", "existing.subnet_id")
-    assert "could not check routes of the subnet" in finding.problem
-    assert code in finding.problem
+    assert (finding.verdict, finding.name) == ("warning", "existing.subnet_id")
+    assert "could not check routes of the subnet" in finding.found
+    assert code in finding.found
     assert ("ec2:DescribeRouteTables" in finding.remedy) == (code == "UnauthorizedOperation")
     assert "routes of the subnet" not in checked.done
 
@@ -109,7 +109,7 @@ def test_every_denied_service_is_reported_and_none_passes(place: Place) -> None:
     checked = place.check(**workers(training_plan_arn=PLAN))
     assert checked.done == ()
     assert len(checked.findings) == len(account_checks(place.config(**workers(training_plan_arn=PLAN))))
-    assert {finding.severity for finding in checked.findings} == {"warning"}
+    assert {finding.verdict for finding in checked.findings} == {"warning"}
 
 
 def test_other_errors_are_reported_with_their_code(place: Place) -> None:
@@ -122,10 +122,10 @@ def test_other_errors_are_reported_with_their_code(place: Place) -> None:
         {"service": "s3", "operation": "HEAD", "code": "AccessDenied", "status": 403},
     ]
     place.aws.scenario(errors=[{**problem, "times": 99} for problem in errors])
-    problems = [finding.problem for finding in place.check().findings if finding.problem.startswith("could not check")]
+    problems = [finding.found for finding in place.check().findings if finding.found.startswith("could not check")]
     assert len(problems) == 6  # FSx, both permissions, the bucket, the scripts in S3 and who may write there
     assert any("InternalServerError" in problem for problem in problems)
-    problems = [finding.problem for finding in check(place.aws).findings]
+    problems = [finding.found for finding in check(place.aws).findings]
     assert any("Throttling" in problem for problem in problems)
 
 

@@ -31,7 +31,7 @@ class Command:
             "HOME": str(directory),
             "XDG_STATE_HOME": str(directory / "state"),
             "PYTHONPATH": str(ROOT),
-            "HYPERPOD_FT_POLL_SECONDS": "0.2",
+            "HYPERPOD_FT_POLL_SECONDS": "1",
             "OMP_NUM_THREADS": "1",
             **environment,
         }

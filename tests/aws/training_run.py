@@ -94,7 +94,7 @@ class Jobs:
             if ended or (until and until(found)):
                 return found
             assert time.monotonic() < deadline, (found["SecondaryStatus"], self.log(name))
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     def names(self, run: Run) -> list[str]:
         """Of the jobs that exist, in the order of their creation."""

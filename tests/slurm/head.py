@@ -62,7 +62,7 @@ class Head:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, self.run("status").stdout
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def wait_for_the_queue(self, seconds: float = 240) -> None:
         """Until Slurm has no job left."""

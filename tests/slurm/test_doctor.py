@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.doctor import slurm
-from hyperpod_ft.doctor.assumed import Assumed
-from hyperpod_ft.doctor.diagnosis import Diagnosis, examine
+from hyperpod_ft.doctor.assumption import examine
 from hyperpod_ft.doctor.every_node import every_node
+from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.doctor.head_node import assumptions
+from hyperpod_ft.findings import Finding
 from hyperpod_ft.launch.slurm_site import SlurmSite
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
@@ -23,8 +24,8 @@ from tests.slurm.head import Head
 from tests.unit.wheels import wheel
 
 pytestmark = pytest.mark.slurm
-Examine = Callable[..., Diagnosis]
-Rows = Callable[..., dict[str, Diagnosis]]
+Examine = Callable[..., Finding]
+Rows = Callable[..., dict[str, Finding]]
 NEURON_LS = 'echo \'[{"neuron_device": 0, "nc_count": 2}]\''
 
 
@@ -36,10 +37,10 @@ def examined(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
 
-    def examine_one(name: str, site: SlurmSite | None = None, **settings: object) -> Diagnosis:
+    def examine_one(name: str, site: SlurmSite | None = None, **settings: object) -> Finding:
         config = make_run(**settings).config
-        assumed = Assumed(config.root, config, site or SlurmSite(cluster.environment()))
-        (row,) = examine([one for one in assumptions(assumed) if one.name == name])
+        expected = Expectations(config.root, config, site or SlurmSite(cluster.environment()))
+        (row,) = examine([one for one in assumptions(expected) if one.name == name])
         return row
 
     return examine_one
@@ -49,9 +50,9 @@ def examined(
 def nodes_of(cluster: LocalCluster, make_run: Callable[..., Run]) -> Rows:
     """The rows of `--nodes` by name; of several with one name the first."""
 
-    def rows(**settings: object) -> dict[str, Diagnosis]:
+    def rows(**settings: object) -> dict[str, Finding]:
         config = make_run(**settings).config
-        found = every_node(Assumed(config.root, config, SlurmSite(cluster.environment())))
+        found = every_node(Expectations(config.root, config, SlurmSite(cluster.environment())))
         return {row.name: row for row in reversed(found)}
 
     return rows
@@ -110,7 +111,7 @@ def test_a_run_file_that_asks_for_what_is_not_there(
     examined: Examine, settings: dict[str, object], row: str, found: str
 ) -> None:
     shown = examined(row, **settings)
-    assert shown.verdict == "differs"
+    assert shown.verdict == "error"
     assert found.lower() in shown.found.lower()
     assert shown.remedy
 
@@ -124,7 +125,7 @@ def test_packages_that_no_index_has(examined: Examine, tmp_path: Path, monkeypat
     assert examined("packages", env__python=None).verdict == "ok"
     (tmp_path / "wheels/torch/torch-2.13.0+cpu-py3-none-any.whl").unlink()
     lost = examined("packages", env__python=None)
-    assert lost.verdict == "differs"
+    assert lost.verdict == "error"
     assert "torch 2.13.0" in lost.found
     assert "2.12.0" in lost.found
 
@@ -159,7 +160,7 @@ def test_a_fault_of_the_machine_or_of_slurm(
     monkeypatch.setattr(slurm, "HYPERPOD", tmp_path)
     program(name, script)
     shown = examined(row)
-    assert shown.verdict == "differs", shown
+    assert shown.verdict == "error", shown
     assert found in shown.found
     assert shown.remedy
 
@@ -177,7 +178,7 @@ def test_accounting_that_does_not_know_the_user(examined: Examine, program: Call
     program("sacct", "exit 0")
     program("sacctmgr", "exit 0")
     unknown_user = examined("accounting")
-    assert unknown_user.verdict == "differs"
+    assert unknown_user.verdict == "error"
     assert "sacctmgr add user" in unknown_user.remedy
     program("sacctmgr", "echo users")
     assert examined("accounting").verdict == "ok"
@@ -198,20 +199,20 @@ def test_no_controller(examined: Examine, cluster: LocalCluster, tmp_path: Path)
     conf.write_text(text.replace(port, "SlurmctldPort=9").replace("MessageTimeout=10", "MessageTimeout=1"))
     away = SlurmSite({"SLURM_CONF": str(conf)})
     slurm = examined("Slurm", away)
-    assert slurm.verdict == "differs"
+    assert slurm.verdict == "error"
     assert "slurmctld is running" in slurm.remedy
-    assert examined("jobs", away).verdict == "cannot tell"
+    assert examined("jobs", away).verdict == "warning"
 
 
 def test_a_lost_node(examined: Examine, nodes_of: Rows, cluster: LocalCluster) -> None:
     cluster.kill_node("node2")
     try:
         lost = examined("nodes")
-        assert lost.verdict == "differs"
+        assert lost.verdict == "error"
         assert "node2 is down" in lost.found
         rows = nodes_of()
         assert rows["node node1"].verdict == "ok"
-        assert rows["node node2"].verdict == "cannot tell"
+        assert rows["node node2"].verdict == "warning"
     finally:
         cluster.start_node("node2")
 
@@ -222,7 +223,7 @@ def test_nodes_that_lack_devices_and_have_an_old_driver(
     program("neuron-ls", NEURON_LS)
     program("modinfo", "echo 2.20.1.0")
     rows = nodes_of(engine="neuron", env__python=None, cluster__instance_type="trn1.32xlarge", parallelism={})
-    assert rows["node node1"].verdict == "differs"
+    assert rows["node node1"].verdict == "error"
     assert "2.20.1.0 is older than 2.24.7.0" in rows["node node1"].found
     assert rows["health"].found == "node1: neuron-ls lists 1 devices, trn1.32xlarge has 16"
     assert "node1" in rows["health"].remedy
@@ -232,7 +233,7 @@ def test_a_busy_node_does_not_hide_the_others(nodes_of: Rows, head: Head) -> Non
     head.slurm("sbatch", "--nodelist=node1", "--output=/dev/null", "--chdir=/", "--wrap=sleep 300")
     head.wait(lambda: "node1 mixed" in head.slurm("sinfo", "--Node", "--format=%N %T %C"), 20)
     rows = nodes_of()
-    assert rows["node node1"].verdict == "cannot tell"
+    assert rows["node node1"].verdict == "warning"
     assert "it is mixed" in rows["node node1"].found
     assert rows["node node2"].verdict == "ok"
 
@@ -242,12 +243,12 @@ def test_a_node_that_becomes_busy(nodes_of: Rows, monkeypatch: pytest.MonkeyPatc
     errors = "srun: error: Unable to allocate resources: Requested nodes are busy\n"
     monkeypatch.setattr(SlurmSite, "on_nodes", lambda *arguments: ("", errors))
     row = nodes_of()["node node2"]
-    assert row.verdict == "cannot tell"
+    assert row.verdict == "warning"
     assert "Requested nodes are busy" in row.found
 
 
 def test_nodes_that_cannot_run_the_kit(nodes_of: Rows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "python-of-the-head-node-only"))
     row = nodes_of(env__python="/usr/bin/python3")["node node1"]
-    assert row.verdict == "differs"
+    assert row.verdict == "error"
     assert "python-of-the-head-node-only" in row.found

@@ -59,7 +59,7 @@ def test_two_nodes_train_as_one_rank(
     deadline = time.monotonic() + 240
     while _slurm("squeue", "--noheader", f"--jobs={','.join(jobs.values())}"):
         assert time.monotonic() < deadline, {name: said(run) for name, run in runs.items()}
-        time.sleep(0.2)
+        time.sleep(0.5)
     for name, run in runs.items():
         assert run.record("train") is not None, said(run)
         for found, alike in zip(curve(run), curve(alone), strict=True):

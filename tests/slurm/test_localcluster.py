@@ -195,6 +195,26 @@ def test_node_loss_requeues_the_job_or_fails_it(cluster: LocalCluster, tmp_path:
         cluster.kill_node("node3")
 
 
+def test_jobs_outlive_daemons_that_are_killed(cluster: LocalCluster, tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    script = f"while [ ! -e {ended} ]; do sleep 0.1; done; echo done"
+    job = run(cluster, "sbatch", "--parsable", "-o", "out", "--wrap", script, cwd=tmp_path).strip()
+    wait_until(lambda: job_state(cluster, job) == "RUNNING")
+    node = run(cluster, "squeue", "-h", "-o", "%N", "-j", job).strip()
+    slurmds = {process for process in processes_of(cluster) if process.endswith(" slurmd")}
+    cluster.restart_slurmd(node)
+    wait_until(lambda: len(slurmds - set(processes_of(cluster))) == 1)
+    ended.touch()
+    wait_until(lambda: job_state(cluster, job) == "COMPLETED")
+    assert (tmp_path / "out").read_text() == "done\n"
+
+    cluster.kill_controller()
+    assert not any(process.endswith(" slurmctld") for process in processes_of(cluster))
+    cluster.start_controller()
+    # Slurm saves its state every few seconds: it may have forgotten that the job has run, and start it again
+    wait_until(lambda: job_state(cluster, job) == "COMPLETED")
+
+
 def test_killed_node_loses_every_process_and_no_other_does(own: LocalCluster) -> None:
     own.up()
     escapee = submit_escaping_job(own, own.directory)  # the batch script runs on node1

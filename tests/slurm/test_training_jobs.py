@@ -108,7 +108,7 @@ def wait_for(cluster: LocalCluster, job: str, wanted: str, seconds: float = 240)
     while (now := state(cluster, job)) != wanted:
         assert now not in ("FAILED", "COMPLETED", "CANCELLED", "TIMEOUT"), now
         assert time.monotonic() < deadline, now
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 def submit(cluster: LocalCluster, run: Run, program: str, *options: str) -> str:
@@ -182,7 +182,7 @@ def test_a_node_that_hangs_after_the_record_is_written_does_not_hold_the_job(
     wait_for(four_nodes, job, "RUNNING")
     while not run.record_path("train").exists():
         assert state(four_nodes, job) == "RUNNING"
-        time.sleep(0.2)
+        time.sleep(0.5)
     recorded_at = time.monotonic()
     wait_for_end(four_nodes, job)
     assert state(four_nodes, job) == "COMPLETED"
@@ -195,7 +195,7 @@ def wait_for_end(cluster: LocalCluster, job: str) -> None:
     deadline = time.monotonic() + 120
     while state(cluster, job) not in ("FAILED", "COMPLETED", "CANCELLED"):
         assert time.monotonic() < deadline, state(cluster, job)
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 def test_a_time_limit_that_is_too_short_only_takes_longer(four_nodes: LocalCluster, make_run: MakeRun) -> None:

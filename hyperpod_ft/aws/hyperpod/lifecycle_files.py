@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.aws.findings import Finding, error
 from hyperpod_ft.aws.hyperpod import requests
 from hyperpod_ft.aws.hyperpod.requests import ENTRY
 from hyperpod_ft.aws.s3 import listing
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.config.cluster_config import ClusterConfig
+from hyperpod_ft.findings import Finding, error
 from hyperpod_ft.shipped import shipped
 
 PREFIX = "lifecycle"  # nodes may not write there: templates/cluster/stack.yaml

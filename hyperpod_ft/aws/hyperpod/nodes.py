@@ -2,8 +2,11 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+from hyperpod_ft.aws.hyperpod.following import Seen
 
 RUNNING = "Running"
 # botocore's pattern of an instance id, also within a sentence
@@ -56,6 +59,15 @@ def _node(summary: dict[str, Any]) -> Node:
         hostname=summary.get("PrivateDnsHostname", "").partition(".")[0],
         logical_id=summary.get("NodeLogicalId", ""),
     )
+
+
+def rebooting(client: Any, cluster: str, asked: Sequence[Node]) -> Seen[list[Node]]:
+    """How far the reboot of these nodes is; the state is what became of them, NotFound if HyperPod replaced one."""
+    there = {node.instance_id: node for node in list_nodes(client, cluster)}
+    now = [there.get(node.instance_id, replace(node, status="NotFound")) for node in asked]
+    states = {f"{node.group} {node.instance_id}": node.status for node in now}
+    changing = any(not (node.running or node.failed or node.status == "NotFound") for node in now)
+    return Seen(now, states, begun=not all(node.running for node in now), changing=changing)
 
 
 def ssm_target(cluster_id: str, node: Node) -> str:

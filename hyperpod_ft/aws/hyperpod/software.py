@@ -4,21 +4,19 @@ HyperPod does not drain the nodes: it replaces their root volumes under whatever
 scripts again. If the nodes have the newest image already, it does nothing.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.hyperpod import api
+from hyperpod_ft.aws.hyperpod.following import Seen
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import format_minutes
 
 # what users lose; what is on the shared volume and in S3 stays
 LOST = "their jobs are killed, and everything on their root volumes is lost: installed packages, container images"
 LOST_ON_CONTROLLER = "Slurm's queue and, unless it is external, the accounting database"
 _RUNNING = ("Pending", "InProgress", "RollbackInProgress")  # SoftwareUpdateStatus
 _FAILED = ("Failed", "RollbackComplete")
-POLLS_UNTIL_BEGUN = 8  # after these, HyperPod has nothing to change
 
 
 @dataclass(frozen=True)
@@ -41,49 +39,29 @@ def update_request(cluster: str, groups: Sequence[str], image: NodeImage) -> dic
     return request
 
 
-def wait_until_updated(
-    client: Any,
-    cluster: str,
-    groups: Sequence[str],
-    say: Callable[[str], None],
-    *,
-    timeout_seconds: float,
-    poll_seconds: float,
-) -> bool:
-    """Wait until these groups have their image, reporting each change. False if HyperPod had nothing to update.
+def progress(client: Any, cluster: str, groups: Sequence[str]) -> Seen[dict[str, Any]]:
+    """How far the update of these groups is; the state is DescribeCluster's answer. Raises UserError."""
+    described = api.describe(client, cluster)
+    if described is None:
+        raise UserError(f"cluster {cluster} no longer exists", "create it again")
+    chosen = _chosen(described, groups)
+    updating = described["ClusterStatus"] == "SystemUpdating" or any(map(_updating, chosen))
+    states = {group["InstanceGroupName"]: _state(group) for group in chosen}
+    return Seen(described, states, begun=updating, changing=updating)
 
-    Raises UserError if an update failed, or at the timeout.
-    """
-    deadline, begun, polls = time.monotonic() + timeout_seconds, False, 0
-    reported: dict[str, str] = {}
-    while True:
-        described = api.describe(client, cluster)
-        if described is None:
-            raise UserError(f"cluster {cluster} no longer exists", "create it again")
-        chosen = [group for group in described["InstanceGroups"] if group["InstanceGroupName"] in groups]
-        updating = described["ClusterStatus"] == "SystemUpdating" or any(map(_updating, chosen))
-        begun, polls = begun or updating, polls + 1
-        for group in chosen if begun else ():
-            name, state = group["InstanceGroupName"], _state(group)
-            if reported.get(name) != state:
-                reported[name] = state
-                say(f"{name}: {state}")
-        if begun and not updating:
-            if failed := [group["InstanceGroupName"] for group in chosen if _status(group) in _FAILED]:
-                reason = described.get("FailureMessage") or "HyperPod gave no reason"
-                raise UserError(
-                    f"cluster {cluster}: {', '.join(failed)} not updated: {reason.rstrip('.')}",
-                    "see `hyperpod-ft cluster logs`; the nodes keep or get back their previous image",
-                )
-            return True
-        if not begun and polls >= POLLS_UNTIL_BEGUN:
-            return False
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"cluster {cluster}: after {format_minutes(timeout_seconds)} still updating",
-                "HyperPod continues; check with `hyperpod-ft cluster status`",
-            )
-        time.sleep(poll_seconds)
+
+def check_updated(described: dict[str, Any], groups: Sequence[str]) -> None:
+    """Raises UserError if the update of one of these groups failed."""
+    if failed := [group["InstanceGroupName"] for group in _chosen(described, groups) if _status(group) in _FAILED]:
+        reason = described.get("FailureMessage") or "HyperPod gave no reason"
+        raise UserError(
+            f"cluster {described['ClusterName']}: {', '.join(failed)} not updated: {reason.rstrip('.')}",
+            "see `hyperpod-ft cluster logs`; the nodes keep or get back their previous image",
+        )
+
+
+def _chosen(described: dict[str, Any], groups: Sequence[str]) -> list[dict[str, Any]]:
+    return [group for group in described["InstanceGroups"] if group["InstanceGroupName"] in groups]
 
 
 def _status(group: dict[str, Any]) -> str:

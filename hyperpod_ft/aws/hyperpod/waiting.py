@@ -1,7 +1,7 @@
 """Wait for a cluster, since boto3 has no waiter for one; report every change and explain every failure."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +11,8 @@ from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.nodes import INSTANCE_ID, RUNNING, Node, list_nodes
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import format_minutes
+from hyperpod_ft.progress import Report, format_minutes
 
-Say = Callable[[str], None]  # takes one line of progress
 POLL_SECONDS = 15.0
 _LOG_LINES = 40  # of a failing node's lifecycle log: its end holds the error
 _ATTEMPTS = 3  # of a node under continuous provisioning: health checks of EFA often fail once, then pass
@@ -45,7 +44,7 @@ class ClusterWatch:
     logs: Any
     name: str
     arguments: str
-    say: Say
+    report: Report
     poll_seconds: float = POLL_SECONDS
     _reported: dict[str, str] = field(default_factory=dict)
     _failed: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # instances, by group and logical id
@@ -125,7 +124,7 @@ class ClusterWatch:
                     "run the command again to keep waiting; until then everything costs money",
                 )
             time.sleep(self.poll_seconds)
-        self.say(f"cluster {self.name}: no longer exists")
+        self.report(f"cluster {self.name}: no longer exists")
 
     def _report(self, cluster: Cluster, nodes: list[Node], missing: Mapping[str, str]) -> None:
         self._report_change("cluster", cluster.status)
@@ -172,7 +171,7 @@ class ClusterWatch:
     def _report_change(self, what: str, state: str) -> None:
         if self._reported.get(what) != state:
             self._reported[what] = state
-            self.say(f"{what}: {state}")
+            self.report(f"{what}: {state}")
 
     def _explain(self, cluster: Cluster, nodes: list[Node]) -> None:
         """Print the end of the failed node's lifecycle log, or why it cannot be read."""
@@ -180,7 +179,7 @@ class ClusterWatch:
             with explained("its lifecycle log"):
                 self._print_log(cluster, nodes)
         except UserError as error:
-            self.say(str(error))
+            self.report(str(error))
 
     def _print_log(self, cluster: Cluster, nodes: list[Node]) -> None:
         streams = [cluster_logs.stream_of(node) for node in nodes if node.failed]
@@ -191,10 +190,10 @@ class ClusterWatch:
             streams = [name for name in written if name.rpartition("/")[2] in named] or written[:1]
         for stream in streams[:1]:
             tail = list(cluster_logs.lines(self.logs, cluster, stream))[-_LOG_LINES:]
-            self.say(f"--- {stream}" + (f", last {len(tail)} lines" if tail else ": empty"))
+            self.report(f"--- {stream}" + (f", last {len(tail)} lines" if tail else ": empty"))
             for line in tail:
-                self.say(line)
-            self.say("---")
+                self.report(line)
+            self.report("---")
 
 
 def _state(node: Node) -> str:

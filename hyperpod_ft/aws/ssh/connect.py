@@ -2,7 +2,7 @@
 
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from hyperpod_ft.aws.ssh.choice import IMAGE_USER, USUAL_GROUPS, by_name, in_gro
 from hyperpod_ft.aws.ssh.config import SshFiles, proxy_command, quoted
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import Report
 
 _SSH_FAILED = 255  # ssh's own exit status; any other is the remote command's
 
@@ -98,7 +99,7 @@ def write_config(route: SshRoute, request: SshRequest) -> str:
     return route.files.hosts.read_text(encoding="utf-8")
 
 
-def connect(route: SshRoute, request: SshRequest, report: Callable[[str], None]) -> int:
+def connect(route: SshRoute, request: SshRequest, report: Report) -> int:
     """Upload the key, write the configuration, and run ssh in this terminal. Returns its exit status.
 
     `report` receives lines of progress; stdout belongs to the remote command. Raises UserError.
@@ -123,7 +124,7 @@ def connect(route: SshRoute, request: SshRequest, report: Callable[[str], None])
     return status
 
 
-def shell(route: SshRoute, report: Callable[[str], None]) -> int:
+def shell(route: SshRoute, report: Report) -> int:
     """Open a shell by SSM alone, for nodes whose sshd, keys or /fsx are broken. Returns the AWS CLI's exit status."""
     report(route.node_name)
     return ssm.shell(route.aws_cli, route.target)

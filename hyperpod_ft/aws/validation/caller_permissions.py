@@ -6,10 +6,10 @@ Tests hold it against the calls of the commands, the resources of the stack, and
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hyperpod_ft.aws.findings import Finding
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.aws.validation.permission_checks import Need, check_caller_has
+from hyperpod_ft.findings import Finding
 
 _FSX_ROLE = "AWSServiceRoleForAmazonFSx"
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.hyperpod.request_fields import keyed_groups
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.validation.addresses import ec2_type
 from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.config.cluster_config import Workers
+from hyperpod_ft.findings import Finding, error, warning
 
 ZONE = "availability_zone_id"
 

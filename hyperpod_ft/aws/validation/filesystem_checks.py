@@ -3,9 +3,9 @@
 import ipaddress
 from typing import Any
 
-from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.validation.check_input import CheckInput
+from hyperpod_ft.findings import Finding, error, warning
 
 FSX = "existing.fsx_id"
 # "File system access control with Amazon VPC", FSx for Lustre user guide

@@ -1,8 +1,8 @@
 """Checks of the KMS keys that a cluster file names."""
 
-from hyperpod_ft.aws.findings import Finding, error
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.validation.check_input import CheckInput
+from hyperpod_ft.findings import Finding, error
 
 KEYS = "kms_keys"
 

@@ -1,11 +1,11 @@
 """Checks that nodes find the lifecycle scripts in S3, unchanged, and cannot change them."""
 
-from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.hyperpod import lifecycle_files
 from hyperpod_ft.aws.s3 import listing
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.aws.validation.permission_checks import ROLE, Need, denied
+from hyperpod_ft.findings import Finding, error, warning
 
 SCRIPTS = "lifecycle scripts"  # the field of findings about those in S3: the cluster file has no key for them
 _WRITES = ("s3:PutObject", "s3:DeleteObject")

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.validation import addresses
 from hyperpod_ft.aws.validation.check_input import CheckInput
+from hyperpod_ft.findings import Finding, error, warning
 
 SUBNET, GROUPS = "existing.subnet_id", "existing.security_group_ids"
 EVERYWHERE = "0.0.0.0/0"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.hyperpod import lifecycle_files, requests
 from hyperpod_ft.aws.hyperpod.request_fields import cluster_file_key, group_keys
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
@@ -11,6 +10,7 @@ from hyperpod_ft.aws.validation.service_model import Violation, check_request
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import did_you_mean
+from hyperpod_ft.findings import Finding, error, warning
 
 BUCKET_START = "sagemaker-"  # CreateCluster's documentation of SourceS3Uri
 PRIVATE_SUBNET = "10.0.0.0/17"  # of templates/cluster/stack.yaml

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import DENIED, error_code
 from hyperpod_ft.aws.validation.check_input import CheckInput
+from hyperpod_ft.findings import Finding, error, warning
 
 ROLE, CALLER = "existing.execution_role_arn", "credentials"
 _SERVICE = "sagemaker.amazonaws.com"

@@ -8,10 +8,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.hyperpod.request_fields import keyed_groups
 from hyperpod_ft.aws.validation import addresses
 from hyperpod_ft.aws.validation.check_input import CheckInput
+from hyperpod_ft.findings import Finding, error, warning
 
 # The wording varies between pages of the documentation.
 _PER_CLUSTER = re.compile(r"Maximum number (of )?instances allowed per SageMaker HyperPod cluster")
@@ -64,9 +64,9 @@ def quotas(given: CheckInput) -> list[Finding]:
                 )
             )
         elif (needed := count + used[instance_type]) > limits[name]["Value"]:
-            severity = warning if planned else error
+            verdict = warning if planned else error
             findings.append(
-                severity(f"{key}.count", *short(given.config.region, limits[name], needed, used[instance_type]))
+                verdict(f"{key}.count", *short(given.config.region, limits[name], needed, used[instance_type]))
             )
     size = sum(wanted.values())
     volume = max(group.volume_gb for group in config.groups)

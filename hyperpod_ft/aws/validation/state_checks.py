@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.s3 import buckets
 from hyperpod_ft.aws.session import error_code
@@ -10,6 +9,7 @@ from hyperpod_ft.aws.stack.stack import require_deployable, subnet_id
 from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.findings import Finding, error, warning
 
 BUCKET = "existing.bucket"
 FOR_A_NEW_CLUSTER = "for a new cluster choose another name"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.validation import (
     caller_permissions,
@@ -26,6 +25,7 @@ from hyperpod_ft.aws.validation import (
 )
 from hyperpod_ft.aws.validation.check_input import SERVICES, CheckInput, why_not_checked
 from hyperpod_ft.config.cluster_config import ClusterConfig
+from hyperpod_ft.findings import Finding, error, warning
 
 _PARALLEL = 8
 _OFFLINE: tuple[tuple[str, Callable[[ClusterConfig], list[Finding]]], ...] = (
@@ -65,7 +65,7 @@ class ValidationResult:
 
     @property
     def has_errors(self) -> bool:
-        return any(finding.severity == "error" for finding in self.findings)
+        return any(finding.verdict == "error" for finding in self.findings)
 
     def __add__(self, other: "ValidationResult") -> "ValidationResult":
         return ValidationResult(
@@ -144,7 +144,7 @@ def validate_account(
     `client` returns boto3's client for a service, in the cluster's region; `offline`: the findings of
     `validate_offline`. Raises UserError if no client can be made: no boto3, an unknown profile.
     """
-    wrong = {finding.field for finding in offline if finding.severity == "error"}
+    wrong = {finding.name for finding in offline if finding.verdict == "error"}
     checks = account_checks(config)
     if "region" in wrong:
         return ValidationResult(skipped=tuple(f"{check.name}: region is invalid" for check in checks))

@@ -11,7 +11,7 @@ from hyperpod_ft.errors import UserError
 
 CONFIG = "config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-_TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER = (
     "tokenizer*.json",
     "tokenizer.model*",
@@ -73,7 +73,7 @@ def has_chat_template(directory: Path) -> bool:
     """Whether a file of the tokenizer has a chat template: one of its own, or tokenizer_config.json."""
     if any((directory / name).is_file() for name in (CHAT_TEMPLATE, "chat_template.json")):
         return True
-    settings = directory / _TOKENIZER_CONFIG
+    settings = directory / TOKENIZER_CONFIG
     return settings.is_file() and read_object(settings, "download the model again").get("chat_template") is not None
 
 
@@ -81,7 +81,7 @@ def set_chat_template(directory: Path, text: str) -> None:
     """Make it the model's one chat template: no other may be left for a program that looks elsewhere first."""
     for file in (*directory.glob("chat_template.*"), *directory.glob("additional_chat_templates/*")):
         file.unlink()
-    settings = directory / _TOKENIZER_CONFIG
+    settings = directory / TOKENIZER_CONFIG
     if settings.is_file():
         values = read_object(settings, "download the model again")
         if values.pop("chat_template", None) is not None:

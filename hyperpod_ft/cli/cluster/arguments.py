@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli import show_cluster
+from hyperpod_ft.cli import show_cluster, tables
 
 if TYPE_CHECKING:
+    from hyperpod_ft.aws.cluster_access import ClusterAccess
     from hyperpod_ft.aws.cluster_reference import ClusterReference
     from hyperpod_ft.config.cluster_config import ClusterConfig
+    from hyperpod_ft.progress import Report
 
 DEFAULT_FILE = Path("cluster.yaml")
 File = Annotated[Path, typer.Argument(metavar="[CLUSTER_FILE]", help="A cluster file.")]
@@ -51,6 +53,12 @@ def find(reference: str, region: str | None) -> "ClusterReference":
     from hyperpod_ft.aws import cluster_reference
 
     return cluster_reference.find(reference, region)
+
+
+def access_of(target: "ClusterReference", profile: str | None, report: "Report" = tables.progress) -> "ClusterAccess":
+    from hyperpod_ft.aws.cluster_access import ClusterAccess
+
+    return ClusterAccess.of(target, profile, report)
 
 
 @contextmanager

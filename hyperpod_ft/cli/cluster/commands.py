@@ -18,6 +18,7 @@ from hyperpod_ft.cli.cluster.arguments import (
     Reference,
     Region,
     Timeout,
+    access_of,
     find,
     interruptible,
     load,
@@ -28,10 +29,9 @@ from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hyperpod_ft.aws.cluster_reference import ClusterReference
-    from hyperpod_ft.aws.commands import Commands
+    from hyperpod_ft.aws.operations import ClusterOperations
+    from hyperpod_ft.progress import Report
 
 app = typer.Typer(
     name="cluster",
@@ -67,7 +67,7 @@ def validate(
         raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
     from hyperpod_ft.aws.validation.validate import validate_offline
 
-    checked = validate_offline(config) if offline else commands_of(reference_of(config, file), profile).validate(config)
+    checked = validate_offline(config) if offline else _operations(reference_of(config, file), profile).validate(config)
     raise typer.Exit(show_cluster.validated(checked, as_json))
 
 
@@ -85,9 +85,9 @@ def create(
     Safe to run again after an interruption: it continues from the existing resources.
     """
     config = load(file, overrides, legacy)
-    commands = commands_of(reference_of(config, file), profile)
+    operations = _operations(reference_of(config, file), profile)
     with interruptible():
-        cluster = commands.create(config, None if no_wait else timeout)
+        cluster = operations.create(config, None if no_wait else timeout)
     if cluster is None:
         print(f"Not waiting. Check it with: hyperpod-ft cluster status {file}")
     else:
@@ -99,9 +99,9 @@ def status(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
-    commands = commands_of(find(cluster, region), profile)
-    found, nodes = commands.status()
-    raise typer.Exit(show_cluster.status(found, nodes, commands.why_missing(found), as_json))
+    operations = _operations(find(cluster, region), profile)
+    found, nodes = operations.status()
+    raise typer.Exit(show_cluster.status(found, nodes, operations.why_missing(found), as_json))
 
 
 @app.command()
@@ -109,7 +109,7 @@ def nodes(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """List every node with its state."""
-    _, found = commands_of(find(cluster, region), profile).status()
+    _, found = _operations(find(cluster, region), profile).status()
     show_cluster.nodes(found, as_json)
 
 
@@ -124,7 +124,7 @@ def events(
     as_json: Json = False,
 ) -> None:
     """List what HyperPod did to a cluster with continuous provisioning, and why something failed."""
-    show_cluster.events(commands_of(find(cluster, region), profile).events(group, node, count), as_json)
+    show_cluster.events(_operations(find(cluster, region), profile).events(group, node, count), as_json)
 
 
 @app.command()
@@ -138,7 +138,7 @@ def logs(
     profile: Profile = None,
 ) -> None:
     """Print a node's lifecycle log from CloudWatch, also for nodes that no longer exist."""
-    for line in commands_of(find(cluster, region), profile, show_cluster.print_to_stderr).lifecycle_log(node, follow):
+    for line in _operations(find(cluster, region), profile, show_cluster.print_to_stderr).lifecycle_log(node, follow):
         print(line, flush=follow)
 
 
@@ -177,10 +177,10 @@ def ssh_command(
     from hyperpod_ft.aws.ssh import connect as ssh
     from hyperpod_ft.aws.ssh.choice import IMAGE_USER
 
-    commands = commands_of(find(cluster, region), profile)
-    user = user or (IMAGE_USER if ssm else commands.login_user(identity))
+    operations = _operations(find(cluster, region), profile)
+    user = user or (IMAGE_USER if ssm else operations.login_user(identity))
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
-    route = commands.ssh_route(request)
+    route = operations.ssh_route(request)
     if dry_run:
         print(ssh.preview(route, request))
     elif print_config:
@@ -215,18 +215,18 @@ def delete(
     print(f"This deletes cluster {target.name}, {what}.")
     if typed(target.name, confirm) != target.name:
         raise UserError(f"not deleted: the name is {target.name}", f"type it, or pass --confirm {target.name}")
-    commands = commands_of(target, profile)
+    operations = _operations(target, profile)
     with interruptible():
-        left = commands.delete(delete_data, timeout)
-    show_cluster.remains(left, target.name, commands.region)
+        left = operations.delete(delete_data, timeout)
+    show_cluster.remains(left, target.name, operations.access.region)
 
 
-def commands_of(
-    target: "ClusterReference", profile: str | None, say: "Callable[[str], None]" = tables.progress
-) -> "Commands":
-    from hyperpod_ft.aws.commands import Commands
+def _operations(
+    target: "ClusterReference", profile: str | None, report: "Report" = tables.progress
+) -> "ClusterOperations":
+    from hyperpod_ft.aws.operations import ClusterOperations
 
-    return Commands.of(target, profile, say)
+    return ClusterOperations(access_of(target, profile, report))
 
 
 app.add_typer(maintain.app)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli import show_cluster, tables
+from hyperpod_ft.cli import show_cluster
 from hyperpod_ft.cli.cluster.arguments import (
     DEFAULT_FILE,
     NoWait,
@@ -16,6 +16,7 @@ from hyperpod_ft.cli.cluster.arguments import (
     RequiredReference,
     Timeout,
     Yes,
+    access_of,
     find,
     interruptible,
 )
@@ -93,14 +94,16 @@ def reboot_node(
     node: NodeNames,
     region: Region = None,
     profile: Profile = None,
+    timeout: Timeout = 30.0,
+    no_wait: NoWait = False,
     yes: Yes = False,
     as_json: After = False,
 ) -> None:
-    """Restart nodes. Their disks are kept, and the lifecycle scripts do not run. Does not wait."""
+    """Restart nodes. Their disks are kept, and the lifecycle scripts do not run."""
     with _maintenance(cluster, region, profile, as_json) as maintenance:
         chosen = maintenance.find_nodes(node)
         _confirm(yes, f"Reboot {_names(chosen)}: their jobs are killed.")
-        maintenance.reboot(chosen)
+        maintenance.reboot(chosen, None if no_wait else timeout)
 
 
 @app.command("delete-node")
@@ -229,13 +232,15 @@ def node_recovery(
 @contextmanager
 def _maintenance(cluster: str, region: str | None, profile: str | None, as_json: bool) -> "Iterator[Maintenance]":
     from hyperpod_ft.aws.maintenance import Maintenance
+    from hyperpod_ft.aws.operations import ClusterOperations
 
-    maintenance = Maintenance.of(find(cluster, region), profile, tables.progress)
+    access = access_of(find(cluster, region), profile)
     with interruptible():
-        yield maintenance
+        yield Maintenance(access)
     if as_json:
-        found, nodes = maintenance.status()
-        show_cluster.status(found, nodes, maintenance.why_missing(found), as_json=True)
+        operations = ClusterOperations(access)
+        found, nodes = operations.status()
+        show_cluster.status(found, nodes, operations.why_missing(found), as_json=True)
 
 
 def _confirm(yes: bool, what: str) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli import tables
 from hyperpod_ft.cli.cluster.arguments import (
     DEFAULT_FILE,
     Json,
@@ -16,6 +15,7 @@ from hyperpod_ft.cli.cluster.arguments import (
     Region,
     Timeout,
     Yes,
+    access_of,
     find,
     interruptible,
 )
@@ -48,7 +48,7 @@ def observability(
 
     if (install and remove) or (settings is not None and not install):
         raise UserError("observability: --install, with or without --settings, or --remove", "pass one of them")
-    operations = Observability.of(find(cluster, region), profile, tables.progress)
+    operations = Observability(access_of(find(cluster, region), profile))
     wait = None if no_wait else timeout
     with interruptible():
         if install:

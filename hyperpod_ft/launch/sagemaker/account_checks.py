@@ -4,7 +4,6 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 
-from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.aws.validation import (
@@ -18,6 +17,7 @@ from hyperpod_ft.aws.validation import (
 from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.aws.validation.permission_checks import Need
 from hyperpod_ft.aws.validation.validate import Check
+from hyperpod_ft.findings import Finding, error, warning
 from hyperpod_ft.launch.sagemaker.groups import Group, groups, job_name, sagemaker_section
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.runs.run import Run
@@ -140,7 +140,7 @@ class Checks:
         """A job's container creates the next job at its end; without these permissions, `status` does."""
         remedy = "allow these, or keep `submit --watch` running: `status` creates the next job too"
         found = permission_checks.check_role_has(given, list(self._create(given)), remedy)
-        return [replace(finding, severity="warning") for finding in found]
+        return [replace(finding, verdict="warning") for finding in found]
 
     def caller_permissions(self, given: CheckInput) -> list[Finding]:
         """These credentials allow what the commands do."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hyperpod_ft import publish
 from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.protocol import NOTHING_ELSE, JobsElsewhere, JobState
 from hyperpod_ft.launch.sagemaker import advance as advancing
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, groups, job_name, name_prefix, next_number, sagemaker_section
 from hyperpod_ft.launch.sagemaker.job_logs import JobLogs
@@ -27,10 +27,17 @@ class SageMakerLauncher:
 
     name: str = LAUNCHER
     shares_environment: bool = False
+    can_wait_for_other_runs: bool = False
     _regions: dict[str, TrainingJobs] = field(default_factory=dict, init=False, repr=False, compare=False)
     _logs: dict[str, JobLogs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def submit(self, run: Run, stages: Sequence[StagePlan], submitted: Callable[[Job], None]) -> None:
+    def submit(
+        self,
+        run: Run,
+        stages: Sequence[StagePlan],
+        submitted: Callable[[Job], None],
+        awaited: JobsElsewhere = NOTHING_ELSE,
+    ) -> None:
         """Record a training job for each group of the stages, and create the first one.
 
         Raises UserError, before anything is recorded, for what SageMaker's own model of a request refuses.

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.validation import (
     capacity_checks,
@@ -23,6 +22,7 @@ from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.aws.validation.validate import ValidationResult, run_checks
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.findings import Finding, error, warning
 from hyperpod_ft.launch.sagemaker.account_checks import Checks
 from hyperpod_ft.launch.sagemaker.groups import NO_MAIL, Group, groups, job_name, sagemaker_section
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
@@ -119,8 +119,8 @@ def _renamed(run: Run, result: ValidationResult) -> ValidationResult:
     """The findings under the run file's keys, without those about the availability zone, which a training job lacks."""
     keys = _KEYS if run.config.store else {**_KEYS, state_checks.BUCKET: "sagemaker.output"}
     findings = [
-        replace(finding, field=keys.get(finding.field, finding.field))
+        replace(finding, name=keys.get(finding.name, finding.name))
         for finding in result.findings
-        if finding.field != capacity_checks.ZONE
+        if finding.name != capacity_checks.ZONE
     ]
     return replace(result, findings=tuple(findings))

@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_type_hints
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.results import usage
+from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.samples import ExactCount
 from hyperpod_ft.runs.run import Run
 
@@ -64,6 +65,7 @@ class Figures:
     validation_reward_accuracy: Annotated[float | None, _Line("validation rewards/accuracies", "{:.1%}".format)]
     exact_train: Annotated[ExactCount | None, _Line("exact answers, train", _answers)]
     exact_validation: Annotated[ExactCount | None, _Line("exact answers, validation", _answers)]
+    evaluations: tuple[EvaluationResult, ...] = ()  # a line of the table for each score
 
 
 # by the name of its field
@@ -99,6 +101,7 @@ def figures(run: Run) -> Figures | None:
         "cost": facts.get("cost") if cost is None else cost,
         "exact_train": _exact(exact.get("train")),
         "exact_validation": _exact(exact.get("validation")),
+        "evaluations": evaluations(run),
     }
     return Figures(**values)
 
@@ -127,6 +130,18 @@ def table(compared: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
         values = [getattr(training, field) for training in compared]
         if any(value is not None for value in values):
             yield (shown.name, *("" if value is None else shown.cell(value) for value in values))
+    scores = [_scores(training) for training in compared]
+    for label in dict.fromkeys(label for of_training in scores for label in of_training):
+        yield (label, *(of_training.get(label, "") for of_training in scores))
+
+
+def _scores(training: Figures) -> dict[str, str]:
+    """By what is scored; of several evaluations of one thing, the newest."""
+    return {
+        evaluation.label(one.metric): f"{one.tuned} (base {one.base})"
+        for evaluation in training.evaluations
+        for one in evaluation.main_scores
+    }
 
 
 def line(training: Figures) -> str:

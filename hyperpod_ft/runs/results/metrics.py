@@ -19,6 +19,19 @@ def intact_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield line, row
 
 
+def read_rows(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The intact rows that begin at or after `offset`, and the offset after the last whole line.
+
+    A line that is still being written is left for the next call. Raises OSError when the file cannot be read.
+    """
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        content = stream.read()
+    whole = content[: content.rfind(b"\n") + 1]
+    lines = whole.decode("utf-8", "replace").splitlines()
+    return [row for line in lines if (row := row_of(line))], offset + len(whole)
+
+
 def last_row(path: Path) -> dict[str, Any] | None:
     """The newest intact row; None if the file has none or cannot be read.
 

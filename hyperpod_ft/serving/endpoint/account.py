@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from functools import partial
 
-from hyperpod_ft.aws.findings import Finding, error, warning
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.validation import permission_checks, quota_checks
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.findings import Finding, error, warning
 from hyperpod_ft.serving.endpoint.create.endpoint_request import Target
 
 _TYPE, _ROLE = "deploy.instance_type", "deploy.role"

@@ -13,6 +13,7 @@ from typing import Any
 
 from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import Report
 from hyperpod_ft.runs.aws_names import RUN_TAG
 from hyperpod_ft.serving.endpoint.create.endpoint_request import component_name
 
@@ -51,7 +52,7 @@ class Endpoints:
     """SageMaker's operations on endpoints and what they consist of. `client` is boto3's."""
 
     client: Any
-    say: Callable[[str], None]
+    report: Report
 
     def find(self, name: str) -> Endpoint | None:
         described = _found(self.client.describe_endpoint, EndpointName=name)
@@ -114,7 +115,7 @@ class Endpoints:
                     raise
                 time.sleep(_PAUSE_SECONDS)
                 continue
-            self.say(f"created {kind} {name}")
+            self.report(f"created {kind} {name}")
             return
 
     def models(self, endpoint: str) -> list[str]:
@@ -172,11 +173,11 @@ class Endpoints:
 
     def delete_config(self, name: str) -> None:
         _found(self.client.delete_endpoint_config, EndpointConfigName=name)
-        self.say(f"deleted configuration {name}")
+        self.report(f"deleted configuration {name}")
 
     def delete_model(self, name: str) -> None:
         _found(self.client.delete_model, ModelName=name)
-        self.say(f"deleted model {name}")
+        self.report(f"deleted model {name}")
 
 
 def require(endpoints: Endpoints, name: str) -> Endpoint:

@@ -30,10 +30,10 @@ def remove(watch: Watch, clients: Any, bundles: Iterable[str] = (), *, keep_bund
     if component is not None:
         scaling.remove(clients("application-autoscaling"), clients("cloudwatch"), component.name)
         watch.until_gone(lambda: _delete_component(watch), "inference component", DEADLINE_SECONDS)
-        watch.say(f"deleted inference component {component.name}")
+        watch.report(f"deleted inference component {component.name}")
     if endpoint is not None:
         watch.until_gone(lambda: _delete_endpoint(watch), "endpoint", DEADLINE_SECONDS)
-        watch.say(f"deleted endpoint {name}")
+        watch.report(f"deleted endpoint {name}")
     for config in configs:
         endpoints.delete_config(config)
     removed = 0
@@ -77,14 +77,14 @@ def _delete_endpoint(watch: Watch) -> bool:
 
 def _remove_bundle(watch: Watch, s3: Any, url: str) -> int:
     if f"/endpoints/{watch.name}/" not in url:
-        watch.say(f"kept {url}: it is not a bundle of this endpoint")
+        watch.report(f"kept {url}: it is not a bundle of this endpoint")
         return 0
     names = _names(s3, url)
     small_objects.remove(s3, url, names)
     if left := _names(s3, url):
         raise UserError(f"{url}: {len(left)} objects cannot be deleted", "grant these credentials s3:DeleteObject")
     if names:
-        watch.say(f"deleted {len(names)} objects at {url}")
+        watch.report(f"deleted {len(names)} objects at {url}")
     return len(names)
 
 
@@ -105,4 +105,4 @@ def _remove_logs(watch: Watch, logs: Any) -> None:
             for group in groups:
                 endpoint_logs.delete(logs, group)
     except UserError as error:
-        watch.say(f"{groups[0]} was not deleted, and AWS charges for what it stores: {error}")
+        watch.report(f"{groups[0]} was not deleted, and AWS charges for what it stores: {error}")

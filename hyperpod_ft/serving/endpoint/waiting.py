@@ -7,7 +7,7 @@ from typing import Any
 
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import format_minutes
+from hyperpod_ft.progress import Report, format_minutes
 from hyperpod_ft.serving.endpoint import endpoint_logs
 from hyperpod_ft.serving.endpoint.endpoints import CREATING, DELETING, FAILED, IN_SERVICE, Endpoints
 from hyperpod_ft.terminal import printable
@@ -28,7 +28,7 @@ class Watch:
     logs: Any  # boto3's client
     name: str
     scales_to_zero: bool
-    say: Callable[[str], None]
+    report: Report
     poll_seconds: float = POLL_SECONDS
     _reported: dict[str, str] = field(default_factory=dict)
 
@@ -102,4 +102,4 @@ class Watch:
     def _report(self, what: str, state: str, before: str = "") -> None:
         if self._reported.get(what) != state:
             self._reported[what] = state
-            self.say(f"{what}: {before}{state}")
+            self.report(f"{what}: {before}{state}")

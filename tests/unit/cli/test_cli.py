@@ -1,5 +1,6 @@
 """The command as a user meets it: fast, one-line errors, generated references, and a wheel that works."""
 
+import errno
 import json
 import os
 import pkgutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.cli import main
 from hyperpod_ft.config import run_file
 from scripts.memory_table import LLAMA_3_8B
 from tests.unit.small_volume import small_volume
@@ -124,6 +126,21 @@ def test_a_full_volume_is_named_not_the_file_that_was_copied(tmp_path: Path) -> 
         error = refused("render", "quickstart", "--set", f"cluster.root={root}", cwd=tmp_path)
         assert str(root) in error and "No space left on device" in error
         assert not [path for path in root.glob("code/*") if path.is_dir()]
+
+
+def test_an_error_of_the_volume_that_names_no_file_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(main, "app", fails)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    assert (
+        capsys.readouterr().err == "error: standard output, or a file: Input/output error; free or repair the volume\n"
+    )
 
 
 def test_render_writes_scripts_only_where_told(tmp_path: Path) -> None:

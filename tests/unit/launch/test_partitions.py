@@ -10,23 +10,28 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import partitions
 from hyperpod_ft.launch.partitions import check_partition
 from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm_site import SlurmNode
 from hyperpod_ft.runs.run import Run
 
 # HyperPod's default partition has all nodes; a trn1 has 64 cores, an m5.4xlarge 8.
-HYPERPOD_CLUSTER = "dev*|64|node1\ndev*|8|node2\ntrn1|64|node1\nm5|8|node2\n"
+HYPERPOD_CLUSTER = "dev|64|node1 dev|8|node2 trn1|64|node1 m5|8|node2"
 
 
-@pytest.mark.parametrize("partition", [None, "dev"])
-def test_a_partition_with_nodes_of_several_sizes_is_refused(partition: str | None) -> None:
+def nodes(listing: str) -> list[SlurmNode]:
+    rows = [row.split("|") for row in listing.split()]
+    return [SlurmNode(name, partition, "idle", int(cpus), 1000, name, "") for partition, cpus, name in rows]
+
+
+def test_a_partition_with_nodes_of_several_sizes_is_refused() -> None:
     with pytest.raises(UserError) as refusal:
-        check_partition(HYPERPOD_CLUSTER, partition, "trn1.32xlarge")
+        check_partition(nodes(HYPERPOD_CLUSTER), "dev", "trn1.32xlarge")
     assert "cluster.partition: dev has nodes with 8, 64 CPUs" in refusal.value.problem
     assert refusal.value.remedy.endswith("m5, trn1")
 
 
 def test_the_partition_of_all_nodes_is_refused_although_types_have_equal_cpus() -> None:
     with pytest.raises(UserError) as refusal:
-        check_partition(HYPERPOD_CLUSTER.replace("|8|", "|64|"), None, "trn1.32xlarge")
+        check_partition(nodes(HYPERPOD_CLUSTER.replace("|8|", "|64|")), "dev", "trn1.32xlarge")
     assert "cluster.partition: dev" in refusal.value.problem
     assert refusal.value.remedy.endswith("m5, trn1")
 
@@ -36,21 +41,23 @@ def test_the_partition_of_all_nodes_is_refused_although_types_have_equal_cpus() 
     [
         (HYPERPOD_CLUSTER, "trn1"),
         (HYPERPOD_CLUSTER, "a-partition-that-sbatch-will-refuse"),
-        ("dev*|64|node1\ntrn1|64|node1\n", None),
-        ("dev*|64|node1\ndev*|64|node2\ntrn1|64|node1\ntrn1|64|node2\ndebug|64|node2\n", None),
-        ("all*|64|node1\nall*|64|node2\ndebug|64|node2\n", None),  # not HyperPod's
-        ("dev*|64|node1\ndev*|8|node2\n", "dev"),  # an older cluster: there is no other
-        ("", None),  # sinfo failed; sbatch says why
+        ("dev|64|node1 trn1|64|node1", "dev"),
+        ("dev|64|node1 dev|64|node2 trn1|64|node1 trn1|64|node2 debug|64|node2", "dev"),
+        ("all|64|node1 all|64|node2 debug|64|node2", "all"),  # not HyperPod's
+        ("dev|64|node1 dev|8|node2", "dev"),  # an older cluster: there is no other
+        ("", ""),  # Slurm has no nodes; sbatch says so
     ],
 )
-def test_what_is_left_to_slurm(listing: str, partition: str | None) -> None:
-    check_partition(listing, partition, "trn1.32xlarge")
+def test_what_is_left_to_slurm(listing: str, partition: str) -> None:
+    check_partition(nodes(listing), partition, "trn1.32xlarge")
 
 
 def test_it_is_refused_before_any_job_is_submitted(
     make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, script in (("sinfo", f"printf '{HYPERPOD_CLUSTER!s}'"), ("sbatch", "echo 1"), ("squeue", "exit 0")):
+    listing = "".join(f"{it.name}|{it.partition}|idle|{it.cpus}|1|{it.name}|none\\n" for it in nodes(HYPERPOD_CLUSTER))
+    sinfo = f"case $* in *%P*) echo 'dev* trn1 m5' ;; *) printf '{listing}' ;; esac"
+    for name, script in (("sinfo", sinfo), ("sbatch", "echo 1"), ("squeue", "exit 0")):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
         program.write_text(f"#!/bin/bash\n{script}\n")

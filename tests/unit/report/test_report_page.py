@@ -4,6 +4,7 @@ import html
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hyperpod_ft.report import findings
 from hyperpod_ft.report.differences import differences
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.page import report_page
+from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
 from hyperpod_ft.runs.run import Run
 from tests.unit.report.recorded_run import SPIKE, recorded_run
 
@@ -54,6 +56,23 @@ def test_headings_say_what_was_found(tmp_path: Path) -> None:
     page = report_page([report])
     for heading in (findings.loss(report), findings.answers(report), findings.cost(report)):
         assert heading in page
+
+
+def test_scores_of_evaluations_stand_beside_each_other(tmp_path: Path) -> None:
+    def metric(task: str, higher: bool | None) -> Metric:
+        return Metric(task, "acc", "none", "1", 5, 10, "", higher)
+
+    scores = (
+        Compared(metric("up", True), Score(0.25, 0.01), Score(0.5, 0.02)),
+        Compared(metric("down", False), Score(2.0, None), Score(3.0, None)),
+        Compared(metric("<i>", None), Score(1.0, None), Score(None, None)),
+    )
+    evaluation = EvaluationResult(("all",), None, False, scores, {}, "cpu")
+    report = replace(gather(recorded_run(tmp_path)), evaluations=(evaluation,))
+    assert findings.evaluations(report).endswith("better than its base on 1 of 2 metrics, worse on 1")
+    page = report_page([report])
+    assert "up, acc (5-shot)" in page and "0.2500 ± 0.0100" in page and "0.5000 ± 0.0200" in page
+    assert "&lt;i&gt;, acc" in page
 
 
 def test_a_run_that_is_not_finished_has_a_page(make_run: Callable[..., Run]) -> None:

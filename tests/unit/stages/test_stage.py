@@ -1,6 +1,8 @@
 """What every stage shares: skip, needs, lock, record; and what a submission chooses from it."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -180,6 +182,25 @@ def test_the_program_ends_with_2_and_one_line_for_a_users_error(make_run: MakeRu
     assert "no run.yaml in it" in done.stderr
 
 
+@pytest.mark.parametrize(("code", "status"), [(errno.EIO, 1), (errno.ENOSPC, 2), (errno.ESTALE, 2)])
+def test_a_failing_volume_is_one_line(
+    make_run: MakeRun, code: int, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error of read() or write() names no file. After an I/O error, ranks are started again."""
+    run = make_run()
+    run.freeze()
+
+    def work(run: Run) -> stage.Result:
+        raise OSError(code, os.strerror(code))
+
+    with pytest.raises(SystemExit) as ended:
+        stage.main("env", work, [str(run.directory)])
+    assert ended.value.code == status
+    assert capsys.readouterr().err == (
+        f"error: env: the volume: {os.strerror(code)}; free or repair the volume, then resume\n"
+    )
+
+
 def test_a_prepared_run_directory_stands_alone(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     scripts = prepare(run, Launchers())
@@ -344,7 +365,7 @@ def test_the_jobs_of_a_cluster_that_is_gone_are_gone(make_run: MakeRun, tmp_path
 
 def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun) -> None:
     class Refusing(ProcessLauncher):
-        def submit(self, run: Run, stages: object, submitted: object) -> None:
+        def submit(self, run: Run, stages: object, *other: object) -> None:
             raise UserError("sbatch train: no such partition")
 
     run = make_run()
@@ -361,7 +382,7 @@ def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun)
 
 def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
     class Accepting(ProcessLauncher):
-        def submit(self, run: Run, stages: object, submitted: object) -> None: ...
+        def submit(self, run: Run, stages: object, *other: object) -> None: ...
 
     run = make_run()
     finish_all(run)

@@ -44,7 +44,7 @@ from hyperpod_ft.engines.torch.model.tensor_collectives import (
     SumOfAll,
     SumSequence,
 )
-from hyperpod_ft.engines.torch.sharding.parts import Division, TensorSplit
+from hyperpod_ft.engines.torch.sharding.parts import Division
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import copies_over_tensor
 from hyperpod_ft.planning.families import Family, Outputs
@@ -175,16 +175,16 @@ class Splitting:
             parameter = getattr(module, key, None)
             if parameter is None:
                 continue
-            split = self._split(parameter.shape[dim], dim, outputs)
-            own = nn.Parameter(split.of(parameter.data), requires_grad=parameter.requires_grad)
+            division = self._division(parameter.shape, dim, outputs)
+            own = nn.Parameter(division.of(parameter.data), requires_grad=parameter.requires_grad)
             setattr(module, key, own)
-            self.divisions[own] = Division(parameter.shape, split, sums=self._key_group if "keys" in outputs else None)
+            self.divisions[own] = division
 
-    def _split(self, size: int, dim: int, outputs: tuple[Outputs, ...]) -> TensorSplit:
+    def _division(self, shape: torch.Size, dim: int, outputs: tuple[Outputs, ...]) -> Division:
         proportions = [self._proportions[kind] for kind in outputs]
         ranges, begin = [], 0
         for kind, proportion in zip(outputs, proportions, strict=True):
-            width = size * proportion // sum(proportions)
+            width = shape[dim] * proportion // sum(proportions)
             copies = self._copies_of_keys if kind == "keys" else 1
             own, rest = divmod(width * copies, self.group.size())
             if rest:
@@ -195,7 +195,8 @@ class Splitting:
             first = begin + self.group.rank() // copies * own
             ranges.append(range(first, first + own))
             begin += width
-        return TensorSplit(dim, tuple(ranges), self.group.rank(), self.group.size())
+        sums = self._key_group if "keys" in outputs else None
+        return Division(shape, dim, tuple(ranges), self.group.rank(), self.group.size(), sums)
 
 
 # Classes, not forward passes replaced on modules: for those a compiler would make a graph for each layer.

@@ -14,7 +14,7 @@ from torch import nn
 
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model.tensor_collectives import Sum
-from hyperpod_ft.engines.torch.sharding.parts import Division, TensorSplit
+from hyperpod_ft.engines.torch.sharding.parts import Division
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class _Dividing:
                 continue
             if whole not in self._own:
                 group = self.vocabulary_rows.group
-                split = TensorSplit(0, (self.vocabulary_rows.own,), group.rank(), group.size())
-                self._own[whole] = nn.Parameter(split.of(whole.data), requires_grad=whole.requires_grad)
-                self.divisions[self._own[whole]] = Division(whole.shape, split)
+                division = Division(whole.shape, 0, (self.vocabulary_rows.own,), group.rank(), group.size())
+                self._own[whole] = nn.Parameter(division.of(whole.data), requires_grad=whole.requires_grad)
+                self.divisions[self._own[whole]] = division
             setattr(module, key, self._own[whole])
 
 

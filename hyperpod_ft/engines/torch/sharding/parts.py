@@ -20,31 +20,25 @@ from hyperpod_ft.engines.torch.sharding.pieces import Box, Pieces
 
 
 @dataclass(frozen=True)
-class TensorSplit:
-    """What a tensor-parallel rank has of a parameter, along one dimension."""
+class Division:
+    """What tensor parallelism makes of a parameter: whole on each rank, or split along dimension `dim`."""
 
-    dim: int
-    ranges: tuple[range, ...]  # of the whole, in the order in which the rank has them
-    index: int  # of this rank in its tensor-parallel group
-    ranks: int  # of that group
+    shape: torch.Size  # of the whole parameter
+    dim: int | None = None  # None: each rank holds it whole
+    ranges: tuple[range, ...] = ()  # of `dim`, what this rank has, in its order
+    index: int = 0  # of this rank in its tensor-parallel group
+    ranks: int = 1  # of that group
+    sums: dist.ProcessGroup | None = None  # sum gradients over this group; None: each rank has the full gradient
 
     @property
     def length(self) -> int:
+        """Of what this rank has, along `dim`."""
         return sum(map(len, self.ranges))
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part, copied; on the meta device too."""
+        """What this rank has of a parameter that is split, copied; on the meta device too."""
         parts = [whole.narrow(self.dim, part.start, len(part)) for part in self.ranges]
         return torch.cat(parts, self.dim)
-
-
-@dataclass(frozen=True)
-class Division:
-    """What tensor parallelism makes of a parameter."""
-
-    shape: torch.Size  # of the whole parameter
-    split: TensorSplit | None = None  # None: each rank holds it whole
-    sums: dist.ProcessGroup | None = None  # sum gradients over this group; None: each rank has the full gradient
 
 
 @dataclass(frozen=True)
@@ -84,7 +78,7 @@ class Part:
     def replica_groups(self) -> dict[str, dist.ProcessGroup]:
         """The groups of ranks that hold the same part, by their axis."""
         found = {"dp_replicate": self.mesh.get_group("dp_replicate")}
-        if self.division.split is None:
+        if self.division.dim is None:
             found["tp"] = self.mesh.get_group("tp")
         elif self.division.sums:  # of a split parameter: the ranks that have the same slice
             found["tp copies"] = self.division.sums
@@ -103,35 +97,34 @@ class Part:
         Their last dimension may differ from the parameter's: moments in 8 bits have one scale for a block of a row.
         """
         start = (self.first_row, *[0] * (tensor.ndim - 1))
-        split = self.division.split
-        if split is None:
+        division, dim = self.division, self.division.dim
+        if dim is None:
             return [(start, tensor)]
-        ranges = split.ranges
-        if split.dim == tensor.ndim - 1 > 0 and tensor.shape[-1] != split.length:
-            ranges = (range(split.index * tensor.shape[-1], (split.index + 1) * tensor.shape[-1]),)
+        ranges = division.ranges
+        if dim == tensor.ndim - 1 > 0 and tensor.shape[-1] != division.length:
+            ranges = (range(division.index * tensor.shape[-1], (division.index + 1) * tensor.shape[-1]),)
         found: list[Box] = []
         first = 0  # of this range in what the tp rank holds
-        begins = start[split.dim]
+        begins = start[dim]
         for part in ranges:
-            low, high = max(first, begins), min(first + len(part), begins + tensor.shape[split.dim])
+            low, high = max(first, begins), min(first + len(part), begins + tensor.shape[dim])
             if low < high:
-                place = (*start[: split.dim], part.start + low - first, *start[split.dim + 1 :])
-                found.append((place, tensor.narrow(split.dim, low - begins, high - low)))
+                place = (*start[:dim], part.start + low - first, *start[dim + 1 :])
+                found.append((place, tensor.narrow(dim, low - begins, high - low)))
             first += len(part)
         return found
 
     def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
         """This part's values for a checkpoint, sharing their memory; the tensor itself when it is whole."""
-        split = self.division.split
-        if split is None and self.shard_ranks == 1:
+        division = self.division
+        if division.dim is None and self.shard_ranks == 1:
             return tensor
         shape = list(self.shape)
         if tensor.ndim > 1:
-            inner = split is not None and split.dim == tensor.ndim - 1
-            if not inner:
+            if division.dim != tensor.ndim - 1:
                 shape[-1] = tensor.shape[-1]
-            elif split is not None and tensor.shape[-1] != split.length:
-                shape[-1] = tensor.shape[-1] * split.ranks
+            elif tensor.shape[-1] != division.length:
+                shape[-1] = tensor.shape[-1] * division.ranks
         return Pieces(torch.Size(shape), tensor.dtype, tensor.device, self.boxes(tensor))
 
 

@@ -1,6 +1,6 @@
 """Creates a run's endpoint, waits for it, proves it. Every step finds what an interrupted command has created."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from hyperpod_ft.aws.s3 import buckets, trees
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import format_bytes
+from hyperpod_ft.progress import Report, format_bytes
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results.samples import RecordedAnswers, Samples
 from hyperpod_ft.serving.endpoint import endpoint_logs
@@ -38,7 +38,7 @@ class Creation:
     deployment: Deployment
     session: Session
     watch: Watch
-    say: Callable[[str], None]
+    report: Report
 
     def run(self, *, keep: bool) -> Proof | None:
         """The endpoint's answers; None when the run recorded none to compare them with.
@@ -97,7 +97,7 @@ class Creation:
         if endpoint is None:
             return False
         if endpoint.status in (FAILED, DELETING) or (component is not None and component.status in (FAILED, DELETING)):
-            self.say(f"endpoint {name} has failed or is being deleted; it will be created again once it is gone")
+            self.report(f"endpoint {name} has failed or is being deleted; it will be created again once it is gone")
             remove(self.watch, self.session.client, keep_bundle=True)
             return False
         if endpoint.config != self.deployment.requests.config["EndpointConfigName"]:
@@ -106,13 +106,13 @@ class Creation:
                 f" on {endpoint.instance_type or 'another type'}",
                 f"hyperpod-ft deploy delete {name}, then deploy again",
             )
-        self.say(f"endpoint {name} already exists")
+        self.report(f"endpoint {name} already exists")
         return True
 
     def _create(self) -> None:
         bundle, target, requests = self.deployment.bundle, self.deployment.target, self.deployment.requests
         if bundle.parts:
-            self.say(f"uploading {format_bytes(bundle.nbytes)} to {target.bundle}/")
+            self.report(f"uploading {format_bytes(bundle.nbytes)} to {target.bundle}/")
         for part in bundle.parts:
             url = "/".join(filter(None, (target.bundle, part.prefix)))
             trees.push(self._s3, url, part.root, part.files, "upload")
@@ -141,13 +141,13 @@ class Creation:
             with explained("the container's log"):
                 lines = list(endpoint_logs.lines(self.session.client("logs"), self.watch.log_group(), follow=False))
         except UserError as error:
-            self.say(str(error))
+            self.report(str(error))
             return
         publish.write_text(path, "".join(f"{line}\n" for line in lines))
-        self.say(f"--- the container's log, last {min(len(lines), _LOG_LINES)} of {len(lines)} lines ({path})")
+        self.report(f"--- the container's log, last {min(len(lines), _LOG_LINES)} of {len(lines)} lines ({path})")
         for line in lines[-_LOG_LINES:]:
-            self.say(printable(line, keep="\t"))
-        self.say("---")
+            self.report(printable(line, keep="\t"))
+        self.report("---")
 
     def _prove(self) -> Proof | None:
         """Ask the endpoint the run's own prompts; the result is kept in the run directory."""
@@ -163,7 +163,7 @@ class Creation:
             request = completion_request(sample, served, run.config.generate.max_new_tokens)
             return ComparedAnswer(sample, completion_text(invoke(client, target.name, component, request)))
 
-        self.say(f"asking {len(recorded)} prompts of {run.samples_path.name}")
+        self.report(f"asking {len(recorded)} prompts of {run.samples_path.name}")
         with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:
             proof = Proof(tuple(pool.map(ask, recorded)))
         about = {

@@ -176,7 +176,7 @@ class Recording:
     shares_environment: bool = True
     stages: list[str] = field(default_factory=list)
 
-    def submit(self, run: Run, stages: Iterable[Any], submitted: Callable[..., None]) -> None:
+    def submit(self, run: Run, stages: Iterable[Any], submitted: Callable[..., None], other: object) -> None:
         self.stages += [stage.name for stage in stages]
 
     def active(self, run: Run, jobs: object) -> list[Any]:
@@ -194,7 +194,7 @@ def test_another_launcher_runs_what_only_the_store_has(run: Run, jobs: Jobs, mon
     """Its jobs read the outputs on their own volume."""
     chosen: list[str] = []
 
-    def noted(_: ProcessLauncher, __: Run, stages: Sequence[StagePlan], ___: object) -> None:
+    def noted(_: ProcessLauncher, __: Run, stages: Sequence[StagePlan], *___: object) -> None:
         chosen.extend(stage.name for stage in stages)
 
     monkeypatch.setattr(ProcessLauncher, "submit", noted)

@@ -13,7 +13,7 @@ from hyperpod_ft.planning.engine_rules import rules_of
 
 
 @dataclass(frozen=True)
-class Assumed:
+class Expectations:
     """`config` None: no run file was given. `site` is asked at most once for its nodes."""
 
     root: Path
@@ -21,7 +21,7 @@ class Assumed:
     site: SlurmSite = field(default_factory=SlurmSite)
 
     @classmethod
-    def of(cls, config: RunConfig | None, root: Path) -> "Assumed":
+    def of(cls, config: RunConfig | None, root: Path) -> "Expectations":
         """With the Slurm of SLURM_CONF or of the system, or else the local cluster that is up."""
         local = LocalCluster(default_directory())
         uses_local = config is None or config.cluster.instance_type == "local"

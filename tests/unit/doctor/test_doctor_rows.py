@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from hyperpod_ft.doctor import every_node, machine, node, report, software, volume
-from hyperpod_ft.doctor.assumed import Assumed
-from hyperpod_ft.doctor.diagnosis import Assumption, Diagnosis, differs, examine, ok
-from hyperpod_ft.doctor.node import NodeDiagnoses
+from hyperpod_ft.doctor.assumption import Assumption, examine
+from hyperpod_ft.doctor.expectations import Expectations
+from hyperpod_ft.doctor.node import NodeFindings
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.findings import Finding, error, ok
 from hyperpod_ft.job import interpreters
 from hyperpod_ft.launch.slurm_site import SlurmNode, SlurmSite
 from hyperpod_ft.planning.pins import NEURON_DRIVERS
@@ -27,7 +28,7 @@ LUSTRE = "50 28 0:1 / /fsx rw,noatime - lustre 10.1.0.1@tcp:/4owupbev rw,{},lazy
 ROOT = "28 1 8:1 / / rw,relatime - ext4 /dev/root rw\n"
 
 
-def rows_of(checks: list[Assumption]) -> dict[str, Diagnosis]:
+def rows_of(checks: list[Assumption]) -> dict[str, Finding]:
     return {row.name: row for row in examine(checks)}
 
 
@@ -46,7 +47,7 @@ def test_a_volume_without_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(fcntl, "flock", flock)
     row = volume.locks(tmp_path)
-    assert row.verdict == "differs"
+    assert row.verdict == "error"
     assert "mount it with flock" in row.remedy
     assert list(tmp_path.iterdir()) == []
 
@@ -67,8 +68,8 @@ def test_the_mount_of_a_path() -> None:
     ("option", "addresses", "verdict"),
     [
         ("flock", ["10.1.0.12"], "ok"),
-        ("localflock", ["10.1.0.12"], "differs"),
-        ("", ["10.1.0.12"], "differs"),  # a disk of the head node
+        ("localflock", ["10.1.0.12"], "error"),
+        ("", ["10.1.0.12"], "error"),  # a disk of the head node
         ("", ["127.0.0.1"], "ok"),
     ],
 )
@@ -82,15 +83,15 @@ def test_the_volume(
 ) -> None:
     kind, options = ("lustre", {option}) if option else ("ext4", set[str]())
     monkeypatch.setattr(volume, "mount_of", lambda path, table: (kind, options))
-    row = rows_of(volume.assumptions(Assumed(tmp_path, make_run().config, at(addresses))))["volume"]
+    row = rows_of(volume.assumptions(Expectations(tmp_path, make_run().config, at(addresses))))["volume"]
     assert row.verdict == verdict, row
 
 
 def test_a_root_that_cannot_be_made(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assumed = Assumed(tmp_path / "hyperpod-ft", make_run().config, at([]))
-    row = rows_of(volume.assumptions(assumed))["cluster.root"]
-    assert row.verdict == "differs"
+    expected = Expectations(tmp_path / "hyperpod-ft", make_run().config, at([]))
+    row = rows_of(volume.assumptions(expected))["cluster.root"]
+    assert row.verdict == "error"
     assert f"sudo install -d -o $USER {tmp_path / 'hyperpod-ft'}" in row.remedy
 
 
@@ -110,15 +111,15 @@ def test_a_rename_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "replace", refuse)
     monkeypatch.setattr(Path, "replace", refuse)
     row = volume.renames(tmp_path)
-    assert row.verdict == "differs"
+    assert row.verdict == "error"
     assert "Input/output error" in row.found
 
 
 def test_little_space(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=3 * 2**30))
-    assert machine.temporary().verdict == "differs"
-    assumed = Assumed(tmp_path, make_run().config, at([]))
-    assert rows_of(volume.assumptions(assumed))["free space"].verdict == "differs"
+    assert machine.temporary().verdict == "error"
+    expected = Expectations(tmp_path, make_run().config, at([]))
+    assert rows_of(volume.assumptions(expected))["free space"].verdict == "error"
 
 
 def test_no_way_to_make_virtual_environments(
@@ -126,10 +127,10 @@ def test_no_way_to_make_virtual_environments(
 ) -> None:
     monkeypatch.setattr(interpreters, "version_of", lambda python: "")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assumed = Assumed(tmp_path, make_run(env__python=None).config, at([]))
-    (one,) = [one for one in software.assumptions(assumed) if one.name == "virtual environment"]
+    expected = Expectations(tmp_path, make_run(env__python=None).config, at([]))
+    (one,) = [one for one in software.assumptions(expected) if one.name == "virtual environment"]
     (lost,) = examine([one])
-    assert lost.verdict == "differs"
+    assert lost.verdict == "error"
     assert "pip install uv" in lost.remedy
     uv = tmp_path / "uv"
     uv.write_text("#!/bin/sh\n")
@@ -146,15 +147,15 @@ def test_names_that_do_not_resolve(make_run: MakeRun, tmp_path: Path, monkeypatc
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     config = make_run(env__python=None, env__package_repositories=["https://index.example/simple"]).config
-    row = rows_of(machine.assumptions(Assumed(tmp_path, config, at([]))))["names"]
-    assert row.verdict == "differs"
+    row = rows_of(machine.assumptions(Expectations(tmp_path, config, at([]))))["names"]
+    assert row.verdict == "error"
     assert "huggingface.co" in row.found
     assert "index.example" not in row.found
 
 
 def test_a_node_with_another_volume(tmp_path: Path) -> None:
     row = node.check_shared(tmp_path / "scratch" / "probe")
-    assert row.verdict == "differs"
+    assert row.verdict == "error"
     assert "not the head node's volume" in row.found
 
 
@@ -169,7 +170,7 @@ def test_a_node_to_which_locks_do_not_reach(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "verdict"),
-    [("2.24.7.0", "ok"), ("2.26.5.0", "ok"), ("2.9.1.0", "differs"), ("", "cannot tell")],
+    [("2.24.7.0", "ok"), ("2.26.5.0", "ok"), ("2.9.1.0", "error"), ("", "warning")],
 )
 def test_the_driver_is_that_of_the_sdk_or_newer(version: str, verdict: str) -> None:
     assert node.check_driver(version, "neuron-2.26.1").verdict == verdict
@@ -180,8 +181,8 @@ def test_every_sdk_has_its_driver() -> None:
     assert set(NEURON_DRIVERS) == named
 
 
-def said(name: str, time: float, *rows: Diagnosis) -> NodeDiagnoses:
-    return NodeDiagnoses(name, time, rows, None)
+def said(name: str, time: float, *rows: Finding) -> NodeFindings:
+    return NodeFindings(name, time, rows, None)
 
 
 def test_the_output_of_tasks_may_be_mixed() -> None:
@@ -194,18 +195,18 @@ def test_the_output_of_tasks_may_be_mixed() -> None:
 
 
 def test_clocks_of_nodes_that_differ(make_run: MakeRun, tmp_path: Path) -> None:
-    assumed = Assumed(tmp_path, make_run().config, at([]))
-    (near,) = every_node._compare_nodes(assumed, [said("n1", 1000.0), said("n2", 1003.0)])
+    expected = Expectations(tmp_path, make_run().config, at([]))
+    (near,) = every_node._compare_nodes(expected, [said("n1", 1000.0), said("n2", 1003.0)])
     assert near.verdict == "ok"
-    (apart,) = every_node._compare_nodes(assumed, [said("n1", 1000.0), said("n2", 1200.0)])
-    assert apart.verdict == "differs"
+    (apart,) = every_node._compare_nodes(expected, [said("n1", 1000.0), said("n2", 1200.0)])
+    assert apart.verdict == "error"
     assert "n2 is ahead" in apart.found
 
 
 def test_the_row_of_a_node_names_what_differs_there() -> None:
     idle = SlurmNode("n1", "dev", "idle", 4, 1000, "10.0.0.1", "")
-    row = every_node._node_row(idle, said("n1", 0.0, ok("locks", "work"), differs("clock", "is off", "set it")), "")
-    assert (row.verdict, row.found, row.remedy) == ("differs", "clock: is off", "set it")
+    row = every_node._node_row(idle, said("n1", 0.0, ok("locks", "work"), error("clock", "is off", "set it")), "")
+    assert (row.verdict, row.found, row.remedy) == ("error", "clock: is off", "set it")
 
 
 @pytest.mark.parametrize(
@@ -238,10 +239,10 @@ def test_a_report_has_no_secrets() -> None:
 
 
 def test_a_bug_in_one_look_does_not_lose_the_other_rows() -> None:
-    def rows() -> Iterator[Diagnosis]:
+    def rows() -> Iterator[Finding]:
         yield ok("accounting", "answers")
         raise KeyError("getpwuid(): uid not found: 70001")
 
     lost, well = examine([Assumption("accounting", rows), Assumption("locks", lambda: ok("locks", "work"))])
-    assert (lost.name, lost.verdict, well.verdict) == ("accounting", "cannot tell", "ok")
+    assert (lost.name, lost.verdict, well.verdict) == ("accounting", "warning", "ok")
     assert "KeyError('getpwuid(): uid not found: 70001')" in lost.found

@@ -1,7 +1,7 @@
 """The operations of `hyperpod-ft deploy`: decide, send requests to AWS, wait, ask, compare, delete."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -11,6 +11,7 @@ from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import poll_seconds
+from hyperpod_ft.progress import Report
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint import account, bearer_token, endpoint_logs
 from hyperpod_ft.serving.endpoint.bundle import small_files_in_store
@@ -23,8 +24,6 @@ from hyperpod_ft.serving.endpoint.proof import Proof
 from hyperpod_ft.serving.endpoint.remove import remove
 from hyperpod_ft.serving.endpoint.waiting import POLL_SECONDS, Watch
 from hyperpod_ft.serving.models import TUNED
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -47,17 +46,17 @@ class ListedEndpoint:
 
 
 @dataclass(frozen=True)
-class EndpointCommands:
+class EndpointOperations:
     """The operations on the endpoints of a region. Methods raise UserError; times are in seconds."""
 
     session: Session
-    say: Say
+    report: Report
     poll_seconds: float = POLL_SECONDS
 
     @classmethod
-    def of(cls, region: str | None, profile: str | None, say: Say) -> "EndpointCommands":
+    def of(cls, region: str | None, profile: str | None, report: Report) -> "EndpointOperations":
         session = Session(region, profile or os.environ.get("AWS_PROFILE"))
-        return cls(session, say, poll_seconds(POLL_SECONDS))
+        return cls(session, report, poll_seconds(POLL_SECONDS))
 
     @property
     def region(self) -> str:
@@ -75,12 +74,12 @@ class EndpointCommands:
         """Say what could not be checked in the account. Raises UserError for what AWS would refuse."""
         found = account.findings(planned.target, self.session)
         for finding in found:
-            if finding.severity == "warning":
-                self.say(str(finding))
-        if errors := [finding for finding in found if finding.severity == "error"]:
+            if finding.verdict == "warning":
+                self.report(str(finding))
+        if errors := [finding for finding in found if finding.verdict == "error"]:
             for finding in errors[1:]:
-                self.say(str(finding))
-            raise UserError(f"{errors[0].field}: {errors[0].problem}", errors[0].remedy)
+                self.report(str(finding))
+            raise UserError(f"{errors[0].name}: {errors[0].found}", errors[0].remedy)
 
     def price(self, instance_type: str) -> float | None:
         return price_per_hour(self.session, instance_type, self.region)
@@ -90,7 +89,7 @@ class EndpointCommands:
         name = deployment.target.name
         with self._explained(name):
             watch = self._watch(name, scales=deployment.requests.component is not None)
-            return Creation(deployment, self.session, watch, self.say).run(keep=keep)
+            return Creation(deployment, self.session, watch, self.report).run(keep=keep)
 
     def listed(self) -> list[ListedEndpoint]:
         """The endpoints of the region that the kit created, newest first."""
@@ -145,10 +144,10 @@ class EndpointCommands:
 
     @property
     def _endpoints(self) -> Endpoints:
-        return Endpoints(self.session.client("sagemaker"), self.say)
+        return Endpoints(self.session.client("sagemaker"), self.report)
 
     def _watch(self, name: str, *, scales: bool = False) -> Watch:
-        return Watch(self._endpoints, self.session.client("logs"), name, scales, self.say, self.poll_seconds)
+        return Watch(self._endpoints, self.session.client("logs"), name, scales, self.report, self.poll_seconds)
 
     def _explained(self, name: str) -> AbstractContextManager[None]:
         return explained(f"endpoint {name}")

@@ -1,0 +1,1 @@
+"""Parts of `python -m benchmarks.soak`: faults, a user who goes on in spite of them, and what must be unchanged."""

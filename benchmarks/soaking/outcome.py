@@ -1,0 +1,131 @@
+"""What a run has left: what must be the same as after an undisturbed run, and what must not be there."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.soaking.site import read_json
+from hyperpod_ft.runs.run import Run
+
+# Facts about time, and about how often a run was started; all others must be the same.
+_OF_TIME = {
+    "seconds",
+    "seconds_per_step",
+    "rows_per_second",
+    "documents_per_second",
+    "tokens_per_second",
+    "mfu",
+    "warm_up_seconds",
+    "memory_mb",
+    "resumed_from",
+    "restarts",
+    "attempts",
+    "node_hours",
+    "accelerator_hours",
+    "cost",
+}
+_OUTPUTS = ("adapter", "merged", "samples.json")
+# docs/when-something-fails.md: small, and kept until somebody deletes them.
+_KEPT = re.compile(r"\.partial-[^/]*-\d+$")
+_TEMPORARY = re.compile(r"\.partial|\.replaced$|\.tmp|\.discarded-|\.volume-")
+
+
+def outcome(run: Run) -> dict[str, Any]:
+    """The digests of the files, the losses and the records of a finished run, without times and job ids."""
+    files = [file for name in _OUTPUTS for file in _files(run.directory / name)]
+    files += [file for stage in ("download", "dataset") for file in _outputs(run, stage)]
+    return {
+        "files": {run.relative(file): _digest(file, run.root) for file in files},
+        "metrics": [_without_times(json.loads(line)) for line in run.metrics_path.read_text().splitlines()],
+        "records": {stage.name: _record(run, stage.name) for stage in run.plan.stages},
+        "checkpoints": [path.name for path in sorted(run.checkpoints.iterdir())],
+    }
+
+
+def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """What differs between two outcomes, a line each."""
+    return list(_differences(expected, found, ""))
+
+
+def leftovers(run: Run) -> list[str]:
+    """Temporary names below the root that a finished run must not have."""
+    names = [path.relative_to(run.root).as_posix() for path in run.root.rglob("*")]
+    return [name for name in names if _TEMPORARY.search(name) and not _KEPT.search(name)]
+
+
+def lost_and_doubled(run: Run, known: Mapping[str, str], excused: int) -> list[str]:
+    """What jobs.json and Slurm do not agree about. `known`: the names of Slurm's jobs by id.
+
+    `excused`: submissions that were killed, each of which may have left one job without an entry; and kills of
+    slurmctld, which may have forgotten a job.
+    """
+    recorded = Counter(job.job_id for job in run.jobs())
+    ours = {job_id for job_id, name in known.items() if name.startswith(f"{run.config.name}-")}
+    lost, unrecorded = sorted(set(recorded) - ours), sorted(ours - set(recorded))
+    found = [f"job {job_id} is in jobs.json {times} times" for job_id, times in recorded.items() if times > 1]
+    if len(lost) + len(unrecorded) + len(found) <= excused:
+        return []
+    found += [f"job {job_id} is in jobs.json, and Slurm does not know it" for job_id in lost]
+    return found + [f"job {job_id} of Slurm's is not in jobs.json" for job_id in unrecorded]
+
+
+def work_done_twice(run: Run) -> list[str]:
+    """Stages of this run whose logs report more than once that they have finished."""
+    counts: Counter[str] = Counter()
+    for log in run.logs.glob("*.out"):
+        counts.update(re.findall(r"^(\w+): done in ", log.read_text(errors="replace"), re.MULTILINE))
+    return [f"stage {stage} was done {times} times" for stage, times in counts.items() if times > 1]
+
+
+def tracebacks(run: Run) -> Counter[str]:
+    """The last lines of the tracebacks in the logs of the run's jobs."""
+    counts: Counter[str] = Counter()
+    for log in run.logs.glob("*.out"):
+        stage = log.name.rpartition("-")[2].partition("_")[0]
+        text = log.read_text(errors="replace")
+        for match in re.finditer(r"^Traceback .*\n(?:(?:  .*|)\n)*(\w.*)", text, re.MULTILINE):
+            counts[f"{stage}: {match[1][:200]}"] += 1
+    return counts
+
+
+def _record(run: Run, stage: str) -> dict[str, Any]:
+    record: dict[str, Any] = read_json(run.record_path(stage))
+    kept = {key: record[key] for key in ("stage", "fingerprint", "inputs", "versions")}
+    outputs = {output["path"]: (output["size"], output["sha256"]) for output in record["outputs"]}
+    # its rows hold times, and checkpoints hold what the files of a loss curve do: compared as `metrics` above
+    names = [name for name in outputs if "/checkpoints/" in name or name.endswith("metrics.jsonl")]
+    return {**kept, "outputs": {**outputs, **dict.fromkeys(names)}, "facts": _without_times(record["facts"])}
+
+
+def _outputs(run: Run, stage: str) -> list[Path]:
+    return [run.root / output["path"] for output in read_json(run.record_path(stage))["outputs"]]
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_times(inner) for key, inner in value.items() if key not in _OF_TIME}
+    return [_without_times(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def _digest(file: Path, root: Path) -> str:
+    """SHA-256 of a file, in which the root's path is replaced by a name: every worker has its own."""
+    return hashlib.sha256(file.read_bytes().replace(bytes(root), b"ROOT")).hexdigest()
+
+
+def _differences(expected: Any, found: Any, where: str) -> Iterator[str]:
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for key in sorted({*expected, *found}):
+            yield from _differences(expected.get(key), found.get(key), f"{where}/{key}")
+    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+            yield from _differences(one, other, f"{where}/{number}")
+    elif expected != found:
+        yield f"{where}: {str(expected)[:200]} became {str(found)[:200]}"

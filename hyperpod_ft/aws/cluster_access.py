@@ -1,0 +1,115 @@
+"""One cluster in AWS: what every command of `hyperpod-ft cluster` asks about it, and how they wait for it."""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ft.aws.cluster_reference import ClusterReference
+from hyperpod_ft.aws.hyperpod import api
+from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.following import Seen, State, follow
+from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
+from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, ClusterWatch
+from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.aws.ssh.ssm import AwsCli
+from hyperpod_ft.aws.stack.events import describe
+from hyperpod_ft.config.cluster_config import ClusterConfig, stack_name
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.polling import poll_seconds
+from hyperpod_ft.progress import Report
+
+
+@dataclass(frozen=True)
+class ClusterAccess:
+    """Methods raise UserError, and botocore's errors, which `explained` turns into UserError."""
+
+    target: ClusterReference
+    session: Session
+    report: Report
+    poll_seconds: float = POLL_SECONDS
+
+    @classmethod
+    def of(cls, target: ClusterReference, profile: str | None, report: Report) -> "ClusterAccess":
+        session = Session(target.region, profile or os.environ.get("AWS_PROFILE"))
+        return cls(target, session, report, poll_seconds(POLL_SECONDS))
+
+    @property
+    def name(self) -> str:
+        return self.target.name
+
+    @property
+    def config(self) -> ClusterConfig | None:
+        """The cluster file, unless the cluster is given by its name."""
+        return self.target.config
+
+    @property
+    def region(self) -> str:
+        return str(self.sagemaker.meta.region_name)
+
+    @property
+    def sagemaker(self) -> Any:
+        return self.session.client("sagemaker")
+
+    @property
+    def aws_cli(self) -> AwsCli:
+        return AwsCli(self.region, self.session.profile)
+
+    def explained(self) -> AbstractContextManager[None]:
+        return explained(f"cluster {self.name}")
+
+    def cluster(self) -> Cluster:
+        """The cluster, which must exist."""
+        cluster = api.find(self.sagemaker, self.name)
+        if cluster is None and (stack := self._stack()):
+            raise UserError(
+                f"no cluster {self.name!r} in {self.region}, but its stack {stack['StackName']} exists"
+                f" ({stack['StackStatus']}) and costs money",
+                "continue with `hyperpod-ft cluster create`, or remove it with"
+                f" `hyperpod-ft cluster delete {self.name}`",
+            )
+        return cluster or api.require(self.sagemaker, self.name)
+
+    def description(self) -> dict[str, Any]:
+        """DescribeCluster's answer; empty if the cluster does not exist."""
+        return api.describe(self.sagemaker, self.name) or {}
+
+    def nodes(self) -> list[Node]:
+        return list_nodes(self.sagemaker, self.name)
+
+    def watch(self) -> ClusterWatch:
+        return ClusterWatch(
+            self.sagemaker,
+            self.session.client("logs"),
+            self.name,
+            self.target.arguments,
+            self.report,
+            self.poll_seconds,
+        )
+
+    def wait(self, minutes: float, awaited: Awaited) -> Cluster:
+        """Wait until the cluster is complete and as awaited."""
+        with self.explained():
+            return self.watch().until_complete(minutes * 60, awaited)
+
+    def follow(self, look: Callable[[], Seen[State]], minutes: float, command: str) -> tuple[State, bool]:
+        """See `following.follow`; `command` is one of `hyperpod-ft cluster`."""
+
+        def explained_look() -> Seen[State]:
+            with self.explained():
+                return look()
+
+        return follow(
+            explained_look,
+            self.report,
+            timeout_seconds=minutes * 60,
+            poll_seconds=self.poll_seconds,
+            command=f"hyperpod-ft cluster {command} {self.target.arguments}",
+        )
+
+    def _stack(self) -> dict[str, Any] | None:
+        """The cluster's stack; None without one, or without permission to describe it."""
+        with suppress(self.session.client("cloudformation").exceptions.ClientError):
+            return describe(self.session.client("cloudformation"), stack_name(self.name))
+        return None

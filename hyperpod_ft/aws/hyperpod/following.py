@@ -1,0 +1,49 @@
+"""Follow a change that HyperPod makes after a request, report what is seen of it, and wait for its end."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import Report, format_minutes
+
+_POLLS_UNTIL_BEGUN = 8  # after these, HyperPod has nothing to change
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Seen(Generic[State]):
+    """One look at what changes. `states`: what to report of it, by name."""
+
+    state: State
+    states: Mapping[str, str]
+    begun: bool  # whether it shows the request; at first HyperPod may still answer what was before
+    changing: bool
+
+
+def follow(
+    look: Callable[[], Seen[State]], report: Report, *, timeout_seconds: float, poll_seconds: float, command: str
+) -> tuple[State, bool]:
+    """The state once HyperPod has stopped changing it, and whether it ever showed the request.
+
+    `command`: shows the state later. Raises UserError at the timeout.
+    """
+    deadline, begun, polls = time.monotonic() + timeout_seconds, False, 0
+    reported: dict[str, str] = {}
+    while True:
+        seen = look()
+        begun, polls = begun or seen.begun, polls + 1
+        for name, state in seen.states.items() if begun else ():
+            if reported.get(name) != state:
+                reported[name] = state
+                report(f"{name}: {state}")
+        if not seen.changing and (begun or polls >= _POLLS_UNTIL_BEGUN):
+            return seen.state, begun
+        if time.monotonic() > deadline:
+            still = "; ".join(f"{name}: still {state}" for name, state in seen.states.items())
+            raise UserError(
+                f"{still}, after {format_minutes(timeout_seconds)}", f"HyperPod continues; check with `{command}`"
+            )
+        time.sleep(poll_seconds)

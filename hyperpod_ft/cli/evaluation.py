@@ -1,0 +1,77 @@
+"""The command `eval`: benchmarks of a finished run's base and tuned model."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer()
+
+
+@app.command(name="eval")
+def eval_command(
+    tasks: Annotated[
+        str, typer.Option("--tasks", metavar="NAME,...", help="Tasks or groups of lm-evaluation-harness.")
+    ],
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run directory, run file or recipe. Default: the run submitted last."),
+    ] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(metavar="N", help="Solved examples before each question.", show_default="the task's")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Only the first questions of each task.", show_default=False)
+    ] = None,
+    batch_size: Annotated[str, typer.Option(metavar="N|auto", help="Questions that a model reads at once.")] = "1",
+    apply_chat_template: Annotated[
+        bool, typer.Option("--apply-chat-template", help="Write questions with the tuned model's chat template.")
+    ] = False,
+    include_path: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Directory of your own tasks.", show_default=False)
+    ] = None,
+    allow_code_execution: Annotated[
+        bool, typer.Option("--allow-code-execution", help="Allow tasks that run code written by the models.")
+    ] = False,
+    python: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="Interpreter that has lm_eval.", show_default="installed by stage tasks"),
+    ] = None,
+    launcher: Annotated[
+        str | None, typer.Option("--launcher", help="`slurm` or `process`. Default: the one used last.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+) -> None:
+    """Evaluate a finished run's base and tuned model with lm-evaluation-harness.
+
+    Submits stages `tasks` and `eval`; the run stays the same. `status` and `compare` show the scores.
+    """
+    from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.cli.watch.following import follow_run
+    from hyperpod_ft.launch import submit
+    from hyperpod_ft.launch.evaluation import with_evaluation
+    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.runs import references
+    from hyperpod_ft.runs.results.evaluation import evaluations
+    from hyperpod_ft.runs.selection import Selection
+
+    section: dict[str, Any] = {
+        "tasks": tuple(name.strip() for name in tasks.split(",")),
+        "num_fewshot": num_fewshot,
+        "limit": limit,
+        "batch_size": int(batch_size) if batch_size.isdigit() else batch_size,
+        "apply_chat_template": apply_chat_template,
+        "include_path": include_path,
+        "allow_code_execution": allow_code_execution,
+        "python": python,
+    }
+    found = with_evaluation(references.find(run), section, Path.cwd())
+    launchers = Launchers.of(found)
+    before = next((job.launcher for job in reversed(found.jobs())), "slurm")
+    jobs = submit.submit(found, launchers, Selection(only="eval"), launcher or before)
+    references.set_last_run(found)
+    if not jobs:
+        show_runs.scores(evaluations(found))
+    show_runs.submitted(found, jobs)
+    if watch and not follow_run(found, launchers):
+        raise typer.Exit(1)

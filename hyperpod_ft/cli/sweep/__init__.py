@@ -1,0 +1,1 @@
+"""`hyperpod-ft sweep`: the commands on sweeps, and what they print."""

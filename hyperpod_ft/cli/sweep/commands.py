@@ -1,0 +1,103 @@
+"""`hyperpod-ft sweep`: each command parses its arguments, calls one function and prints what that returns."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+
+class _SubmitByDefault(TyperGroup):
+    """`sweep FILE` is `sweep submit FILE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["submit", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(name="sweep", cls=_SubmitByDefault, no_args_is_help=True)
+
+SweepFileArgument = Annotated[Path, typer.Argument(metavar="SWEEP_FILE", help="A sweep file (docs/sweeps.md).")]
+Reference = Annotated[
+    str | None,
+    typer.Argument(metavar="[SWEEP]", help="A sweep file, or a sweep's directory. Default: the one submitted last."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def plan(sweep_file: SweepFileArgument, as_json: Json = False) -> None:
+    """Show the points of a sweep, and which stages of each would run."""
+    from hyperpod_ft.cli.sweep import show
+    from hyperpod_ft.sweep.planning import plan_sweep
+
+    planned = plan_sweep(sweep_file, "slurm")
+    if as_json:
+        _print_json(show.plan_values(planned))
+    else:
+        show.plan(planned)
+
+
+@app.command()
+def submit(
+    sweep_file: SweepFileArgument,
+    launcher: Annotated[
+        str, typer.Option("--launcher", help="`slurm`, or `process` for plain processes on this machine.")
+    ] = "slurm",
+) -> None:
+    """Submit a run for each point, once all are valid. What they share runs once.
+
+    Safe to run again: points that are done or at work are left alone, the rest of a failed or interrupted one is
+    submitted.
+    """
+    from hyperpod_ft.cli.sweep import show
+    from hyperpod_ft.sweep.planning import plan_sweep
+    from hyperpod_ft.sweep.references import set_last_sweep
+    from hyperpod_ft.sweep.submission import submit_sweep
+
+    planned = plan_sweep(sweep_file, launcher)
+    set_last_sweep(planned.sweep.directory)
+    show.submitted(planned.sweep, submit_sweep(planned))
+
+
+@app.command()
+def resume(sweep: Reference = None) -> None:
+    """Submit the rest of a sweep: points that failed, were cancelled, or were never submitted."""
+    from hyperpod_ft.cli.sweep import show
+    from hyperpod_ft.sweep.references import find_sweep
+    from hyperpod_ft.sweep.submission import resume_sweep
+
+    found = find_sweep(sweep)
+    show.submitted(found, resume_sweep(found))
+
+
+@app.command()
+def status(sweep: Reference = None, as_json: Json = False) -> None:
+    """Show the points of a sweep: settings, state, losses, and the best one; exit code 1 when one has failed."""
+    from hyperpod_ft.cli.sweep import show
+    from hyperpod_ft.sweep.references import find_sweep
+    from hyperpod_ft.sweep.results import sweep_result
+
+    result = sweep_result(find_sweep(sweep))
+    if as_json:
+        _print_json(result.as_dict())
+    else:
+        show.status(result)
+    raise typer.Exit(1 if result.failed else 0)
+
+
+@app.command()
+def cancel(sweep: Reference = None) -> None:
+    """Cancel the jobs of all points. `sweep resume` continues them later."""
+    from hyperpod_ft.cli.sweep import show
+    from hyperpod_ft.sweep.references import find_sweep
+    from hyperpod_ft.sweep.submission import cancel_sweep
+
+    show.cancelled(cancel_sweep(find_sweep(sweep)))
+
+
+def _print_json(value: object) -> None:
+    import json
+
+    print(json.dumps(value, indent=2))

@@ -1,0 +1,1 @@
+"""Sweeps: one run file with many settings, submitted as one run each."""

@@ -1,0 +1,47 @@
+"""Publishes a run to its trackers while it trains.
+
+    python -m hyperpod_ft.tracking RUN_DIR      ends a short time after its standard input has ended, or after SIGTERM
+
+The supervisor of a training starts it on the first node. When the supervisor dies, that input ends too.
+"""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.tracking.follower import Ending, follow
+
+_LAST_SECONDS = 30.0  # accelerators wait for it
+_LAST_SECONDS_OF_CANCELLED = 10.0  # of the 20 or 30 s between SIGTERM and SIGKILL
+
+
+def main() -> int:
+    """Run the command line; returns the exit status."""
+    ending = Ending()
+
+    def cancel(*_: int | FrameType | None) -> None:
+        ending.begin(_LAST_SECONDS_OF_CANCELLED)
+
+    def await_end_of_input() -> None:
+        sys.stdin.buffer.read()
+        ending.begin(_LAST_SECONDS)
+
+    signal.signal(signal.SIGTERM, cancel)
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=await_end_of_input, daemon=True).start()
+    os.nice(10)
+    run = Run.open(Path(sys.argv[1]))
+    for tracker, state in follow(run, ending).items():
+        lag = f"; {state.problem}; to catch up: hyperpod-ft track {run.directory}" if state.problem else ""
+        print(f"tracking: {tracker}: published to step {state.step} {state.where}{lag}", flush=True)
+    # the thread that reads stdin may still wait for its end
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

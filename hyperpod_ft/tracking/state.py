@@ -1,0 +1,43 @@
+"""How far a tracker got with a run: a small file for each tracker, in the run's directory."""
+
+import secrets
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from hyperpod_ft import publish
+from hyperpod_ft.runs.run import Run
+
+
+@dataclass(frozen=True)
+class TrackerState:
+    """What a tracker has of a training.
+
+    `key` names the training there, the same for every follower. It is new when the training was forced to start again,
+    because that moves the files of its earlier attempts away.
+    """
+
+    key: str
+    step: int = 0  # the newest that was published
+    final: dict[str, float] = field(default_factory=dict)  # the final figures that were published
+    where: str = ""  # the run in the tracker, for people: a URL or a directory
+    problem: str = ""  # why the tracker was not reached last time
+
+    @classmethod
+    def read(cls, run: Run, tracker: str) -> "TrackerState":
+        """The state in the run's directory; a new one, which nothing was published under, without an intact file."""
+        try:
+            return _STATE.validate_json(_path(run, tracker).read_bytes())
+        except (OSError, ValueError):
+            return cls(f"{run.plan.run_id}-{secrets.token_hex(3)}")
+
+    def write(self, run: Run, tracker: str) -> None:
+        publish.write_json(_path(run, tracker), asdict(self))
+
+
+_STATE = TypeAdapter(TrackerState)
+
+
+def _path(run: Run, tracker: str) -> Path:
+    return run.tracking / f"{tracker}.json"

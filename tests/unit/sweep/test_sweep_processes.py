@@ -1,0 +1,113 @@
+"""A sweep with launcher process: the limit, what is shared, failures, and what the commands print."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from hyperpod_ft.cli.main import app
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.sweep.planning import PlannedSweep, plan_sweep
+from hyperpod_ft.sweep.references import find_sweep
+from hyperpod_ft.sweep.results import SweepResult, sweep_result
+from hyperpod_ft.sweep.submission import cancel_sweep, resume_sweep, submit_sweep
+from hyperpod_ft.sweep.sweep import Sweep
+from tests.conftest import run_file_values
+from tests.quick_stages import interpreter, most_at_a_time
+
+
+def sweep_of(directory: Path, launcher: str = "process", **changes: Any) -> PlannedSweep:
+    values = run_file_values(directory / "root", env__python=str(interpreter(directory)))
+    values["model"], values["dataset"] = {"source": "example:tiny-llama"}, {"source": "example:qa", "format": "dolly"}
+    values["parallelism"] = {"ranks_per_node": 1, "tensor_parallel": 1}
+    (directory / "run.yaml").write_text(yaml.safe_dump(values))
+    sweep = {"name": "rates", "run": "run.yaml", "runs_at_a_time": 1, "grid": {"training.learning_rate": [0.2, 0.1]}}
+    (directory / "sweep.yaml").write_text(yaml.safe_dump(sweep | changes))
+    return plan_sweep(directory / "sweep.yaml", launcher)
+
+
+def ended(sweep: Sweep) -> SweepResult:
+    """The result once nothing is at work."""
+    deadline = time.monotonic() + 60
+    while True:
+        result = sweep_result(sweep)
+        if not {point.state for point in result.points} & {"pending", "running"}:
+            return result
+        assert time.monotonic() < deadline, result
+        time.sleep(0.1)
+
+
+def command(*arguments: str) -> int:
+    try:
+        return int(app(["sweep", *arguments], standalone_mode=False) or 0)
+    except typer.Exit as end:
+        return end.exit_code
+
+
+def test_runs_wait_for_one_another_and_for_what_they_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned = sweep_of(tmp_path)
+    sweep, root = planned.sweep, planned.sweep.root
+    (tmp_path / "root").mkdir()
+    (root / "fail-dataset").touch()
+    assert command("plan", str(tmp_path / "sweep.yaml")) == 0
+    assert "train consolidate merge generate" in capsys.readouterr().out.splitlines()[-1], "the second shares the rest"
+    assert command(str(tmp_path / "sweep.yaml"), "--launcher", "process") == 0
+    assert "1/2" in capsys.readouterr().out
+    assert [point.state for point in ended(sweep).points] == ["failed", "cancelled"]
+    assert command("status") == 1
+    assert "hyperpod-ft sweep resume" in capsys.readouterr().out
+    (root / "fail-dataset").unlink()
+
+    assert [len(done.jobs) for done in resume_sweep(find_sweep(None))] == [5, 4]
+    with pytest.raises(UserError, match="no longer in the file"):
+        list(submit_sweep(sweep_of(tmp_path, grid={"training.learning_rate": [0.2]})))
+    result = ended(sweep)
+    assert [point.state for point in result.points] == ["done", "done"]
+    assert result.best == 2
+    assert most_at_a_time(root) == 1
+    assert command("status", str(tmp_path / "sweep.yaml")) == 0
+    shown = capsys.readouterr().out
+    assert "Best validation loss: 0.1000, point 2" in shown and "2 done" in shown
+    assert command("resume") == 0
+    assert "Already done: 2 of 2 runs" in capsys.readouterr().out
+    assert command("cancel") == 0
+    assert "nothing to cancel" in capsys.readouterr().out
+
+
+def test_cancel_stops_the_runs_that_wait_first(tmp_path: Path) -> None:
+    planned = sweep_of(tmp_path)
+    list(submit_sweep(planned))
+    cancelled = [run.full_name for run, _ in cancel_sweep(planned.sweep)]
+    assert cancelled == [run.full_name for run in reversed(planned.runs)]
+    assert {point.state for point in ended(planned.sweep).points} == {"cancelled"}
+    trained = planned.sweep.root / "trained"
+    assert not trained.exists() or planned.runs[1].plan.run_id not in trained.read_text()
+
+
+def test_losses_over_different_rows_have_no_best_point(tmp_path: Path) -> None:
+    def trained(grid: dict[str, list[object]]) -> SweepResult:
+        planned = sweep_of(tmp_path, grid=grid)
+        for number, run in enumerate(planned.runs):
+            run.freeze()
+            facts = {"validation_loss": 2.0 - number, "best_validation_loss": 1.0 + number}
+            record = Record("train", run.plan["train"].fingerprint, {}, (), facts, utc_now(), 1.0, "test", "1")
+            record.write(run.record_path("train"))
+        return sweep_result(planned.sweep)
+
+    assert trained({"training.learning_rate": [0.1, 0.2]}).best == 2
+    kept = trained({"training.keep_best": [True], "training.evaluate_every_steps": [1], "seed": [1], "lora.r": [4, 8]})
+    assert [point.validation_loss for point in kept.points] == [1.0, 2.0], "of the weights that were kept"
+    assert kept.best == 1
+    different = trained({"dataset.max_length": [128, 256]})
+    assert [point.validation_loss for point in different.points] == [2.0, 1.0]
+    assert different.best is None and "datasets differ" in different.note
+
+
+def test_training_jobs_wait_for_no_other_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="sagemaker"):
+        next(submit_sweep(sweep_of(tmp_path, "sagemaker")))
+    assert not (tmp_path / "root").exists()
