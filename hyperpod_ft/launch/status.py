@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.log_text import StageProgress, stage_progress
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.log_text import StageProgress, stage_progress
 from hyperpod_ft.runs.records import ISO_UTC
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
