@@ -25,7 +25,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.hub_errors import HttpError, status_of
+from hyperpod_ft.hub_errors import http_error, status_of
 
 _PARALLEL_FILES = 8
 
@@ -66,7 +66,7 @@ class Hub:
             # raised when the Hub could not be reached; its cause says why
             cause = error.__cause__
             raise self._explain(cause if isinstance(cause, Exception) else error) from error
-        except (OfflineModeIsEnabled, HttpError) as error:
+        except (OfflineModeIsEnabled, http_error()) as error:
             raise self._explain(error) from error
 
     def _explain(self, error: Exception) -> UserError:

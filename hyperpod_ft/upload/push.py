@@ -16,7 +16,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.hub_errors import HttpError, status_of
+from hyperpod_ft.hub_errors import http_error, status_of
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.upload.content import Upload
 
@@ -91,10 +91,10 @@ def _check(api: HfApi, repository: str, commit: str, upload: Upload) -> None:
 def _explained(repository: str) -> Iterator[None]:
     try:
         yield
-    except (OfflineModeIsEnabled, HttpError, RuntimeError) as error:
+    except (OfflineModeIsEnabled, http_error(), RuntimeError) as error:
         # of an upload, the cause is the Hub's answer
         cause = error.__cause__ if isinstance(error, RuntimeError) else error
-        if not isinstance(cause, (OfflineModeIsEnabled, HttpError)):
+        if not isinstance(cause, (OfflineModeIsEnabled, http_error())):
             raise
         raise _explain(repository, cause) from error
 

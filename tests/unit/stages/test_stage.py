@@ -29,6 +29,7 @@ from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 from hyperpod_ft.stages import stage
+from hyperpod_ft.tracking.state import TrackerState
 from tests.unit.report.recorded_run import recorded_run
 
 MakeRun = Callable[..., Run]
@@ -388,11 +389,15 @@ def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
     finish_all(run)
     with usage.recorded(run):
         pass
+    before = TrackerState.read(run, "wandb")
+    before.write(run, "wandb")
     submit(run, Launchers(process=Accepting()), Selection(only="merge", force=True), "process")
+    assert TrackerState.read(run, "wandb") == before
     assert usage.totals(run)["attempts"] == 1
     submit(run, Launchers(process=Accepting()), Selection(only="train", force=True), "process")
     assert usage.totals(run)["attempts"] == 0
     assert len(list(run.directory.glob("attempts/usage.discarded-*/*.json"))) == 1
+    assert TrackerState.read(run, "wandb").key != before.key, "in trackers it is another run"
 
 
 def test_a_damaged_list_of_jobs_is_one_line(make_run: MakeRun) -> None:

@@ -231,3 +231,16 @@ def test_logs_have_no_secrets(tracked: MakeRun, stand_in: Run, monkeypatch: pyte
     assert state.problem == "https://***@host denied ***"
     assert (stand_in.logs / "tracking-mlflow.log").read_text() == "denied: ***\n" * 2
     assert redacted("short ab", {"API_KEY": "ab"}) == "short ab"
+
+
+def test_the_command_catches_up(stand_in: Run) -> None:
+    command = [sys.executable, "-m", "hyperpod_ft", "track", str(stand_in.directory)]
+    log(stand_in, [1, 2])
+    broken = stand_in.tracking / "broken"
+    broken.write_text('{"problem": "ConnectionError: no route"}\n')
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "mlflow: published to step 0 ConnectionError: no route\n" in done.stdout) == (1, True)
+    broken.unlink()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "mlflow: published to step 2 here\n")
+    assert published(stand_in) == [1, 2]
