@@ -53,9 +53,13 @@ class Run(RunPaths):
         config = run_file.open_frozen(frozen)
         try:
             run = cls(config, _PLAN.validate_json((directory / "plan.json").read_bytes()))
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:
             raise UserError(
                 f"{directory}: its plan.json is missing or damaged", f"submit {frozen} as a run file"
+            ) from error
+        except OSError as error:
+            raise UserError(
+                f"{directory}: its plan.json cannot be read: {error.strerror}", "repair the volume, then resume"
             ) from error
         if run.directory.resolve() != directory.resolve():
             raise UserError(
