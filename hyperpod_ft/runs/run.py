@@ -72,9 +72,13 @@ class Run(RunPaths):
             raise UserError(f"{directory}: no run.yaml in it", "give a run directory; `hyperpod-ft list` shows them")
         try:
             planned = _PLANNED.validate_json((directory / "plan.json").read_bytes())
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:
             raise UserError(
                 f"{directory}: its plan.json is missing or damaged", f"submit {frozen} as a run file"
+            ) from error
+        except OSError as error:
+            raise UserError(
+                f"{directory}: its plan.json cannot be read: {error.strerror}", "repair the volume, then resume"
             ) from error
         run = cls(planned.config_of(frozen), Plan(planned.stages, planned.degrees))
         if run.directory != directory and run.directory.resolve() != directory.resolve():

@@ -400,6 +400,19 @@ def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
     assert TrackerState.read(run, "wandb").key != before.key, "in trackers it is another run"
 
 
+def test_a_plan_that_cannot_be_read_is_not_called_damaged(make_run: MakeRun) -> None:
+    """After an I/O error a user repairs the volume, and submits nothing anew."""
+    run = make_run()
+    run.freeze()
+    run.plan_path.unlink()
+    run.plan_path.mkdir()
+    with pytest.raises(UserError, match=r"its plan.json cannot be read: Is a directory; repair the volume"):
+        Run.open(run.directory)
+    run.plan_path.rmdir()
+    with pytest.raises(UserError, match=r"its plan.json is missing or damaged"):
+        Run.open(run.directory)
+
+
 def test_a_damaged_list_of_jobs_is_one_line(make_run: MakeRun) -> None:
     run = make_run()
     prepare(run, Launchers())
