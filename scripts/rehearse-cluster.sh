@@ -9,25 +9,13 @@ set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
 source scripts/setup.sh
+# shellcheck source=scripts/stand_in.sh
+source scripts/stand_in.sh
 
 setup_python --editable '.[aws]' --group dev
 repository=$PWD
-directory=$(mktemp -d)
-coproc server { exec .venv/bin/python -m tests.aws.server; }
-stop() {
-  local status=$?
-  kill "${server_PID:-}" 2>/dev/null || true
-  rm -rf "$directory"
-  exit "$status"
-}
-trap stop EXIT
-read -r -t 60 endpoint <&"${server[0]}" || die "the stand-in for AWS did not start; see its error above"
-
-for name in "${!AWS_@}" http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; do unset "$name"; done
-touch "$directory/empty"
-export AWS_ENDPOINT_URL=$endpoint AWS_ACCESS_KEY_ID=rehearsal AWS_SECRET_ACCESS_KEY=rehearsal \
-  AWS_CONFIG_FILE="$directory/empty" AWS_SHARED_CREDENTIALS_FILE="$directory/empty" AWS_EC2_METADATA_DISABLED=true \
-  HYPERPOD_FT_POLL_SECONDS=0.1 HOME="$directory"
+start_stand_in 0.1
+export HOME=$directory
 mkdir -m 700 "$directory/.ssh"
 ssh-keygen -q -t ed25519 -N '' -f "$directory/.ssh/id_ed25519"
 cd "$directory"

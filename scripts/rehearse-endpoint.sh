@@ -10,28 +10,15 @@ run=${1:+$(realpath "$1")}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
 source scripts/setup.sh
+# shellcheck source=scripts/stand_in.sh
+source scripts/stand_in.sh
 
 if [[ -z $run ]]; then
   run=$(find "$PWD/.quickstart/runs/quickstart" -mindepth 1 -maxdepth 1 -type d 2>/dev/null | head -n 1)
   [[ $run ]] || die "no run to deploy: run ./scripts/quickstart.sh first, or give a run directory"
 fi
 setup_python --editable '.[torch,aws]' --group dev
-directory=$(mktemp -d)
-coproc server { exec .venv/bin/python -m tests.aws.server; }
-stop() {
-  local status=$?
-  kill "${server_PID:-}" 2>/dev/null || true
-  rm -rf "$directory"
-  exit "$status"
-}
-trap stop EXIT
-read -r -t 60 endpoint <&"${server[0]}" || die "the stand-in for AWS did not start; see its error above"
-
-for name in "${!AWS_@}" http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; do unset "$name"; done
-touch "$directory/empty"
-export AWS_ENDPOINT_URL=$endpoint AWS_ACCESS_KEY_ID=rehearsal AWS_SECRET_ACCESS_KEY=rehearsal AWS_DEFAULT_REGION=us-west-2 \
-  AWS_CONFIG_FILE="$directory/empty" AWS_SHARED_CREDENTIALS_FILE="$directory/empty" AWS_EC2_METADATA_DISABLED=true \
-  HYPERPOD_FT_POLL_SECONDS=1
+start_stand_in 1
 .venv/bin/python - <<'PYTHON'
 import json
 

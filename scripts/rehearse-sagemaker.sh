@@ -11,38 +11,20 @@ set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
 source scripts/setup.sh
+# shellcheck source=scripts/stand_in.sh
+source scripts/stand_in.sh
 
 [[ $# -le 1 && ${1:---store} == --store ]] || die "usage: $0 [--store]"
 unshare --mount --uts --pid --fork true 2>/dev/null || unshare --user --map-root-user --mount --uts --pid --fork true ||
   die "this system allows no namespaces, of which the stand-in makes containers"
 setup_python --editable '.[torch,aws]' --group dev
 python=$PWD/.venv/bin/python kit=$PWD/.venv/bin/hyperpod-ft
-directory=$(mktemp -d)
-coproc server { exec "$python" -m tests.aws.server; }
+start_stand_in 1
+export HOME=$directory
 tell() { # tell JSON: what the stand-in shall do, see tests/aws/scenario.py
   "$python" -c 'import sys, urllib.request as request; request.urlopen(sys.argv[1], sys.argv[2].encode())' \
     "$endpoint/_test/scenario" "$1"
 }
-stop() {
-  local status=$?
-  kill "${interruption:-}" 2>/dev/null || true
-  if [[ -n "${server_PID:-}" ]]; then
-    eval "exec ${server[1]}>&-" # the stand-in's standard input: it then ends its containers, and itself
-    wait "$server_PID" || true
-  fi
-  rm -rf "$directory"
-  exit "$status"
-}
-trap stop EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
-read -r -t 60 endpoint <&"${server[0]}" || die "the stand-in for AWS did not start; see its error above"
-
-for name in "${!AWS_@}" http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; do unset "$name"; done
-touch "$directory/empty"
-export AWS_ENDPOINT_URL=$endpoint AWS_ACCESS_KEY_ID=rehearsal AWS_SECRET_ACCESS_KEY=rehearsal AWS_DEFAULT_REGION=us-west-2 \
-  AWS_CONFIG_FILE="$directory/empty" AWS_SHARED_CREDENTIALS_FILE="$directory/empty" AWS_EC2_METADATA_DISABLED=true \
-  HYPERPOD_FT_POLL_SECONDS=1 HOME="$directory"
 
 if [[ ${1:-} == --store ]]; then
   "$python" -c 'import boto3; boto3.client("s3").create_bucket(
@@ -84,9 +66,9 @@ END
 }
 say "Submitting the quickstart recipe as SageMaker training jobs"
 (name=$(training) && say "Taking the spot instances of $name away" && tell "{\"interruptions\": {\"$name\": \"spot\"}}") &
-interruption=$!
+meanwhile=$!
 "$kit" submit run.yaml --launcher sagemaker --watch
-wait "$interruption"
+wait "$meanwhile"
 say "The training jobs, as SageMaker lists them"
 "$python" - <<'END'
 import boto3
