@@ -34,8 +34,8 @@ _ROUNDS = 5
 _FIRST_SCREEN = """
 import sys
 from pathlib import Path
-from hyperpod_ft.cli import show_runs
-from hyperpod_ft.cli.tables import console
+from hyperpod_ft.cli.output import show_runs
+from hyperpod_ft.cli.output.tables import console
 from hyperpod_ft.launch.follow import follow
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs.run import Run

@@ -29,7 +29,7 @@ _NOT_IN_NAMES = re.compile(r"^example:|\.(jsonl?|ndjson|parquet)$")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NewRun:
     """What a run file is written for. Sources are as in a run file, or paths relative to the working directory."""
 
     model: str
@@ -40,7 +40,7 @@ class Wanted:
     format: str | None = None  # None: recognised
 
 
-def new_run(wanted: Wanted, output: Path) -> Draft:
+def new_run(wanted: NewRun, output: Path) -> Draft:
     """A run file to be written to `output`. Raises UserError when the dataset's format is unknown or nothing fits."""
     instance = instance_of(wanted.instance_type)
     described = f"{wanted.model} on {wanted.nodes} x {instance.name}"

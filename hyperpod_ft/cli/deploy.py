@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hyperpod_ft.cli import show_endpoints, tables
 from hyperpod_ft.cli.confirmation import require_yes
+from hyperpod_ft.cli.output import show_endpoints, tables
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run

@@ -82,7 +82,7 @@ def _outside(reference: str, region: str | None, profile: str | None) -> "tuple[
 
 
 def _show(rows: "Sequence[Finding]", as_json: bool) -> None:
-    from hyperpod_ft.cli import tables
+    from hyperpod_ft.cli.output import tables
     from hyperpod_ft.doctor.assumption import WORDS, described
 
     words = [WORDS[row.verdict] for row in rows]

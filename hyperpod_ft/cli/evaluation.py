@@ -46,7 +46,7 @@ def eval_command(
 
     Submits stages `tasks` and `eval`; the run stays the same. `status` and `compare` show the scores.
     """
-    from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.cli.watch.following import follow_run
     from hyperpod_ft.launch import submit
     from hyperpod_ft.launch.evaluation import with_evaluation

@@ -12,7 +12,7 @@ from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
     from hyperpod_ft.authoring.conversion.convert import Added
-    from hyperpod_ft.authoring.new_run import Wanted
+    from hyperpod_ft.authoring.new_run import NewRun
 
 
 class Method(str, Enum):
@@ -69,10 +69,10 @@ def init(
             other, Added(_asked("instance type", instance, "--instance"), nodes, model, dataset, known_format), output
         )
     else:
-        from hyperpod_ft.authoring.new_run import Wanted
+        from hyperpod_ft.authoring.new_run import NewRun
 
         _require_some(model, dataset, instance)
-        wanted = Wanted(
+        wanted = NewRun(
             _asked("model (Hub id, s3:// or directory)", model, "--model"),
             _asked("dataset (Hub id, s3://, file or directory)", dataset, "--dataset"),
             _asked("instance type (local: CPUs of this machine)", instance, "--instance"),
@@ -93,7 +93,7 @@ def _copy(recipe: str, output: Path) -> None:
     copy_example(recipes[recipe], output)
 
 
-def _write(wanted: "Wanted", output: Path) -> None:
+def _write(wanted: "NewRun", output: Path) -> None:
     from hyperpod_ft.authoring.new_run import new_run
 
     draft = new_run(wanted, output)

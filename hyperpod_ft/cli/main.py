@@ -85,7 +85,7 @@ app.command()(init)
 @app.command()
 def plan(run_file: RunFile, overrides: Overrides = None, as_json: Json = False) -> None:
     """Show the stages of a run, which of them will run and why, its ranks and degrees, and steps per epoch."""
-    from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch.preflight import preview
 
     known = preview(_load(run_file, overrides))
@@ -167,7 +167,7 @@ def status_command(run: RunReference = None, overrides: Overrides = None, as_jso
 
     Creates the run's next training job if it is due and no container could create it.
     """
-    from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.launch.status import status
     from hyperpod_ft.runs import references
@@ -221,7 +221,7 @@ def list_command(
 ) -> None:
     """List the runs below a root, newest first."""
     from hyperpod_ft import garbage
-    from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch.listing import list_runs
     from hyperpod_ft.runs import references
 
@@ -244,7 +244,7 @@ def compare(
     """Show trained runs side by side: speed, hours, cost, losses, exact answers."""
     from dataclasses import asdict
 
-    from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.results import figures
@@ -273,7 +273,7 @@ def _load(run_file: str, overrides: list[str] | None) -> "Run":
 
 def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, origin: str = "") -> None:
     from hyperpod_ft import publish
-    from hyperpod_ft.cli import show_runs
+    from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.cli.watch.following import follow_run
     from hyperpod_ft.launch import submit
     from hyperpod_ft.launch.launchers import Launchers

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli import show_cluster, tables
 from hyperpod_ft.cli.confirmation import typed
+from hyperpod_ft.cli.output import show_cluster, tables
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import poll_seconds
 

@@ -14,7 +14,7 @@ from hyperpod_ft.doctor.volume import scratch
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.health import problems, replacement
-from hyperpod_ft.launch.slurm_site import SlurmNode
+from hyperpod_ft.launch.slurm.site import SlurmNode
 from hyperpod_ft.shipped import PACKAGE
 
 _CLOCK_SECONDS = 60  # munge refuses what is 5 minutes old; tasks of a large job start seconds apart

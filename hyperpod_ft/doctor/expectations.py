@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.launch.slurm_site import SlurmNode, SlurmSite
+from hyperpod_ft.launch.slurm.site import SlurmNode, SlurmSite
 from hyperpod_ft.localcluster import LocalCluster, default_directory
 from hyperpod_ft.planning.engine_rules import rules_of
 

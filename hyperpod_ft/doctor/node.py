@@ -23,7 +23,7 @@ from hyperpod_ft.doctor.assumption import Assumption, examine
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.job_step import JobStep
 from hyperpod_ft.job.node_report import NodeReport, observe
-from hyperpod_ft.launch.slurm_site import SlurmSite
+from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.planning.pins import NEURON_DRIVERS
 
 _MARK, _LINE = "hyperpod-ft-doctor:", 800

@@ -12,9 +12,9 @@ from hyperpod_ft.doctor.assumption import Assumption
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok, warning
-from hyperpod_ft.launch.partitions import HYPERPOD, check_partition
 from hyperpod_ft.launch.render import Kit, render
-from hyperpod_ft.launch.slurm_site import SlurmSite
+from hyperpod_ft.launch.slurm.partitions import HYPERPOD, check_partition
+from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
 

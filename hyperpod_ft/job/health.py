@@ -22,8 +22,8 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job.attempts import report_failure
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.job.node_report import NodeReport, observe
-from hyperpod_ft.launch.partitions import HYPERPOD
-from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.slurm.partitions import HYPERPOD
 from hyperpod_ft.runs.run import Run
 
 _EXIT_MISSING_REPORT = 1

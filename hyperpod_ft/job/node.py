@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hyperpod_ft.errors import UserError, print_error
 from hyperpod_ft.job.job_step import JobStep
-from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import shell_status

@@ -16,7 +16,7 @@ from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import neuron_devices
 from hyperpod_ft.job.job_step import JobStep
-from hyperpod_ft.launch.partitions import HYPERPOD
+from hyperpod_ft.launch.slurm.partitions import HYPERPOD
 
 _PROGRAM_SECONDS = 30
 # EC2 (Nitro) gives an instance's type as the model of the machine; aws-ofi-nccl reads it there, too.

@@ -27,8 +27,8 @@ from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
 from hyperpod_ft.job.tracking import published
-from hyperpod_ft.launch.slurm import SlurmLauncher
-from hyperpod_ft.launch.slurm_programs import SlurmUnreachableError
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.slurm.programs import SlurmUnreachableError
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.container import seconds_to_save
 from hyperpod_ft.runs.job_files import banner

@@ -8,7 +8,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState, Launcher
 from hyperpod_ft.launch.sagemaker.launcher import SageMakerLauncher
-from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.localcluster import LocalCluster, default_directory
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.status import RunStatus, described, status
 from hyperpod_ft.runs.cached_run import CachedRun, RecordCache
 from hyperpod_ft.runs.references import all_runs

@@ -14,11 +14,11 @@ from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.log_text import StageProgress, stage_progress
 from hyperpod_ft.runs.records import ISO_UTC
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.figures import Figures, figures
+from hyperpod_ft.runs.results.log_text import StageProgress, stage_progress
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import steps

@@ -16,7 +16,7 @@ from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.render import Kit, render_server
-from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import Resources
 from hyperpod_ft.progress import Report

@@ -17,7 +17,7 @@ from hyperpod_ft.doctor.every_node import every_node
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.doctor.head_node import assumptions
 from hyperpod_ft.findings import Finding
-from hyperpod_ft.launch.slurm_site import SlurmSite
+from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
 from tests.slurm.head import Head

@@ -12,7 +12,7 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import cancel, prepare, submit
 from hyperpod_ft.localcluster import LocalCluster

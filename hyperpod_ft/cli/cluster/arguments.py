@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli import show_cluster, tables
+from hyperpod_ft.cli.output import show_cluster, tables
 
 if TYPE_CHECKING:
     from hyperpod_ft.aws.cluster_access import ClusterAccess

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli import show_cluster, tables
 from hyperpod_ft.cli.cluster import maintain, observe
 from hyperpod_ft.cli.cluster.arguments import (
     DEFAULT_FILE,
@@ -26,6 +25,7 @@ from hyperpod_ft.cli.cluster.arguments import (
 )
 from hyperpod_ft.cli.confirmation import typed
 from hyperpod_ft.cli.example_file import copy_example
+from hyperpod_ft.cli.output import show_cluster, tables
 from hyperpod_ft.errors import ConfigError, UserError
 
 if TYPE_CHECKING:

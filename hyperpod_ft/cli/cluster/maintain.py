@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli import show_cluster
 from hyperpod_ft.cli.cluster.arguments import (
     DEFAULT_FILE,
     NoWait,
@@ -21,6 +20,7 @@ from hyperpod_ft.cli.cluster.arguments import (
     interruptible,
 )
 from hyperpod_ft.cli.confirmation import require_yes
+from hyperpod_ft.cli.output import show_cluster
 from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:

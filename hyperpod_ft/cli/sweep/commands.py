@@ -95,7 +95,7 @@ def report(
     ),
 ) -> None:
     """Write an HTML page that shows the runs of a sweep side by side."""
-    from hyperpod_ft.cli.tables import shown
+    from hyperpod_ft.cli.output.tables import shown
     from hyperpod_ft.report.page import write_report
     from hyperpod_ft.sweep.references import find_sweep
     from hyperpod_ft.sweep.results import sweep_reports

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.text import Text
 
-from hyperpod_ft.cli.show_runs import STATE_STYLES
-from hyperpod_ft.cli.tables import clip, console, shown, table
+from hyperpod_ft.cli.output.show_runs import STATE_STYLES
+from hyperpod_ft.cli.output.tables import clip, console, shown, table
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose

@@ -1,7 +1,7 @@
 """Following a run until none of its jobs is active, in a view on a terminal, elsewhere in lines."""
 
-from hyperpod_ft.cli import show_runs
-from hyperpod_ft.cli.tables import console, shown
+from hyperpod_ft.cli.output import show_runs
+from hyperpod_ft.cli.output.tables import console, shown
 from hyperpod_ft.cli.watch import lines, terminal
 from hyperpod_ft.launch.follow import follow
 from hyperpod_ft.launch.launchers import Launchers

@@ -4,8 +4,8 @@ import sys
 import time
 from collections.abc import Iterable
 
-from hyperpod_ft.cli import show_runs
-from hyperpod_ft.cli.tables import clock
+from hyperpod_ft.cli.output import show_runs
+from hyperpod_ft.cli.output.tables import clock
 from hyperpod_ft.launch.status import RunStatus, StageStatus
 
 _PROGRESS_SECONDS = 10.0

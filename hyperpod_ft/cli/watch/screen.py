@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
-from hyperpod_ft.cli.show_runs import STATE_STYLES
-from hyperpod_ft.cli.tables import shown
+from hyperpod_ft.cli.output.show_runs import STATE_STYLES
+from hyperpod_ft.cli.output.tables import shown
 from hyperpod_ft.cli.watch.charts import bar, sparkline
 from hyperpod_ft.cli.watch.keys import View
 from hyperpod_ft.cli.watch.watcher import Picture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.authoring.new_run import Wanted, new_run
+from hyperpod_ft.authoring.new_run import NewRun, new_run
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
@@ -38,7 +38,7 @@ def rows(tmp_path: Path, *written: dict[str, Any]) -> str:
     return str(path)
 
 
-def written(wanted: Wanted, output: Path) -> tuple[RunConfig, str]:
+def written(wanted: NewRun, output: Path) -> tuple[RunConfig, str]:
     text = new_run(wanted, output).text()
     output.write_text(text)
     return run_file.load(output), text
@@ -47,7 +47,7 @@ def written(wanted: Wanted, output: Path) -> tuple[RunConfig, str]:
 @pytest.mark.parametrize("name", ROWS)
 def test_the_format_is_recognised_and_the_file_can_be_planned(tmp_path: Path, name: str) -> None:
     data = rows(tmp_path, ROWS[name], ROWS[name])
-    config, text = written(Wanted("example:tiny-llama", data, "local"), tmp_path / "run.yaml")
+    config, text = written(NewRun("example:tiny-llama", data, "local"), tmp_path / "run.yaml")
     assert config.dataset.format == name
     assert "source: ./rows.jsonl" in text, "relative to the run file"
     assert (config.training.objective == "dpo") == (name == "preference")
@@ -69,7 +69,7 @@ def test_the_format_is_recognised_and_the_file_can_be_planned(tmp_path: Path, na
 )
 def test_it_fits_the_instance(tmp_path: Path, model: str, instance: str, nodes: int, method: str) -> None:
     data = rows(tmp_path, ROWS["dolly"])
-    config, text = written(Wanted(model, data, instance, nodes, method), tmp_path / "run.yaml")
+    config, text = written(NewRun(model, data, instance, nodes, method), tmp_path / "run.yaml")
     config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"root": str(tmp_path / "root")})})
     known = preview(Run.of(config))
     assert known.fit is not None and known.fit.memory is not None
@@ -81,7 +81,7 @@ def test_it_fits_the_instance(tmp_path: Path, model: str, instance: str, nodes: 
 
 def test_what_does_not_fit_anywhere_is_refused_with_what_would(tmp_path: Path, model: str) -> None:
     with pytest.raises(UserError, match="GiB") as error:
-        new_run(Wanted(model, rows(tmp_path, ROWS["dolly"]), "g5.xlarge", 1, "full"), tmp_path / "run.yaml")
+        new_run(NewRun(model, rows(tmp_path, ROWS["dolly"]), "g5.xlarge", 1, "full"), tmp_path / "run.yaml")
     assert error.value.remedy
 
 
@@ -96,12 +96,12 @@ def test_what_does_not_fit_anywhere_is_refused_with_what_would(tmp_path: Path, m
 )
 def test_rows_of_no_format(tmp_path: Path, given: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        new_run(Wanted("example:tiny-llama", rows(tmp_path, *given), "local"), tmp_path / "run.yaml")
+        new_run(NewRun("example:tiny-llama", rows(tmp_path, *given), "local"), tmp_path / "run.yaml")
 
 
 def test_a_dataset_of_the_hub_is_known_by_name_or_needs_a_format(tmp_path: Path) -> None:
-    def wanted(dataset: str, name: str | None = None) -> Wanted:
-        return Wanted("example:tiny-llama", dataset, "local", format=name)
+    def wanted(dataset: str, name: str | None = None) -> NewRun:
+        return NewRun("example:tiny-llama", dataset, "local", format=name)
 
     config, text = written(wanted("databricks/databricks-dolly-15k"), tmp_path / "run.yaml")
     assert config.dataset.format == "dolly" and "not looked at" in text
@@ -113,7 +113,7 @@ def test_a_dataset_of_the_hub_is_known_by_name_or_needs_a_format(tmp_path: Path)
 def test_a_model_that_cannot_be_looked_at_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    wanted = Wanted("org/model", rows(tmp_path, ROWS["dolly"]), "p5.48xlarge")
+    wanted = NewRun("org/model", rows(tmp_path, ROWS["dolly"]), "p5.48xlarge")
     config, text = written(wanted, tmp_path / "run.yaml")
     assert "# The model was not looked at" in text
     assert config.training.activation_checkpointing == "full"

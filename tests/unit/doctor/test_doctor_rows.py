@@ -18,7 +18,7 @@ from hyperpod_ft.doctor.node import NodeFindings
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok
 from hyperpod_ft.job import interpreters
-from hyperpod_ft.launch.slurm_site import SlurmNode, SlurmSite
+from hyperpod_ft.launch.slurm.site import SlurmNode, SlurmSite
 from hyperpod_ft.planning.pins import NEURON_DRIVERS
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE

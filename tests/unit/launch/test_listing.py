@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.run_directories import write_runs
-from hyperpod_ft.launch import slurm_programs
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.listing import list_runs
+from hyperpod_ft.launch.slurm import programs
 from hyperpod_ft.launch.status import status
 
 
@@ -25,7 +25,7 @@ def test_a_listing_is_what_status_says_and_asks_slurm_once(tmp_path: Path, monke
         asked.append(arguments[0])
         return subprocess.CompletedProcess(arguments, 0, answer if arguments[0] == "squeue" else "", "")
 
-    monkeypatch.setattr(slurm_programs, "run", no_slurm_here)
+    monkeypatch.setattr(programs, "run", no_slurm_here)
     monkeypatch.setattr("shutil.which", lambda _: None)  # sacct
     listed = {Path(current.directory): current for current in list_runs(tmp_path)}
     assert asked == ["squeue", "scontrol"], "for three runs"

@@ -9,7 +9,7 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.submit import cancel, prepare, submit
 from hyperpod_ft.runs import references
 from hyperpod_ft.runs.jobs import Job

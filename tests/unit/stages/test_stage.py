@@ -18,7 +18,7 @@ from hyperpod_ft.launch import snapshot as snapshots
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit

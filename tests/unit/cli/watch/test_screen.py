@@ -8,7 +8,7 @@ from hyperpod_ft.cli.watch.keys import View
 from hyperpod_ft.cli.watch.screen import draw
 from hyperpod_ft.cli.watch.watcher import Picture
 from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress
-from hyperpod_ft.runs.log_text import parse_progress
+from hyperpod_ft.runs.results.log_text import parse_progress
 
 CHAIN = View()
 NOW = "2026-01-01T01:02:03Z"

@@ -6,7 +6,8 @@ from unittest.mock import Mock
 import pytest
 
 from hyperpod_ft import publish
-from hyperpod_ft.cli import main, show_runs
+from hyperpod_ft.cli import main
+from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import follow as follow_module
 from hyperpod_ft.launch import submit

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft import publish
-from hyperpod_ft.cli import show_runs
+from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers

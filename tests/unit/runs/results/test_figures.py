@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from hyperpod_ft import publish
-from hyperpod_ft.cli import show_runs
+from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress, status
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results import figures, usage

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch import partitions
-from hyperpod_ft.launch.partitions import check_partition
-from hyperpod_ft.launch.slurm import SlurmLauncher
-from hyperpod_ft.launch.slurm_site import SlurmNode
+from hyperpod_ft.launch.slurm import partitions
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.slurm.partitions import check_partition
+from hyperpod_ft.launch.slurm.site import SlurmNode
 from hyperpod_ft.runs.run import Run
 
 # HyperPod's default partition has all nodes; a trn1 has 64 cores, an m5.4xlarge 8.

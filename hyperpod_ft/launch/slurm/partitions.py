@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.slurm_site import SlurmNode
+from hyperpod_ft.launch.slurm.site import SlurmNode
 
 HYPERPOD = Path("/opt/sagemaker_cluster")  # exists only on HyperPod's nodes
 _ALL_NODES = "dev"  # HyperPod's default partition

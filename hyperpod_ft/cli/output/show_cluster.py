@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyperpod_ft.cli import tables
+from hyperpod_ft.cli.output import tables
 from hyperpod_ft.progress import format_bytes
 
 if TYPE_CHECKING:  # --help and the other commands start without them

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hyperpod_ft.cli.tables import aligned, clip, console, shown, table
+from hyperpod_ft.cli.output.tables import aligned, clip, console, shown, table
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, NO_MAIL

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from hyperpod_ft.cli.tables import clip, console, table
+from hyperpod_ft.cli.output.tables import clip, console, table
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.terminal import printable
 

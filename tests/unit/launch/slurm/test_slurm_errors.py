@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.slurm import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.runs.run import Run
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.slurm_programs import (
+from hyperpod_ft.launch.slurm.programs import (
     START_CONTROLLER,
     failure,
     is_unreachable,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch import partitions, slurm_programs
 from hyperpod_ft.launch.protocol import NOTHING_ELSE, JobsElsewhere, JobState
-from hyperpod_ft.launch.slurm_programs import START_CONTROLLER, failure, without_defaults
-from hyperpod_ft.launch.slurm_site import SlurmSite
+from hyperpod_ft.launch.slurm import partitions, programs
+from hyperpod_ft.launch.slurm.programs import START_CONTROLLER, failure, without_defaults
+from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
@@ -279,7 +279,7 @@ class SlurmLauncher:
     def _run(self, arguments: list[str], run: Run | None = None) -> subprocess.CompletedProcess[str]:
         environment = without_defaults(os.environ, _open_choices(run)) | dict(self.environment)
         # A killed submission leaves its sbatch, which may still create a job: the next one waits for it to end.
-        return slurm_programs.run(arguments, environment, run.directory if run else None, inherits=run is not None)
+        return programs.run(arguments, environment, run.directory if run else None, inherits=run is not None)
 
 
 def _open_choices(run: Run | None) -> list[str]:
