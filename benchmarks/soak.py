@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.command import RESULTS, ROOT
 from benchmarks.soaking import outcome, shim, tally
 from benchmarks.soaking.cases import CASES, NEURON, neuron_environment
-from benchmarks.soaking.faults import Fault
+from benchmarks.soaking.faults import CONTROLLER_KILLED, Fault
 from benchmarks.soaking.site import Site
 from benchmarks.soaking.user import HangError, User
 from hyperpod_ft.runs.records import utc_now
@@ -138,7 +138,8 @@ def _run(soak: Soak, site: Site, worker: str, user: User) -> None:
         found += [f"left: {name}" for name in outcome.leftovers(run)]
         found += outcome.work_done_twice(run)
         known = {job_id: name for job_id, name in site.known_jobs().items() if job_id not in before}
-        found += outcome.lost_and_doubled(run, known, user.killed_submissions)
+        slurm_forgot = any(fault.kind == CONTROLLER_KILLED for fault in user.injected)
+        found += outcome.lost_and_doubled(run, known, user.killed_submissions, slurm_forgot)
     if run is not None:
         for text, times in outcome.tracebacks(run).items():
             soak.say(f"{worker}: traceback, {times} times: {text}")

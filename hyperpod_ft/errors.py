@@ -56,6 +56,17 @@ def file_of(error: OSError) -> str:
     return str(error.filename2 or error.filename or "")
 
 
+def volume_failure(error: OSError) -> tuple[str, int]:
+    """The line for a failure of the volume, and the exit status for it. Raises `error` itself if it is another.
+
+    An I/O error may pass: its status has ranks started again, as after a crash.
+    """
+    if error.errno not in VOLUME_ERRORS:
+        raise error
+    line = f"{file_of(error) or 'the volume'}: {error.strerror}; free or repair the volume, then resume"
+    return line, 1 if error.errno == errno.EIO else EXIT_USER_ERROR
+
+
 def last_line(text: str) -> str:
     """The last line of a program's output that is not blank, stripped; empty when there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from benchmarks.soaking.shim import NODES, OPERATIONS
 from benchmarks.soaking.site import Process, Site
 
+CONTROLLER_KILLED = "kill -9: slurmctld"
 _JUMPS_S = (1, 30, 600, 7200, 3 * 86400)
 
 
@@ -121,7 +122,7 @@ class Faults:
             return
         self.site.cluster.kill_controller()
         seconds = self.rng.uniform(0, 12)
-        self.log(Fault("kill -9: slurmctld", stage, f"back after {seconds:.1f} s"))
+        self.log(Fault(CONTROLLER_KILLED, stage, f"back after {seconds:.1f} s"))
         self._later("controller", seconds, self.site.cluster.start_controller)
 
     def _restart_slurmd(self, stage: str) -> None:

@@ -30,8 +30,8 @@ _OF_TIME = {
 }
 _OUTPUTS = ("adapter", "merged", "samples.json")
 # docs/when-something-fails.md: small, and kept until somebody deletes them.
-_KEPT = re.compile(r"\.partial-[^/]*-\d+$")
-_TEMPORARY = re.compile(r"\.partial|\.replaced$|\.tmp|\.discarded-|\.volume-")
+_KEPT = re.compile(r"/\.[^/]+\.partial-[^/]+$")
+_TEMPORARY = re.compile(r"\.partial|\.replaced$|\.tmp|\.discarded-")
 
 
 def outcome(run: Run) -> dict[str, Any]:
@@ -57,20 +57,22 @@ def leftovers(run: Run) -> list[str]:
     return [name for name in names if _TEMPORARY.search(name) and not _KEPT.search(name)]
 
 
-def lost_and_doubled(run: Run, known: Mapping[str, str], excused: int) -> list[str]:
+def lost_and_doubled(run: Run, known: Mapping[str, str], killed_submissions: int, slurm_forgot: bool) -> list[str]:
     """What jobs.json and Slurm do not agree about. `known`: the names of Slurm's jobs by id.
 
-    `excused`: submissions that were killed, each of which may have left one job without an entry; and kills of
-    slurmctld, which may have forgotten a job.
+    A submission that was killed may have left a job without an entry. A slurmctld that was killed may have forgotten
+    the jobs of its last seconds, and uses their ids again.
     """
     recorded = Counter(job.job_id for job in run.jobs())
     ours = {job_id for job_id, name in known.items() if name.startswith(f"{run.config.name}-")}
-    lost, unrecorded = sorted(set(recorded) - ours), sorted(ours - set(recorded))
-    found = [f"job {job_id} is in jobs.json {times} times" for job_id, times in recorded.items() if times > 1]
-    if len(lost) + len(unrecorded) + len(found) <= excused:
-        return []
-    found += [f"job {job_id} is in jobs.json, and Slurm does not know it" for job_id in lost]
-    return found + [f"job {job_id} of Slurm's is not in jobs.json" for job_id in unrecorded]
+    unrecorded = sorted(ours - set(recorded))
+    found = []
+    if not slurm_forgot:
+        found += [f"job {job_id} is in jobs.json {times} times" for job_id, times in recorded.items() if times > 1]
+        found += [f"job {job_id} is in jobs.json, and Slurm does not know it" for job_id in set(recorded) - ours]
+    if len(unrecorded) > killed_submissions:
+        found.append(f"{killed_submissions} submissions were killed, but {unrecorded} of Slurm are not in jobs.json")
+    return found
 
 
 def work_done_twice(run: Run) -> list[str]:

@@ -22,7 +22,8 @@ class Volume:
 def find(processes: Processes, directory: Path) -> Volume:
     """Look whether every node sees a file that rank 0 makes in `directory`. Collective; makes the directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    name = processes.gather("volume/name", f".volume-{uuid.uuid4().hex}")[0]
+    # a name that what killed processes leave has: docs/when-something-fails.md
+    name = processes.gather("volume/name", f".volume.partial-{uuid.uuid4().hex}")[0]
     probe = directory / name
     if processes.is_rank_0:
         probe.touch()

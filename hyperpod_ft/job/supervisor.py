@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from hyperpod_ft import publish
-from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
@@ -160,7 +160,8 @@ def _requeue(job_id: str, signals: Signals) -> None:
 def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, begun_at: int, job_id: str) -> Attempt:
     directory = run.attempt_directory(stage, job_id)
     publish.remove(directory)
-    directory.mkdir(parents=True)
+    # what still ends on another node may have made it again, for its report
+    directory.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {ATTEMPT_DIRECTORY: str(directory)}
     child = signals.start(command, environment)
     recorded = _wait(run, stage, child, signals) or run.is_done(stage)
@@ -243,17 +244,25 @@ def main() -> int:
         except UserError as error:
             print_error(stage, str(error))
             status = EXIT_USER_ERROR
-        except BaseException:
+        except BaseException as error:
             # this process replaced the script: only it can end the ranks and record the exit status
             if signals.child is not None and signals.child.poll() is None:
                 signals.child.terminate()
-            with contextlib.suppress(OSError):
-                publish.write_text(marker, "1\n")
-            raise
+            _leave(marker, 1)  # what follows may raise the error again
+            if not isinstance(error, OSError):
+                raise
+            message, status = volume_failure(error)
+            print_error(stage, message)
     if status is None:  # it has not ended
         return TERMINATED_STATUS
-    publish.write_text(marker, f"{status}\n")
+    _leave(marker, status)
     return status
+
+
+def _leave(marker: Path, status: int) -> None:
+    """Leave the exit status, if the volume takes it: an error here would hide what the stage has come to."""
+    with contextlib.suppress(OSError):
+        publish.write_text(marker, f"{status}\n")
 
 
 if __name__ == "__main__":

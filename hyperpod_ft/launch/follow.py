@@ -6,10 +6,10 @@ from pathlib import Path
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.log_text import tail
 from hyperpod_ft.launch.status import RunStatus, StageStatus, status
 from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.runs.job_files import BANNER
+from hyperpod_ft.runs.log_text import tail
 from hyperpod_ft.runs.run import Run
 
 _AT_WORK = ("running", "pending")

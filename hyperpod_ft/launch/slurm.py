@@ -27,6 +27,8 @@ _SITE_REMEDIES = {
     "Invalid account": "ask for a Slurm account (docs/lifecycle.md), or correct the run file's cluster.account",
 }
 
+_PENDING = "Job is pending execution"
+
 
 _IDS_AT_ONCE = 5_000  # Linux allows an argument 128 KiB
 # Fields of `scontrol show job`, in the order of what is made of them.
@@ -175,7 +177,8 @@ class SlurmLauncher:
         Raises UserError with scontrol's message; it is a SlurmUnreachableError when the controller does not answer.
         """
         done = self._run(["scontrol", "requeue", job_id])
-        if done.returncode:
+        # a slurmctld that crashed may have come back without knowing that the job has started, and starts it again
+        if done.returncode and _PENDING not in done.stderr:
             raise failure(f"scontrol requeue {job_id}", done.stderr, "continue with: hyperpod-ft resume")
 
     def host_names(self, node_list: str) -> list[str]:

@@ -14,7 +14,8 @@ _NO_SLURM = (
 # What Slurm's programs say where they are installed and no cluster is configured.
 _NO_CONFIGURATION = "configuration source"
 # The messages when slurmctld does not answer, whatever the request; any other message is a refusal.
-_NO_CONTROLLER = re.compile(r"contact|connect|timed out|answer", re.IGNORECASE)
+# "Unexpected message received" is what scontrol requeue says while slurmctld restarts (seen with 22.05).
+_NO_CONTROLLER = re.compile(r"contact|connect|timed out|answer|unexpected message", re.IGNORECASE)
 START_CONTROLLER = "check that slurmctld is running"
 
 

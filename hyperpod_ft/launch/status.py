@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.log_text import StageProgress, stage_progress
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.log_text import StageProgress, stage_progress
 from hyperpod_ft.runs.records import ISO_UTC
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
@@ -125,7 +125,7 @@ def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
         state=_overall(stages),
         stages=stages,
         submitted=min((job.submitted for job in run.jobs()), default=""),
-        origin=run.origin.read_text(encoding="utf-8").strip() if run.origin.exists() else "",
+        origin=_origin(run),
         progress=_progress(run, stages),
         figures=figures(run),
         evaluations=evaluations(run),
@@ -138,6 +138,13 @@ def with_progress(run: Run, current: RunStatus) -> RunStatus:
     """The same status with the progress that the run's files say now. Asks no launcher."""
     stages = tuple(replace(stage, progress=_stage_progress(stage.state, stage.log)) for stage in current.stages)
     return replace(current, stages=stages, progress=_progress(run, stages))
+
+
+def _origin(run: Run) -> str:
+    try:
+        return run.origin.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:

@@ -18,6 +18,7 @@ from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.assets import dataset_asset, model_asset
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results import usage
+from hyperpod_ft.runs.results.evaluation import evaluations
 from hyperpod_ft.runs.results.figures import figures
 from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.results.samples import Samples
@@ -62,6 +63,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         accelerators=_accelerators(run, spans),
         dataset=_dataset(records),
         samples=_samples(run, records),
+        evaluations=evaluations(run),
         figures=figures(run),
         submissions=_submissions(run),
         errors=last_lines(failed) if failed else (),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.report import findings
+from hyperpod_ft.report import comparison, facts, findings
 from hyperpod_ft.report.charts import charts
 from hyperpod_ft.report.differences import differences
 from hyperpod_ft.report.html import asset, content_policy, environment
@@ -45,7 +45,9 @@ def report_page(
             refresh_seconds=refresh_seconds,
             all_runs=all_runs,
             findings=findings,
-            comparison=list(table(trained)) if trained and len(reports) > 1 else [],
+            facts=facts,
+            comparison=comparison,
+            figures_table=list(table(trained)) if trained and len(reports) > 1 else [],
             differences=differences(reports),
             answers_shown=_ANSWERS,
             activities=ACTIVITIES,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hyperpod_ft.launch.status import State
+from hyperpod_ft.runs.results.evaluation import EvaluationResult
 from hyperpod_ft.runs.results.figures import Figures
 from hyperpod_ft.runs.results.samples import Samples
 
@@ -89,6 +90,7 @@ class RunReport:
     accelerators: Accelerators | None
     dataset: Mapping[str, Any]  # facts of stage dataset
     samples: Samples | None
+    evaluations: Sequence[EvaluationResult]
     figures: Figures | None  # once trained
     submissions: Sequence[Mapping[str, Any]]  # who submitted what, when, from which commit
     errors: Sequence[str]  # of the stage that failed

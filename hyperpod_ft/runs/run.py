@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,7 @@ class Run(RunPaths):
         return next((log for path in (self.log, self.fetched_log) if (log := path(stage, job_id)).exists()), None)
 
     def add_job(self, job: Job) -> None:
-        publish.write_json(self.jobs_path, [asdict(known) for known in [*self.jobs(), job]])
+        publish.write_text(self.jobs_path, f"{_JOBS.dump_json([*self.jobs(), job], indent=2).decode()}\n")
 
     def outputs_of(self, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
         """Outputs for a record: every file at or below `paths`, with its size and, unless `digests` is off, SHA-256."""

@@ -35,7 +35,7 @@ class RunPaths:
 
     @cached_property
     def directory(self) -> Path:
-        return self.root / "runs" / self.config.name / self.plan.run_id
+        return Path(f"{self.root}/runs/{self.config.name}/{self.plan.run_id}")
 
     @property
     def full_name(self) -> str:
@@ -293,10 +293,10 @@ class RunPaths:
     def record_path(self, stage: str) -> Path:
         stage_plan = self.plan[stage]
         if stage_plan.shared:
-            return self.root / "records" / f"{stage}-{stage_plan.fingerprint}.json"
+            return Path(f"{self.root}/records/{stage}-{stage_plan.fingerprint}.json")
         if stage == "eval":  # a run may be evaluated several times
-            return self.directory / "records" / f"eval-{stage_plan.fingerprint}.json"
-        return self.directory / "records" / f"{stage}.json"
+            stage = f"eval-{stage_plan.fingerprint}"
+        return Path(f"{self.directory}/records/{stage}.json")
 
     def lock_path(self, stage: str) -> Path:
         """Locked while the stage works: two attempts at the same outputs take turns."""

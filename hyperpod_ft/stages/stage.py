@@ -4,7 +4,6 @@ A stage is `python -m hyperpod_ft.stages.<name> RUN_DIR`. It may be started at a
 kill at any line: a lock lets one attempt work, outputs appear whole, and the record is written last.
 """
 
-import errno
 import platform
 import sys
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of, print_error
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
@@ -61,11 +60,7 @@ def main(name: str, work: Callable[[Run], Result], arguments: Sequence[str] | No
     except UserError as error:
         _end(name, str(error))
     except OSError as error:
-        if error.errno not in VOLUME_ERRORS:
-            raise
-        message = f"{file_of(error) or 'the volume'}: {error.strerror}; free or repair the volume, then resume"
-        # an I/O error may pass: ranks are started again, as after a crash
-        _end(name, message, 1 if error.errno == errno.EIO else EXIT_USER_ERROR)
+        _end(name, *volume_failure(error))
 
 
 def _end(name: str, message: str, status: int = EXIT_USER_ERROR) -> NoReturn:

@@ -159,29 +159,28 @@ def make_place(aws: Aws) -> Place:
 
 def cluster(place: Place, name: str, count: int, folder: str = "lifecycle") -> None:
     """A cluster created through the API alone, with its lifecycle script in place."""
-    clients(place.aws)("s3").put_object(Bucket=place.bucket, Key=f"{folder}/provision.sh", Body=b"#!/bin/bash\n")
-    group = {
-        "LifeCycleConfig": {"SourceS3Uri": f"s3://{place.bucket}/{folder}", "OnInitComplete": "provision.sh"},
-        "ExecutionRole": place.role,
-    }
     clients(place.aws)("sagemaker").create_cluster(
-        ClusterName=name,
-        InstanceGroups=[
-            {
-                **group,
-                "InstanceGroupName": "controller-machine",
-                "InstanceType": "ml.c5.xlarge",
-                "InstanceCount": 1,
-                "SlurmConfig": {"NodeType": "Controller"},
-            },
-            {
-                **group,
-                "InstanceGroupName": "worker-group-1",
-                "InstanceType": "ml.trn1.32xlarge",
-                "InstanceCount": count,
-                "SlurmConfig": {"NodeType": "Compute"},
-            },
-        ],
-        VpcConfig={"Subnets": [place.subnet], "SecurityGroupIds": [place.group]},
-        Orchestrator={"Slurm": {"SlurmConfigStrategy": "Managed"}},
+        **cluster_request(place, name, folder, ("worker-group-1", count, "ml.trn1.32xlarge"))
     )
+
+
+def cluster_request(place: Place, name: str, folder: str, *workers: tuple[str, int, str]) -> dict[str, Any]:
+    """CreateCluster's, with the script in place; `workers`: name, number and type of each group."""
+    clients(place.aws)("s3").put_object(Bucket=place.bucket, Key=f"{folder}/provision.sh", Body=b"#!/bin/bash\n")
+    kinds = [("Controller", "controller-machine", 1, "ml.c5.xlarge"), *(("Compute", *group) for group in workers)]
+    return {
+        "ClusterName": name,
+        "InstanceGroups": [
+            {
+                "InstanceGroupName": group,
+                "InstanceType": instance_type,
+                "InstanceCount": count,
+                "LifeCycleConfig": {"SourceS3Uri": f"s3://{place.bucket}/{folder}", "OnInitComplete": "provision.sh"},
+                "ExecutionRole": place.role,
+                "SlurmConfig": {"NodeType": kind},
+            }
+            for kind, group, count, instance_type in kinds
+        ],
+        "VpcConfig": {"Subnets": [place.subnet], "SecurityGroupIds": [place.group]},
+        "Orchestrator": {"Slurm": {"SlurmConfigStrategy": "Managed"}},
+    }

@@ -15,7 +15,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from tests.aws.kit import ROOT, Kit
+from tests.aws.kit import NAME, ROOT, WORKERS, Kit
 
 if TYPE_CHECKING:
     from tests.aws.account_place import Place
@@ -64,6 +64,10 @@ class Aws:
 
     def reset(self) -> None:
         self._post("reset", {})
+
+    def begin(self) -> None:
+        """As for another test, with the resources that are there."""
+        self._post("begin", {})
 
     def _post(self, action: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(f"{self.endpoint}/_test/{action}", json.dumps(body).encode())
@@ -138,6 +142,38 @@ def kit(tmp_path: Path, aws: Aws) -> Iterator[Kit]:
     kit.configure()
     yield kit
     assert_permissions_of_clusters_are_listed(aws)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, _server: Aws) -> Iterator[Kit]:
+    """A running cluster with three workers; afterwards, every call was one that `validate` knows of.
+
+    Tests share it: it is created only if the one before has left another.
+    """
+    from tests.aws.test_caller_permissions import assert_permissions_are_listed
+
+    kit = Kit(tmp_path, _server)
+    kit.configure(workers=[{"name": WORKERS, "instance_type": "ml.trn1.32xlarge", "count": 3, "partition": "trn1"}])
+    kit.aws.begin()
+    if not _is_as_created(kit.aws):
+        kit.aws.reset()
+        kit.run("create")
+    yield kit
+    assert_permissions_are_listed(kit.aws)
+
+
+def _is_as_created(aws: Aws) -> bool:
+    client = aws.client("sagemaker")
+    try:
+        cluster = client.describe_cluster(ClusterName=NAME)
+    except client.exceptions.ResourceNotFound:
+        return False
+    nodes = client.list_cluster_nodes(ClusterName=NAME)["ClusterNodeSummaries"]
+    extensions = client.list_cluster_extensions(ClusterArn=cluster["ClusterArn"])["Extensions"]
+    counts = sorted((group["TargetCount"], group["CurrentCount"]) for group in cluster["InstanceGroups"])
+    states = {node["InstanceStatus"]["Status"] for node in nodes}
+    complete = (cluster["ClusterStatus"], counts, states) == ("InService", [(1, 1), (3, 3)], {"Running"})
+    return complete and not extensions
 
 
 @pytest.fixture(autouse=True)

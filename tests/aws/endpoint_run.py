@@ -15,9 +15,9 @@ from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
 from hyperpod_ft.evaluation.greedy import answers
-from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import shipped
+from tests.unit.stage_runs import finish
 
 _PROMPTS = ("### Instruction\nWhich command submits a batch script?\n\n### Answer\n", "squeue", "A node is")
 BUCKET, ROLE = "sagemaker-models", "arn:aws:iam::123456789012:role/endpoint"
@@ -52,10 +52,8 @@ def make_run(base: Path) -> Run:
     for file in run.tuned_model.glob("*.safetensors"):
         os.utime(file, (0, 0))  # as one that came back from a backup
     _comparison(run).samples().write(run.samples_path)
-    for stage, outputs in (("consolidate", [run.adapter]), ("merge", [run.tuned_model])):
-        made = run.outputs_of(outputs, digests=False)
-        record = Record(stage, run.plan[stage].fingerprint, {}, made, {}, utc_now(), 0.0, "test", "")
-        record.write(run.record_path(stage))
+    finish(run, "consolidate", run.adapter, digests=False)
+    finish(run, "merge", run.tuned_model, digests=False)
     return run
 
 

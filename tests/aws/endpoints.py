@@ -6,6 +6,7 @@ while its container starts, and Failed when that does not answer /ping in time; 
 
 import copy
 import secrets
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -98,31 +99,6 @@ def _check_role(region: Region, role: str) -> None:
         raise invalid(f"Could not assume role {role}. Please ensure that the role exists.") from None
 
 
-@operation("sagemaker", "DescribeModel")
-def describe_model(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    name = request["ModelName"]
-    found = _require(region.models, region, "model", name)
-    return {**{key: value for key, value in found.items() if key != "Tags"}, "ModelArn": arn(region, "model", name)}
-
-
-@operation("sagemaker", "DeleteModel")
-def delete_model(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    _require(region.models, region, "model", request["ModelName"])
-    del region.models[request["ModelName"]]
-    return {}
-
-
-@operation("sagemaker", "ListModels")
-def list_models(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "Models": [
-            {"ModelName": name, "ModelArn": arn(region, "model", name), "CreationTime": model["CreationTime"]}
-            for name, model in region.models.items()
-            if request.get("NameContains", "") in name
-        ]
-    }
-
-
 @operation("sagemaker", "CreateEndpointConfig")
 def create_endpoint_config(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     name = request["EndpointConfigName"]
@@ -138,34 +114,40 @@ def create_endpoint_config(region: Region, request: dict[str, Any]) -> dict[str,
     return {"EndpointConfigArn": arn(region, "endpoint-config", name)}
 
 
-@operation("sagemaker", "DescribeEndpointConfig")
-def describe_endpoint_config(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    name = request["EndpointConfigName"]
-    found = _require(region.endpoint_configs, region, "endpoint configuration", name)
-    shown = {key: value for key, value in found.items() if key != "Tags"}
-    return {**shown, "EndpointConfigArn": arn(region, "endpoint-config", name)}
+@dataclass(frozen=True)
+class _Kind:
+    """What keeps its request and has no state: `operation` is the end of its operations' names, `key` of ARNs."""
+
+    operation: str
+    attribute: str  # of a region
+    words: str
+    key: str
+
+    def describe(self, region: Region, request: dict[str, Any]) -> dict[str, Any]:
+        name = request[f"{self.operation}Name"]
+        found = _require(getattr(region, self.attribute), region, self.words, name)
+        shown = {key: value for key, value in found.items() if key != "Tags"}
+        return {**shown, f"{self.operation}Arn": arn(region, self.key, name)}
+
+    def delete(self, region: Region, request: dict[str, Any]) -> dict[str, Any]:
+        name, there = request[f"{self.operation}Name"], getattr(region, self.attribute)
+        _require(there, region, self.words, name)
+        del there[name]
+        return {}
+
+    def list(self, region: Region, request: dict[str, Any]) -> dict[str, Any]:
+        part = request.get("NameContains", "")
+        found = [name for name in getattr(region, self.attribute) if part in name]
+        return {f"{self.operation}s": [self.describe(region, {f"{self.operation}Name": name}) for name in found]}
 
 
-@operation("sagemaker", "DeleteEndpointConfig")
-def delete_endpoint_config(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    _require(region.endpoint_configs, region, "endpoint configuration", request["EndpointConfigName"])
-    del region.endpoint_configs[request["EndpointConfigName"]]
-    return {}
-
-
-@operation("sagemaker", "ListEndpointConfigs")
-def list_endpoint_configs(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "EndpointConfigs": [
-            {
-                "EndpointConfigName": name,
-                "EndpointConfigArn": arn(region, "endpoint-config", name),
-                "CreationTime": config["CreationTime"],
-            }
-            for name, config in region.endpoint_configs.items()
-            if request.get("NameContains", "") in name
-        ]
-    }
+for _kind in (
+    _Kind("Model", "models", "model", "model"),
+    _Kind("EndpointConfig", "endpoint_configs", "endpoint configuration", "endpoint-config"),
+):
+    operation("sagemaker", f"Describe{_kind.operation}")(_kind.describe)
+    operation("sagemaker", f"Delete{_kind.operation}")(_kind.delete)
+    operation("sagemaker", f"List{_kind.operation}s")(_kind.list)
 
 
 @operation("sagemaker", "CreateEndpoint")
@@ -201,6 +183,9 @@ def describe_endpoint(region: Region, request: dict[str, Any]) -> dict[str, Any]
     name = request["EndpointName"]
     found: Hosted = _require(region.endpoints, region, "endpoint", name)
     variants = region.endpoint_configs.get(found.request["EndpointConfigName"], {}).get("ProductionVariants", [])
+    running = [
+        {"VariantName": one["VariantName"], "CurrentInstanceCount": one["InitialInstanceCount"]} for one in variants
+    ]
     return {
         "EndpointName": name,
         "EndpointArn": arn(region, "endpoint", name),
@@ -208,17 +193,8 @@ def describe_endpoint(region: Region, request: dict[str, Any]) -> dict[str, Any]
         "EndpointStatus": found.status,
         "CreationTime": found.created,
         "LastModifiedTime": found.created,
-        **({"FailureReason": found.failure} if found.failure else {}),
-        **(
-            {
-                "ProductionVariants": [
-                    {"VariantName": one["VariantName"], "CurrentInstanceCount": one["InitialInstanceCount"]}
-                    for one in variants
-                ]
-            }
-            if found.status == "InService"
-            else {}
-        ),
+        "FailureReason": found.failure or None,
+        "ProductionVariants": running if found.status == "InService" else None,
     }
 
 
@@ -243,19 +219,8 @@ def _delete(found: Hosted, among: dict[str, Any], name: str) -> Process:
 
 @operation("sagemaker", "ListEndpoints")
 def list_endpoints(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "Endpoints": [
-            {
-                "EndpointName": name,
-                "EndpointArn": arn(region, "endpoint", name),
-                "CreationTime": found.created,
-                "LastModifiedTime": found.created,
-                "EndpointStatus": found.status,
-            }
-            for name, found in region.endpoints.items()
-            if request.get("NameContains", "") in name
-        ]
-    }
+    found = [name for name in region.endpoints if request.get("NameContains", "") in name]
+    return {"Endpoints": [describe_endpoint(region, {"EndpointName": name}) for name in found]}
 
 
 @operation("sagemaker", "ListTags")
@@ -299,7 +264,7 @@ def describe_inference_component(region: Region, request: dict[str, Any]) -> dic
         "LastModifiedTime": found.created,
         "InferenceComponentStatus": found.status,
         "RuntimeConfig": {"DesiredCopyCount": 1, "CurrentCopyCount": int(found.status == "InService")},
-        **({"FailureReason": found.failure} if found.failure else {}),
+        "FailureReason": found.failure or None,
     }
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 NAME = "ml-cluster"
+WORKERS = "worker-group-1"
 
 
 class Started:
@@ -37,6 +38,23 @@ class Started:
             printed = self.stdout.read()
         self._process.wait(timeout)
         return printed, None
+
+    def finish(self, status: int = 0, timeout: float = 300) -> str:
+        """All that it still prints, once it has ended with this status, and with no traceback."""
+        output, _ = self.communicate(timeout)
+        assert self.returncode == status, output
+        assert "Traceback" not in output
+        return output
+
+    def wait_for(self, text: str) -> None:
+        """Until it prints a line with this text."""
+        assert any(text in line for line in self.stdout), f"it ended without {text!r}"
+
+    def kill_at(self, text: str) -> None:
+        """SIGKILL as soon as it prints this."""
+        self.wait_for(text)
+        self.kill()
+        self.communicate()
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.returncode is None:
@@ -64,6 +82,12 @@ def start(directory: Path, environment: Mapping[str, str], *arguments: str) -> S
     return Started(process, reading)
 
 
+def environment_of(aws: "Aws", home: Path) -> dict[str, str]:
+    """The environment of commands that ask the stand-in, and poll it often."""
+    poll = {"HYPERPOD_FT_POLL_SECONDS": "0.1"}
+    return {**aws.environment, **poll, "HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
 class Kit:
     """The command in a directory of its own, with a cluster file and a home directory that has an ssh key."""
 
@@ -71,12 +95,7 @@ class Kit:
         self.directory = directory
         self.aws = aws
         self.file = directory / "cluster.yaml"
-        self.environment = {
-            **aws.environment,
-            "HOME": str(directory),
-            "PYTHONPATH": str(ROOT),
-            "HYPERPOD_FT_POLL_SECONDS": "0.1",
-        }
+        self.environment = environment_of(aws, directory)
 
     def start(self, *arguments: str, group: str = "cluster") -> Started:
         """`group`: of commands; without one, `arguments` name it."""
@@ -87,10 +106,7 @@ class Kit:
         return self.run(*arguments, status=status, group="")
 
     def run(self, *arguments: str, status: int = 0, group: str = "cluster") -> str:
-        process = self.start(*arguments, group=group)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == status, output
-        assert "Traceback" not in output
+        output = self.start(*arguments, group=group).finish(status)
         assert "testing" not in output.replace("testing-server", ""), "no credential is ever shown"
         return output
 
@@ -98,7 +114,7 @@ class Kit:
         return json.loads(self.run(*arguments, "--json"))
 
     def workers(self) -> list[str]:
-        return [node["instance_id"] for node in self.json("nodes") if node["group"] == "worker-group-1"]
+        return [node["instance_id"] for node in self.json("nodes") if node["group"] == WORKERS]
 
     def configure(self, **changes: Any) -> None:
         values = yaml.safe_load(cluster_config.example().read_text())

@@ -24,10 +24,6 @@ def _vpc(context: Context, properties: Properties) -> tuple[str, dict[str, Any]]
     return vpc["VpcId"], {"CidrBlock": vpc["CidrBlock"]}
 
 
-def _delete_vpc(context: Context, identifier: str, _: Properties) -> None:
-    context.client("ec2").delete_vpc(VpcId=identifier)
-
-
 def _subnet(context: Context, properties: Properties) -> tuple[str, dict[str, Any]]:
     ec2 = context.client("ec2")
     place = {k: properties[k] for k in ("AvailabilityZone", "AvailabilityZoneId") if k in properties}
@@ -154,30 +150,26 @@ def _delete_security_group(context: Context, identifier: str, _: Properties) -> 
     context.client("ec2").delete_security_group(GroupId=identifier)
 
 
-def _ingress(context: Context, properties: Properties) -> tuple[str, dict[str, Any]]:
-    group = properties["GroupId"]
-    context.client("ec2").authorize_security_group_ingress(GroupId=group, IpPermissions=[_permission(properties)])
-    return f"sgr-{group}-in-{context.logical_id}", {}
+def _rule(direction: str) -> Kind:
+    """A rule of its own; `direction`: ingress or egress, as EC2's operations are named."""
 
+    def create(context: Context, properties: Properties) -> tuple[str, dict[str, Any]]:
+        group, authorize = (
+            properties["GroupId"],
+            getattr(context.client("ec2"), f"authorize_security_group_{direction}"),
+        )
+        authorize(GroupId=group, IpPermissions=[_permission(properties)])
+        return f"sgr-{group}-{direction}-{context.logical_id}", {}
 
-def _egress(context: Context, properties: Properties) -> tuple[str, dict[str, Any]]:
-    group = properties["GroupId"]
-    context.client("ec2").authorize_security_group_egress(GroupId=group, IpPermissions=[_permission(properties)])
-    return f"sgr-{group}-out-{context.logical_id}", {}
+    def delete(context: Context, _: str, properties: Properties) -> None:
+        revoke = getattr(context.client("ec2"), f"revoke_security_group_{direction}")
+        revoke(GroupId=properties["GroupId"], IpPermissions=[_permission(properties)])
 
-
-def _revoke_ingress(context: Context, _: str, properties: Properties) -> None:
-    rules = [_permission(properties)]
-    context.client("ec2").revoke_security_group_ingress(GroupId=properties["GroupId"], IpPermissions=rules)
-
-
-def _revoke_egress(context: Context, _: str, properties: Properties) -> None:
-    rules = [_permission(properties)]
-    context.client("ec2").revoke_security_group_egress(GroupId=properties["GroupId"], IpPermissions=rules)
+    return Kind(create, delete)
 
 
 NETWORK_KINDS: dict[str, Kind] = {
-    "AWS::EC2::VPC": Kind(_vpc, _delete_vpc, _ec2_tags),
+    "AWS::EC2::VPC": Kind(_vpc, deletion("ec2", "delete_vpc", "VpcId"), _ec2_tags),
     "AWS::EC2::Subnet": Kind(_subnet, _delete_subnet, _update_subnet),
     "AWS::EC2::InternetGateway": Kind(
         _internet_gateway, deletion("ec2", "delete_internet_gateway", "InternetGatewayId"), _ec2_tags
@@ -194,6 +186,6 @@ NETWORK_KINDS: dict[str, Kind] = {
         _endpoint, lambda c, i, _: c.client("ec2").delete_vpc_endpoints(VpcEndpointIds=[i]) and None
     ),
     "AWS::EC2::SecurityGroup": Kind(_security_group, _delete_security_group, _ec2_tags),
-    "AWS::EC2::SecurityGroupIngress": Kind(_ingress, _revoke_ingress),
-    "AWS::EC2::SecurityGroupEgress": Kind(_egress, _revoke_egress),
+    "AWS::EC2::SecurityGroupIngress": _rule("ingress"),
+    "AWS::EC2::SecurityGroupEgress": _rule("egress"),
 }

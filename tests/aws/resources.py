@@ -92,10 +92,6 @@ def _configure_bucket(context: Context, name: str, properties: Properties) -> No
         s3.put_bucket_tagging(Bucket=name, Tagging={"TagSet": tags})
 
 
-def _delete_bucket(context: Context, identifier: str, _: Properties) -> None:
-    context.client("s3").delete_bucket(Bucket=identifier)
-
-
 def _bucket_policy(context: Context, properties: Properties) -> tuple[str, dict[str, Any]]:
     # not moto's, which ignores conditions: bucket_access.py
     context.region.world.bucket_policies[properties["Bucket"]] = properties["PolicyDocument"]["Statement"]
@@ -122,7 +118,7 @@ KINDS: dict[str, Kind] = {
     **NETWORK_KINDS,
     "AWS::FSx::FileSystem": Kind(_filesystem, _delete_filesystem, _update_filesystem),
     "AWS::IAM::Role": Kind(_role, _delete_role, _update_role),
-    "AWS::S3::Bucket": Kind(_bucket, _delete_bucket, _configure_bucket),
+    "AWS::S3::Bucket": Kind(_bucket, deletion("s3", "delete_bucket", "Bucket"), _configure_bucket),
     "AWS::S3::BucketPolicy": Kind(_bucket_policy, _delete_bucket_policy, _update_bucket_policy),
     "AWS::SSM::Document": Kind(_document, deletion("ssm", "delete_document", "Name")),
 }

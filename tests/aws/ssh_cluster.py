@@ -11,9 +11,10 @@ from hyperpod_ft.aws.hyperpod.api import Cluster, GroupState
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.ssh import connect as ssh
 from hyperpod_ft.aws.ssh import ssm
+from tests.aws.account_place import Place, cluster_request
 from tests.aws.conftest import REGION, Aws
 from tests.aws.ssh_nodes import USER, Nodes
-from tests.aws.test_server import group, until
+from tests.aws.test_server import until
 
 AWS_CLI = ssm.AwsCli(REGION)
 
@@ -36,20 +37,11 @@ def a_node(group: str, instance: str, status: str = "Running", hostname: str = "
 
 
 @pytest.fixture
-def sagemaker(aws: Aws, account: dict[str, Any], nodes: Nodes) -> Any:
+def sagemaker(aws: Aws, place: Place, nodes: Nodes) -> Any:
     """Cluster c with a controller and two worker groups, InService, with a node to log in to for each."""
     client = aws.client("sagemaker")
-    groups = [
-        group(account, "controller-machine", 1, "Controller", "ml.c5.xlarge"),
-        group(account, "worker-group-10", 1, "Compute", "ml.trn2.48xlarge"),
-        group(account, "worker-group-1", 1, "Compute", "ml.trn1.32xlarge"),
-    ]
-    client.create_cluster(
-        ClusterName="c",
-        InstanceGroups=groups,
-        VpcConfig=account["VpcConfig"],
-        Orchestrator={"Slurm": {"SlurmConfigStrategy": "Managed"}},
-    )
+    workers = ("worker-group-10", 1, "ml.trn2.48xlarge"), ("worker-group-1", 1, "ml.trn1.32xlarge")
+    client.create_cluster(**cluster_request(place, "c", "lifecycle", *workers))
     until(lambda: client.describe_cluster(ClusterName="c")["ClusterStatus"] == "InService")
     for node in list_nodes(client, "c"):
         nodes.add(node.instance_id)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import write_program
+
 ROOT = Path(__file__).parents[2]
 USER = getpass.getuser()  # sshd cannot log in other users without root; the kit gets --user
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -64,9 +66,8 @@ class Nodes:
         """Make this the node's only user, with that home directory."""
         record = pwd.getpwnam(name)
         line = f"{name}:x:{record.pw_uid}:{record.pw_gid}::{home}:/bin/sh"
-        getent = self.directory / instance / "bin" / "getent"
-        getent.write_text(f'#!/bin/sh\n[ "$2" = {name} ] && echo {shlex.quote(line)}\n')
-        getent.chmod(0o755)
+        answer = f'[ "$2" = {name} ] && echo {shlex.quote(line)}'
+        write_program(self.directory / instance / "bin" / "getent", answer)
 
     def new_host_key(self, instance: str) -> None:
         new_key(self.directory / instance / "host_key")
@@ -89,6 +90,13 @@ def new_key(path: Path, comment: str = "") -> None:
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
 
+def install_cli(programs: Path) -> None:
+    """The stand-in for the AWS CLI, and one for its plugin, which the first does without."""
+    run = f"cd {shlex.quote(str(ROOT))} && exec {shlex.quote(sys.executable)} -m tests.aws.aws_cli"
+    write_program(programs / "aws", f'{run} "$@"')
+    write_program(programs / "session-manager-plugin", "exit 1")
+
+
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     """A user with a key, in a home directory with an awkward name, and the stand-in for the AWS CLI on PATH."""
@@ -99,19 +107,10 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
         directory.mkdir(parents=True)
     new_key(made.home / ".ssh" / "id_ed25519", "someone@somewhere")
     programs = tmp_path / "bin"
-    programs.mkdir()
-    install(
-        programs / "aws", f'cd {shlex.quote(str(ROOT))} && exec {shlex.quote(sys.executable)} -m tests.aws.aws_cli "$@"'
-    )
-    install(programs / "session-manager-plugin", "exit 1")
+    install_cli(programs)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("HOME", str(made.home))
     monkeypatch.setenv("NODES", str(made.directory))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     return made
-
-
-def install(program: Path, line: str) -> None:
-    program.write_text(f"#!/bin/sh\n{line}\n")
-    program.chmod(0o755)

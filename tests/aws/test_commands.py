@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.aws.kit import NAME, Kit
+from tests.aws.kit import NAME, WORKERS, Kit
 from tests.aws.test_caller_permissions import assert_permissions_are_listed
 
 
@@ -62,13 +62,7 @@ def test_create_continues_after_every_interruption(kit: Kit) -> None:
     """Killed while it waits in each step, then run again: one stack, one cluster, nothing created twice."""
     kit.aws.scenario(seconds={"stack.resource": 0.1, "fsx.create": 0.5, "cluster.create": 0.5, "node.launch": 0.5})
     for expected in ("CREATE_COMPLETE", "lifecycle:", "requested", "cluster: Creating"):
-        process = kit.start("create")
-        assert process.stdout is not None
-        for line in process.stdout:
-            if expected in line:
-                break
-        process.kill()
-        process.communicate()
+        kit.start("create").kill_at(expected)
     assert "is complete" in kit.run("create")
     operations = [operation for _, operation in kit.aws.requests()]
     assert operations.count("CreateStack") == 1
@@ -87,9 +81,11 @@ def test_a_failing_lifecycle_script_is_shown(kit: Kit) -> None:
 
 
 def test_logs_of_a_node_and_of_one_that_is_gone(kit: Kit) -> None:
-    kit.aws.scenario(lifecycle={"worker-group-1": {"lines": ["hello from the worker"], "exit": 0}})
+    lines = ["hello from the worker", "2026-11-22T20:00:00.000Z slurm: warning (60.0 s): no slurmctld answers"]
+    kit.aws.scenario(lifecycle={"worker-group-1": {"lines": lines, "exit": 0}})
     kit.run("create")
     (worker,) = kit.workers()
+    assert f"warning: {worker}: when it was provisioned: no slurmctld answers" in kit.run("status")
     assert "hello from the worker" in kit.run("logs", "--node", worker)
     kit.run("replace-node", NAME, worker, "--yes")
     assert "hello from the worker" in kit.run("logs", "--node", worker)
@@ -208,3 +204,22 @@ def test_existing_resources_are_used_and_never_deleted(kit: Kit, tmp_path: Path)
     kit.run("delete", "--confirm", "second")
     assert len(kit.aws.client("fsx").describe_file_systems()["FileSystems"]) == 1
     assert len(kit.aws.client("cloudformation").describe_stacks()["Stacks"]) == 1
+
+
+def test_without_continuous_provisioning_a_group_is_updated(kit: Kit) -> None:
+    kit.configure(continuous_provisioning=False)
+    kit.run("create")
+    kit.run("scale", NAME, WORKERS, "2")
+    assert "BatchAddClusterNodes" not in [operation for _, operation in kit.aws.requests()]
+    assert len(kit.workers()) == 2
+
+
+def test_automatic_patching_of_a_cluster_whose_groups_have_no_roles(kit: Kit) -> None:
+    kit.configure(login={"instance_type": "ml.m5.xlarge"})
+    kit.run("create", "--legacy-provisioning")
+    assert f"{WORKERS}: HyperPod will" in kit.run("auto-patch", NAME, "WhenIdle", status=2)
+    kit.run("auto-patch", NAME, "WhenIdle", "--yes")
+    described = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)["InstanceGroups"]
+    assert [group["InstanceGroupName"] for group in described if "AutoPatchConfig" in group] == [WORKERS]
+    kit.run("delete-group", NAME, WORKERS, "--yes")
+    assert "has no group of workers" in kit.run("auto-patch", NAME, "WhenIdle", "--yes", status=2)

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import signal
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hyperpod_ft.serving.endpoint.deployment import endpoint_name
 from tests.aws.account_place import trust
 from tests.aws.conftest import REGION, Aws
 from tests.aws.endpoint_run import BUCKET, ROLE, make_run, only_in_store
-from tests.aws.kit import ROOT, Started, start
+from tests.aws.kit import Started, environment_of, start
 
 WRITES = ("Create", "Delete", "Put", "Register", "Update", "POST", "PUT", "DELETE")
 
@@ -24,13 +23,7 @@ class Deploy:
 
     def __init__(self, aws: Aws, run: Run, home: Path) -> None:
         self.aws, self.run, self.name = aws, run, endpoint_name(run)
-        self.environment = {
-            **aws.environment,
-            "HOME": str(home),
-            "PYTHONPATH": str(ROOT),
-            "HYPERPOD_FT_POLL_SECONDS": "0.05",
-            "OMP_NUM_THREADS": "1",
-        }
+        self.environment = environment_of(aws, home)
         role = ROLE.rpartition("/")[2]
         aws.client("iam").create_role(RoleName=role, AssumeRolePolicyDocument=trust("sagemaker.amazonaws.com"))
         aws.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
@@ -40,11 +33,7 @@ class Deploy:
         return start(self.run.root, self.environment, "deploy", *arguments)
 
     def __call__(self, *arguments: str, status: int = 0) -> str:
-        process = self.start(*arguments)
-        output, _ = process.communicate(timeout=200)
-        assert process.returncode == status, output
-        assert "Traceback" not in output
-        return output
+        return self.start(*arguments).finish(status)
 
     @property
     def directory(self) -> str:
@@ -192,11 +181,7 @@ def test_a_slow_container_is_waited_for(deploy: Deploy) -> None:
 @pytest.mark.parametrize("seen", ["uploading", "created configuration", "created endpoint"])
 def test_it_may_be_killed_anywhere_and_run_again(deploy: Deploy, seen: str) -> None:
     deploy.recorded()
-    process = deploy.start(deploy.directory)
-    assert process.stdout is not None
-    assert any(seen in line for line in process.stdout)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    deploy.start(deploy.directory).kill_at(seen)
     if seen in ("uploading", "created configuration"):
         # half of a deployment can be deleted as well as completed
         deploy("delete", deploy.directory, "--yes", status=0 if deploy.objects() else 2)
@@ -211,11 +196,7 @@ def test_it_may_be_killed_anywhere_and_run_again(deploy: Deploy, seen: str) -> N
 def test_a_deletion_may_be_killed_anywhere_and_run_again(deploy: Deploy, seen: str) -> None:
     deploy.recorded()
     deploy(deploy.directory)
-    process = deploy.start("delete", deploy.name, "--yes")
-    assert process.stdout is not None
-    assert any(seen in line for line in process.stdout)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    deploy.start("delete", deploy.name, "--yes").kill_at(seen)
     deploy(
         "delete", deploy.name, "--yes", status=2 if not deploy.aws.client("sagemaker").list_models()["Models"] else 0
     )
@@ -259,16 +240,11 @@ def test_a_component_that_is_still_being_created_is_deleted(deploy: Deploy) -> N
     """SageMaker refuses to delete it until it has been created."""
     deploy.aws.scenario(endpoint_container={"broken": "never answers"})
     process = deploy.start(deploy.directory, "--set", "deploy.scale_to_zero=true")
-    assert process.stdout is not None
-    assert any("created inference component" in line for line in process.stdout)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill_at("created inference component")
     deleting = deploy.start("delete", deploy.name, "--yes")
-    assert deleting.stdout is not None
-    assert any("inference component: Deleting" in line for line in deleting.stdout)  # asked for, and refused
+    deleting.wait_for("inference component: Deleting")  # asked for, and refused
     deploy.aws.scenario(seconds={"endpoint.health": 0.0})
-    output, _ = deleting.communicate(timeout=200)
-    assert deleting.returncode == 0, output
+    deleting.finish()
     assert deploy.nothing_left()
 
 

@@ -1,21 +1,17 @@
 """The commands that change a running cluster, as users run them, against the server that stands in for AWS."""
 
 import json
-import shlex
 import subprocess
-import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.aws.clusters import FIRST_IMAGE, NEWEST_IMAGE
-from tests.aws.kit import NAME, ROOT, Kit
-from tests.aws.test_caller_permissions import assert_permissions_are_listed
-
-WORKERS = "worker-group-1"
+from tests.aws.kit import NAME, WORKERS, Kit
+from tests.aws.ssh_nodes import install_cli
+from tests.programs import write_program
 
 
 def group(kit: Kit, name: str = WORKERS) -> dict[str, Any]:
@@ -29,15 +25,6 @@ def operations(kit: Kit) -> list[str]:
     return [operation for service, operation in kit.aws.requests() if service == "sagemaker"]
 
 
-@pytest.fixture
-def cluster(kit: Kit) -> Iterator[Kit]:
-    """Three workers in a running cluster; afterwards, every call was one that `validate` knows of."""
-    kit.configure(workers=[{"name": WORKERS, "instance_type": "ml.trn1.32xlarge", "count": 3, "partition": "trn1"}])
-    kit.run("create")
-    yield kit
-    assert_permissions_are_listed(kit.aws)
-
-
 class Controller:
     """What the controller answers through SSM: programs that stand in for Slurm's, and a shared volume."""
 
@@ -46,27 +33,19 @@ class Controller:
         (instance,) = [node["instance_id"] for node in kit.json("nodes") if node["group"] == "controller-machine"]
         self.bin = directory / "nodes" / instance / "bin"
         programs = directory / "programs"
-        for path in (self.bin, programs, self.shared):
-            path.mkdir(parents=True)
-        run = f"cd {shlex.quote(str(ROOT))} && exec {shlex.quote(sys.executable)} -m tests.aws.aws_cli"
-        _program(programs / "aws", f'{run} "$@"')
-        _program(programs / "session-manager-plugin", "exit 1")
-        _program(self.bin / "sudo", 'shift; exec "$@"')
+        self.shared.mkdir()
+        install_cli(programs)
+        write_program(self.bin / "sudo", 'shift; exec "$@"')
         kit.environment |= {"PATH": f"{programs}:{kit.environment['PATH']}", "NODES": str(directory / "nodes")}
 
     def program(self, name: str, text: str) -> None:
-        _program(self.bin / name, text)
+        write_program(self.bin / name, text)
 
     def states(self, **states: str) -> None:
         """Slurm's states of workers by their number, 0 to 2; a node is listed once for each of its partitions."""
         hosts = [node["hostname"] for node in self.kit.json("nodes") if node["group"] == WORKERS]
         lines = [f"{hosts[int(number[1:])]}={state}" for number, state in states.items()]
         self.program("sinfo", "\n".join(f"echo {line}" for line in [*lines, *lines]))
-
-
-def _program(path: Path, text: str) -> None:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
 
 
 @pytest.fixture
@@ -93,14 +72,6 @@ def test_many_instances_are_added_in_requests_of_fifty(cluster: Kit) -> None:
 def test_scaling_beyond_the_quota_is_refused_in_one_line(cluster: Kit) -> None:
     cluster.aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 3})
     assert "ResourceLimitExceeded" in cluster.run("scale", NAME, WORKERS, "4", status=2)
-
-
-def test_without_continuous_provisioning_a_group_is_updated(kit: Kit) -> None:
-    kit.configure(continuous_provisioning=False)
-    kit.run("create")
-    kit.run("scale", NAME, WORKERS, "2")
-    assert "BatchAddClusterNodes" not in operations(kit)
-    assert len(kit.workers()) == 2
 
 
 def test_a_node_is_rebooted_and_stays_the_same(cluster: Kit) -> None:
@@ -151,8 +122,11 @@ def test_nodes_that_run_no_job_are_chosen(controller: Controller) -> None:
     assert kit.workers() == [first, second, third]
     kit.run(*chosen, "1", "--yes")
     assert kit.workers() == [first, second], "the one that Slurm cannot use goes first"
-    kit.run(*chosen, "1", "--yes")
-    assert kit.workers() == [first]
+    kit.aws.scenario(seconds={"node.shutdown.shown": 60})
+    kit.run(*chosen, "1", "--yes", "--no-wait")
+    assert kit.workers() == [first, second], "not yet shown"
+    assert "HyperPod is removing 1 of its 2 nodes" in kit.run(*chosen, "1", "--yes", status=2)
+    assert operations(kit).count("BatchDeleteClusterNodes") == 2
 
 
 def test_without_an_answer_of_slurm_no_node_is_chosen(controller: Controller) -> None:
@@ -196,17 +170,6 @@ def test_automatic_patching_of_the_workers_is_set_and_kept(cluster: Kit) -> None
     assert "AutoPatchConfig" not in group(cluster, "controller-machine")
     cluster.run("scale", NAME, WORKERS, "2", "--yes")
     assert group(cluster)["AutoPatchConfig"]["PatchingStrategy"] == "WhenIdle", "an update of the group keeps it"
-
-
-def test_automatic_patching_of_a_cluster_whose_groups_have_no_roles(kit: Kit) -> None:
-    kit.configure(login={"instance_type": "ml.m5.xlarge"})
-    kit.run("create", "--legacy-provisioning")
-    assert f"{WORKERS}: HyperPod will" in kit.run("auto-patch", NAME, "WhenIdle", status=2)
-    kit.run("auto-patch", NAME, "WhenIdle", "--yes")
-    patched = {name for name in (WORKERS, "login-group", "controller-machine") if "AutoPatchConfig" in group(kit, name)}
-    assert patched == {WORKERS}
-    kit.run("delete-group", NAME, WORKERS, "--yes")
-    assert "has no group of workers" in kit.run("auto-patch", NAME, "WhenIdle", "--yes", status=2)
 
 
 def test_workers_get_the_newest_image_once(cluster: Kit) -> None:

@@ -22,11 +22,10 @@ from hyperpod_ft.job.sagemaker import container_commands
 from hyperpod_ft.launch.sagemaker.store import checkpoint_store
 from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
 from hyperpod_ft.launch.sagemaker.store.stored_checkpoints import superseded
-from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from tests.aws.conftest import Aws
 from tests.aws.killing import killed
-from tests.unit.stage_runs import tree
+from tests.unit.stage_runs import finish, tree
 
 STORE = "s3://bucket/store"
 
@@ -70,13 +69,6 @@ def write(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
-
-
-def finish(run: Run, stage: str, *outputs: Path) -> None:
-    """What a stage leaves that wrote these outputs."""
-    fingerprint = run.plan[stage].fingerprint
-    record = Record(stage, fingerprint, {}, run.outputs_of(outputs), {}, utc_now(), 0.0, "test", "")
-    record.write(run.record_path(stage))
 
 
 def finish_download(run: Run) -> None:

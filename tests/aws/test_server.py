@@ -12,52 +12,13 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.aws.conftest import ROOT, ZONE_ID, Aws
-
-TRUST = (
-    '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole", '
-    '"Principal": {"Service": "%s"}}]}'
-)
+from tests.aws.account_place import Place, cluster_request
+from tests.aws.conftest import ROOT, Aws
 
 
-@pytest.fixture
-def account(aws: Aws) -> dict[str, Any]:
-    """What a cluster needs in an account: a role, a network, a bucket with a script."""
-    iam, ec2, s3 = aws.client("iam"), aws.client("ec2"), aws.client("s3")
-    arn = iam.create_role(RoleName="hyperpod", AssumeRolePolicyDocument=TRUST % "sagemaker.amazonaws.com")["Role"][
-        "Arn"
-    ]
-    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
-    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/20", AvailabilityZoneId=ZONE_ID)["Subnet"]["SubnetId"]
-    group = ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)["GroupId"]
-    s3.create_bucket(Bucket="sagemaker-test", CreateBucketConfiguration={"LocationConstraint": aws.region})
-    s3.put_object(Bucket="sagemaker-test", Key="lifecycle/provision.sh", Body=b"#!/bin/bash\n")
-    return {"role": arn, "VpcConfig": {"Subnets": [subnet], "SecurityGroupIds": [group]}}
-
-
-def group(account: dict[str, Any], name: str, count: int, kind: str, instance_type: str) -> dict[str, Any]:
-    return {
-        "InstanceGroupName": name,
-        "InstanceType": instance_type,
-        "InstanceCount": count,
-        "LifeCycleConfig": {"SourceS3Uri": "s3://sagemaker-test/lifecycle", "OnInitComplete": "provision.sh"},
-        "ExecutionRole": account["role"],
-        "SlurmConfig": {"NodeType": kind},
-    }
-
-
-def request(account: dict[str, Any], workers: int = 2, **more: Any) -> dict[str, Any]:
-    return {
-        "ClusterName": "c",
-        "InstanceGroups": [
-            group(account, "controller", 1, "Controller", "ml.c5.xlarge"),
-            group(account, "worker", workers, "Compute", "ml.trn1.32xlarge"),
-            group(account, "worker-2", 1, "Compute", "ml.trn2.48xlarge"),
-        ],
-        "VpcConfig": account["VpcConfig"],
-        "Orchestrator": {"Slurm": {"SlurmConfigStrategy": "Managed"}},
-        **more,
-    }
+def request(place: Place, workers: int = 2, **more: Any) -> dict[str, Any]:
+    groups = ("worker", workers, "ml.trn1.32xlarge"), ("worker-2", 1, "ml.trn2.48xlarge")
+    return {**cluster_request(place, "c", "lifecycle", *groups), **more}
 
 
 def until(condition: Callable[[], Any], seconds: float = 10) -> Any:
@@ -87,22 +48,22 @@ def refusal(call: Callable[..., Any], **arguments: Any) -> tuple[str, str]:
     return error.value.response["Error"]["Code"], error.value.response["Error"]["Message"]
 
 
-def test_a_cluster_from_creation_to_nothing(aws: Aws, account: dict[str, Any]) -> None:
+def test_a_cluster_from_creation_to_nothing(aws: Aws, place: Place) -> None:
     sagemaker = aws.client("sagemaker")
     aws.scenario(seconds={"node.launch": 0.3})
-    arn = sagemaker.create_cluster(**request(account))["ClusterArn"]
+    arn = sagemaker.create_cluster(**request(place))["ClusterArn"]
     assert status(sagemaker) == "Creating"
     assert refusal(sagemaker.update_cluster, ClusterName="c", NodeRecovery="None")[0] == "ConflictException"
-    assert refusal(sagemaker.create_cluster, **request(account))[0] == "ResourceInUse"
+    assert refusal(sagemaker.create_cluster, **request(place))[0] == "ResourceInUse"
     until(lambda: status(sagemaker) == "InService")
     assert len(running(sagemaker)) == 4
     assert len(running(sagemaker, "worker")) == 3, "a substring, as AWS's: worker-2 too"
     node = running(sagemaker)[0]
     logs, log_group = aws.client("logs"), f"/aws/sagemaker/Clusters/c/{arn[-12:]}"
-    stream = f"LifecycleConfig/controller/{node}"
+    stream = f"LifecycleConfig/controller-machine/{node}"
     events = logs.get_log_events(logGroupName=log_group, logStreamName=stream)["events"]
     assert events[-1]["message"] == "Lifecycle scripts succeeded"
-    target = f"sagemaker-cluster:{arn[-12:]}_controller-{node}"
+    target = f"sagemaker-cluster:{arn[-12:]}_controller-machine-{node}"
     assert aws.client("ssm").start_session(Target=target)["SessionId"]
     assert refusal(aws.client("ssm").start_session, Target=target + "0")[0] == "TargetNotConnected"
     sagemaker.delete_cluster(ClusterName="c")
@@ -111,10 +72,10 @@ def test_a_cluster_from_creation_to_nothing(aws: Aws, account: dict[str, Any]) -
     assert refusal(sagemaker.describe_cluster, ClusterName="c")[0] == "ResourceNotFound"
 
 
-def test_continuous_provisioning_is_in_service_before_its_nodes(aws: Aws, account: dict[str, Any]) -> None:
+def test_continuous_provisioning_is_in_service_before_its_nodes(aws: Aws, place: Place) -> None:
     sagemaker = aws.client("sagemaker")
     aws.scenario(capacity={"ml.trn1.32xlarge": 1}, seconds={"capacity.wait": 0.02})
-    sagemaker.create_cluster(**request(account, NodeProvisioningMode="Continuous"))
+    sagemaker.create_cluster(**request(place, NodeProvisioningMode="Continuous"))
     until(lambda: len(running(sagemaker)) == 3)
     worker = sagemaker.describe_cluster(ClusterName="c")["InstanceGroups"][1]
     assert (worker["CurrentCount"], worker["TargetCount"]) == (1, 2)
@@ -139,8 +100,8 @@ def test_continuous_provisioning_is_in_service_before_its_nodes(aws: Aws, accoun
     until(lambda: len(running(sagemaker)) == 5)
 
 
-def test_what_hyperpod_refuses(aws: Aws, account: dict[str, Any]) -> None:
-    sagemaker, good = aws.client("sagemaker"), request(account)
+def test_what_hyperpod_refuses(aws: Aws, place: Place) -> None:
+    sagemaker, good = aws.client("sagemaker"), request(place)
 
     def refused(**group_changes: Any) -> str:
         changed = {
@@ -151,7 +112,7 @@ def test_what_hyperpod_refuses(aws: Aws, account: dict[str, Any]) -> None:
         assert code == "ValidationException"
         return message
 
-    script = {"SourceS3Uri": "s3://sagemaker-test/lifecycle", "OnCreate": "none.sh"}
+    script = {"SourceS3Uri": "s3://sagemaker-mine/lifecycle", "OnCreate": "none.sh"}
     assert "'instanceGroups.1.member.instanceType'" in refused(InstanceType="ml.trn9.large")
     assert "regular expression" in refused(InstanceGroupName="a_b")
     assert "less than or equal to 2" in refused(ThreadsPerCore=3)
@@ -159,7 +120,7 @@ def test_what_hyperpod_refuses(aws: Aws, account: dict[str, Any]) -> None:
     assert "none.sh: it does not exist" in refused(LifeCycleConfig=script)
     assert "exactly one Controller" in refused(SlurmConfig={"NodeType": "Login"})
     assert "must be unique" in refused(InstanceGroupName="worker")
-    assert "does not exist" in refused(ExecutionRole=account["role"] + "x")
+    assert "does not exist" in refused(ExecutionRole=place.role + "x")
     aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 1})
     assert refusal(sagemaker.create_cluster, **good)[0] == "ResourceLimitExceeded"
 

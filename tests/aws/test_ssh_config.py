@@ -14,18 +14,13 @@ from hyperpod_ft.aws.ssh import config as ssh_config
 from hyperpod_ft.aws.ssh import connect as ssh
 from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.errors import UserError
-from tests.aws import ssh_cluster, ssh_nodes, test_server
+from tests.aws import ssh_cluster, ssh_nodes
 from tests.aws.conftest import REGION, Aws
 from tests.aws.ssh_cluster import AWS_CLI, instance_of, replace
 from tests.aws.ssh_nodes import USER, Nodes
 from tests.aws.test_server import until
 
-nodes, account, sagemaker, reachable = (
-    ssh_nodes.nodes,
-    test_server.account,
-    ssh_cluster.sagemaker,
-    ssh_cluster.reachable,
-)  # fixtures
+nodes, sagemaker, reachable = ssh_nodes.nodes, ssh_cluster.sagemaker, ssh_cluster.reachable  # fixtures
 
 
 class TestTheConfiguration:

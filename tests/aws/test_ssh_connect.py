@@ -17,19 +17,15 @@ from hyperpod_ft.aws.hyperpod.nodes import list_nodes
 from hyperpod_ft.aws.ssh import connect as ssh
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.errors import UserError
-from tests.aws import ssh_cluster, ssh_nodes, test_server
+from tests.aws import ssh_cluster, ssh_nodes
+from tests.aws.account_place import Place, cluster_request
 from tests.aws.conftest import Aws
 from tests.aws.ssh_cluster import AWS_CLI, a_node, instance_of
 from tests.aws.ssh_nodes import USER, Nodes, new_key
-from tests.aws.test_server import group, until
+from tests.aws.test_server import until
 from tests.aws.test_ssh_key import COMMENT
 
-nodes, account, sagemaker, reachable = (
-    ssh_nodes.nodes,
-    test_server.account,
-    ssh_cluster.sagemaker,
-    ssh_cluster.reachable,
-)  # fixtures
+nodes, sagemaker, reachable = ssh_nodes.nodes, ssh_cluster.sagemaker, ssh_cluster.reachable  # fixtures
 
 
 class TestConnecting:
@@ -209,19 +205,11 @@ class TestConnecting:
         assert nodes.sessions() == []
 
 
-def test_a_node_among_120(aws: Aws, account: dict[str, Any], nodes: Nodes) -> None:
+def test_a_node_among_120(aws: Aws, place: Place, nodes: Nodes) -> None:
     client = aws.client("sagemaker")
     aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 130})
-    client.create_cluster(
-        ClusterName="c",
-        InstanceGroups=[
-            group(account, "worker-group-10", 118, "Compute", "ml.trn1.32xlarge"),
-            group(account, "worker-group-1", 1, "Compute", "ml.trn1.32xlarge"),
-            group(account, "controller-machine", 1, "Controller", "ml.c5.xlarge"),
-        ],
-        VpcConfig=account["VpcConfig"],
-        Orchestrator={"Slurm": {"SlurmConfigStrategy": "Managed"}},
-    )
+    workers = ("worker-group-10", 118, "ml.trn1.32xlarge"), ("worker-group-1", 1, "ml.trn1.32xlarge")
+    client.create_cluster(**cluster_request(place, "c", "lifecycle", *workers))
     until(lambda: client.describe_cluster(ClusterName="c")["ClusterStatus"] == "InService", 30)
     there = list_nodes(client, "c")
     assert len(there) == 120

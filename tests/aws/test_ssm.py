@@ -9,6 +9,7 @@ from hyperpod_ft.errors import UserError
 from tests.aws import ssh_nodes
 from tests.aws.ssh_cluster import AWS_CLI
 from tests.aws.ssh_nodes import Nodes
+from tests.programs import write_program
 
 nodes = ssh_nodes.nodes  # fixture
 
@@ -53,14 +54,14 @@ class TestSessions:
 
     def test_a_node_that_hangs(self, nodes: Nodes, tmp_path: Path) -> None:
         """The plugin, a child of the CLI, keeps the output open; the kit must not wait for it."""
-        ssh_nodes.install(tmp_path / "bin" / "aws", "sleep 60 & wait")
+        write_program(tmp_path / "bin" / "aws", "sleep 60 & wait")
         with pytest.raises(UserError, match=r"w i-0123: no answer within 0\.2 s; /fsx may hang; .*--ssm"):
             ssm.run(AWS_CLI, "sagemaker-cluster:abc_w-i-0123", "true", "answer", seconds=0.2)
 
     def test_a_backup_may_take_longer_than_other_commands(
         self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        ssh_nodes.install(tmp_path / "bin" / "aws", "sleep 60 & wait")
+        write_program(tmp_path / "bin" / "aws", "sleep 60 & wait")
         monkeypatch.setattr(controller, "_BACKUP_SECONDS", 0.3)
         with pytest.raises(UserError, match=r"no answer within 0\.3 s"):
             controller.back_up(AWS_CLI, "sagemaker-cluster:abc_w-i-0123", "/fsx")

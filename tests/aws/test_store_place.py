@@ -11,10 +11,10 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker.store import run_store
 from hyperpod_ft.launch.sagemaker.store.place import Place, place_of, tuned_model_location
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 from tests.aws.conftest import REGION, Aws
 from tests.conftest import run_file_values
+from tests.unit import stage_runs
 
 STORE = {"region": REGION, "role": "arn:aws:iam::123456789012:role/ft", "store": "s3://place/ft"}
 
@@ -37,10 +37,7 @@ def machine(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 def finish(run: Run, stage: str, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(f"output of {stage}")
-    found = run.outputs_of([output])
-    Record(stage, run.plan[stage].fingerprint, {}, found, {}, "2026-01-01T00:00:00Z", 1.0, "x", "y").write(
-        run.record_path(stage)
-    )
+    stage_runs.finish(run, stage, output)
 
 
 def test_a_stage_is_done_where_the_store_has_its_outputs(machine: Callable[[str], tuple[Run, Place]], aws: Aws) -> None:

@@ -9,21 +9,18 @@ import pytest
 
 from hyperpod_ft.digests import files_below
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving import models
 from tests.aws.conftest import REGION, Aws
 from tests.aws.endpoint_run import BUCKET, make_run, only_in_store
 from tests.aws.kit import ROOT
+from tests.unit.stage_runs import finish
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = make_run(tmp_path_factory.mktemp("stored"))
-    outputs = run.outputs_of([run.base_model], digests=False)
-    Record("download", run.plan["download"].fingerprint, {}, outputs, {}, utc_now(), 0.0, "test", "").write(
-        run.record_path("download")
-    )
+    finish(run, "download", run.base_model, digests=False)
     return run
 
 

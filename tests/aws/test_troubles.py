@@ -273,13 +273,9 @@ def test_delete_says_where_it_looked(kit: Kit) -> None:
 def test_ctrl_c_says_how_to_go_on(kit: Kit) -> None:
     kit.aws.scenario(seconds={"fsx.create": 60})
     process = kit.start("create")
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "CREATE_COMPLETE" in line:
-            break
+    process.wait_for("CREATE_COMPLETE")
     process.send_signal(signal.SIGINT)
-    *_, last = process.communicate()[0].splitlines()
-    assert process.returncode == 130
+    *_, last = process.finish(130).splitlines()
     assert re.match(r"interrupted: .*`hyperpod-ft cluster delete`", last)
 
 

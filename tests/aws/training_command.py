@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hyperpod_ft.runs.run import Run
-from tests.aws.kit import ROOT, Started, start
+from tests.aws.kit import Started, environment_of, start
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -26,25 +26,14 @@ class Command:
         values["cluster"]["instance_type"] = "c7i.xlarge"
         values["sagemaker"] |= {"spot": False, "region": aws.region, "cpu_instance_type": "m5.large"}
         (directory / "run.yaml").write_text(yaml.safe_dump(values))
-        self.environment = {
-            **aws.environment,
-            "HOME": str(directory),
-            "XDG_STATE_HOME": str(directory / "state"),
-            "PYTHONPATH": str(ROOT),
-            "HYPERPOD_FT_POLL_SECONDS": "1",
-            "OMP_NUM_THREADS": "1",
-            **environment,
-        }
+        own = {"XDG_STATE_HOME": str(directory / "state"), "HYPERPOD_FT_POLL_SECONDS": "1"}
+        self.environment = {**environment_of(aws, directory), **own, **environment}
 
     def start(self, *arguments: str) -> Started:
         return start(self.directory, self.environment, *arguments)
 
     def run(self, *arguments: str, status: int = 0) -> str:
-        process = self.start(*arguments)
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == status, output
-        assert "Traceback" not in output
-        return output
+        return self.start(*arguments).finish(status)
 
     def status(self, status: int = 0) -> Any:
         return json.loads(self.run("status", "--json", status=status))

@@ -15,6 +15,7 @@ import pytest
 from tests.lifecycle.cluster import Cluster, snapshot
 from tests.lifecycle.instances import CONTROLLER, SETTINGS, Instance
 from tests.lifecycle.nodes import LIGHT, SCRIPTS, Node, container, kill_tree, why_not_here
+from tests.programs import write_program
 
 pytestmark = pytest.mark.skipif(bool(why_not_here(LIGHT)), reason=why_not_here(LIGHT))
 
@@ -193,9 +194,7 @@ def test_the_first_key_stays(tmp_path: Path) -> None:
         for node in (slow, fast):
             node.provision("--only", "home")
         slow.run("mv", "/usr/bin/ssh-keygen", "/usr/bin/ssh-keygen.real")
-        program = slow.path("/usr/bin/ssh-keygen")
-        program.write_text('#!/bin/bash\nssh-keygen.real "$@" || exit\n[[ $1 != -q ]] || sleep 1\n')
-        program.chmod(0o755)
+        write_program(slow.path("/usr/bin/ssh-keygen"), 'ssh-keygen.real "$@" || exit\n[[ $1 != -q ]] || sleep 1')
         key = slow.path("/srv/lustre/ubuntu/.ssh/id_ed25519")
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(slow.provision)
@@ -505,10 +504,7 @@ def test_slurmd_that_runs_gets_its_limit_without_a_restart(tmp_path: Path) -> No
 def test_neuron_devices_are_counted(tmp_path: Path, program: str, says: str) -> None:
     """A script stands in for AWS's neuron-ls."""
     with nodes(tmp_path, workers=1, instance_type="ml.trn1.32xlarge") as (_, worker):
-        script = worker.path("/opt/aws/neuron/bin/neuron-ls")
-        script.parent.mkdir(parents=True, exist_ok=True)
-        script.write_text(f"#!/bin/bash\n{program}\n")
-        script.chmod(0o755)
+        write_program(worker.path("/opt/aws/neuron/bin/neuron-ls"), program)
         done = worker.provision("--only", "neuron", check=False)
         if says == "not so":
             assert outcomes(done.stdout)["neuron"] == "already so"
@@ -521,10 +517,7 @@ def test_neuron_devices_are_counted(tmp_path: Path, program: str, says: str) -> 
 def test_a_source_of_packages_that_is_gone_keeps_none_of_the_others_out(node: Node) -> None:
     """Scripts stand in for dpkg and apt-get."""
     for name, does in (("dpkg", "true"), ("apt-get", '[ "$1" = install ] && touch /tmp/installed')):
-        program = node.path(f"/opt/slurm/bin/{name}")
-        program.parent.mkdir(parents=True, exist_ok=True)
-        program.write_text(f"#!/bin/sh\n{does}\n")
-        program.chmod(0o755)
+        write_program(node.path(f"/opt/slurm/bin/{name}"), does)
     code = (
         "from pathlib import Path\n"
         "from provision import apt\n"
@@ -541,10 +534,7 @@ _EPILOG = "/opt/slurm/etc/epilog.d/800_hyperpod-ft.sh"
 
 def _epilog(node: Node, jobs: str, sessions: str = "true") -> None:
     for name, does in (("squeue", jobs), ("loginctl", sessions)):
-        program = node.path(f"/opt/slurm/bin/{name}")
-        program.parent.mkdir(parents=True, exist_ok=True)
-        program.write_text(f"#!/bin/sh\n{does}\n")
-        program.chmod(0o755)
+        write_program(node.path(f"/opt/slurm/bin/{name}"), does)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "2001", "SLURMD_NODENAME": "node1"}
     node.run(_EPILOG, environment=job)
 
@@ -614,9 +604,7 @@ def test_what_a_dead_file_system_holds_does_not_keep_the_script_from_ending(node
         "subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
         "sys.exit('fsx: failed: not done after 300 s')\n"
     )
-    sync = node.path("/usr/local/bin/sync")
-    sync.write_text('#!/bin/sh\n[ -n "$1" ] || exec sleep 300\n')
-    sync.chmod(0o755)
+    write_program(node.path("/usr/local/bin/sync"), '[ -n "$1" ] || exec sleep 300')
     started = time.monotonic()
     done = node.provision(environment={"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, check=False)
     assert time.monotonic() - started < 30

@@ -34,6 +34,7 @@ from provision.steps.neuron import count_devices
 
 from tests.lifecycle.instances import CONTROLLER, SETTINGS, WORKERS, resource_config
 from tests.lifecycle.nodes import LIFECYCLE
+from tests.programs import write_program
 
 INSTANCES = (CONTROLLER, WORKERS[0])
 
@@ -540,8 +541,7 @@ def test_users_are_registered_once_slurm_has_accounting(tmp_path: Path) -> None:
             ("scontrol", f"echo 'AccountingStorageType = accounting_storage/{storage}'; echo 'ClusterName = c'"),
             ("sacctmgr", f'[[ $* == *show* ]] && echo bob || echo "$@" >>{tmp_path}/added'),
         ):
-            (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
-            (tmp_path / name).chmod(0o755)
+            write_program(tmp_path / name, script)
         command = ["bash", str(LIFECYCLE / "slurm/register_users.sh"), "alice", "bob"]
         return subprocess.run(command, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=False).returncode
 

@@ -21,6 +21,7 @@ from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
 from tests.slurm.conftest import TOKEN
 from tests.slurm.head import Head
+from tests.unit.tracking.conftest import losses
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
 
@@ -246,7 +247,10 @@ def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
 
 
 def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared: Path) -> None:
-    run_file = head.write(values(shared, max_steps=30, save_every_steps=5) | {"name": "by-itself"})
+    tracking = {"trackers": ["tensorboard"], "python": sys.executable}
+    run_file = head.write(
+        values(shared, max_steps=30, save_every_steps=5) | {"name": "by-itself", "tracking": tracking}
+    )
     head("submit", run_file)
     directory = head.status()["directory"]
     run = Run.open(Path(directory))
@@ -271,6 +275,8 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     assert ": SIGKILL at step " in record.facts["restarts"][0]["reason"]
     saved = record.facts["restarts"][1]
     assert saved["checkpoint"] == saved["step"] == record.facts["resumed_from"][-1], "notice cost no step"
+    # neither the crash nor the requeued job left a gap in the tracker, or a step that is there twice
+    assert losses(run) == [(row["step"], pytest.approx(row["loss"])) for row in metrics(directory)]
 
 
 def launchers_of(directory: str) -> list[int]:

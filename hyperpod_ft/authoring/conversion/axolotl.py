@@ -88,7 +88,6 @@ RULES: Mapping[str, Rule] = {
             "sdpa_attention",
             "s2_attention",
             "attention",
-            "plugins",
             "liger_rope",
             "liger_rms_norm",
             "liger_glu_activation",
@@ -136,6 +135,7 @@ RULES: Mapping[str, Rule] = {
     "eval_table_size": left("samples.json has answers of both models (section generate)"),
     "test_datasets": left("validation rows are held out of the training data: set dataset.validation_share"),
     "shuffle_merged_datasets": left("rows are always shuffled, by seed"),
+    "plugins": left("the kit has no plugins"),
     "strict": left("unknown keys are always an error"),
     "debug": left("has no counterpart"),
 }
@@ -202,6 +202,8 @@ def _set_dataset(conversion: Conversion, given: str) -> None:
 def _reason(key: str) -> str:
     if key in ("field_messages", "message_property_mappings", "roles", "message_field_role", "message_field_content"):
         return "rows of format chat have messages of role and content; rename the fields if these differ"
+    if key in ("field_chosen", "field_rejected"):
+        return "rows of format preference have prompt, chosen and rejected; rename the fields if these differ"
     if key in ("split", "name", "shards"):
         return "dataset.files chooses what is read"
     return "has no counterpart; format template can name other fields"

@@ -13,27 +13,24 @@ from hyperpod_ft.findings import Finding, error, warning
 ZONE = "availability_zone_id"
 
 
-def zone(given: CheckInput) -> list[Finding]:
+def zone(given: CheckInput) -> Iterator[Finding]:
     """The account has the zone, and EC2 offers the instance types there."""
     ec2, config = given.clients["ec2"], given.config
     zones = {found["ZoneId"] for found in ec2.describe_availability_zones()["AvailabilityZones"]}
     if config.availability_zone_id not in zones:
         problem = f"your account has no zone {config.availability_zone_id} in {config.region}"
-        return [error(ZONE, problem, f"choose one of {', '.join(sorted(zones))}")]
-    findings = []
+        yield error(ZONE, problem, f"choose one of {', '.join(sorted(zones))}")
+        return
     for key, group in keyed_groups(given.config):
         offered = _zones_with(given, group.instance_type)
         if config.availability_zone_id not in offered:
             planned = isinstance(group, Workers) and group.training_plan_arn
             where = f"EC2 offers it in {', '.join(offered)}" if offered else f"EC2 does not offer it in {config.region}"
-            findings.append(
-                (warning if planned else error)(
-                    f"{key}.instance_type",
-                    f"{group.instance_type} is not offered in {config.availability_zone_id}",
-                    where if offered else f"choose another type or region: {where}",
-                )
+            yield (warning if planned else error)(
+                f"{key}.instance_type",
+                f"{group.instance_type} is not offered in {config.availability_zone_id}",
+                where if offered else f"choose another type or region: {where}",
             )
-    return findings
 
 
 def _zones_with(given: CheckInput, instance_type: str) -> list[str]:
@@ -48,16 +45,14 @@ def _zones_with(given: CheckInput, instance_type: str) -> list[str]:
     return sorted(offer["Location"] for page in pages for offer in page["InstanceTypeOfferings"])
 
 
-def threads(given: CheckInput) -> list[Finding]:
+def threads(given: CheckInput) -> Iterator[Finding]:
     """The instance types support the threads per core: not all have hyper-threading."""
     described = given.instance_types()
-    findings = []
     for key, group in keyed_groups(given.config):
         valid = described.get(group.instance_type, {}).get("VCpuInfo", {}).get("ValidThreadsPerCore", [])
         if valid and group.threads_per_core not in valid:
             problem = f"{group.instance_type} supports {' or '.join(map(str, valid))}, not {group.threads_per_core}"
-            findings.append(error(f"{key}.threads_per_core", problem, f"set {valid[0]}"))
-    return findings
+            yield error(f"{key}.threads_per_core", problem, f"set {valid[0]}")
 
 
 def training_plans(given: CheckInput, target: str = "hyperpod-cluster") -> list[Finding]:

@@ -1,6 +1,7 @@
 """The FSx for Lustre file system that a cluster file names under `existing`."""
 
 import ipaddress
+from collections.abc import Iterator
 from typing import Any
 
 from hyperpod_ft.aws.session import error_code
@@ -29,40 +30,37 @@ def file_system(given: CheckInput) -> list[Finding]:
         findings.append(error(FSX, f"{fsx_id} is {found['Lifecycle']}, not AVAILABLE", wait))
     if not found.get("LustreConfiguration", {}).get("MountName"):
         findings.append(error(FSX, f"FSx reports no mount name for {fsx_id}", "name another file system"))
-    return findings + _location(given, found) + _access(given, found)
+    return [*findings, *_location(given, found), *_access(given, found)]
 
 
-def _location(given: CheckInput, found: dict[str, Any]) -> list[Finding]:
+def _location(given: CheckInput, found: dict[str, Any]) -> Iterator[Finding]:
     fsx_id, network = found["FileSystemId"], given.subnet()
-    findings = []
     if network and found.get("VpcId") not in (None, network["VpcId"]):
         problem = f"{fsx_id} is in {found['VpcId']}, the subnet in {network['VpcId']}"
-        findings.append(error(FSX, problem, "name a file system of the subnet's VPC"))
+        yield error(FSX, problem, "name a file system of the subnet's VPC")
     own = given.clients["ec2"].describe_subnets(
         Filters=[{"Name": "subnet-id", "Values": list(found.get("SubnetIds", []))}]
     )["Subnets"]
     zones = {subnet["AvailabilityZoneId"] for subnet in own}
     if zones and given.config.availability_zone_id not in zones:
-        findings.append(
-            error(
-                FSX,
-                f"{fsx_id} is in zone {', '.join(sorted(zones))}, the nodes in {given.config.availability_zone_id}:"
-                " traffic between zones is slow and billed",
-                "name a file system of the cluster's zone",
-            )
+        yield error(
+            FSX,
+            f"{fsx_id} is in zone {', '.join(sorted(zones))}, the nodes in {given.config.availability_zone_id}:"
+            " traffic between zones is slow and billed",
+            "name a file system of the cluster's zone",
         )
-    return findings
 
 
-def _access(given: CheckInput, found: dict[str, Any]) -> list[Finding]:
+def _access(given: CheckInput, found: dict[str, Any]) -> Iterator[Finding]:
     """Whether the file system's security groups allow the nodes' Lustre clients."""
     fsx_id, network = found["FileSystemId"], given.subnet()
     if network is None:
-        return []
+        return
     ids = _groups_of(given, found.get("NetworkInterfaceIds", []))
     if not ids:
         problem = f"could not check whether nodes reach {fsx_id}: EC2 reports no network interfaces for it"
-        return [warning(FSX, problem, "check that its security groups allow TCP 988 and 1018-1023 from the nodes")]
+        yield warning(FSX, problem, "check that its security groups allow TCP 988 and 1018-1023 from the nodes")
+        return
     rules = [rule for group in given.security_groups(ids) for rule in group["IpPermissions"]]
     closed = [
         f"{first}-{last}" if first < last else str(first)
@@ -73,14 +71,12 @@ def _access(given: CheckInput, found: dict[str, Any]) -> list[Finding]:
         )
     ]
     if not closed:
-        return []
-    return [
-        error(
-            FSX,
-            f"the security groups of {fsx_id} ({', '.join(ids)}) block TCP {' and '.join(closed)} from the nodes",
-            f"allow TCP 988 and 1018-1023 from {given.existing.security_group_ids[0]}",
-        )
-    ]
+        return
+    yield error(
+        FSX,
+        f"the security groups of {fsx_id} ({', '.join(ids)}) block TCP {' and '.join(closed)} from the nodes",
+        f"allow TCP 988 and 1018-1023 from {given.existing.security_group_ids[0]}",
+    )
 
 
 def _groups_of(given: CheckInput, interface_ids: list[str]) -> list[str]:

@@ -1,5 +1,7 @@
 """Checks that nodes find the lifecycle scripts in S3, unchanged, and cannot change them."""
 
+from collections.abc import Iterator
+
 from hyperpod_ft.aws.hyperpod import lifecycle_files
 from hyperpod_ft.aws.s3 import listing
 from hyperpod_ft.aws.s3.location import Location
@@ -37,7 +39,7 @@ def _changed(folder: str, names: list[str]) -> Finding:
     )
 
 
-def role_only_reads(given: CheckInput) -> list[Finding]:
+def role_only_reads(given: CheckInput) -> Iterator[Finding]:
     """The nodes' role cannot write where the scripts are, as far as its own policies say."""
     arn, bucket = given.existing.execution_role_arn, given.existing.bucket
     below = f"arn:{given.partition}:s3:::{bucket}/{lifecycle_files.PREFIX}/*"
@@ -46,14 +48,12 @@ def role_only_reads(given: CheckInput) -> list[Finding]:
     try:
         refused = {action for action, _ in denied(iam, arn, [need])}
     except iam.exceptions.NoSuchEntityException:
-        return []  # reported by `role`
+        return  # reported by `role`
     if not (allowed := [action for action in _WRITES if action not in refused]):
-        return []
-    return [
-        warning(
-            ROLE,
-            f"{arn.rpartition('/')[2]} may {', '.join(allowed)} on the lifecycle scripts in {bucket}: every user of a"
-            " node can act as this role, and so become root on the next node",
-            f"deny it {', '.join(_WRITES)} on {below}, as templates/cluster/stack.yaml does",
-        )
-    ]
+        return
+    yield warning(
+        ROLE,
+        f"{arn.rpartition('/')[2]} may {', '.join(allowed)} on the lifecycle scripts in {bucket}: every user of a"
+        " node can act as this role, and so become root on the next node",
+        f"deny it {', '.join(_WRITES)} on {below}, as templates/cluster/stack.yaml does",
+    )

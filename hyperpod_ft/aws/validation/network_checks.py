@@ -1,5 +1,6 @@
 """The network that a cluster file names under `existing`: subnet, routes, DNS, security groups."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from hyperpod_ft.aws.validation import addresses
@@ -18,99 +19,89 @@ def subnet(given: CheckInput) -> list[Finding]:
     return [*_zone(given, found), *_addresses(given, found)]
 
 
-def _zone(given: CheckInput, found: dict[str, Any]) -> list[Finding]:
+def _zone(given: CheckInput, found: dict[str, Any]) -> Iterator[Finding]:
     if found["AvailabilityZoneId"] == given.config.availability_zone_id:
-        return []
-    return [
-        error(
-            SUBNET,
-            f"{found['SubnetId']} is in zone {found['AvailabilityZoneId']}, the cluster in"
-            f" {given.config.availability_zone_id}",
-            "name a subnet of the cluster's zone, or change availability_zone_id",
-        )
-    ]
+        return
+    yield error(
+        SUBNET,
+        f"{found['SubnetId']} is in zone {found['AvailabilityZoneId']}, the cluster in"
+        f" {given.config.availability_zone_id}",
+        "name a subnet of the cluster's zone, or change availability_zone_id",
+    )
 
 
-def _addresses(given: CheckInput, found: dict[str, Any]) -> list[Finding]:
+def _addresses(given: CheckInput, found: dict[str, Any]) -> Iterator[Finding]:
     if given.cluster():
-        return []  # its nodes already have their addresses
+        return  # its nodes already have their addresses
     cards = {
         name: described.get("NetworkInfo", {}).get("MaximumNetworkCards", 1)
         for name, described in given.instance_types().items()
     }
     wanted, free = addresses.wanted(given.config, cards), found["AvailableIpAddressCount"]
     if wanted <= free:
-        return []
-    return [
-        error(
-            SUBNET,
-            f"{found['SubnetId']} has {free} free IP addresses; the nodes need {wanted}"
-            f" ({addresses.breakdown(given.config, cards)})",
-            "reduce the number of nodes, or name a larger subnet",
-        )
-    ]
+        return
+    yield error(
+        SUBNET,
+        f"{found['SubnetId']} has {free} free IP addresses; the nodes need {wanted}"
+        f" ({addresses.breakdown(given.config, cards)})",
+        "reduce the number of nodes, or name a larger subnet",
+    )
 
 
-def routes(given: CheckInput) -> list[Finding]:
+def routes(given: CheckInput) -> Iterator[Finding]:
     """The subnet is private, and its nodes reach S3 and package repositories."""
     found = given.subnet()
     if found is None:
-        return []  # reported by `subnet`
+        return  # reported by `subnet`
     table = _route_table(given, found)
     active = [route for route in table["Routes"] if route.get("State") != "blackhole"]
     if gateway := next((r["GatewayId"] for r in active if r.get("GatewayId", "").startswith("igw-")), None):
-        return [
-            error(
-                SUBNET,
-                f"{found['SubnetId']} is public: {table['RouteTableId']} routes to {gateway}; HyperPod gives its nodes"
-                " no public addresses",
-                "name a subnet with a route to a NAT gateway instead",
-            )
-        ]
-    if any(route.get("DestinationCidrBlock") == EVERYWHERE for route in active):
-        return []
-    if _reaches_s3(given, found["VpcId"], table["RouteTableId"]):
-        return [
-            warning(
-                SUBNET,
-                f"{found['SubnetId']} reaches only S3: {table['RouteTableId']} has no route to {EVERYWHERE}",
-                "add a NAT gateway, or provide packages and models in S3",
-            )
-        ]
-    return [
-        error(
+        yield error(
             SUBNET,
-            f"{found['SubnetId']} has no outbound route: {table['RouteTableId']} has no route to {EVERYWHERE} and"
-            " no S3 endpoint, so nodes cannot download their lifecycle scripts",
-            "add a NAT gateway, or a gateway endpoint for S3",
+            f"{found['SubnetId']} is public: {table['RouteTableId']} routes to {gateway}; HyperPod gives its nodes"
+            " no public addresses",
+            "name a subnet with a route to a NAT gateway instead",
         )
-    ]
+        return
+    if any(route.get("DestinationCidrBlock") == EVERYWHERE for route in active):
+        return
+    if _reaches_s3(given, found["VpcId"], table["RouteTableId"]):
+        yield warning(
+            SUBNET,
+            f"{found['SubnetId']} reaches only S3: {table['RouteTableId']} has no route to {EVERYWHERE}",
+            "add a NAT gateway, or provide packages and models in S3",
+        )
+        return
+    yield error(
+        SUBNET,
+        f"{found['SubnetId']} has no outbound route: {table['RouteTableId']} has no route to {EVERYWHERE} and"
+        " no S3 endpoint, so nodes cannot download their lifecycle scripts",
+        "add a NAT gateway, or a gateway endpoint for S3",
+    )
 
 
-def names(given: CheckInput) -> list[Finding]:
+def names(given: CheckInput) -> Iterator[Finding]:
     """The VPC resolves DNS names: nodes mount FSx by its name."""
     found = given.subnet()
     if found is None:
-        return []  # reported by `subnet`
+        return  # reported by `subnet`
     off = []
     for attribute, key in (("enableDnsSupport", "EnableDnsSupport"), ("enableDnsHostnames", "EnableDnsHostnames")):
         answer = given.clients["ec2"].describe_vpc_attribute(VpcId=found["VpcId"], Attribute=attribute)
         if not answer[key]["Value"]:
             off.append(attribute)
     if not off:
-        return []
+        return
     remedy = " and ".join(
         f"aws ec2 modify-vpc-attribute --region {given.config.region} --vpc-id {found['VpcId']} --{option}"
         for option in ("enable-dns-support", "enable-dns-hostnames")
         if option.replace("-", "") in [attribute.lower() for attribute in off]
     )
-    return [
-        error(
-            SUBNET,
-            f"{found['VpcId']} has {' and '.join(off)} off, so nodes cannot resolve the file system's name",
-            remedy,
-        )
-    ]
+    yield error(
+        SUBNET,
+        f"{found['VpcId']} has {' and '.join(off)} off, so nodes cannot resolve the file system's name",
+        remedy,
+    )
 
 
 def _route_table(given: CheckInput, found: dict[str, Any]) -> dict[str, Any]:
@@ -162,20 +153,20 @@ def security_groups(given: CheckInput) -> list[Finding]:
             for group in found
             if group["VpcId"] != network["VpcId"]
         ]
-    return findings + _self_rules(given, found)
+    return [*findings, *_self_rules(given, found)]
 
 
-def _self_rules(given: CheckInput, groups: list[dict[str, Any]]) -> list[Finding]:
+def _self_rules(given: CheckInput, groups: list[dict[str, Any]]) -> Iterator[Finding]:
     efa = any(described.get("NetworkInfo", {}).get("EfaSupported") for described in given.instance_types().values())
     lacking = []
     for group in groups:
         inward = _allows_itself(group, "IpPermissions")
         outward = _allows_itself(group, "IpPermissionsEgress") or (not efa and _allows_everywhere(group))
         if inward and outward and not efa:
-            return []
+            return
         lacking += [(group["GroupId"], way) for way, there in (("inbound", inward), ("outbound", outward)) if not there]
-    return [
-        error(
+    for group_id, way in lacking:
+        yield error(
             GROUPS,
             f"{group_id} has no {way} rule for all traffic {'from' if way == 'inbound' else 'to'} itself, so nodes"
             " cannot reach each other" + (" over EFA" if efa else ""),
@@ -183,8 +174,6 @@ def _self_rules(given: CheckInput, groups: list[dict[str, Any]]) -> list[Finding
             f" {given.config.region} --group-id {group_id} --ip-permissions"
             f" 'IpProtocol=-1,UserIdGroupPairs=[{{GroupId={group_id}}}]'",
         )
-        for group_id, way in lacking
-    ]
 
 
 def _allows_itself(group: dict[str, Any], direction: str) -> bool:

@@ -1,6 +1,6 @@
 """The checks of a cluster file that need no account, credentials or network."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from hyperpod_ft.aws.hyperpod import lifecycle_files, requests
 from hyperpod_ft.aws.hyperpod.request_fields import cluster_file_key, group_keys
@@ -58,52 +58,45 @@ def stack_request(config: ClusterConfig) -> list[Finding]:
     ]
 
 
-def region(config: ClusterConfig) -> list[Finding]:
+def region(config: ClusterConfig) -> Iterator[Finding]:
     offered = regions.known("sagemaker")
     if config.region in offered:
-        return []
+        return
     hint = did_you_mean(config.region, offered).removeprefix("; ")
-    return [
-        error(
-            "region",
-            f"SageMaker is not offered in {config.region}",
-            hint or "set another region, for example us-west-2",
-        )
-    ]
+    yield error(
+        "region",
+        f"SageMaker is not offered in {config.region}",
+        hint or "set another region, for example us-west-2",
+    )
 
 
-def zone(config: ClusterConfig) -> list[Finding]:
+def zone(config: ClusterConfig) -> Iterator[Finding]:
     prefix = regions.zone_prefix(config.region)
     if prefix is None:
-        return [
-            warning(
-                "availability_zone_id",
-                f"could not check whether {config.availability_zone_id} is in {config.region}",
-                f"list the zones: aws ec2 describe-availability-zones --region {config.region}",
-            )
-        ]
-    if config.availability_zone_id.rpartition("-az")[0] == prefix:
-        return []
-    return [
-        error(
+        yield warning(
             "availability_zone_id",
-            f"{config.availability_zone_id} is not in {config.region}, whose zones are {prefix}-az1 and so on",
-            f"list them: aws ec2 describe-availability-zones --region {config.region}",
+            f"could not check whether {config.availability_zone_id} is in {config.region}",
+            f"list the zones: aws ec2 describe-availability-zones --region {config.region}",
         )
-    ]
+        return
+    if config.availability_zone_id.rpartition("-az")[0] == prefix:
+        return
+    yield error(
+        "availability_zone_id",
+        f"{config.availability_zone_id} is not in {config.region}, whose zones are {prefix}-az1 and so on",
+        f"list them: aws ec2 describe-availability-zones --region {config.region}",
+    )
 
 
-def bucket(config: ClusterConfig) -> list[Finding]:
+def bucket(config: ClusterConfig) -> Iterator[Finding]:
     if config.existing is None or config.existing.bucket.startswith(BUCKET_START):
-        return []
-    return [
-        error(
-            "existing.bucket",
-            f"HyperPod reads lifecycle scripts only from buckets named {BUCKET_START}..., not from"
-            f" {config.existing.bucket}",
-            f"name a bucket whose name begins with {BUCKET_START}",
-        )
-    ]
+        return
+    yield error(
+        "existing.bucket",
+        f"HyperPod reads lifecycle scripts only from buckets named {BUCKET_START}..., not from"
+        f" {config.existing.bucket}",
+        f"name a bucket whose name begins with {BUCKET_START}",
+    )
 
 
 def lifecycle(config: ClusterConfig) -> list[Finding]:
@@ -111,44 +104,38 @@ def lifecycle(config: ClusterConfig) -> list[Finding]:
     return lifecycle_files.check(lifecycle_files.files(config, placeholder(config)))
 
 
-def address_space(config: ClusterConfig) -> list[Finding]:
+def address_space(config: ClusterConfig) -> Iterator[Finding]:
     """Whether the nodes fit into the private subnet of the kit's stack. An existing one is checked in the account."""
     if config.existing or (wanted := addresses.wanted(config)) <= (usable := addresses.usable(PRIVATE_SUBNET)):
-        return []
-    return [
-        error(
-            "workers",
-            f"the nodes need {wanted} IP addresses ({addresses.breakdown(config)}); the stack's private subnet"
-            f" {PRIVATE_SUBNET} has {usable}",
-            "reduce the number of nodes, or create a larger subnet and name it under `existing`",
-        )
-    ]
+        return
+    yield error(
+        "workers",
+        f"the nodes need {wanted} IP addresses ({addresses.breakdown(config)}); the stack's private subnet"
+        f" {PRIVATE_SUBNET} has {usable}",
+        "reduce the number of nodes, or create a larger subnet and name it under `existing`",
+    )
 
 
-def deep_health_checks(config: ClusterConfig) -> list[Finding]:
-    found = []
+def deep_health_checks(config: ClusterConfig) -> Iterator[Finding]:
     for key, group in zip(_worker_keys(config), config.workers, strict=True):
         if not group.deep_health_checks:
             continue
         family = addresses.ec2_type(group.instance_type)
         if not family.startswith(_ACCELERATED):
             problem = f"{group.instance_type} has no accelerators, which deep health checks test"
-            found.append(error(f"{key}.deep_health_checks", problem, "remove the key"))
+            yield error(f"{key}.deep_health_checks", problem, "remove the key")
         elif (instance := CATALOGUE.get(family)) and instance.is_neuron:
             problem = "AWS documents these checks on Slurm clusters for GPUs only (on EKS for Trainium too)"
             remedy = "remove the key, or expect that nothing is checked"
-            found.append(warning(f"{key}.deep_health_checks", problem, remedy))
-    return found
+            yield warning(f"{key}.deep_health_checks", problem, remedy)
 
 
-def training_plans(config: ClusterConfig) -> list[Finding]:
-    found = []
+def training_plans(config: ClusterConfig) -> Iterator[Finding]:
     for key, group in zip(_worker_keys(config), config.workers, strict=True):
         planned = group.training_plan_arn.split(":")[3] if group.training_plan_arn else config.region
         if planned != config.region:
             problem = f"the training plan is in {planned}, the cluster in {config.region}"
-            found.append(error(f"{key}.training_plan_arn", problem, f"name a plan in {config.region}"))
-    return found
+            yield error(f"{key}.training_plan_arn", problem, f"name a plan in {config.region}")
 
 
 def _worker_keys(config: ClusterConfig) -> Iterable[str]:

@@ -5,6 +5,7 @@ Quotas are looked up by name: AWS documents the names ("Prerequisites for using 
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +43,11 @@ _OF_THE_STACK = (
 )
 
 
-def quotas(given: CheckInput) -> list[Finding]:
+def quotas(given: CheckInput) -> Iterator[Finding]:
     """The quotas for cluster usage, of which other clusters may use a part."""
     config = given.config
     limits = limits_of(given.clients["service-quotas"], "sagemaker")
     used = _used_by_others(given)
-    findings = []
     wanted = Counter[str]()
     for group in config.groups:
         wanted[group.instance_type] += group.count
@@ -58,17 +58,13 @@ def quotas(given: CheckInput) -> list[Finding]:
         planned = any(g.training_plan_arn for g in config.workers if g.instance_type == instance_type)
         if name not in limits:
             remedy = "check the Service Quotas console, service Amazon SageMaker"
-            findings.append(
-                warning(
-                    f"{key}.instance_type", f"could not check its quota: Service Quotas does not list `{name}`", remedy
-                )
+            yield warning(
+                f"{key}.instance_type", f"could not check its quota: Service Quotas does not list `{name}`", remedy
             )
         elif (needed := count + used[instance_type]) > limits[name]["Value"]:
             verdict = warning if planned else error
-            findings.append(
-                verdict(
-                    f"{key}.count", *quota_shortfall(given.config.region, limits[name], needed, used[instance_type])
-                )
+            yield verdict(
+                f"{key}.count", *quota_shortfall(given.config.region, limits[name], needed, used[instance_type])
             )
     size = sum(wanted.values())
     volume = max(group.volume_gb for group in config.groups)
@@ -79,31 +75,28 @@ def quotas(given: CheckInput) -> list[Finding]:
     ):
         limit = next((limit for name, limit in limits.items() if pattern.fullmatch(name)), None)
         if limit and needed > limit["Value"]:
-            findings.append(error(key, *quota_shortfall(given.config.region, limit, needed, taken)))
-    return findings
+            yield error(key, *quota_shortfall(given.config.region, limit, needed, taken))
 
 
-def network_quotas(given: CheckInput) -> list[Finding]:
+def network_quotas(given: CheckInput) -> Iterator[Finding]:
     """The region's network quotas: the stack's resources, and an interface for each network card of a node."""
     if given.cluster():
-        return []  # it already has these resources
+        return  # it already has these resources
     wanted = [(_INTERFACES, addresses.wanted(given.config))]
     if given.config.existing is None and given.stack() is None:
         wanted += [(made, 1) for made in _OF_THE_STACK]
     client = given.clients["service-quotas"]
     limits = {service: limits_of(client, service) for service in sorted({network.service for network, _ in wanted})}
-    findings = []
     for network, more in wanted:
         key = "name" if network in _OF_THE_STACK else "workers"
         limit = limits[network.service].get(network.quota)
         if limit is None:
             problem = f"could not check the quota `{network.quota}`: Service Quotas does not list it"
-            findings.append(warning(key, problem, f"check the Service Quotas console, service {network.service}"))
+            yield warning(key, problem, f"check the Service Quotas console, service {network.service}")
             continue
         taken = network.count(given.clients["ec2"])
         if taken + more > limit["Value"]:
-            findings.append(error(key, *quota_shortfall(given.config.region, limit, taken + more, taken, "in use")))
-    return findings
+            yield error(key, *quota_shortfall(given.config.region, limit, taken + more, taken, "in use"))
 
 
 def quota_shortfall(

@@ -1,5 +1,6 @@
 """Checks of what the account already has: a cluster or a stack of this name, the bucket, KMS keys."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hyperpod_ft.aws.hyperpod import api
@@ -30,7 +31,7 @@ def name(given: CheckInput) -> list[Finding]:
     return [warning("name", problem, FOR_A_NEW_CLUSTER)]
 
 
-def stack(given: CheckInput) -> list[Finding]:
+def stack(given: CheckInput) -> Iterable[Finding]:
     """The cluster's stack, if there is one, can be deployed again."""
     try:
         require_deployable(given.clients["cloudformation"], given.config.stack_name)
@@ -39,22 +40,20 @@ def stack(given: CheckInput) -> list[Finding]:
     return _fixed(given.config, given.stack() or {})
 
 
-def _fixed(config: ClusterConfig, stack: dict[str, Any]) -> list[Finding]:
+def _fixed(config: ClusterConfig, stack: dict[str, Any]) -> Iterator[Finding]:
     """Changes of the file system that are impossible: CloudFormation would replace it."""
     parameters = {one["ParameterKey"]: one["ParameterValue"] for one in stack.get("Parameters", [])}
     zone, gib = parameters.get("AvailabilityZoneId", ""), int(parameters.get("FsxStorageGiB", 0))
-    findings = []
     if zone and zone != config.availability_zone_id:
         problem = f"the stack {config.stack_name} is in {zone}, with a file system that cannot move"
-        findings.append(error("availability_zone_id", problem, f"set {zone}, or choose another name"))
+        yield error("availability_zone_id", problem, f"set {zone}, or choose another name")
     if gib > config.fsx.size_gib:
         problem = f"the file system of {config.stack_name} has {gib} GiB and cannot shrink"
-        findings.append(error("fsx.size_gib", problem, f"set {gib}, or choose another name"))
+        yield error("fsx.size_gib", problem, f"set {gib}, or choose another name")
     if parameters and (now := parameters.get("FsxKey", "")) != (config.kms_keys.fsx or ""):
         problem = f"the file system of {config.stack_name} has {now or 'the key of AWS'}, which cannot be changed"
         remedy = f"set {now}" if now else "remove the key"
-        findings.append(error("kms_keys.fsx", problem, f"{remedy}, or choose another name"))
-    return findings
+        yield error("kms_keys.fsx", problem, f"{remedy}, or choose another name")
 
 
 def bucket(given: CheckInput) -> list[Finding]:
@@ -74,20 +73,19 @@ def _elsewhere(given: CheckInput, region: str) -> Finding:
     return error(BUCKET, problem, "name a bucket in the cluster's region")
 
 
-def keys(given: CheckInput) -> list[Finding]:
+def keys(given: CheckInput) -> Iterator[Finding]:
     """The keys exist, are enabled, and encrypt symmetrically, as EBS, FSx and S3 require."""
-    kms, findings = given.clients["kms"], []
+    kms = given.clients["kms"]
     for key, arn in given.config.kms_keys.given.items():
         try:
             found = kms.describe_key(KeyId=arn)["KeyMetadata"]
         except kms.exceptions.ClientError as problem:
             if error_code(problem) != "NotFoundException":
                 raise
-            findings.append(error(key, f"no key {arn}", "correct the ARN: aws kms list-keys"))
+            yield error(key, f"no key {arn}", "correct the ARN: aws kms list-keys")
             continue
         kind, state = found["KeySpec"], found["KeyState"]
         if kind != "SYMMETRIC_DEFAULT":
-            findings.append(error(key, f"{arn} is a key of kind {kind}", "name a symmetric key"))
+            yield error(key, f"{arn} is a key of kind {kind}", "name a symmetric key")
         elif state != "Enabled":
-            findings.append(error(key, f"{arn} is {state}", f"enable it: aws kms enable-key --key-id {arn}"))
-    return findings
+            yield error(key, f"{arn} is {state}", f"enable it: aws kms enable-key --key-id {arn}")

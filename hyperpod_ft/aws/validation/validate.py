@@ -28,7 +28,7 @@ from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.findings import Finding, error, warning
 
 _PARALLEL = 8
-_OFFLINE: tuple[tuple[str, Callable[[ClusterConfig], list[Finding]]], ...] = (
+_OFFLINE: tuple[tuple[str, Callable[[ClusterConfig], Iterable[Finding]]], ...] = (
     ("request of CreateCluster", offline_checks.create_request),
     ("request of the stack", offline_checks.stack_request),
     ("region", offline_checks.region),
@@ -48,7 +48,7 @@ class Check:
 
     name: str
     field: str
-    run: Callable[[CheckInput], list[Finding]]
+    run: Callable[[CheckInput], Iterable[Finding]]
     pointless_after: tuple[str, ...] = ()
 
 
@@ -204,7 +204,7 @@ def _run(check: Check, given: CheckInput) -> tuple[list[Finding], bool]:
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - only in the account
 
     try:
-        return check.run(given), True
+        return list(check.run(given)), True
     except (BotoCoreError, ClientError) as problem:
         what, remedy = why_not_checked(problem, given.clients)
         return [warning(check.field, f"could not check {check.name}: {what}", remedy)], False

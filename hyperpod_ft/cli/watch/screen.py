@@ -10,7 +10,7 @@ from rich.text import Text
 from hyperpod_ft.cli.show_runs import STATE_STYLES
 from hyperpod_ft.cli.tables import shown
 from hyperpod_ft.cli.watch.charts import bar, sparkline
-from hyperpod_ft.cli.watch.view import View
+from hyperpod_ft.cli.watch.keys import View
 from hyperpod_ft.cli.watch.watcher import Picture
 from hyperpod_ft.launch.status import RunStatus, StageStatus
 from hyperpod_ft.progress import format_duration

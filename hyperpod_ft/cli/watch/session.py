@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from hyperpod_ft.cli.watch import screen, terminal
-from hyperpod_ft.cli.watch.view import View, press
+from hyperpod_ft.cli.watch.keys import View, press
 from hyperpod_ft.cli.watch.watcher import Picture, Watcher
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus

@@ -101,7 +101,8 @@ class Terminal:
             os.close(descriptor)
 
     def _take(self) -> None:
-        modes = termios.tcgetattr(self._input)
+        self._modes = termios.tcgetattr(self._input)  # the shell may have changed them meanwhile
+        modes = [*self._modes[:6], list(self._modes[6])]
         modes[3] &= ~(termios.ICANON | termios.ECHO)
         disabled = bytes([os.fpathconf(self._input, "PC_VDISABLE")])
         for character in (termios.VSUSP, termios.VQUIT):  # arrive as keys

@@ -14,8 +14,8 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.follow import choose_stage, fetch_log, follow
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.log_text import tail
 from hyperpod_ft.launch.status import RunStatus, StageStatus, with_progress
+from hyperpod_ft.runs.log_text import tail
 from hyperpod_ft.runs.run import Run
 
 _FILES_SECONDS = 1.0  # between two looks at logs and metrics; the launcher is asked less often

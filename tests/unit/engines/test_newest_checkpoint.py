@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, RankDegrees
 from hyperpod_ft.config import run_file
-from hyperpod_ft.engines import newest_checkpoint, processes
+from hyperpod_ft.engines import newest_checkpoint, processes, volume
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.volume import Volume
@@ -138,3 +138,16 @@ def test_on_a_shared_volume_damaged_checkpoints_are_passed_over(nodes: list[Run]
     assert find([run, run], shared=True) == [Progress(step=2)] * 2
     (run.checkpoint(2) / SECOND).unlink()
     assert find([run, run], shared=True) == [None, None]
+
+
+def test_a_probe_that_a_killed_process_left_is_named_as_a_leftover(tmp_path: Path) -> None:
+    class Killed(Processes):
+        def gather(self, occasion: str, value: Any) -> list[Any]:
+            if occasion == "volume/made":
+                raise KeyboardInterrupt
+            return super().gather(occasion, value)
+
+    with pytest.raises(KeyboardInterrupt):
+        volume.find(Killed(0, 1, 0, dist.HashStore()), tmp_path)
+    (left,) = tmp_path.iterdir()
+    assert left.match(".*.partial*"), "as docs/when-something-fails.md has users find them"

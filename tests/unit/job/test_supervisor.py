@@ -28,19 +28,20 @@ def run(make_run: MakeRun) -> Run:
     return run
 
 
-# The supervisor, but it waits for less long for what outlives the stage's record.
+# The supervisor, but it waits for less long: for what outlives the stage's record, and before it asks Slurm again.
 IMPATIENT = """
 import sys
 from hyperpod_ft.job import supervisor
 supervisor._RECORD_POLL_SECONDS, supervisor._GRACE_SECONDS, supervisor._TERMINATION_SECONDS = 0.1, 1, 1
+supervisor._REQUEUE_RETRY_SECONDS = 0.1
 sys.exit(supervisor.main())
 """
 
 
-def start(run: Run, command: str, impatient: bool = False, **environment: str) -> "subprocess.Popen[str]":
-    program = ["-c", IMPATIENT] if impatient else ["-m", "hyperpod_ft.job.supervisor"]
+def start(run: Run, command: str, program: str = "", **environment: str) -> "subprocess.Popen[str]":
+    supervisor = ["-c", program] if program else ["-m", "hyperpod_ft.job.supervisor"]
     return subprocess.Popen(
-        [sys.executable, *program, "train", run.directory, "bash", "-c", command],
+        [sys.executable, *supervisor, "train", run.directory, "bash", "-c", command],
         cwd=run.directory,
         env={**os.environ, "HYPERPOD_FT_JOB_ID": "7", "PYTHONPATH": str(REPOSITORY)} | environment,
         stdout=subprocess.PIPE,
@@ -76,6 +77,29 @@ def test_a_command_is_tried_again_until_it_succeeds(run: Run) -> None:
     assert [restart.job_id for restart in restarts.history(run, "train")] == ["7"]
 
 
+# The supervisor, on a volume that is full.
+ON_A_FULL_VOLUME = """
+import errno, os, sys
+from hyperpod_ft.job import supervisor
+def full(run, *_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "attempts")
+supervisor._attempt = full
+sys.exit(supervisor.main())
+"""
+
+
+def test_a_full_volume_is_one_line(run: Run) -> None:
+    status, output = finish(start(run, "true", program=ON_A_FULL_VOLUME))
+    line = "error: train: attempts: No space left on device; free or repair the volume, then resume"
+    assert (status, output) == (2, f"{line}\n")
+    assert run.exit_marker("train", "7").read_text() == "2\n"
+
+
+def test_a_volume_that_takes_no_exit_status_does_not_change_it(run: Run) -> None:
+    status, output = finish(start(run, f"rm -rf exits; touch exits; {finished_training(run)}"))
+    assert status == 0, output
+
+
 def finished_training(run: Run) -> str:
     """A command that does what rank 0 does at the end of a training: it writes the stage's record."""
     record = Record("train", run.plan["train"].fingerprint, {}, (), {}, "", 0.0, "", "7")
@@ -85,7 +109,7 @@ def finished_training(run: Run) -> str:
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "], ids=["ends at SIGTERM", "ignores SIGTERM"])
 def test_a_peer_that_hangs_after_the_record_is_written_does_not_hold_the_job(run: Run, trap: str) -> None:
-    process = start(run, f"{trap}{finished_training(run)}; while :; do sleep 0.2; done", impatient=True)
+    process = start(run, f"{trap}{finished_training(run)}; while :; do sleep 0.2; done", program=IMPATIENT)
     wait_for(run.record_path("train"))
     recorded_at = time.monotonic()
     status, output = finish(process)
@@ -98,7 +122,7 @@ def test_a_peer_that_hangs_after_the_record_is_written_does_not_hold_the_job(run
 def test_a_record_that_was_seen_counts_when_a_forced_submission_removes_it(run: Run, tmp_path: Path) -> None:
     slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
     remove = f"trap 'rm {shlex.quote(str(run.record_path('train')))}; exit 1' TERM"
-    process = start(run, f"{finished_training(run)}; {remove}; while :; do sleep 0.2; done", impatient=True, **slurm)
+    process = start(run, f"{finished_training(run)}; {remove}; while :; do sleep 0.2; done", program=IMPATIENT, **slurm)
     assert finish(process)[0] == 0
     assert not run.record_path("train").exists() and not (tmp_path / "asked").exists()
     assert restarts.history(run, "train") == []
@@ -184,14 +208,43 @@ def test_a_slurm_that_refuses_to_requeue_is_an_error(run: Run, tmp_path: Path) -
     assert run.exit_marker("train", "7").read_text() == "2\n"
 
 
-def test_a_slurm_that_is_away_for_a_moment_is_asked_again(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "message", ["Unable to contact slurm controller (connect failure)", "Unexpected message received for job 7"]
+)
+def test_a_slurm_that_is_away_for_a_moment_is_asked_again(run: Run, tmp_path: Path, message: str) -> None:
     asked = tmp_path / "asked"
-    away = (
-        f"[[ -e {asked} ]] || {{ touch {asked}; echo 'Unable to contact slurm controller' >&2; exit 1; }}; kill $PPID"
+    away = f"[[ -e {asked} ]] || {{ touch {asked}; echo '{message}' >&2; exit 1; }}; kill $PPID"
+    status, output = finish(
+        start(run, "mkdir -p checkpoints/step-00000004; exit 9", program=IMPATIENT, **scontrol(tmp_path, away))
     )
-    status, output = finish(start(run, "mkdir -p checkpoints/step-00000004; exit 9", **scontrol(tmp_path, away)))
     assert status == 143 and "scontrol requeue" not in output
     assert asked.exists() and not run.exit_marker("train", "7").exists()
+
+
+def test_a_job_that_slurm_believes_pending_counts_as_requeued(run: Run, tmp_path: Path) -> None:
+    """slurmctld came back with an older state: it starts the job again by itself."""
+    slurm = scontrol(tmp_path, "kill $PPID; echo 'Job is pending execution for job 7' >&2; exit 1")
+    status, output = finish(start(run, "exit 9", **slurm))
+    assert status == 143 and "error" not in output
+    assert not run.exit_marker("train", "7").exists()
+
+
+# The supervisor, and a process of the attempt before it, which makes the directory of reports again.
+WITH_A_LATE_REPORT = """
+import sys
+from hyperpod_ft.job import supervisor
+remove = supervisor.publish.remove
+def removed(path):
+    remove(path)
+    if path.parent.name == "attempts":
+        path.mkdir(parents=True)
+supervisor.publish.remove = removed
+sys.exit(supervisor.main())
+"""
+
+
+def test_a_late_report_of_an_earlier_attempt_does_not_end_this_one(run: Run) -> None:
+    assert finish(start(run, "true", program=WITH_A_LATE_REPORT)) == (0, "")
 
 
 @pytest.mark.parametrize("hyperpod", [True, False])

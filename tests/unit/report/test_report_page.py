@@ -1,9 +1,11 @@
 """What a report reads from a run's files, and the text of its page."""
 
+import doctest
 import html
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,11 @@ from typer.testing import CliRunner
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import status
-from hyperpod_ft.report import findings
+from hyperpod_ft.report import comparison, facts, findings, numbers
 from hyperpod_ft.report.differences import differences
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.page import report_page
+from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
 from hyperpod_ft.runs.run import Run
 from tests.unit.report.recorded_run import SPIKE, recorded_run
 
@@ -39,7 +42,7 @@ def test_a_restart_is_marked_and_its_cost_is_counted(tmp_path: Path) -> None:
     assert held.training_seconds == pytest.approx(sum(end - start for start, end in training))
     assert held.held_seconds == pytest.approx(87.0), "from the job's start to its end"
     assert held.cost == pytest.approx(65 / 3600 * 7.2, abs=1e-4)
-    seconds = dict(findings.idle(report))
+    seconds = dict(facts.idle(report))
     assert sum(seconds.values()) == pytest.approx(held.held_seconds - held.training_seconds)
     assert "1 restart, 5 steps trained again" in findings.timeline(report)
 
@@ -54,6 +57,23 @@ def test_headings_say_what_was_found(tmp_path: Path) -> None:
     page = report_page([report])
     for heading in (findings.loss(report), findings.answers(report), findings.cost(report)):
         assert heading in page
+
+
+def test_scores_of_evaluations_stand_beside_each_other(tmp_path: Path) -> None:
+    def metric(task: str, higher: bool | None) -> Metric:
+        return Metric(task, "acc", "none", "1", 5, 10, "", higher)
+
+    scores = (
+        Compared(metric("up", True), Score(0.25, 0.01), Score(0.5, 0.02)),
+        Compared(metric("down", False), Score(2.0, None), Score(3.0, None)),
+        Compared(metric("<i>", None), Score(1.0, None), Score(None, None)),
+    )
+    evaluation = EvaluationResult(("all",), None, False, scores, {}, "cpu")
+    report = replace(gather(recorded_run(tmp_path)), evaluations=(evaluation,))
+    assert findings.evaluations(report).endswith("better than its base on 1 of 2 metrics, worse on 1")
+    page = report_page([report])
+    assert "up, acc (5-shot)" in page and "0.2500 ± 0.0100" in page and "0.5000 ± 0.0200" in page
+    assert "&lt;i&gt;, acc" in page
 
 
 def test_a_run_that_is_not_finished_has_a_page(make_run: Callable[..., Run]) -> None:
@@ -106,8 +126,13 @@ def test_only_what_differs_is_listed(tmp_path: Path) -> None:
     found = dict(differences([lora, full]))
     assert found.pop("cluster.root") == [str(tmp_path / method / "root") for method in ("lora", "full")]
     assert found == {"training.method": ["lora", "full"], "training.learning_rate": ["0.001", "1e-05"]}
-    assert "LoRA trained 1.00 times as many rows a second" in findings.methods([lora, full])
-    assert findings.title([lora, full]) == "LoRA and full fine-tuning compared"
+    assert "LoRA trained 1.00 times as many rows a second" in comparison.methods([lora, full])
+    assert comparison.title([lora, full]) == "LoRA and full fine-tuning compared"
+
+
+def test_numbers_are_written_as_their_examples_say() -> None:
+    found = doctest.testmod(numbers)
+    assert (found.failed, found.attempted > 4) == (0, True)
 
 
 def test_a_page_of_a_server_may_ask_only_that_server(tmp_path: Path) -> None:

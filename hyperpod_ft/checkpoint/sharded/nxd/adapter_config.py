@@ -42,6 +42,9 @@ def fitted_config(
     alpha_pattern matched the fused names. Hugging Face's model has the projections' names instead, so patterns that
     would match differently there are rewritten.
 
+    Names of modules are sorted: PEFT keeps them in a set, whose order differs from one process to the next, and the
+    same training must give the same file.
+
     Raises UserError when a factor has no partner, or a rank differs from the configuration.
     """
     ranks = _ranks(file.parent, tensors)
@@ -54,7 +57,10 @@ def fitted_config(
                 "configuration and weights belong to different checkpoints: use an earlier one",
             )
         alphas[module] = config.alpha(live)
-    fitted = dict(values)
+    fitted = {
+        key: sorted(value) if key in ("target_modules", "exclude_modules") and isinstance(value, list) else value
+        for key, value in values.items()
+    }
     patterns = (
         ("rank_pattern", config.rank, config.r, ranks),
         ("alpha_pattern", config.alpha, config.lora_alpha, alphas),

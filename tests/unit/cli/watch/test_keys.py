@@ -1,6 +1,6 @@
 """What each key does."""
 
-from hyperpod_ft.cli.watch.view import Action, View, press
+from hyperpod_ft.cli.watch.keys import Action, View, press
 
 STAGES = ["env", "train", "merge"]
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from hyperpod_ft.cli.watch.keys import View
 from hyperpod_ft.cli.watch.screen import draw
-from hyperpod_ft.cli.watch.view import View
 from hyperpod_ft.cli.watch.watcher import Picture
-from hyperpod_ft.launch.log_text import parse_progress
 from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress
+from hyperpod_ft.runs.log_text import parse_progress
 
 CHAIN = View()
 NOW = "2026-01-01T01:02:03Z"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft import progress
-from hyperpod_ft.launch.log_text import StageProgress, parse_progress, stage_progress, tail
 from hyperpod_ft.progress import ByteProgress, report_growth
 from hyperpod_ft.runs.job_files import banner
+from hyperpod_ft.runs.log_text import StageProgress, parse_progress, stage_progress, tail
 
 
 def test_the_last_lines_are_read_from_the_end(tmp_path: Path) -> None:

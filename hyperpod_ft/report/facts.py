@@ -1,0 +1,113 @@
+"""The figures, counts and lists on the page about one run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hyperpod_ft.report.numbers import count, duration, last_known, number, percent
+from hyperpod_ft.report.run_report import Accelerators, RunReport
+
+
+def tiles(report: RunReport) -> list[tuple[str, str, str]]:
+    """The figures that matter most: label, value, and how it compares; the value is empty where it is not known."""
+    figures, held = report.figures, report.accelerators
+    tuned = base = None
+    if figures and figures.validation_loss is not None:
+        tuned, base = figures.validation_loss, report.base_validation_loss
+        if base is None and report.samples and report.samples.validation_loss:
+            base = report.samples.validation_loss.base.mean
+    exact = report.samples.exact_match if report.samples else {}
+    tokens = figures.tokens_per_second if figures else last_known(report.metrics.get("tokens_per_second", ()))
+    mfu = figures.mfu if figures else last_known(report.metrics.get("mfu", ()))
+    total = max((span.end for span in report.timeline), default=0.0)
+    return [
+        (
+            "Validation loss",
+            number(tuned) if tuned is not None else "",
+            f"base {number(base)}" if base is not None else "",
+        ),
+        *(
+            (f"Exact answers, {split}", f"{count.tuned} of {count.rows}", f"base {count.base}")
+            for split, count in exact.items()
+            if count.rows
+        ),
+        (
+            "Training speed",
+            f"{tokens:,.0f}" if tokens is not None else "",
+            f"tokens/s, MFU {mfu:.1%}" if mfu else "tokens/s",
+        ),
+        (
+            "From submission to end" if report.state == "done" else "Since submission",
+            duration(total) if total else "",
+            count(len(report.resume_points), "restart") if report.resume_points else "",
+        ),
+        _held(held),
+    ]
+
+
+def _held(held: Accelerators | None) -> tuple[str, str, str]:
+    if held is None:
+        return ("Training held", "", "")
+    hours = f"{number(held.node_hours)} node-hours"
+    return ("Training held", hours, "") if held.cost is None else ("Training cost", f"{held.cost:,.2f}", hours)
+
+
+def idle(report: RunReport) -> list[tuple[str, float]]:
+    """What training's nodes did besides training, and the seconds of each, longest first."""
+    names = {
+        "starting": "starting: node checks, ranks, model and data",
+        "lost": "steps that a restart lost",
+        "restarting": "between attempts",
+        "ending": "last checkpoint and ending",
+    }
+    totals: dict[str, float] = {}
+    for span in report.timeline:
+        if span.stage == "train" and span.activity in names:
+            totals[span.activity] = totals.get(span.activity, 0.0) + span.end - span.start
+    return [(names[activity], seconds) for activity, seconds in sorted(totals.items(), key=lambda item: -item[1])]
+
+
+def waiting(report: RunReport) -> float:
+    """Seconds in which no job of the run had started, or all that had started were over: time in the queue."""
+    busy = sorted((span.start, span.end) for span in report.timeline if span.activity != "waiting")
+    end = max((span.end for span in report.timeline), default=0.0)
+    covered, reached = 0.0, 0.0
+    for start, stop in busy:
+        covered += max(0.0, stop - max(start, reached))
+        reached = max(reached, stop)
+    return end - covered
+
+
+def dataset_facts(report: RunReport) -> list[tuple[str, str]]:
+    """Counts of rows and tokens: labels and values."""
+    facts = report.dataset
+    found = [
+        ("Rows of the dataset", f"{facts['rows_read']:,} read, {facts['rows_used']:,} used, {facts['bad_rows']:,} bad"),
+        ("Examples", f"{facts['train_examples']:,} training, {facts['validation_examples']:,} validation"),
+        ("Packed rows", f"{facts['train_rows']:,} training, {facts['validation_rows']:,} validation"),
+        ("Tokens", f"{facts['tokens']:,}, of which {facts['label_tokens']:,} count in the loss"),
+        ("Padding", percent(facts["padding_share"])),
+        ("Truncated, or dropped as too long", f"{facts['truncated']:,}, {facts['dropped']:,}"),
+    ]
+    if lengths := facts.get("lengths"):
+        text = (
+            f"median {number(lengths['median'])}, mean {number(lengths['mean'])}, longest {lengths['longest']:,} tokens"
+        )
+        found.append(("Length of a document", text))
+    if facts["unknown_tokens"]:
+        text = f"{facts['unknown_tokens']:,} in {facts['unknown_in']:,} examples: text without a token of the tokenizer"
+        found.append(("Unknown tokens", text))
+    return found
+
+
+def packages(report: RunReport) -> list[str]:
+    """The packages whose versions the stages recorded."""
+    return list(dict.fromkeys(name for stage in report.stages for name in stage.versions))
+
+
+def commit(submission: Mapping[str, Any]) -> str:
+    """The commit of the directory that a run was submitted from."""
+    git = submission.get("git")
+    if not git:
+        return ""
+    changed = len(git.get("changed") or ())
+    return f"{git.get('commit', '')[:12]}{f', {changed} files changed' if changed else ''}"
