@@ -24,7 +24,7 @@ _ASKED_AT_ONCE = 8  # launchers
 
 
 @dataclass(frozen=True)
-class RemovalRequest:
+class Removal:
     """What to remove: items by name, relative to the root, and all of a kind that need not be named."""
 
     names: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Selected:
     at_work: tuple[tuple[Item, str], ...]  # with the reason
 
 
-def select(inventory: Inventory, wanted: RemovalRequest) -> Selected:
+def select(inventory: Inventory, wanted: Removal) -> Selected:
     """The wanted items. Asks the launchers of the runs that they belong to, and of those that use them.
 
     Raises UserError for a name that is not among the items, must stay, or is used by a job.
@@ -72,7 +72,7 @@ def select(inventory: Inventory, wanted: RemovalRequest) -> Selected:
     return Selected(tuple(free), tuple((item, busy[item.name]) for item in by_kind if item.name in busy))
 
 
-def remove(root: Path, wanted: RemovalRequest) -> Iterator[Item]:
+def remove(root: Path, wanted: Removal) -> Iterator[Item]:
     """Remove what is wanted and may go; yields each item once it is gone. Raises UserError as `select` does.
 
     The decision is made again here, while no run is submitted: what was listed before may be needed by now.

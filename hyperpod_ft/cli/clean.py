@@ -41,7 +41,7 @@ def clean(
     Nothing that an unfinished run needs or a job may use is removed, and nothing of another user's.
     """
     from hyperpod_ft.clean.inventory import KINDS, take_inventory
-    from hyperpod_ft.clean.removal import RemovalRequest, remove, select
+    from hyperpod_ft.clean.removal import Removal, remove, select
     from hyperpod_ft.clean.sizes import usages
     from hyperpod_ft.cli.confirmation import require_yes
     from hyperpod_ft.errors import UserError, did_you_mean
@@ -56,7 +56,7 @@ def clean(
         raise UserError("--older-than: needs --what", "name the kinds")
     chosen = (root or references.last_run().root).resolve()
     listed = tuple(name.rstrip("/") for name in names or ())
-    wanted = RemovalRequest(listed, kinds, None if older_than is None else time.time() - older_than * _DAY)
+    wanted = Removal(listed, kinds, None if older_than is None else time.time() - older_than * _DAY)
     inventory = take_inventory(chosen, listed)
     if as_json:
         _print_json(inventory, usages(item.path for item in inventory.items))

@@ -12,7 +12,7 @@ import typer
 from hyperpod_ft import publish
 from hyperpod_ft.clean import removal
 from hyperpod_ft.clean.inventory import Item, take_inventory
-from hyperpod_ft.clean.removal import RemovalRequest, remove
+from hyperpod_ft.clean.removal import Removal, remove
 from hyperpod_ft.clean.sizes import usages
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
@@ -43,7 +43,7 @@ def items(root: Path) -> dict[str, Item]:
 
 
 def removed(root: Path, *names: str, kinds: tuple[str, ...] = ()) -> list[str]:
-    return [item.name for item in remove(root, RemovalRequest(names, kinds))]  # type: ignore[arg-type]
+    return [item.name for item in remove(root, Removal(names, kinds))]  # type: ignore[arg-type]
 
 
 def name(run: Run, path: Path) -> str:
@@ -119,7 +119,7 @@ def test_nothing_of_a_run_at_work_is_removed(make_run: MakeRun) -> None:
     run.script("env").write_text("#!/bin/bash\nsleep 300\n")
     ProcessLauncher().submit(run, run.plan.stages[:1], run.add_job)
     try:
-        chosen = removal.select(take_inventory(run.root), RemovalRequest(kinds=("checkpoints",)))
+        chosen = removal.select(take_inventory(run.root), Removal(kinds=("checkpoints",)))
         assert chosen.items == () and "env p1" in chosen.at_work[0][1]
         for asked in (run.checkpoints, run.dataset_path, run.directory):
             with pytest.raises(UserError, match="at work: env p1"):
