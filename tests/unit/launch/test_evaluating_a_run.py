@@ -117,7 +117,7 @@ def test_a_finished_run_gets_an_evaluation_of_its_own(make_run: MakeRun, tmp_pat
 class Recorder(ProcessLauncher):
     """Takes the stages instead of starting them."""
 
-    def submit(self, run: Run, stages: Any, submitted: Callable[[Job], None]) -> None:
+    def submit(self, run: Run, stages: Any, submitted: Callable[[Job], None], awaited: Any = None) -> None:
         for number, stage in enumerate(stages):
             submitted(Job(stage.name, f"p{number}", self.name, "2026-01-01T00:00:00Z"))
 

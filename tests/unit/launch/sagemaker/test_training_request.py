@@ -197,7 +197,7 @@ def test_every_region_that_has_training_jobs_has_an_account() -> None:
 
 
 def test_metrics_are_read_from_the_lines_of_a_step() -> None:
-    row = StepMetrics(12, 0.1, 2.31, 1.9e-4, 0.83, 1.5, 1.0, 1.0, None, 1234.0, 0.41, 1.0, 2.0, {})
+    row = StepMetrics(12, 0.1, 2.31, 1.9e-4, 0.83, 1.5, 1.0, 1.0, None, 1234.0, 0.41, 1.0, 2.0, 3.0, {})
     definitions = requests(make(CASES["cpu"]))[1]["AlgorithmSpecification"]["MetricDefinitions"]
     found = {each["Name"]: re.search(each["Regex"], row.line(300, 80)) for each in definitions}
     assert {name: match and match[1] for name, match in found.items()} == {
