@@ -44,7 +44,8 @@ def _lines(entries: Sequence[Entry]) -> Iterator[str]:
     runs = sum((Counter(entry["runs"]) for entry in entries), Counter[str]())
     failures = [failure for entry in entries for failure in entry["failures"]]
     cases = ", ".join(f"{number} of `{case}`" for case, number in sorted(runs.items()))
-    yield f"**{total:,} faults** in {sum(runs.values())} whole runs ({cases or 'none yet'});"
+    whole = sum(runs.values())
+    yield f"**{total:,} faults** in {whole} whole {'run' if whole == 1 else 'runs'} ({cases or 'none yet'});"
     yield f"failures found: {len(failures)}."
     yield ""
     yield f"| fault | {' | '.join(STAGES)} | in all |"

@@ -64,15 +64,15 @@ def of_files(path: Path) -> FoundFormat:
     rows = list(islice(_rows(path), _ROWS))
     if not rows:
         raise UserError(f"{path}: has no rows", "give a JSON Lines, JSON or parquet file")
-    found = _recognised(path, rows[0].values)
+    found = _recognized(path, rows[0].values)
     for row in rows[1:]:
-        if _recognised(path, row.values) != found:
+        if _recognized(path, row.values) != found:
             raise UserError(
                 f"{path}: {row.where}: has other fields than the first row ({_fields(row.values)})",
                 "give the format with --format, and set dataset.max_bad_rows for rows that do not have it",
             )
     counted = "its only row" if len(rows) == 1 else f"its first {len(rows)} rows"
-    return FoundFormat(found, f"recognised from {counted}: {_fields(rows[0].values)}", _prompt(found, rows[0].values))
+    return FoundFormat(found, f"recognized from {counted}: {_fields(rows[0].values)}", _prompt(found, rows[0].values))
 
 
 def _rows(path: Path) -> Iterator[reading.Row]:
@@ -89,7 +89,7 @@ def _rows(path: Path) -> Iterator[reading.Row]:
             raise UserError(f"{name}: pyarrow is not installed here, which reads parquet", "give --format") from error
 
 
-def _recognised(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
+def _recognized(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
     texts = {name for name, value in row.items() if isinstance(value, str)}
     if "chosen" in row and "rejected" in row:
         return {"format": "preference"}

@@ -37,7 +37,7 @@ class NewRun:
     instance_type: str
     nodes: int = 1
     method: str = "lora"
-    format: str | None = None  # None: recognised
+    format: str | None = None  # None: recognized
 
 
 def new_run(wanted: NewRun, output: Path) -> Draft:
@@ -85,7 +85,7 @@ def set_cluster(draft: Draft, instance: Instance, nodes: int) -> None:
 
 
 def set_dataset(draft: Draft, source: str, format_name: str | None, output: Path) -> None:
-    """Section dataset, with the format given, or recognised. Raises UserError when it cannot be recognised."""
+    """Section dataset, with the format given, or recognized. Raises UserError when it cannot be recognized."""
     written = written_source(source, output)
     draft.set("dataset.source", written)
     draft.default("dataset.max_length", 2048, "tokens of a packed row")
@@ -107,7 +107,7 @@ def _found_format(source: str, output: Path) -> FoundFormat:
         return dataset_format.of_files(Path(asset.source))
     if found := dataset_format.known_on_the_hub(source):
         return found
-    raise UserError(f"--dataset {source}: its rows are not here to recognise their format", "give it with --format")
+    raise UserError(f"--dataset {source}: its rows are not here to recognize their format", "give it with --format")
 
 
 def written_source(source: str, output: Path) -> str:

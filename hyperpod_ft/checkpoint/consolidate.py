@@ -111,7 +111,7 @@ def consolidate_model(
     """Write a checkpoint's full set of parameters as the Hugging Face model directory `target`.
 
     If `base`, the base model's directory, is given, names and shapes must match it, and configuration, tokenizer and
-    licence come from it; otherwise from the checkpoint, if it has them. `dtype`: torch's name of the floating dtype to
+    license come from it; otherwise from the checkpoint, if it has them. `dtype`: torch's name of the floating dtype to
     write, or `base`: each tensor's own in the base model, or without a base as stored. Each value is rounded once;
     tied weights stay one tensor. `chat_template` replaces the base's.
 

@@ -44,7 +44,7 @@ def init(
     nodes: Annotated[int, typer.Option(min=1, help="Number of training nodes.")] = 1,
     method: Annotated[Method, typer.Option(help="Train LoRA adapters, or all parameters.")] = Method.lora,
     dataset_format: Annotated[
-        Format | None, typer.Option("--format", help="The dataset's format. Default: recognised from its first rows.")
+        Format | None, typer.Option("--format", help="The dataset's format. Default: recognized from its first rows.")
     ] = None,
     other: Annotated[
         Path | None,

@@ -140,6 +140,15 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # in single quotes, a line break would be an empty line; in double ones, an emoji would be escaped
+    is_short = "\n" in text and len(text) <= 80 and max(text) <= "\uffff"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if is_short else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def dump(config: BaseModel) -> str:
     """A text that `read` and pydantic read back as the same config."""
     return dump_values(config.model_dump(mode="json"))

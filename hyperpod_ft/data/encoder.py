@@ -33,7 +33,7 @@ class Backend(Protocol):
     """A library that tokenizes: tokenizers or tiktoken."""
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Encode each text separately. Adds no special tokens, but recognises those written in the text."""
+        """Encode each text separately. Adds no special tokens, but recognizes those written in the text."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def pad_id(tokenizer: Tokenizer) -> int:
 
 
 def encode(library: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of each text, encoded separately. Adds no special tokens, but recognises those written in the text.
+    """Ids of each text, encoded separately. Adds no special tokens, but recognizes those written in the text.
 
     `library`: a tokenizer of the `tokenizers` library.
     """

@@ -51,7 +51,7 @@ _FILES = (*BESIDE_WEIGHTS, "model.safetensors.index.json", "README.md")
 
 
 def model_files(where: str, source: str) -> Choice:
-    """Chooses safetensors, configuration, tokenizer and licence; never pickled weights."""
+    """Chooses safetensors, configuration, tokenizer and license; never pickled weights."""
 
     def choose(files: Sequence[File]) -> Sequence[File]:
         wanted = [file for file in files if _WEIGHTS.fullmatch(file.name) or _matches(file.name, _FILES)]

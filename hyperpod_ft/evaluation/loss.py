@@ -22,7 +22,7 @@ _BATCH_TOKENS = 4096
 
 @torch.inference_mode()
 def mean_loss(model: PreTrainedModel, split: Split | PairedSplit, max_rows: int) -> Loss | None:
-    """The loss on a split's first `max_rows` rows; None when no token of them is labelled."""
+    """The loss on a split's first `max_rows` rows; None when no token of them is labeled."""
     if isinstance(split, PairedSplit):
         rows = min(len(split), max_rows)
         total, tokens = _of_pairs(model, split, rows)

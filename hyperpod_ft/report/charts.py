@@ -244,5 +244,5 @@ def _lengths(report: RunReport) -> Chart | None:
         return None
     width, counts = lengths["bin_width"], lengths["counts"]
     x = {"tokens": [width * (number + 0.5) for number in range(len(counts))]}
-    series = Series("Documents", 1, "line", x, counts)
-    return Chart("lengths", "bars", "Documents", {"tokens": "Length, tokens"}, [series], bin_width=width)
+    series = Series("Examples", 1, "line", x, counts)
+    return Chart("lengths", "bars", "Examples", {"tokens": "Length, tokens"}, [series], bin_width=width)

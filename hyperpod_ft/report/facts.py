@@ -13,8 +13,6 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
     tuned = base = None
     if figures and figures.validation_loss is not None:
         tuned, base = figures.validation_loss, report.base_validation_loss
-        if base is None and report.samples and report.samples.validation_loss:
-            base = report.samples.validation_loss.base.mean
     exact = report.samples.exact_match if report.samples else {}
     tokens = figures.tokens_per_second if figures else last_known(report.metrics.get("tokens_per_second", ()))
     mfu = figures.mfu if figures else last_known(report.metrics.get("mfu", ()))
@@ -92,7 +90,7 @@ def dataset_facts(report: RunReport) -> list[tuple[str, str]]:
         text = (
             f"median {number(lengths['median'])}, mean {number(lengths['mean'])}, longest {lengths['longest']:,} tokens"
         )
-        found.append(("Length of a document", text))
+        found.append(("Length of an example", text))
     if facts["unknown_tokens"]:
         text = f"{facts['unknown_tokens']:,} in {facts['unknown_in']:,} examples: text without a token of the tokenizer"
         found.append(("Unknown tokens", text))

@@ -23,11 +23,8 @@ def loss(report: RunReport) -> str:
     base = report.base_validation_loss
     if figures and figures.validation_loss is not None:
         last = figures.validation_loss
-        first = base if base is not None else None
-        if first is None and report.samples and report.samples.validation_loss:
-            first = report.samples.validation_loss.base.mean
-        if first is not None:
-            return f"Validation loss {_went(first, last)} from {number(first)} to {number(last)}{_lowest(report, last)}"
+        if base is not None:
+            return f"Validation loss {_went(base, last)} from {number(base)} to {number(last)}{_lowest(report, last)}"
         return f"Validation loss is {number(last)} at the end"
     losses = [value for value in report.metrics.get("loss", ()) if value is not None]
     if not losses:
@@ -59,7 +56,7 @@ def answers(report: RunReport) -> str:
             seen = "training rows" if split == "train" else "rows it never saw"
             parts.append(f"{exact.tuned} of {exact.rows} {seen} (base: {exact.base})")
     if parts:
-        return f"The tuned model answers exactly {', and '.join(parts)}"
+        return f"The tuned model gives the exact answer for {', and '.join(parts)}"
     changed, total = report.samples.answers_changed, report.samples.answers
     return f"{changed} of {total} answers differ from the base model's"
 

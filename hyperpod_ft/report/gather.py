@@ -12,6 +12,7 @@ from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.launch.status import RunStatus, StageStatus, State
 from hyperpod_ft.planning.training_steps import rows_per_step
 from hyperpod_ft.report import job_times
+from hyperpod_ft.report.numbers import count
 from hyperpod_ft.report.run_report import Accelerators, ResumePoint, RunReport, StageSummary, TimelineSpan
 from hyperpod_ft.report.timeline import timeline
 from hyperpod_ft.runs import restarts
@@ -44,6 +45,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
     now = time.time() if state in ("running", "pending") else None
     spans = timeline(job_times.job_times(run, records, metrics), now)
     known_steps = steps(run)
+    samples = _samples(run, records)
     failed = status.failed if status else None
     return RunReport(
         name=run.full_name,
@@ -56,19 +58,27 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         run_file=run.yaml(),
         metrics=metrics,
         steps_total=known_steps.total if known_steps else None,
-        base_validation_loss=facts.get("base_validation_loss"),
+        base_validation_loss=_base_validation_loss(facts, samples),
         resume_points=_resume_points(run, facts, metrics),
         timeline=spans,
         stages=_stages(run, records, status),
         accelerators=_accelerators(run, spans),
         dataset=_dataset(records),
-        samples=_samples(run, records),
+        samples=samples,
         evaluations=evaluations(run),
         figures=figures(run),
         submissions=_submissions(run),
         errors=last_lines(failed) if failed else (),
         commands=_commands(run, state, failed),
     )
+
+
+def _base_validation_loss(facts: Mapping[str, Any], samples: Samples | None) -> float | None:
+    """As training measured it before its first step, or stage generate after it."""
+    before: float | None = facts.get("base_validation_loss")
+    if before is None and samples and samples.validation_loss:
+        return samples.validation_loss.base.mean
+    return before
 
 
 def _valid_record(run: Run, stage: str) -> Record | None:
@@ -97,8 +107,9 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     trained, total = facts.get("trainable_parameters"), facts.get("total_parameters")
     share = f" ({trained:,} of {total:,} parameters)" if trained and total else ""
     rows = rows_per_step(training, degrees.data_parallel)
+    ranks = count(degrees.world_size, "rank")
     known = steps(run)
-    count = f"{known.total:,} steps ({known.total / known.per_epoch:.3g} epochs)" if known else "steps not known yet"
+    length = f"{known.total:,} steps ({known.total / known.per_epoch:.3g} epochs)" if known else "steps not known yet"
     return {
         "Base model": _pinned(model_asset(config).source, model_asset(config).revision),
         "Dataset": _pinned(dataset_asset(config).source, dataset_asset(config).revision),
@@ -106,10 +117,10 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
         "Objective": {"sft": "supervised fine-tuning", "dpo": f"direct preferences (DPO), beta {config.dpo.beta:g}"}[
             training.objective
         ],
-        "Length": f"{count} of {rows:,} rows, {lengths}",
+        "Length": f"{length} of {rows:,} rows, {lengths}",
         "Learning rate": f"{training.learning_rate:g}, {training.schedule}, warm-up {training.warmup_share:.0%}",
         "Precision": training.precision,
-        "Instances": f"{degrees.nodes} x {config.cluster.instance_type}, {degrees.world_size} ranks: {degrees}",
+        "Instances": f"{degrees.nodes} x {config.cluster.instance_type}, {ranks}: {degrees}",
         "Engine": config.engine,
         "Seed": str(config.seed),
     }

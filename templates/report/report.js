@@ -20,7 +20,7 @@
     if (value === null || value === undefined) return "";
     const size = Math.abs(value);
     if (Number.isInteger(value) || size >= 10000) return Math.round(value).toLocaleString("en");
-    if (size !== 0 && size < 0.001) return value.toExponential(2);
+    if (size !== 0 && size < 0.0001) return Number(value.toPrecision(3)).toExponential();
     return String(Number(value.toPrecision(5)));
   }
 
@@ -218,8 +218,10 @@
       return made;
     };
     const focused = bar.contains(document.activeElement) ? [...bar.querySelectorAll("button")].indexOf(document.activeElement) : -1;
-    bar.replaceChildren(axes, button("+", "zoom in", (plot) => zoom(plot, 0.5)), button("−", "zoom out", (plot) => zoom(plot, 2)),
+    const range = element("div", undefined, { class: "range" });
+    range.append(button("+", "zoom in", (plot) => zoom(plot, 0.5)), button("−", "zoom out", (plot) => zoom(plot, 2)),
       button("whole range", "show the whole range", whole));
+    bar.replaceChildren(axes, range);
     if (focused >= 0) bar.querySelectorAll("button")[focused].focus();
   }
 

@@ -19,7 +19,6 @@ from hyperpod_ft.errors import UserError
 
 _FROM_MODEL = "is taken from the model's own files"
 _KERNELS = "engine torch has its own kernels"
-_METRICS = "the kit writes metrics.jsonl in the run directory"
 _LAYOUT = "degrees and sharding are chosen for the instance type (section parallelism)"
 _PER_EPOCH = "the kit counts steps: set training.{}"
 
@@ -112,7 +111,7 @@ RULES: Mapping[str, Rule] = {
             "mlflow_experiment_name",
             "use_tensorboard",
         ),
-        left(_METRICS),
+        left(training_arguments.METRICS),
     ),
     **dict.fromkeys(
         (
@@ -204,6 +203,8 @@ def _reason(key: str) -> str:
         return "rows of format chat have messages of role and content; rename the fields if these differ"
     if key in ("field_chosen", "field_rejected"):
         return "rows of format preference have prompt, chosen and rejected; rename the fields if these differ"
+    if key == "ds_type":
+        return "the type of a file is known from its name"
     if key in ("split", "name", "shards"):
         return "dataset.files chooses what is read"
     return "has no counterpart; format template can name other fields"

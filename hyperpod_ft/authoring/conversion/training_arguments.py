@@ -6,7 +6,8 @@ from hyperpod_ft.authoring.conversion.foreign_file import Conversion, Rule, choi
 
 _ATTENTION = "engine torch chooses its own attention kernel"
 _OWN_LAYOUT = "degrees and sharding are chosen for the instance type (section parallelism)"
-_METRICS = "the kit writes metrics.jsonl in the run directory"
+METRICS = "metrics are in metrics.jsonl of the run; to publish them too, set tracking.trackers"
+_HUB = "a run does not upload its model; `hyperpod-ft push` does"
 _WHERE = "a run is kept below cluster.root, by its name"
 _NODES = "the number of ranks follows from cluster.instance_type and nodes"
 _WORKERS = "the kit chooses the number of processes that read data (dataset.workers)"
@@ -106,11 +107,11 @@ RULES: Mapping[str, Rule] = {
     "output_dir": left(_WHERE),
     "overwrite_output_dir": left(_WHERE),
     "run_name": left(_WHERE),
-    "report_to": left(_METRICS),
-    "logging_dir": left(_METRICS),
-    "push_to_hub": left("a run does not upload its model"),
-    "hub_model_id": left("a run does not upload its model"),
-    "hub_strategy": left("a run does not upload its model"),
+    "report_to": left(METRICS),
+    "logging_dir": left(METRICS),
+    "push_to_hub": left(_HUB),
+    "hub_model_id": left(_HUB),
+    "hub_strategy": left(_HUB),
     "deepspeed": left(_OWN_LAYOUT),
     "fsdp": left(_OWN_LAYOUT),
     "fsdp_config": left(_OWN_LAYOUT),

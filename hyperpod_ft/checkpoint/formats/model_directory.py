@@ -1,4 +1,4 @@
-"""The files of a Hugging Face model other than its weights: configuration, tokenizer, chat template, licence."""
+"""The files of a Hugging Face model other than its weights: configuration, tokenizer, chat template, license."""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ TOKENIZER = (
     "chat_template.*",
     "additional_chat_templates/*.jinja",
 )
-# Configuration, tokenizer, chat template, licence. Not code (`*.py`): the kit never runs a model's own.
+# Configuration, tokenizer, chat template, license. Not code (`*.py`): the kit never runs a model's own.
 BESIDE_WEIGHTS = (
     "config.json",
     "generation_config.json",

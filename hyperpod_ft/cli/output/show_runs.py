@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hyperpod_ft.cli.output.tables import aligned, clip, console, shown, table
+from hyperpod_ft.cli.output.tables import aligned, clip, clip_start, console, shown, table
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, NO_MAIL
@@ -184,8 +184,12 @@ def results(run: Run) -> None:
     """Base and tuned answers side by side, and the figures."""
     samples = Samples.read(run.samples_path)
     answers = table("prompt", "base model", "tuned model")
-    for row in samples.all_answers[:_ANSWERS_SHOWN]:
-        answers.add_row(*(Text(clip(text)) for text in (row.prompt, row.base, row.tuned)))
+    rows = samples.all_answers[:_ANSWERS_SHOWN]
+    # alpaca's prompts, for example, all begin with the same long sentences
+    same_start = len({clip(row.prompt) for row in rows}) < len({row.prompt for row in rows})
+    for row in rows:
+        prompt = clip_start(row.prompt) if same_start else clip(row.prompt)
+        answers.add_row(*(Text(text) for text in (prompt, clip(row.base), clip(row.tuned))))
     console().print(answers)
     for split, exact in samples.exact_match.items():
         if exact.rows:

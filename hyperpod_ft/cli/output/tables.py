@@ -70,3 +70,13 @@ def clip(text: str, width: int = 90) -> str:
     """One line, of a width that fits a table."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def clip_start(text: str, width: int = 90) -> str:
+    """As `clip`, but the end of the text.
+
+    >>> clip_start("Add the numbers. 31 and 33", 10)
+    '…31 and 33'
+    """
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= width else "…" + line[1 - width :]

@@ -21,7 +21,7 @@ class Training(Section):
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
     objective: Literal["sft", "dpo"] = Field(
         "sft",
-        description="`sft`: maximize the likelihood of the labelled tokens. `dpo`: prefer chosen over rejected"
+        description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen over rejected"
         " completions (section dpo), with a dataset of format preference (engine torch).",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; need not be a whole number.")

@@ -48,7 +48,7 @@ def arguments(run: Run, steps: int) -> dict[str, Any]:
         "async_save": training.async_save,
         "max_length": config.dataset.max_length,
         "packing": False,
-        # the rows are already tokenized, packed to full length, and labelled
+        # the rows are already tokenized, packed to full length, and labeled
         "dataset_kwargs": {"skip_prepare_dataset": True},
         "label_names": ["labels"],
         "save_strategy": "no",

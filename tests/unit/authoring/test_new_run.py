@@ -45,7 +45,7 @@ def written(wanted: NewRun, output: Path) -> tuple[RunConfig, str]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_format_is_recognised_and_the_file_can_be_planned(tmp_path: Path, name: str) -> None:
+def test_the_format_is_recognized_and_the_file_can_be_planned(tmp_path: Path, name: str) -> None:
     data = rows(tmp_path, ROWS[name], ROWS[name])
     config, text = written(NewRun("example:tiny-llama", data, "local"), tmp_path / "run.yaml")
     assert config.dataset.format == name

@@ -79,7 +79,7 @@ def test_the_mouse_reads_values_and_zooms(window: Browser, page: Path) -> None:
     window.point(f"{LOSS} .u-over", 0.0)
     zoomed = int(reading(window).split(";")[0].split()[-1])
     assert 45 <= zoomed <= 55
-    window.run(f"document.querySelector('{LOSS} .controls > button:last-child').click()")
+    window.run(f"document.querySelector('{LOSS} .controls .range > button:last-child').click()")
     window.point(f"{LOSS} .u-over", 0.001)
     assert "Optimizer step 1;" in reading(window)
     timeline = "[data-chart=timeline]"

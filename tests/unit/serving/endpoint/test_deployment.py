@@ -129,7 +129,7 @@ def test_other_settings_leave_the_run_what_it_is(tmp_path: Path) -> None:
         with_settings(run, ["training.epochs=1"])
 
 
-def test_names_are_sagemakers_and_recognised(tmp_path: Path) -> None:
+def test_names_are_sagemakers_and_recognized(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     name = endpoint_name(run)
     assert name == f"my-run-1-{run.plan.run_id}"
