@@ -256,6 +256,16 @@ def test_sizes_are_those_on_disk_and_links_are_not_followed(tmp_path: Path) -> N
     assert usage.changed == pytest.approx(old, abs=1)
 
 
+def test_names_on_the_volume_cannot_control_the_terminal(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run()
+    run.freeze()
+    publish.write_text(run.root / "models" / "org--\x1b[2J@main" / "weights", "x")
+    for arguments in ([], ["--what", "models", "--yes"]):
+        app(["clean", str(run.root), *arguments], standalone_mode=False)
+        printed = capsys.readouterr().out
+        assert "org--?[2J@main" in printed and "\x1b" not in printed
+
+
 def test_the_command_removes_nothing_unless_it_is_told_to(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
