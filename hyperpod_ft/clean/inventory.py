@@ -96,6 +96,8 @@ def take_inventory(root: Path, without: Collection[str] = ()) -> Inventory:
     for directory in _run_directories(root, unreadable):
         try:
             run = CachedRun.now(Run.open(directory), cache)
+            if run.root.resolve() != root.resolve():  # through a link: what needs its files is written there
+                raise UserError(f"is a run of {run.root}")
             runs.append(KnownRun(run, not choose(run), needs(run)))
         except (UserError, OSError) as error:
             unreadable.append(f"{directory}: {error.problem if isinstance(error, UserError) else error.strerror}")
@@ -164,7 +166,8 @@ def _shared_items(root: Path) -> Iterator[Item]:
         for path in sorted(parent.glob("*")):
             if re.fullmatch(pattern, path.name):
                 yield Item(kind, f"{directory}/{path.name}", path)
-    for parent in (*(root / directory for _, directory, _ in _SHARED), *root.glob("runs/*")):
+    names = [path for path in root.glob("runs/*") if not path.is_symlink()]  # a link may lead anywhere
+    for parent in (*(root / directory for _, directory, _ in _SHARED), *names):
         for path in _leftovers(parent):
             yield Item("leftovers", path.relative_to(root).as_posix(), path)
 

@@ -38,6 +38,8 @@ def _paths(run: Run) -> Iterator[Path]:
     for given in (config.model.source, config.dataset.source, *pythons):
         if given and given.startswith("/"):
             yield Path(given)
+            # an interpreter is written as the user calls it, the root without links
+            yield Path(given).parent.resolve() / Path(given).name
     yield from _code(run)
 
 

@@ -47,6 +47,7 @@ def clean(
     from hyperpod_ft.errors import UserError, did_you_mean
     from hyperpod_ft.progress import format_bytes
     from hyperpod_ft.runs import references
+    from hyperpod_ft.terminal import printable
 
     kinds = tuple(kind for kind in KINDS if kind in (what or ()))
     for given in what or ():
@@ -65,13 +66,13 @@ def clean(
     else:
         selected = select(inventory, wanted)
         for item, why in selected.at_work:
-            print(f"stays: {item.name}: {why}")
+            print(printable(f"stays: {item.name}: {why}"))
         if not selected.items:
             print("nothing to remove")
             return
         sizes = usages(item.path for item in selected.items)
         for item in selected.items:
-            print(f"{format_bytes(sizes[item.path].size):>10}  {item.name}")
+            print(f"{format_bytes(sizes[item.path].size):>10}  {printable(item.name)}")
         total = format_bytes(sum(usage.size for usage in sizes.values()))
         if not yes:
             require_yes(f"Remove these {len(selected.items)} ({total})?")
@@ -83,6 +84,7 @@ def _show(inventory: "Inventory", sizes: "dict[Path, DiskUsage]", everything: bo
     from hyperpod_ft.clean.inventory import KINDS
     from hyperpod_ft.cli.output.tables import console, table
     from hyperpod_ft.progress import format_bytes
+    from hyperpod_ft.terminal import printable
 
     by_kind = table("kind", "items", "size", "of that, no run needs")
     for column in by_kind.columns[1:]:
@@ -99,12 +101,12 @@ def _show(inventory: "Inventory", sizes: "dict[Path, DiskUsage]", everything: bo
     listed.columns[0].justify = "right"
     for item in shown:
         usage = sizes[item.path]
-        listed.add_row(format_bytes(usage.size), _age(usage.changed), item.name, _state(item))
+        listed.add_row(format_bytes(usage.size), _age(usage.changed), printable(item.name), _state(item))
     console().print(listed)
     if len(shown) < len(largest):
         print(f"{len(largest) - len(shown)} smaller ones: --all")
     for line in inventory.unreadable:
-        print(f"cannot be opened, so that everything that runs share stays: {line}")
+        print(f"cannot be opened, so that everything that runs share stays: {printable(line)}")
     print("Remove what no run needs: hyperpod-ft clean --what KIND; one thing: --remove NAME")
 
 

@@ -1,5 +1,6 @@
 """What the page's script draws: charts as plain data, few enough points to open at once."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -194,7 +195,7 @@ def _series(
     report: RunReport, name: str, label: str, color: int, style: Style, budget: int, factor: float = 1.0
 ) -> Series:
     values = report.metrics.get(name, ())
-    scaled = [None if value is None else value * factor for value in values] if factor != 1.0 else values
+    scaled = [None if value is None else _finite(value * factor) for value in values] if factor != 1.0 else values
     return _curve(report, scaled, label, color, style, budget)
 
 
@@ -215,6 +216,10 @@ def _level(report: RunReport, value: float, label: str, color: int) -> Series:
         {axis: [column[end] for end in ends] for axis in _AXES if (column := report.metrics.get(axis))},
         [_rounded(value)] * 2,
     )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _rounded(value: float | None) -> float | None:

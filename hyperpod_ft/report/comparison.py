@@ -1,5 +1,6 @@
 """What the headings of the page about several runs say."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +35,11 @@ def methods(reports: Sequence[RunReport]) -> str:
             parts.append(f"ended at validation loss {number(lora.validation_loss)}, not {number(full.validation_loss)}")
         if parts:
             return f"LoRA {', '.join(parts[:-1])}{', and ' if parts[1:] else ''}{parts[-1]}."
-    losses = [(figures.validation_loss, figures.run) for figures in trained if figures.validation_loss is not None]
+    losses = [
+        (figures.validation_loss, figures.run)
+        for figures in trained
+        if figures.validation_loss is not None and math.isfinite(figures.validation_loss)
+    ]
     if not losses:
         return f"{len(reports)} runs, none with a validation loss yet."
     value, name = min(losses)

@@ -1,5 +1,6 @@
 """Numbers as a report writes them, with their units."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -28,9 +29,11 @@ def duration(seconds: float) -> str:
 def number(value: float) -> str:
     """Four significant digits, three below 1; thousands separated.
 
-    >>> [number(value) for value in (2.78023, 19, 6851.4, 1234567.0, 0.42734, 0.000213)]
-    ['2.780', '19', '6,851', '1,234,567', '0.427', '0.000213']
+    >>> [number(value) for value in (2.78023, 19, 6851.4, 1234567.0, 0.42734, 0.000213, math.nan)]
+    ['2.780', '19', '6,851', '1,234,567', '0.427', '0.000213', 'nan']
     """
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 1000:

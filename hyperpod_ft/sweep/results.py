@@ -1,5 +1,6 @@
 """The state of a sweep: of each point its run's state and validation loss, and which one is best."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def sweep_result(sweep: Sweep) -> SweepResult:
         _result(number, point.settings, run, found[str(run.directory)]) if run else _unknown(number, point, sweep.root)
         for number, (point, run) in enumerate(zip(sweep.points, runs, strict=True), 1)
     )
-    losses = {point.number: point.validation_loss for point in points if point.validation_loss is not None}
+    losses = {point.number: loss for point in points if math.isfinite(loss := _loss_of(point))}
     note = _incomparable([run for number, run in enumerate(runs, 1) if run and number in losses])
     return SweepResult(
         name=sweep.name,
@@ -78,6 +79,11 @@ def sweep_reports(sweep: Sweep) -> list[RunReport]:
     if not runs:
         raise UserError(f"{sweep.directory}: no run of this sweep was submitted", "hyperpod-ft sweep resume")
     return [gather(run, current) for run, current in zip(runs, statuses_of(runs), strict=True)]
+
+
+def _loss_of(point: PointResult) -> float:
+    """The validation loss; not a number where there is none, or where the training has diverged."""
+    return math.nan if point.validation_loss is None else point.validation_loss
 
 
 def _unknown(number: int, point: Point, root: Path) -> PointResult:

@@ -55,7 +55,12 @@ class Publisher:
     def ask(self, **request: Any) -> dict[str, Any]:
         """The answer to a request. Raises PublishingError."""
         self._send(json.dumps(request).encode() + b"\n")
-        answer: dict[str, Any] = json.loads(self._receive())
+        try:
+            answer: dict[str, Any] = json.loads(self._receive())
+        except ValueError:
+            raise PublishingError("the tracker's process printed something else than an answer") from None
+        if "where" in answer:  # the address of a server or a database may have a password
+            answer["where"] = redacted(answer["where"], self._environment)
         if problem := answer.get("problem"):
             raise PublishingError(redacted(problem, self._environment))
         return answer

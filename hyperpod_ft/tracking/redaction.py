@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from hyperpod_ft.config.sections.cluster import SECRET_NAME
 
-_USER_OF_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_USER_OF_URL = re.compile(r"(?<=://)[^/\s]+(?=@)")
 _SHORTEST = 8  # characters: a shorter value is also found in words that are no secret
 
 

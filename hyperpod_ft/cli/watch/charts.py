@@ -28,5 +28,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
     highest = [max(part) if all(map(math.isfinite, part)) else math.nan for part in parts]
     finite = [value for value in highest if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    steps = (len(_LEVELS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_LEVELS[round((value - low) * steps)] if math.isfinite(value) else _NOT_FINITE for value in highest)
+    half = high / 2 - low / 2  # the whole difference may be more than a float holds
+
+    def level(value: float) -> int:
+        return round((value / 2 - low / 2) / half * (len(_LEVELS) - 1)) if half > 0 else 0
+
+    return "".join(_LEVELS[level(value)] if math.isfinite(value) else _NOT_FINITE for value in highest)

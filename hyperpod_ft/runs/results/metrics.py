@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_TOO_LARGE = 1 << 63  # no count, and much above it no number that a float holds
 _TAIL_BYTES = 1 << 14  # some dozens of rows
 
 
@@ -64,9 +65,11 @@ def row_of(line: str | bytes) -> dict[str, Any] | None:
     """The row in a line; None for a line that is not intact."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        return None
+    return row if all(abs(value) < _TOO_LARGE for value in row.values() if isinstance(value, int)) else None
 
 
 def _lines(path: Path) -> list[str]:

@@ -171,6 +171,48 @@ def test_a_submission_that_begins_later_sees_what_is_gone(make_run: MakeRun, cap
     assert (done.root / "submitted").read_text().split()[0] == "download"
 
 
+def test_a_submission_that_waited_for_the_removal_of_its_run_makes_it_again(
+    make_run: MakeRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    printed = ""
+    with ThreadPoolExecutor() as pool:
+        with volume_lock.removing(run.root):
+            submission = pool.submit(prepare, run, Launchers())
+            deadline = time.monotonic() + 30
+            while "waiting for hyperpod-ft clean" not in printed:
+                assert time.monotonic() < deadline
+                printed += capfd.readouterr().out
+            publish.discard(run.directory)
+        submission.result(timeout=30)
+    assert Run.open(run.directory).logs.is_dir(), "Slurm fails a job whose log it cannot open"
+    assert (run.directory / "submit.lock").exists()
+
+
+def test_a_link_in_runs_leads_to_nothing_that_is_removed(make_run: MakeRun, tmp_path: Path) -> None:
+    done = existing(make_run(), finished=True)
+    other = existing(make_run(cluster__root=str(tmp_path / "other"), name="other"), finished=True)
+    (done.root / "runs" / "other").symlink_to(other.directory.parent)
+    own = tmp_path / "project" / ".cache.partial"
+    publish.write_text(own / "file", "x")
+    for path in (own / "file", own):
+        os.utime(path, (1e9, 1e9))
+    (done.root / "runs" / "project").symlink_to(own.parent)
+    assert "is a run of" in take_inventory(done.root).unreadable[0]
+    assert removed(done.root, kinds=("checkpoints", "leftovers")) == [name(done, done.checkpoints)]
+    assert other.checkpoints.exists() and own.exists()
+
+
+def test_an_environment_that_is_named_through_a_link_stays(make_run: MakeRun, tmp_path: Path) -> None:
+    root = make_run().root
+    environment = root / "envs" / "0123456789abcdef"
+    publish.write_text(environment / "bin" / "python", "")
+    (tmp_path / "link").symlink_to(root)
+    waiting = make_run(env__python=str(tmp_path / "link" / "envs" / environment.name / "bin" / "python"))
+    existing(waiting, finished=False)
+    assert waiting.full_name in items(root)[f"envs/{environment.name}"].kept
+
+
 def test_a_removal_that_is_killed_leaves_a_leftover_and_no_half_of_anything(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +254,16 @@ def test_sizes_are_those_on_disk_and_links_are_not_followed(tmp_path: Path) -> N
     usage = usages([tmp_path / "tree"])[tmp_path / "tree"]
     assert 100_000 <= usage.size < 200_000
     assert usage.changed == pytest.approx(old, abs=1)
+
+
+def test_names_on_the_volume_cannot_control_the_terminal(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run()
+    run.freeze()
+    publish.write_text(run.root / "models" / "org--\x1b[2J@main" / "weights", "x")
+    for arguments in ([], ["--what", "models", "--yes"]):
+        app(["clean", str(run.root), *arguments], standalone_mode=False)
+        printed = capsys.readouterr().out
+        assert "org--?[2J@main" in printed and "\x1b" not in printed
 
 
 def test_the_command_removes_nothing_unless_it_is_told_to(

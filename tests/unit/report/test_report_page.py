@@ -3,6 +3,7 @@
 import doctest
 import html
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -158,3 +159,17 @@ def test_the_vendored_library_is_the_version_that_the_script_names() -> None:
     library = root / "templates/report/uplot"
     assert f"(v{version[1]})" in (library / "uPlot.iife.min.js").read_text()[:200]
     assert "MIT" in (library / "LICENSE").read_text()
+
+
+def test_a_training_that_has_diverged_has_a_page(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path)
+    record = run.record("train")
+    assert record is not None
+    report = gather(run)
+    facts = record.facts | {"validation_loss": math.nan, "base_validation_loss": math.inf}
+    replace(record, facts=facts).write(run.record_path("train"))
+    with run.metrics_path.open("a") as stream:
+        stream.write('{"step": 900, "mfu": 1e308}\n')
+    diverged = gather(run)
+    assert "nan" in report_page([diverged])
+    assert comparison.methods([diverged, report]).startswith(f"{report.name} has the lowest final validation loss of 1")

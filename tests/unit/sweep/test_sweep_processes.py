@@ -1,5 +1,6 @@
 """A sweep with launcher process: the limit, what is shared, failures, and what the commands print."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,11 @@ def test_cancel_stops_the_runs_that_wait_first(tmp_path: Path) -> None:
 
 
 def test_losses_over_different_rows_have_no_best_point(tmp_path: Path) -> None:
-    def trained(grid: dict[str, list[object]]) -> SweepResult:
+    def trained(grid: dict[str, list[object]], first: float = 2.0) -> SweepResult:
         planned = sweep_of(tmp_path, grid=grid)
         for number, run in enumerate(planned.runs):
             run.freeze()
-            facts = {"validation_loss": 2.0 - number, "best_validation_loss": 1.0 + number}
+            facts = {"validation_loss": 2.0 - number if number else first, "best_validation_loss": 1.0 + number}
             record = Record("train", run.plan["train"].fingerprint, {}, (), facts, utc_now(), 1.0, "test", "1")
             record.write(run.record_path("train"))
         return sweep_result(planned.sweep)
@@ -105,6 +106,7 @@ def test_losses_over_different_rows_have_no_best_point(tmp_path: Path) -> None:
     kept = trained({"training.keep_best": [True], "training.evaluate_every_steps": [1], "seed": [1], "lora.r": [4, 8]})
     assert [point.validation_loss for point in kept.points] == [1.0, 2.0], "of the weights that were kept"
     assert kept.best == 1
+    assert trained({"training.learning_rate": [9.0, 0.2]}, math.nan).best == 2, "the first one has diverged"
     different = trained({"dataset.max_length": [128, 256]})
     assert [point.validation_loss for point in different.points] == [2.0, 1.0]
     assert different.best is None and "datasets differ" in different.note

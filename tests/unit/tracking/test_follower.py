@@ -231,6 +231,23 @@ def test_logs_have_no_secrets(tracked: MakeRun, stand_in: Run, monkeypatch: pyte
     assert state.problem == "https://***@host denied ***"
     assert (stand_in.logs / "tracking-mlflow.log").read_text() == "denied: ***\n" * 2
     assert redacted("short ab", {"API_KEY": "ab"}) == "short ab"
+    assert redacted("mysql://me:p@ss@host/runs", {}) == "mysql://***@host/runs"
+
+
+def test_the_address_of_a_tracker_is_kept_without_its_password(stand_in: Run) -> None:
+    program = Path(stand_in.config.tracking.python or "")
+    program.write_text(STAND_IN.replace('"here"', '"postgresql://me:secret@host/runs"'))
+    log(stand_in, [1])
+    assert catch_up(stand_in)["mlflow"].where == "postgresql://***@host/runs"
+    assert "secret" not in (stand_in.tracking / "mlflow.json").read_text()
+
+
+def test_a_tracker_that_prints_something_else_is_tried_again(stand_in: Run) -> None:
+    (stand_in.tracking / "broken").write_text("Traceback\n")
+    log(stand_in, [1])
+    assert "something else" in catch_up(stand_in)["mlflow"].problem
+    (stand_in.tracking / "broken").unlink()
+    assert catch_up(stand_in)["mlflow"].step == 1
 
 
 def test_the_command_catches_up(stand_in: Run) -> None:

@@ -15,6 +15,7 @@ def test_a_curve_goes_from_the_lowest_to_the_highest() -> None:
     assert sparkline([2.5, 2.5], 20) == "▁▁"
     assert sparkline([], 20) == ""
     assert sparkline([1, math.nan, 3, math.inf], 20) == "▁×█×"
+    assert sparkline([1e308, -1e308, 0], 20) == "█▁▅"
 
 
 def test_no_spike_disappears() -> None:

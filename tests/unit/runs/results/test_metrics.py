@@ -37,3 +37,10 @@ def test_rows_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n{"ste\n[]\n{"step": 2, "loss": 1.5}\n{"step": 3, "lo')
     assert [row for _, row in metrics.intact_rows(path)] == [{"step": 1}, {"step": 2, "loss": 1.5}]
     assert metrics.last_row(path) == {"step": 2, "loss": 1.5}
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, f'{{"step": 1{"0" * 400}}}', f'{{"step": 2, "loss": -1{"0" * 400}}}', '{"loss": 1.5}', "3"]
+)
+def test_what_no_training_writes_is_no_row(line: str) -> None:
+    assert metrics.row_of(line) is None
