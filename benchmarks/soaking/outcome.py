@@ -42,7 +42,8 @@ def outcome(run: Run) -> dict[str, Any]:
         "files": {run.relative(file): _digest(file, run.root) for file in files},
         "metrics": [_without_times(json.loads(line)) for line in run.metrics_path.read_text().splitlines()],
         "records": {stage.name: _record(run, stage.name) for stage in run.plan.stages},
-        "checkpoints": [path.name for path in sorted(run.checkpoints.iterdir())],
+        # the one before it may be of any step: a cancelled training saves the step it has finished
+        "checkpoint": max(run.checkpoints_by_step()),
     }
 
 
@@ -60,12 +61,13 @@ def leftovers(run: Run) -> list[str]:
 def lost_and_doubled(run: Run, known: Mapping[str, str], killed_submissions: int, slurm_forgot: bool) -> list[str]:
     """What jobs.json and Slurm do not agree about. `known`: the names of Slurm's jobs by id.
 
-    A submission that was killed may have left a job without an entry. A slurmctld that was killed may have forgotten
-    the jobs of its last seconds, and uses their ids again.
+    A submission that was killed may have left a job without an entry; one that failed cancels what it made, so that it
+    never starts. A slurmctld that was killed may have forgotten the jobs of its last seconds, and uses their ids again.
     """
     recorded = Counter(job.job_id for job in run.jobs())
     ours = {job_id for job_id, name in known.items() if name.startswith(f"{run.config.name}-")}
-    unrecorded = sorted(ours - set(recorded))
+    started = {log.stem.rpartition("_")[2] for log in run.logs.glob("*.out")}
+    unrecorded = sorted((ours - set(recorded)) & started)
     found = []
     if not slurm_forgot:
         found += [f"job {job_id} is in jobs.json {times} times" for job_id, times in recorded.items() if times > 1]

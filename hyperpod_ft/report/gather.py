@@ -75,9 +75,9 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
 
 def _base_validation_loss(facts: Mapping[str, Any], samples: Samples | None) -> float | None:
     """As training measured it before its first step, or stage generate after it."""
-    before: float | None = facts.get("base_validation_loss")
+    before = _number(facts.get("base_validation_loss"))
     if before is None and samples and samples.validation_loss:
-        return samples.validation_loss.base.mean
+        return _number(samples.validation_loss.base.mean)
     return before
 
 

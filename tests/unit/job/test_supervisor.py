@@ -269,7 +269,8 @@ def test_auto_resume_is_asked_for_where_hyperpod_is_and_nowhere_else(
     arguments = (run.directory / "srun-arguments").read_text().splitlines()
     assert ("--auto-resume=1" in arguments) == hyperpod
     assert ("--cpus-per-task=2" in arguments) != hyperpod
-    assert arguments[1] == "--nodes=1"
+    assert ("--immediate=600" in arguments) != hyperpod
+    assert "--nodes=1" in arguments
 
 
 HOST = {"HYPERPOD_FT_HOSTS": "algo-1", "HYPERPOD_FT_HOST_NUMBER": "0"}
