@@ -28,6 +28,7 @@ The learning rate and the position in the data are functions of the step alone, 
 """
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -71,7 +72,8 @@ class Progress:
 
         `metrics`: what was measured besides the loss.
         """
-        best = self.best_validation_loss is None or loss < self.best_validation_loss
+        lower = self.best_validation_loss is None or loss < self.best_validation_loss
+        best = lower and not math.isnan(loss)
         since = 0 if best else self.evaluations_since_best + 1
         return replace(
             self,

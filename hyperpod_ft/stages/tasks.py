@@ -6,6 +6,7 @@ Runs with the kit's own interpreter, before the training, so that an unknown tas
 stage `eval` does not.
 """
 
+import filecmp
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.config import sources
 from hyperpod_ft.config.sections.evaluation import Eval
+from hyperpod_ft.digests import files_below
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.evaluation import harness_process
 from hyperpod_ft.evaluation.harness import TasksRequest
@@ -85,8 +87,17 @@ def _copy_own_tasks(section: Eval, copy: Path) -> None:
     assert section.include_path is not None
     key = "eval.include_path"
     sources.resolve_path(key, section.include_path, key, section.include_revision, Path("/"))
-    with publish.lock(copy.with_suffix(".lock")), publish.new_directory(copy) as partial:
-        shutil.copytree(section.include_path, partial, dirs_exist_ok=True)
+    source = Path(section.include_path)
+    with publish.lock(copy.with_suffix(".lock")):
+        # a harness of another run may be working in it
+        if not _is_copied(source, copy):
+            with publish.new_directory(copy) as partial:
+                shutil.copytree(source, partial, dirs_exist_ok=True)
+
+
+def _is_copied(source: Path, copy: Path) -> bool:
+    pairs = ((file, copy / file.relative_to(source)) for file in files_below(source))
+    return all(there.is_file() and filecmp.cmp(file, there, shallow=False) for file, there in pairs)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def kit(tmp_path: Path, aws: Aws) -> Iterator[Kit]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, _server: Aws) -> Iterator[Kit]:
+def running(tmp_path: Path, _server: Aws) -> Iterator[Kit]:
     """A running cluster with three workers; afterwards, every call was one that `validate` knows of.
 
     Tests share it: it is created only if the one before has left another.

@@ -84,7 +84,7 @@ def start(directory: Path, environment: Mapping[str, str], *arguments: str) -> S
 
 def environment_of(aws: "Aws", home: Path) -> dict[str, str]:
     """The environment of commands that ask the stand-in, and poll it often."""
-    poll = {"HYPERPOD_FT_POLL_SECONDS": "0.1"}
+    poll = {"HYPERPOD_FT_POLL_SECONDS": "0.02"}
     return {**aws.environment, **poll, "HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 

@@ -49,66 +49,66 @@ class Controller:
 
 
 @pytest.fixture
-def controller(cluster: Kit, tmp_path: Path) -> Controller:
-    return Controller(cluster, tmp_path)
+def controller(running: Kit, tmp_path: Path) -> Controller:
+    return Controller(running, tmp_path)
 
 
-def test_scaling_up_changes_nothing_but_the_count(cluster: Kit) -> None:
+def test_scaling_up_changes_nothing_but_the_count(running: Kit) -> None:
     """UpdateCluster would replace the group's settings by those that the kit knows of."""
-    cluster.run("scale", NAME, WORKERS, "4")
-    assert len(cluster.workers()) == 4
-    assert "BatchAddClusterNodes" in operations(cluster)
-    assert "UpdateCluster" not in operations(cluster)
-    assert "4 instances already" in cluster.run("scale", NAME, WORKERS, "4")
+    running.run("scale", NAME, WORKERS, "4")
+    assert len(running.workers()) == 4
+    assert "BatchAddClusterNodes" in operations(running)
+    assert "UpdateCluster" not in operations(running)
+    assert "4 instances already" in running.run("scale", NAME, WORKERS, "4")
 
 
-def test_many_instances_are_added_in_requests_of_fifty(cluster: Kit) -> None:
-    cluster.aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 200})
-    cluster.run("scale", NAME, WORKERS, "60", "--no-wait")
-    assert operations(cluster).count("BatchAddClusterNodes") == 2
-    assert group(cluster)["TargetCount"] == 60
+def test_many_instances_are_added_in_requests_of_fifty(running: Kit) -> None:
+    running.aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 200})
+    running.run("scale", NAME, WORKERS, "60", "--no-wait")
+    assert operations(running).count("BatchAddClusterNodes") == 2
+    assert group(running)["TargetCount"] == 60
 
 
-def test_scaling_beyond_the_quota_is_refused_in_one_line(cluster: Kit) -> None:
-    cluster.aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 3})
-    assert "ResourceLimitExceeded" in cluster.run("scale", NAME, WORKERS, "4", status=2)
+def test_scaling_beyond_the_quota_is_refused_in_one_line(running: Kit) -> None:
+    running.aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 3})
+    assert "ResourceLimitExceeded" in running.run("scale", NAME, WORKERS, "4", status=2)
 
 
-def test_a_node_is_rebooted_and_stays_the_same(cluster: Kit) -> None:
-    worker, *_ = before = cluster.workers()
-    assert "--yes" in cluster.run("reboot-node", NAME, worker, status=2)
-    cluster.aws.scenario(seconds={"node.reboot": 0.5})
-    output = cluster.run("reboot-node", NAME, worker, "--yes")
+def test_a_node_is_rebooted_and_stays_the_same(running: Kit) -> None:
+    worker, *_ = before = running.workers()
+    assert "--yes" in running.run("reboot-node", NAME, worker, status=2)
+    running.aws.scenario(seconds={"node.reboot": 0.5})
+    output = running.run("reboot-node", NAME, worker, "--yes")
     assert output.index(f"{worker}: Pending") < output.index(f"{worker}: Running"), "it waits"
-    assert cluster.workers() == before
-    assert "BatchRebootClusterNodes" in operations(cluster)
-    assert "no node 'i-1'" in cluster.run("reboot-node", NAME, "i-1", "--yes", status=2)
+    assert running.workers() == before
+    assert "BatchRebootClusterNodes" in operations(running)
+    assert "no node 'i-1'" in running.run("reboot-node", NAME, "i-1", "--yes", status=2)
 
 
-def test_named_nodes_are_deleted_and_the_group_gets_smaller(cluster: Kit) -> None:
-    first, second, third = cluster.workers()
-    assert "--yes" in cluster.run("delete-node", NAME, first, status=2)
-    hosts = {node["instance_id"]: node["hostname"] for node in cluster.json("nodes")}
-    after = cluster.run("delete-node", NAME, first, hosts[third], "--yes", "--json")
-    assert cluster.workers() == [second]
-    assert group(cluster)["TargetCount"] == 1
+def test_named_nodes_are_deleted_and_the_group_gets_smaller(running: Kit) -> None:
+    first, second, third = running.workers()
+    assert "--yes" in running.run("delete-node", NAME, first, status=2)
+    hosts = {node["instance_id"]: node["hostname"] for node in running.json("nodes")}
+    after = running.run("delete-node", NAME, first, hosts[third], "--yes", "--json")
+    assert running.workers() == [second]
+    assert group(running)["TargetCount"] == 1
     assert json.loads(after[after.index("{") :])["complete"]
 
 
-def test_the_controller_is_neither_deleted_nor_patched_automatically(cluster: Kit) -> None:
-    (node,) = [one["instance_id"] for one in cluster.json("nodes") if one["group"] == "controller-machine"]
+def test_the_controller_is_neither_deleted_nor_patched_automatically(running: Kit) -> None:
+    (node,) = [one["instance_id"] for one in running.json("nodes") if one["group"] == "controller-machine"]
     for command in (
         ["delete-node", NAME, node],
         ["delete-group", NAME, "controller-machine"],
         ["auto-patch", NAME, "WhenIdle", "--group", "controller-machine"],
     ):
-        assert "controller-machine is the controller group" in cluster.run(*command, "--yes", status=2)
-    assert group(cluster, "controller-machine")["TargetCount"] == 1
+        assert "controller-machine is the controller group" in running.run(*command, "--yes", status=2)
+    assert group(running, "controller-machine")["TargetCount"] == 1
 
 
-def test_which_nodes_to_delete_must_be_said_in_one_way(cluster: Kit) -> None:
+def test_which_nodes_to_delete_must_be_said_in_one_way(running: Kit) -> None:
     for arguments in ([], ["--group", WORKERS], ["--count", "1"], ["i-1", "--group", WORKERS, "--count", "1"]):
-        assert "which nodes?" in cluster.run("delete-node", NAME, *arguments, status=2)
+        assert "which nodes?" in running.run("delete-node", NAME, *arguments, status=2)
 
 
 def test_nodes_that_run_no_job_are_chosen(controller: Controller) -> None:
@@ -150,59 +150,59 @@ def test_other_groups_are_not_offered_for_a_controller_that_is_not_running(contr
     assert "the controller is not Running (1 Pending); wait until it is, or pass --no-backup" in patched
 
 
-def test_a_group_is_deleted(cluster: Kit) -> None:
-    assert "with its 3 instances" in cluster.run("delete-group", NAME, WORKERS, status=2)
-    cluster.run("delete-group", NAME, WORKERS, "--yes")
-    assert [found["name"] for found in cluster.json("status")["groups"]] == ["controller-machine"]
-    assert f"no instance group '{WORKERS}'" in cluster.run("delete-group", NAME, WORKERS, "--yes", status=2)
+def test_a_group_is_deleted(running: Kit) -> None:
+    assert "with its 3 instances" in running.run("delete-group", NAME, WORKERS, status=2)
+    running.run("delete-group", NAME, WORKERS, "--yes")
+    assert [found["name"] for found in running.json("status")["groups"]] == ["controller-machine"]
+    assert f"no instance group '{WORKERS}'" in running.run("delete-group", NAME, WORKERS, "--yes", status=2)
 
 
-def test_node_recovery_is_changed(cluster: Kit) -> None:
-    assert "--yes" in cluster.run("node-recovery", NAME, "None", status=2)
+def test_node_recovery_is_changed(running: Kit) -> None:
+    assert "--yes" in running.run("node-recovery", NAME, "None", status=2)
     for mode, *yes in (("None", "--yes"), ("Automatic",)):
-        cluster.run("node-recovery", NAME, mode, *yes)
-        assert cluster.aws.client("sagemaker").describe_cluster(ClusterName=NAME)["NodeRecovery"] == mode
+        running.run("node-recovery", NAME, mode, *yes)
+        assert running.aws.client("sagemaker").describe_cluster(ClusterName=NAME)["NodeRecovery"] == mode
 
 
-def test_automatic_patching_of_the_workers_is_set_and_kept(cluster: Kit) -> None:
-    cluster.run("auto-patch", NAME, "WhenIdle", "--yes")
-    assert group(cluster)["AutoPatchConfig"]["PatchingStrategy"] == "WhenIdle"
-    assert "AutoPatchConfig" not in group(cluster, "controller-machine")
-    cluster.run("scale", NAME, WORKERS, "2", "--yes")
-    assert group(cluster)["AutoPatchConfig"]["PatchingStrategy"] == "WhenIdle", "an update of the group keeps it"
+def test_automatic_patching_of_the_workers_is_set_and_kept(running: Kit) -> None:
+    running.run("auto-patch", NAME, "WhenIdle", "--yes")
+    assert group(running)["AutoPatchConfig"]["PatchingStrategy"] == "WhenIdle"
+    assert "AutoPatchConfig" not in group(running, "controller-machine")
+    running.run("scale", NAME, WORKERS, "2", "--yes")
+    assert group(running)["AutoPatchConfig"]["PatchingStrategy"] == "WhenIdle", "an update of the group keeps it"
 
 
-def test_workers_get_the_newest_image_once(cluster: Kit) -> None:
-    cluster.aws.scenario(seconds={"node.update": 0.2})
-    output = cluster.run("update", NAME, "--group", WORKERS, status=2)
+def test_workers_get_the_newest_image_once(running: Kit) -> None:
+    running.aws.scenario(seconds={"node.update": 0.2})
+    output = running.run("update", NAME, "--group", WORKERS, status=2)
     assert "root volumes" in output
     assert "Slurm's queue" not in output
-    before = cluster.workers()
-    output = cluster.run("update", NAME, "--group", WORKERS, "--yes")
+    before = running.workers()
+    output = running.run("update", NAME, "--group", WORKERS, "--yes")
     assert f"software update Succeeded, 3 of 3 have image {NEWEST_IMAGE}" in output
-    assert (group(cluster)["CurrentImageReleaseVersion"], cluster.workers()) == (NEWEST_IMAGE, before)
-    assert group(cluster, "controller-machine")["CurrentImageReleaseVersion"] == FIRST_IMAGE
-    assert "updates nothing" in cluster.run("update", NAME, "--group", WORKERS, "--yes")
+    assert (group(running)["CurrentImageReleaseVersion"], running.workers()) == (NEWEST_IMAGE, before)
+    assert group(running, "controller-machine")["CurrentImageReleaseVersion"] == FIRST_IMAGE
+    assert "updates nothing" in running.run("update", NAME, "--group", WORKERS, "--yes")
 
 
-def test_a_custom_image_and_a_release(cluster: Kit) -> None:
-    cluster.aws.scenario(seconds={"node.update": 0.1})
+def test_a_custom_image_and_a_release(running: Kit) -> None:
+    running.aws.scenario(seconds={"node.update": 0.1})
     update = ["update", NAME, "--group", WORKERS, "--yes"]
-    cluster.run(*update, "--image", "ami-0123456789abcdef0")
-    assert group(cluster)["CurrentImageId"] == "ami-0123456789abcdef0"
-    cluster.run(*update, "--release", "1.4.2")
-    assert group(cluster)["CurrentImageReleaseVersion"] == "1.4.2"
-    asked = len(cluster.aws.requests())
-    assert "--image: 'ami-x'" in cluster.run(*update, "--image", "ami-x", status=2)
-    assert "--release: 'newest'" in cluster.run(*update, "--release", "newest", status=2)
-    assert "exclude each other" in cluster.run(*update, "--release", "1.4.2", "--image", "default", status=2)
-    assert "UpdateClusterSoftware" not in [operation for _, operation in cluster.aws.requests()[asked:]]
+    running.run(*update, "--image", "ami-0123456789abcdef0")
+    assert group(running)["CurrentImageId"] == "ami-0123456789abcdef0"
+    running.run(*update, "--release", "1.4.2")
+    assert group(running)["CurrentImageReleaseVersion"] == "1.4.2"
+    asked = len(running.aws.requests())
+    assert "--image: 'ami-x'" in running.run(*update, "--image", "ami-x", status=2)
+    assert "--release: 'newest'" in running.run(*update, "--release", "newest", status=2)
+    assert "exclude each other" in running.run(*update, "--release", "1.4.2", "--image", "default", status=2)
+    assert "UpdateClusterSoftware" not in [operation for _, operation in running.aws.requests()[asked:]]
 
 
-def test_an_update_that_fails_is_reported(cluster: Kit) -> None:
+def test_an_update_that_fails_is_reported(running: Kit) -> None:
     lines = {"lines": ["error: fsx: no answer"], "exit": 1, "times": 1}
-    cluster.aws.scenario(seconds={"node.update": 0.1}, lifecycle={WORKERS: lines})
-    output = cluster.run("update", NAME, "--group", WORKERS, "--yes", status=2)
+    running.aws.scenario(seconds={"node.update": 0.1}, lifecycle={WORKERS: lines})
+    output = running.run("update", NAME, "--group", WORKERS, "--yes", status=2)
     assert f"{WORKERS} not updated: Lifecycle scripts did not run successfully" in output
 
 

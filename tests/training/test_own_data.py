@@ -28,9 +28,12 @@ def test_the_page_trains_a_newcomers_file(tmp_path: Path) -> None:
     capitals = [pair.split() for pair in CAPITALS.split(",")]
     own = [json.dumps({"question": f"What is the capital of {land}?", "answer": city}) for land, city in capitals]
     (tmp_path / "questions.jsonl").write_text("\n".join([rows.strip(), *own, ""]), encoding="utf-8")
-    first, *rest = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
-    kit(*first, cwd=tmp_path)
-    run_file = tmp_path / first[first.index("-o") + 1]
+    commands = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
+    (recipe,) = (number for number, command in enumerate(commands) if command[:2] == ["init", "quickstart"])
+    for command in commands[: recipe + 1]:
+        kit(*command, cwd=tmp_path)
+    rest = commands[recipe + 1 :]
+    run_file = tmp_path / commands[recipe][commands[recipe].index("-o") + 1]
     (sections,) = map(yaml.safe_load, blocks("yaml"))
     values = yaml.safe_load(run_file.read_text(encoding="utf-8")) | sections
     run_file.write_text(yaml.safe_dump(values), encoding="utf-8")

@@ -56,7 +56,11 @@ class Connection(BaseHTTPRequestHandler, abc.ABC):
         # until the body is read, no further request can follow
         self.close_connection = self.close_connection or "Content-Length" in self.headers
         try:
-            answer(urlsplit(self.path).path)
+            try:
+                path = urlsplit(self.path).path
+            except ValueError:  # such as "http://[x"
+                raise ApiError(400, "the request's path is not a URL") from None
+            answer(path)
         except ApiError as error:
             self._fail(error)
         except (ClientGoneError, OSError):

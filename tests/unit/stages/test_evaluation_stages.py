@@ -262,3 +262,19 @@ def best_choice(directory: Path, question: str, choices: list[str]) -> int:
             predicted = model(ids).logits[0, begin - 1 : -1].log_softmax(-1)
         likelihoods.append(float(predicted.gather(1, ids[0, begin:, None]).sum()))
     return likelihoods.index(max(likelihoods))
+
+
+def test_tasks_that_another_run_may_be_reading_are_not_replaced(evaluated: Callable[..., Run]) -> None:
+    run = evaluated({"quiz": {}})
+    stage.perform(run, "tasks", tasks.work)
+    assert run.own_tasks is not None
+    file = run.own_tasks / "quiz.yaml"
+    copied = file.stat().st_ino
+    stage.perform(run, "tasks", tasks.work)
+    run.record_path("tasks").unlink()
+    stage.perform(run, "tasks", tasks.work)
+    assert file.stat().st_ino == copied
+    run.record_path("tasks").unlink()
+    file.write_text("damaged")
+    stage.perform(run, "tasks", tasks.work)
+    assert "quiz" in file.read_text()

@@ -67,6 +67,12 @@ def test_sagemakers_paths(start: Callable[..., Server]) -> None:
     assert "data: [DONE]" in ask(server, "POST", "/invocations", '{"prompt": "p", "stream": true}')[1]
 
 
+def test_a_path_that_is_no_url_is_the_clients_mistake(start: Callable[..., Server]) -> None:
+    with socket.create_connection(("127.0.0.1", start().port), timeout=10) as connection:
+        connection.sendall(b"GET http://[x HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        assert connection.makefile("rb").readline().split()[1] == b"400"
+
+
 def test_before_the_models_are_loaded_it_says_so(start: Callable[..., Server]) -> None:
     server = start(None)
     for method, path in (("GET", "/ping"), ("GET", "/health"), ("GET", "/v1/models"), ("POST", CHAT)):
