@@ -87,10 +87,9 @@ def _show(rows: "Sequence[Finding]", as_json: bool) -> None:
 
     words = [WORDS[row.verdict] for row in rows]
     if as_json:
-        import json
         from dataclasses import asdict
 
-        print(json.dumps([{**asdict(row), "verdict": word} for row, word in zip(rows, words, strict=True)], indent=2))
+        tables.print_json([{**asdict(row), "verdict": word} for row, word in zip(rows, words, strict=True)])
         return
     table = tables.table("assumption", "")
     for row in rows:

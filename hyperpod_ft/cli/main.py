@@ -18,6 +18,7 @@ from hyperpod_ft.cli.doctor import app as doctor_app
 from hyperpod_ft.cli.evaluation import app as evaluation_app
 from hyperpod_ft.cli.init import init
 from hyperpod_ft.cli.local import app as local_app
+from hyperpod_ft.cli.output.tables import print_json
 from hyperpod_ft.cli.report import app as report_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
 from hyperpod_ft.cli.serving import app as serving_app
@@ -90,7 +91,7 @@ def plan(run_file: RunFile, overrides: Overrides = None, as_json: Json = False) 
 
     known = preview(_load(run_file, overrides))
     if as_json:
-        _print_json(known.as_dict())
+        print_json(known.as_dict())
     else:
         show_runs.plan(known)
 
@@ -175,7 +176,7 @@ def status_command(run: RunReference = None, overrides: Overrides = None, as_jso
     found = references.find(run, overrides or ())
     current = status(found, Launchers.of(found), advance=True)
     if as_json:
-        _print_json(current.as_dict())
+        print_json(current.as_dict())
     else:
         show_runs.status(current)
     raise typer.Exit(1 if current.failed else 0)
@@ -229,7 +230,7 @@ def list_command(
     chosen = root or references.last_run().root
     statuses = list_runs(chosen)
     if as_json:
-        _print_json([current.as_dict() for current in statuses])
+        print_json([current.as_dict() for current in statuses])
     else:
         show_runs.runs(chosen, statuses)
 
@@ -254,7 +255,7 @@ def compare(
         Launchers.of(known).refresh(known)  # a run of training jobs may have finished since
     compared = [figures.require(known) for known in found]
     if as_json:
-        _print_json([asdict(training) for training in compared])
+        print_json([asdict(training) for training in compared])
     else:
         show_runs.comparison(compared)
 
@@ -287,12 +288,6 @@ def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, orig
     show_runs.submitted(run, jobs)
     if watch and not follow_run(run, launchers):
         raise typer.Exit(1)
-
-
-def _print_json(value: object) -> None:
-    import json
-
-    print(json.dumps(value, indent=2))
 
 
 def main() -> None:
