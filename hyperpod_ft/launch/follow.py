@@ -62,8 +62,8 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
     yields a line that says so. Raises UserError for an unknown stage, and when the launcher stops answering for five
     minutes.
     """
-    if stage is not None and stage not in run.plan:
-        raise UserError(f"no stage {stage!r} in this run", f"its stages: {', '.join(s.name for s in run.plan.stages)}")
+    if stage is not None:
+        run.plan.require(stage)
     position, path, job_id = 0, "", ""
     answered, patience = False, _Patience(f"later: hyperpod-ft logs -f --run {run.directory}")
     while True:
