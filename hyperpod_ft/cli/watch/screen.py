@@ -1,8 +1,6 @@
 """A picture of a run as lines of a terminal of any size."""
 
-import calendar
 import re
-import time
 from collections.abc import Iterable
 
 from rich.text import Text
@@ -14,7 +12,7 @@ from hyperpod_ft.cli.watch.keys import View
 from hyperpod_ft.cli.watch.watcher import Picture
 from hyperpod_ft.launch.status import RunStatus, StageStatus
 from hyperpod_ft.progress import format_duration
-from hyperpod_ft.runs.records import ISO_UTC
+from hyperpod_ft.runs.records import unix_time
 from hyperpod_ft.terminal import printable
 
 FRAME_LINES = 3  # around the log when it is shown alone
@@ -63,7 +61,7 @@ def _title(current: RunStatus, now: str) -> Text:
     done = sum(stage.state == "done" for stage in current.stages)
     title.append(f"  {done} of {len(current.stages)} stages done")
     if current.submitted:
-        title.append(f"  submitted {format_duration(max(_seconds(now) - _seconds(current.submitted), 0))} ago", "dim")
+        title.append(f"  submitted {format_duration(max(unix_time(now) - unix_time(current.submitted), 0))} ago", "dim")
     return title
 
 
@@ -155,8 +153,3 @@ def _footer(view: View, picture: Picture) -> Text:
         return Text("Cancelling…", "bold reverse")
     scroll = "↑↓ scroll  ←→ stage  enter back" if view.whole_log else "↑↓ stage  enter whole log"
     return Text(f"{scroll}  c cancel the run  q leave, the run continues", "reverse")
-
-
-def _seconds(timestamp: str) -> float:
-    """Unix time of ISO 8601, UTC."""
-    return calendar.timegm(time.strptime(timestamp, ISO_UTC))
