@@ -24,6 +24,8 @@ from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import steps
 
 State = Literal["done", "running", "pending", "failed", "cancelled", "unknown", "not run"]
+ACTIVE: tuple[State, ...] = ("running", "pending")
+MAY_CHANGE: tuple[State, ...] = (*ACTIVE, "unknown")  # without a new submission
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
             found.append(stage)
             continue
         if stage.job_id in jobs:
-            waits = stage.state in ("running", "pending")
+            waits = stage.state in ACTIVE
             stage = replace(stage, state="pending" if waits else "not run", detail="", progress=None)  # noqa: PLW2901
         jobs.add(stage.job_id)
         found.append(stage)
