@@ -76,6 +76,15 @@ class RunStatus:
     def failed(self) -> StageStatus | None:
         return next((stage for stage in self.stages if stage.state == "failed"), None)
 
+    def fraction(self, stage: StageStatus) -> float | None:
+        """How much of one of its stages is done, 0 to 1; None where nothing says so."""
+        if stage.state == "done":
+            return 1.0
+        training = self.progress if stage.stage == "train" else None
+        if training and training.total_steps:
+            return training.step / training.total_steps
+        return stage.progress.fraction if stage.progress else None
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

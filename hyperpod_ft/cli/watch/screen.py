@@ -69,21 +69,11 @@ def _stage(picture: Picture, stage: StageStatus, width: int) -> Text:
     style = STATE_STYLES.get(stage.state, "")
     line = Text("› " if stage.stage == picture.stage else "  ", "bold")
     line.append(f"{stage.stage:<12} ").append(f"{stage.state:<10}", style)
-    fraction = _fraction(picture.status, stage)
+    fraction = picture.status.fraction(stage)
     if width >= _WIDTH_WITH_BARS:
         line.append(bar(fraction or 0.0, _BAR_CELLS, style)).append(" ")
     line.append(f"{fraction:4.0%}  " if fraction is not None else "      ")
     return line.append("  ".join(filter(None, _details(picture, stage))))
-
-
-def _fraction(current: RunStatus, stage: StageStatus) -> float | None:
-    """How much of a stage is done, 0 to 1; None where nothing says so."""
-    if stage.state == "done":
-        return 1.0
-    training = current.progress if stage.stage == "train" else None
-    if training and training.total_steps:
-        return training.step / training.total_steps
-    return stage.progress.fraction if stage.progress else None
 
 
 def _details(picture: Picture, stage: StageStatus) -> Iterable[str]:
