@@ -67,8 +67,7 @@ def eval_command(
     }
     found = with_evaluation(references.find(run), section, Path.cwd())
     launchers = Launchers.of(found)
-    before = next((job.launcher for job in reversed(found.jobs())), "slurm")
-    jobs = submit.submit(found, launchers, Selection(only="eval"), launcher or before)
+    jobs = submit.submit(found, launchers, Selection(only="eval"), launcher or found.last_launcher)
     references.set_last_run(found)
     if not jobs:
         show_runs.scores(evaluations(found))

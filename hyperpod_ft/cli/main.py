@@ -158,8 +158,7 @@ def resume(
     from hyperpod_ft.runs.selection import Selection
 
     found = references.find(run, overrides or ())
-    before = next((job.launcher for job in reversed(found.jobs())), "slurm")
-    _submit(found, launcher or before, Selection(), watch)
+    _submit(found, launcher or found.last_launcher, Selection(), watch)
 
 
 @app.command(name="status")
