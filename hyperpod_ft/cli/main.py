@@ -200,16 +200,14 @@ def logs(
 @app.command()
 def cancel(run: RunReference = None, overrides: Overrides = None) -> None:
     """Cancel the jobs of a run. `resume` continues it later."""
+    from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch import submit
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
 
     found = references.find(run, overrides or ())
-    jobs = submit.cancel(found, Launchers.of(found))
-    for job in jobs:
-        print(f"cancelled {job.stage} (job {job.job_id})")
-    if not jobs:
-        print("nothing to cancel: no job of this run is active")
+    for line in show_runs.cancelled_lines(submit.cancel(found, Launchers.of(found))):
+        print(line)
 
 
 @app.command(name="list")
