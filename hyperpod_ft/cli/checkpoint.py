@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hyperpod_ft.cli.options import Json
 from hyperpod_ft.cli.output.tables import print_json
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_bytes
@@ -31,7 +32,6 @@ Dtype = Annotated[
     str,
     typer.Option("--dtype", help="Dtype of a model: float32, bfloat16 or float16; base keeps each tensor's own."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _DTYPES = {name: name for name in ("base", "float32", "bfloat16", "float16")}
 _ALIASES = _DTYPES | {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(GB|MB)?", re.IGNORECASE)

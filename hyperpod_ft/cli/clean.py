@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hyperpod_ft.cli.options import Yes
 from hyperpod_ft.cli.output.tables import print_json
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def clean(
     older_than: Annotated[
         float | None, typer.Option("--older-than", metavar="DAYS", help="With --what: only what has not changed since.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     everything: Annotated[bool, typer.Option("--all", help="List everything, not only the largest.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON. Removes nothing.")] = False,
 ) -> None:

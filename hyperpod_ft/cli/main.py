@@ -18,6 +18,7 @@ from hyperpod_ft.cli.doctor import app as doctor_app
 from hyperpod_ft.cli.evaluation import app as evaluation_app
 from hyperpod_ft.cli.init import init
 from hyperpod_ft.cli.local import app as local_app
+from hyperpod_ft.cli.options import Json, Overrides, RunReference, Watch
 from hyperpod_ft.cli.output.tables import print_json
 from hyperpod_ft.cli.report import app as report_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
@@ -56,14 +57,6 @@ app.add_typer(watch_app)
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT
 
 RunFile = Annotated[str, typer.Argument(metavar="RUN_FILE", help="A run file, or the name of a packaged recipe.")]
-RunReference = Annotated[
-    str | None,
-    typer.Argument(metavar="[RUN]", help="A run directory, run file or recipe. Default: the run submitted last."),
-]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. training.epochs=1.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -132,7 +125,7 @@ def submit(
             help="`slurm`, `sagemaker` for SageMaker training jobs, or `process` for plain processes on this machine.",
         ),
     ] = "slurm",
-    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    watch: Watch = False,
 ) -> None:
     """Submit the stages that must run, as a chain of jobs. Stages that are done are skipped."""
     import shlex
@@ -151,7 +144,7 @@ def resume(
     launcher: Annotated[
         str | None, typer.Option("--launcher", help="`slurm`, `sagemaker` or `process`. Default: the one used last.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    watch: Watch = False,
 ) -> None:
     """Submit the rest of a run that failed, was cancelled or was interrupted. Training resumes from its checkpoint."""
     from hyperpod_ft.runs import references

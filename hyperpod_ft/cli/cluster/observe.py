@@ -7,18 +7,16 @@ import typer
 
 from hyperpod_ft.cli.cluster.arguments import (
     DEFAULT_FILE,
-    Json,
     NoWait,
-    Profile,
     Reference,
     Region,
     Timeout,
-    Yes,
     access_of,
     find,
     interruptible,
 )
 from hyperpod_ft.cli.confirmation import require_yes
+from hyperpod_ft.cli.options import Json, Profile, Yes
 from hyperpod_ft.cli.output.tables import print_json
 from hyperpod_ft.errors import UserError
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from hyperpod_ft.cli.options import Json
 from hyperpod_ft.cli.output.tables import print_json
 
 
@@ -25,7 +26,6 @@ Reference = Annotated[
     str | None,
     typer.Argument(metavar="[SWEEP]", help="A sweep file, or a sweep's directory. Default: the one submitted last."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
