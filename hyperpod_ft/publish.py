@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from hyperpod_ft.errors import UserError
 
@@ -136,12 +136,15 @@ def lock(path: Path, waiting: str = "", patience: float | None = None) -> Iterat
                 print(waiting, flush=True)
             _wait(stream, path, patience)
         except OSError as error:
-            if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
-                raise UserError(
-                    f"{path.parent}: this volume has no file locks", "mount Lustre with -o flock"
-                ) from error
-            raise
+            raise_without_locks(error, path.parent)
         yield stream.fileno()
+
+
+def raise_without_locks(error: OSError, directory: Path) -> NoReturn:
+    """Raise UserError if `error` of flock says that the volume of `directory` has no locks, else `error` itself."""
+    if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+        raise UserError(f"{directory}: this volume has no file locks", "mount Lustre with -o flock") from error
+    raise error
 
 
 @contextlib.contextmanager

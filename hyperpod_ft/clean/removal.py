@@ -135,12 +135,9 @@ def _at_work(known: KnownRun) -> str:
     run = Run(known.run.config, known.run.plan)  # reads its jobs as they are now
     launchers = Launchers.of(run)
     try:
-        # without recorded jobs, scripts may have been submitted by hand
-        active = launchers.active(run, also="" if run.jobs() else launchers.slurm.name)
+        active = launchers.active_or_by_hand(run)
     except UserError as error:
-        if run.jobs():
-            return f"it cannot be seen whether it is at work: {error.problem}"
-        active = []  # no Slurm on this machine
+        return f"it cannot be seen whether it is at work: {error.problem}"
     try:
         serving = node_job.active(run) if run.serving.is_dir() else []
     except UserError as error:

@@ -1,7 +1,6 @@
 """The commands for checkpoints and models outside any run: consolidate, merge, verify."""
 
 import contextlib
-import json
 import re
 import signal
 import sys
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hyperpod_ft.cli.options import Json
+from hyperpod_ft.cli.output.tables import print_json
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.terminal import printable
@@ -31,7 +32,6 @@ Dtype = Annotated[
     str,
     typer.Option("--dtype", help="Dtype of a model: float32, bfloat16 or float16; base keeps each tensor's own."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _DTYPES = {name: name for name in ("base", "float32", "bfloat16", "float16")}
 _ALIASES = _DTYPES | {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(GB|MB)?", re.IGNORECASE)
@@ -70,7 +70,7 @@ def consolidate(
         )
     seconds = time.monotonic() - clock
     if as_json:
-        _print_json(output, "adapter" if opened.adapters else "model", done.tensors, done.nbytes, seconds)
+        _print_facts(output, "adapter" if opened.adapters else "model", done.tensors, done.nbytes, seconds)
     else:
         _print_consolidated(output, opened, done.nbytes, seconds)
 
@@ -105,7 +105,7 @@ def merge(
         done = merge_adapters(base, adapters, output.absolute(), dtype=written_as, max_shard_bytes=shard_bytes)
     if as_json:
         counts = {"merged": done.merged, "lost_in_rounding": done.lost_in_rounding, "adapters": done.adapters}
-        _print_json(output, "model", done.tensors, done.nbytes, done.seconds, **counts)
+        _print_facts(output, "model", done.tensors, done.nbytes, done.seconds, **counts)
         return
     print(
         f"{done.merged} of {_count(done.tensors, 'tensor')} merged, {format_bytes(done.nbytes)} in"
@@ -166,12 +166,12 @@ def _terminate(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
-def _print_json(output: Path, kind: str, tensors: int, nbytes: int, seconds: float, **more: int) -> None:
+def _print_facts(output: Path, kind: str, tensors: int, nbytes: int, seconds: float, **more: int) -> None:
     facts: dict[str, Any] = {
         "output": str(output), "kind": kind, "tensors": tensors, "nbytes": nbytes, "files": _files(output),
         "seconds": round(seconds, 3),
     }  # fmt: skip
-    print(json.dumps(facts | more, indent=2))
+    print_json(facts | more)
 
 
 def _print_consolidated(output: Path, opened: "ShardedCheckpoint", nbytes: int, seconds: float) -> None:
@@ -231,7 +231,7 @@ def verify(
 
     found = verify_directory(directory, against=against, tolerance=tolerance, adapter=adapter, base=base)
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2))
+        print_json(found.as_dict())
     else:
         _print_verification(found)
     raise typer.Exit(0 if found.ok else 1)

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hyperpod_ft.cli.options import Yes
+from hyperpod_ft.cli.output.tables import print_json
+
 if TYPE_CHECKING:
     from hyperpod_ft.clean.inventory import Inventory, Item
     from hyperpod_ft.clean.sizes import DiskUsage
@@ -32,7 +35,7 @@ def clean(
     older_than: Annotated[
         float | None, typer.Option("--older-than", metavar="DAYS", help="With --what: only what has not changed since.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     everything: Annotated[bool, typer.Option("--all", help="List everything, not only the largest.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON. Removes nothing.")] = False,
 ) -> None:
@@ -60,7 +63,7 @@ def clean(
     wanted = Removal(listed, kinds, None if older_than is None else time.time() - older_than * _DAY)
     inventory = take_inventory(chosen, listed)
     if as_json:
-        _print_json(inventory, usages(item.path for item in inventory.items))
+        _print_inventory_json(inventory, usages(item.path for item in inventory.items))
     elif not listed and not kinds:
         _show(inventory, usages(item.path for item in inventory.items), everything)
     else:
@@ -121,26 +124,21 @@ def _age(changed: float) -> str:
     return f"{days:.0f} days ago" if days >= 1.5 else f"{max(days, 0) * 24:.0f} h ago"
 
 
-def _print_json(inventory: "Inventory", sizes: "dict[Path, DiskUsage]") -> None:
-    import json
-
-    print(
-        json.dumps(
-            {
-                "root": str(inventory.root),
-                "unreadable": inventory.unreadable,
-                "items": [
-                    {
-                        "kind": item.kind,
-                        "name": item.name,
-                        "bytes": sizes[item.path].size,
-                        "changed": sizes[item.path].changed,
-                        "kept": item.kept,
-                        "only_by_name": item.only_by_name,
-                    }
-                    for item in inventory.items
-                ],
-            },
-            indent=2,
-        )
+def _print_inventory_json(inventory: "Inventory", sizes: "dict[Path, DiskUsage]") -> None:
+    print_json(
+        {
+            "root": str(inventory.root),
+            "unreadable": inventory.unreadable,
+            "items": [
+                {
+                    "kind": item.kind,
+                    "name": item.name,
+                    "bytes": sizes[item.path].size,
+                    "changed": sizes[item.path].changed,
+                    "kept": item.kept,
+                    "only_by_name": item.only_by_name,
+                }
+                for item in inventory.items
+            ],
+        }
     )

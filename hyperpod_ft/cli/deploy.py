@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from hyperpod_ft.cli.confirmation import require_yes
+from hyperpod_ft.cli.options import Json, Profile, Yes
 from hyperpod_ft.cli.output import show_endpoints, tables
 
 if TYPE_CHECKING:
@@ -43,9 +44,6 @@ Overrides = Annotated[
 Region = Annotated[
     str | None, typer.Option("--region", help="Region. Default: the run file's, or that of the AWS configuration.")
 ]
-Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 @app.command()

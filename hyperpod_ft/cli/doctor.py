@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hyperpod_ft.cli.options import Json, Profile
 from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ def doctor(
         ),
     ] = None,
     region: Annotated[str | None, typer.Option("--region", help="Region of a cluster given by name.")] = None,
-    profile: Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.")] = None,
+    profile: Profile = None,
     report: Annotated[
         Path | None,
         typer.Option("--report", metavar="FILE", help="Also write a text for a bug report, without secrets."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check this head node, and the cluster behind it, against what the kit assumes; exit code 1 if anything differs.
 
@@ -87,10 +88,9 @@ def _show(rows: "Sequence[Finding]", as_json: bool) -> None:
 
     words = [WORDS[row.verdict] for row in rows]
     if as_json:
-        import json
         from dataclasses import asdict
 
-        print(json.dumps([{**asdict(row), "verdict": word} for row, word in zip(rows, words, strict=True)], indent=2))
+        tables.print_json([{**asdict(row), "verdict": word} for row, word in zip(rows, words, strict=True)])
         return
     table = tables.table("assumption", "")
     for row in rows:

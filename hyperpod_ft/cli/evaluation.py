@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from hyperpod_ft.cli.options import RunReference, Watch
+
 app = typer.Typer()
 
 
@@ -13,10 +15,7 @@ def eval_command(
     tasks: Annotated[
         str, typer.Option("--tasks", metavar="NAME,...", help="Tasks or groups of lm-evaluation-harness.")
     ],
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="A run directory, run file or recipe. Default: the run submitted last."),
-    ] = None,
+    run: RunReference = None,
     num_fewshot: Annotated[
         int | None, typer.Option(metavar="N", help="Solved examples before each question.", show_default="the task's")
     ] = None,
@@ -40,7 +39,7 @@ def eval_command(
     launcher: Annotated[
         str | None, typer.Option("--launcher", help="`slurm` or `process`. Default: the one used last.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    watch: Watch = False,
 ) -> None:
     """Evaluate a finished run's base and tuned model with lm-evaluation-harness.
 
@@ -67,8 +66,7 @@ def eval_command(
     }
     found = with_evaluation(references.find(run), section, Path.cwd())
     launchers = Launchers.of(found)
-    before = next((job.launcher for job in reversed(found.jobs())), "slurm")
-    jobs = submit.submit(found, launchers, Selection(only="eval"), launcher or before)
+    jobs = submit.submit(found, launchers, Selection(only="eval"), launcher or found.last_launcher)
     references.set_last_run(found)
     if not jobs:
         show_runs.scores(evaluations(found))

@@ -18,6 +18,8 @@ from hyperpod_ft.cli.doctor import app as doctor_app
 from hyperpod_ft.cli.evaluation import app as evaluation_app
 from hyperpod_ft.cli.init import init
 from hyperpod_ft.cli.local import app as local_app
+from hyperpod_ft.cli.options import Json, Overrides, RunReference, Watch
+from hyperpod_ft.cli.output.tables import print_json
 from hyperpod_ft.cli.report import app as report_app
 from hyperpod_ft.cli.sagemaker import app as sagemaker_app
 from hyperpod_ft.cli.serving import app as serving_app
@@ -55,14 +57,6 @@ app.add_typer(watch_app)
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT
 
 RunFile = Annotated[str, typer.Argument(metavar="RUN_FILE", help="A run file, or the name of a packaged recipe.")]
-RunReference = Annotated[
-    str | None,
-    typer.Argument(metavar="[RUN]", help="A run directory, run file or recipe. Default: the run submitted last."),
-]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. training.epochs=1.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -90,7 +84,7 @@ def plan(run_file: RunFile, overrides: Overrides = None, as_json: Json = False) 
 
     known = preview(_load(run_file, overrides))
     if as_json:
-        _print_json(known.as_dict())
+        print_json(known.as_dict())
     else:
         show_runs.plan(known)
 
@@ -131,7 +125,7 @@ def submit(
             help="`slurm`, `sagemaker` for SageMaker training jobs, or `process` for plain processes on this machine.",
         ),
     ] = "slurm",
-    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    watch: Watch = False,
 ) -> None:
     """Submit the stages that must run, as a chain of jobs. Stages that are done are skipped."""
     import shlex
@@ -150,15 +144,14 @@ def resume(
     launcher: Annotated[
         str | None, typer.Option("--launcher", help="`slurm`, `sagemaker` or `process`. Default: the one used last.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    watch: Watch = False,
 ) -> None:
     """Submit the rest of a run that failed, was cancelled or was interrupted. Training resumes from its checkpoint."""
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.selection import Selection
 
     found = references.find(run, overrides or ())
-    before = next((job.launcher for job in reversed(found.jobs())), "slurm")
-    _submit(found, launcher or before, Selection(), watch)
+    _submit(found, launcher or found.last_launcher, Selection(), watch)
 
 
 @app.command(name="status")
@@ -175,7 +168,7 @@ def status_command(run: RunReference = None, overrides: Overrides = None, as_jso
     found = references.find(run, overrides or ())
     current = status(found, Launchers.of(found), advance=True)
     if as_json:
-        _print_json(current.as_dict())
+        print_json(current.as_dict())
     else:
         show_runs.status(current)
     raise typer.Exit(1 if current.failed else 0)
@@ -200,16 +193,14 @@ def logs(
 @app.command()
 def cancel(run: RunReference = None, overrides: Overrides = None) -> None:
     """Cancel the jobs of a run. `resume` continues it later."""
+    from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch import submit
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
 
     found = references.find(run, overrides or ())
-    jobs = submit.cancel(found, Launchers.of(found))
-    for job in jobs:
-        print(f"cancelled {job.stage} (job {job.job_id})")
-    if not jobs:
-        print("nothing to cancel: no job of this run is active")
+    for line in show_runs.cancelled_lines(submit.cancel(found, Launchers.of(found))):
+        print(line)
 
 
 @app.command(name="list")
@@ -229,7 +220,7 @@ def list_command(
     chosen = root or references.last_run().root
     statuses = list_runs(chosen)
     if as_json:
-        _print_json([current.as_dict() for current in statuses])
+        print_json([current.as_dict() for current in statuses])
     else:
         show_runs.runs(chosen, statuses)
 
@@ -254,7 +245,7 @@ def compare(
         Launchers.of(known).refresh(known)  # a run of training jobs may have finished since
     compared = [figures.require(known) for known in found]
     if as_json:
-        _print_json([asdict(training) for training in compared])
+        print_json([asdict(training) for training in compared])
     else:
         show_runs.comparison(compared)
 
@@ -287,12 +278,6 @@ def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, orig
     show_runs.submitted(run, jobs)
     if watch and not follow_run(run, launchers):
         raise typer.Exit(1)
-
-
-def _print_json(value: object) -> None:
-    import json
-
-    print(json.dumps(value, indent=2))
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hyperpod_ft.cli.confirmation import typed
+from hyperpod_ft.cli.options import Json, Profile
 from hyperpod_ft.cli.output import show_cluster, tables
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import poll_seconds
@@ -20,7 +21,6 @@ app = typer.Typer(
 )
 
 Region = Annotated[str | None, typer.Option("--region", help="AWS region. Default: the AWS CLI's.")]
-Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.")]
 Name = Annotated[str, typer.Option("--name", help="Name of the CloudFormation stack.")]
 STACK = "hyperpod-ft-training"
 
@@ -70,7 +70,7 @@ def validate(
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Check without an AWS account or network.")] = False,
     profile: Profile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check that a run can become training jobs, before money is spent; exit code 1 if there are errors."""
     from hyperpod_ft.config import run_file as run_files

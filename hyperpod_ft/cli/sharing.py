@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hyperpod_ft.cli.options import RunReference
 from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,10 +18,7 @@ _TRACK_SECONDS = 600.0
 
 @app.command()
 def track(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="A run directory, run file or recipe. Default: the run submitted last."),
-    ] = None,
+    run: RunReference = None,
 ) -> None:
     """Publish to the run's trackers what they do not have yet: metrics and final figures.
 

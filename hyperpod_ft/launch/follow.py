@@ -6,13 +6,12 @@ from pathlib import Path
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.status import RunStatus, StageStatus, status
+from hyperpod_ft.launch.status import ACTIVE, RunStatus, StageStatus, status
 from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.runs.job_files import BANNER
 from hyperpod_ft.runs.results.log_text import tail
 from hyperpod_ft.runs.run import Run
 
-_AT_WORK = ("running", "pending")
 # a local cluster has no other users; a shared slurmctld is asked less often
 _POLL_SECONDS, _POLL_SECONDS_LOCAL = 10.0, 1.0
 _MAX_UNANSWERED, _RETRY_SECONDS = 20, 15.0  # five minutes
@@ -50,7 +49,7 @@ def follow(run: Run, launchers: Launchers, pause: Callable[[float], None] = time
             patience.wait(current.note)
             continue
         patience.answered()
-        if not any(stage.state in _AT_WORK for stage in current.stages):
+        if not any(stage.state in ACTIVE for stage in current.stages):
             return
         pause(_poll_seconds(run))
 
@@ -62,15 +61,15 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
     yields a line that says so. Raises UserError for an unknown stage, and when the launcher stops answering for five
     minutes.
     """
-    if stage is not None and stage not in run.plan:
-        raise UserError(f"no stage {stage!r} in this run", f"its stages: {', '.join(s.name for s in run.plan.stages)}")
+    if stage is not None:
+        run.plan.require(stage)
     position, path, job_id = 0, "", ""
     answered, patience = False, _Patience(f"later: hyperpod-ft logs -f --run {run.directory}")
     while True:
         current = status(run, launchers)
         chosen, note = choose_stage(current, stage), current.note
         # the state is read before the text, so that nothing written before the end is missed
-        ended = not until_it_ends or chosen.state not in _AT_WORK
+        ended = not until_it_ends or chosen.state not in ACTIVE
         if chosen.job_id != job_id:  # a training job that continues another has its own log
             position, path, job_id = 0, "", chosen.job_id
         try:
@@ -119,7 +118,7 @@ def choose_stage(current: RunStatus, stage: str | None) -> StageStatus:
     """The given stage, or else the one that failed, is at work, waits, or ended last with a log."""
     if stage is not None:
         return next(known for known in current.stages if known.stage == stage)
-    for state in ("failed", *_AT_WORK):
+    for state in ("failed", *ACTIVE):
         for known in current.stages:
             if known.state == state:
                 return known

@@ -82,6 +82,18 @@ class Launchers:
                 run.add_job(job)
         return active
 
+    def active_or_by_hand(self, run: Run) -> list[Job]:
+        """As `active`, and without recorded jobs those in Slurm: the scripts may have been submitted by hand.
+
+        Raises UserError when a launcher that the run has used does not answer.
+        """
+        try:
+            return self.active(run, also="" if run.jobs() else self.slurm.name)
+        except UserError:
+            if run.jobs():
+                raise
+            return []  # no Slurm on this machine
+
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         for launcher, of_launcher in self._by_launcher(jobs):
             if of_launcher:

@@ -24,6 +24,8 @@ from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import steps
 
 State = Literal["done", "running", "pending", "failed", "cancelled", "unknown", "not run"]
+ACTIVE: tuple[State, ...] = ("running", "pending")
+MAY_CHANGE: tuple[State, ...] = (*ACTIVE, "unknown")  # without a new submission
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,15 @@ class RunStatus:
     @property
     def failed(self) -> StageStatus | None:
         return next((stage for stage in self.stages if stage.state == "failed"), None)
+
+    def fraction(self, stage: StageStatus) -> float | None:
+        """How much of one of its stages is done, 0 to 1; None where nothing says so."""
+        if stage.state == "done":
+            return 1.0
+        training = self.progress if stage.stage == "train" else None
+        if training and training.total_steps:
+            return training.step / training.total_steps
+        return stage.progress.fraction if stage.progress else None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -156,7 +167,7 @@ def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
             found.append(stage)
             continue
         if stage.job_id in jobs:
-            waits = stage.state in ("running", "pending")
+            waits = stage.state in ACTIVE
             stage = replace(stage, state="pending" if waits else "not run", detail="", progress=None)  # noqa: PLW2901
         jobs.add(stage.job_id)
         found.append(stage)

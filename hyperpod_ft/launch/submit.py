@@ -116,13 +116,7 @@ def prepare(run: Run, launchers: Launchers) -> list[Path]:
 
 def cancel(run: Run, launchers: Launchers) -> tuple[Job, ...]:
     """Stop the run's jobs, whichever launcher has them, and record that it was on purpose."""
-    try:
-        # without recorded jobs, scripts may have been submitted by hand
-        jobs = launchers.active(run, also="" if run.jobs() else launchers.slurm.name)
-    except UserError:
-        if run.jobs():
-            raise
-        jobs = []  # no Slurm on this machine
+    jobs = launchers.active_or_by_hand(run)
     launchers.cancel(run, jobs)
     for job in jobs:
         publish.write_text(run.cancel_marker(job.stage, job.job_id), "")

@@ -9,6 +9,7 @@ from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.run_config import RunConfig, StageName
 from hyperpod_ft.config.sections.evaluation import Eval
 from hyperpod_ft.digests import text_sha256
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.parallelism import degrees_of
@@ -63,6 +64,12 @@ class Plan:
 
     def __contains__(self, name: object) -> bool:
         return any(stage.name == name for stage in self.stages)
+
+    def require(self, name: str) -> None:
+        """Raise UserError unless there is a stage of this name."""
+        if name not in self:
+            known = ", ".join(stage.name for stage in self.stages)
+            raise UserError(f"no stage {name!r} in this run", f"its stages: {known}")
 
     @property
     def run_id(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
-from hyperpod_ft.launch.status import RunStatus, StageStatus, State
+from hyperpod_ft.launch.status import ACTIVE, MAY_CHANGE, RunStatus, StageStatus, State
 from hyperpod_ft.planning.training_steps import rows_per_step
 from hyperpod_ft.report import job_times
 from hyperpod_ft.report.numbers import count
@@ -27,8 +27,6 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import steps
 
-_AT_WORK: tuple[State, ...] = ("running", "pending", "unknown")
-
 
 def gather(run: Run, status: RunStatus | None = None) -> RunReport:
     """What is known of the run. Without `status`, a stage is done or has not run, as its record says.
@@ -42,7 +40,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
     metrics = _columns(run)
     training = records.get("train")
     facts = training.facts if training else {}
-    now = time.time() if state in ("running", "pending") else None
+    now = time.time() if state in ACTIVE else None
     spans = timeline(job_times.job_times(run, records, metrics), now)
     known_steps = steps(run)
     samples = _samples(run, records)
@@ -234,7 +232,7 @@ def _commands(run: Run, state: State, failed: StageStatus | None) -> list[tuple[
             ("Read the whole log", f"hyperpod-ft logs {failed.stage} --run {directory}"),
             ("Try again, from the newest checkpoint", f"hyperpod-ft resume {directory}"),
         ]
-    if state in _AT_WORK:
+    if state in MAY_CHANGE:
         return [
             ("See how far it is", f"hyperpod-ft status {directory}"),
             ("Follow its log", f"hyperpod-ft logs -f --run {directory}"),

@@ -1,8 +1,6 @@
 """When the jobs of a run waited, started, worked and ended, from the files that they left."""
 
-import calendar
 import re
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +8,7 @@ from hyperpod_ft.report.timeline import AttemptTimes, JobTimes
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.job_files import banner
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.records import ISO_UTC, Record
+from hyperpod_ft.runs.records import Record, unix_time
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 
@@ -97,8 +95,3 @@ def _modified(path: Path) -> float | None:
         return path.stat().st_mtime
     except OSError:
         return None
-
-
-def unix_time(text: str) -> float:
-    """Of a time in a run's files: ISO 8601, UTC, whole seconds."""
-    return float(calendar.timegm(time.strptime(text, ISO_UTC)))

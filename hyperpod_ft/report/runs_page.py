@@ -62,8 +62,6 @@ def _at_work(status: RunStatus) -> list[str]:
     found = []
     for stage in status.stages:
         if stage.state in ("running", "failed"):
-            far = stage.progress.fraction if stage.progress else None
-            if stage.stage == "train" and status.progress and status.progress.total_steps:
-                far = status.progress.step / status.progress.total_steps
+            far = status.fraction(stage)
             found.append(stage.stage + (f" {far:.0%}" if far is not None else ""))
     return found

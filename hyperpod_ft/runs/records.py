@@ -1,5 +1,6 @@
 """The record of a finished stage."""
 
+import calendar
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -66,3 +67,8 @@ _RECORD = TypeAdapter(Record)
 def utc_now() -> str:
     """The time as records give it: ISO 8601, UTC, whole seconds."""
     return time.strftime(ISO_UTC, time.gmtime())
+
+
+def unix_time(text: str) -> float:
+    """Of a time in a run's files: ISO 8601, UTC, whole seconds."""
+    return float(calendar.timegm(time.strptime(text, ISO_UTC)))

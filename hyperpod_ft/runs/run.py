@@ -155,6 +155,11 @@ class Run(RunPaths):
                 f"{self.jobs_path}: is damaged", "restore it, or cancel the run's jobs (see squeue) and remove it"
             ) from error
 
+    @property
+    def last_launcher(self) -> str:
+        """The launcher of its newest submission; Slurm's before the first."""
+        return next((job.launcher for job in reversed(self.jobs())), "slurm")
+
     def latest_jobs(self) -> dict[str, Job]:
         """The newest submission of each stage."""
         return {job.stage: job for job in self.jobs()}

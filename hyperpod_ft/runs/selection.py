@@ -25,9 +25,8 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
     Raises UserError for an unknown stage, or when a stage that was not selected is needed.
     """
     for name in (selection.start, selection.only):
-        if name is not None and name not in run.plan:
-            known = ", ".join(stage.name for stage in run.plan.stages)
-            raise UserError(f"no stage {name!r} in this run", f"its stages: {known}")
+        if name is not None:
+            run.plan.require(name)
     if selection.start and selection.only:
         raise UserError("--from and --only: cannot be combined", "give one of them")
     selected, targets = _targets(run, selection)

@@ -4,13 +4,12 @@ A submission skips stages whose outputs are there. Nothing may remove these befo
 """
 
 import contextlib
-import errno
 import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from hyperpod_ft.errors import UserError
+from hyperpod_ft import publish
 
 
 @contextlib.contextmanager
@@ -36,9 +35,7 @@ def _locked(root: Path, kind: int, waiting: str) -> Iterator[None]:
             print(waiting, flush=True)
             fcntl.flock(stream, kind)
         except OSError as error:
-            if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
-                raise UserError(f"{root}: this volume has no file locks", "mount Lustre with -o flock") from error
-            raise
+            publish.raise_without_locks(error, root)
         yield
 
 

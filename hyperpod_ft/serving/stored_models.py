@@ -1,8 +1,6 @@
 """Pull the models of a run from its store, before this machine serves them."""
 
-import calendar
 import sys
-import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from hyperpod_ft.aws.session import explained
 from hyperpod_ft.launch.sagemaker.store.place import place_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.progress import format_bytes
-from hyperpod_ft.runs.records import ISO_UTC, Output, Record
+from hyperpod_ft.runs.records import Output, Record, unix_time
 from hyperpod_ft.runs.run import Run
 
 
@@ -65,4 +63,4 @@ def is_here(run: Run, record: Record, output: Output) -> bool:
         return False
     if not run.store_listing.exists():
         return True  # the stage wrote it here
-    return path.stat().st_mtime >= calendar.timegm(time.strptime(record.started, ISO_UTC))
+    return path.stat().st_mtime >= unix_time(record.started)

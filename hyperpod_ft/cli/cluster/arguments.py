@@ -30,11 +30,8 @@ Legacy = Annotated[bool, typer.Option("--legacy-provisioning", help="The same as
 Region = Annotated[
     str | None, typer.Option("--region", help="Region of a cluster given by name. Default: the AWS CLI's.")
 ]
-Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="MINUTES", help="How long to wait.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Send the request and return at once.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 def load(file: Path, overrides: list[str] | None, legacy: bool) -> "ClusterConfig":

@@ -9,11 +9,9 @@ from hyperpod_ft.cli.cluster import maintain, observe
 from hyperpod_ft.cli.cluster.arguments import (
     DEFAULT_FILE,
     File,
-    Json,
     Legacy,
     NoWait,
     Overrides,
-    Profile,
     Reference,
     Region,
     Timeout,
@@ -25,6 +23,7 @@ from hyperpod_ft.cli.cluster.arguments import (
 )
 from hyperpod_ft.cli.confirmation import typed
 from hyperpod_ft.cli.example_file import copy_example
+from hyperpod_ft.cli.options import Json, Profile
 from hyperpod_ft.cli.output import show_cluster, tables
 from hyperpod_ft.errors import ConfigError, UserError
 

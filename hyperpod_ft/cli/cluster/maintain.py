@@ -9,17 +9,16 @@ import typer
 from hyperpod_ft.cli.cluster.arguments import (
     DEFAULT_FILE,
     NoWait,
-    Profile,
     Reference,
     Region,
     RequiredReference,
     Timeout,
-    Yes,
     access_of,
     find,
     interruptible,
 )
 from hyperpod_ft.cli.confirmation import require_yes
+from hyperpod_ft.cli.options import Profile, Yes
 from hyperpod_ft.cli.output import show_cluster
 from hyperpod_ft.errors import UserError
 

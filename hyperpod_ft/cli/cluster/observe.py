@@ -1,6 +1,5 @@
 """`hyperpod-ft cluster observability`."""
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,18 +7,17 @@ import typer
 
 from hyperpod_ft.cli.cluster.arguments import (
     DEFAULT_FILE,
-    Json,
     NoWait,
-    Profile,
     Reference,
     Region,
     Timeout,
-    Yes,
     access_of,
     find,
     interruptible,
 )
 from hyperpod_ft.cli.confirmation import require_yes
+from hyperpod_ft.cli.options import Json, Profile, Yes
+from hyperpod_ft.cli.output.tables import print_json
 from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ def observability(
 
 def _show(found: "Extension | None", as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found and asdict(found), indent=2))
+        print_json(found and asdict(found))
     elif found is None:
         print("not installed")
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -31,7 +30,7 @@ def print_to_stderr(line: str) -> None:
 def problems(found: Sequence[str], as_json: bool) -> int:
     """Print the errors in the cluster file itself; returns the exit code."""
     if as_json:
-        print(json.dumps({"findings": [{"verdict": "error", "problem": text} for text in found]}, indent=2))
+        tables.print_json({"findings": [{"verdict": "error", "problem": text} for text in found]})
     else:
         for text in found:
             print(f"error: {text}")
@@ -41,7 +40,7 @@ def problems(found: Sequence[str], as_json: bool) -> int:
 def validated(checked: ValidationResult, as_json: bool) -> int:
     """Print the findings and the checks of a validation; returns the exit code."""
     if as_json:
-        print(json.dumps(asdict(checked), indent=2))
+        tables.print_json(asdict(checked))
     else:
         for finding in checked.findings:
             print(finding)
@@ -74,7 +73,7 @@ def status(found: ClusterOverview, as_json: bool) -> int:
             "missing": found.missing,
             "warnings": found.warnings,
         }
-        print(json.dumps(report, indent=2))
+        tables.print_json(report)
     else:
         print(f"{cluster.name}  {cluster.status}  {cluster.arn}")
         if cluster.failure:
@@ -99,7 +98,7 @@ def status(found: ClusterOverview, as_json: bool) -> int:
 
 def nodes(found: list[Node], as_json: bool) -> None:
     if as_json:
-        print(json.dumps([asdict(node) for node in found], indent=2))
+        tables.print_json([asdict(node) for node in found])
         return
     table = tables.table("group", "instance", "host", "type", "state", "since")
     for node in found:
@@ -111,7 +110,7 @@ def nodes(found: list[Node], as_json: bool) -> None:
 
 def events(found: Sequence[Event], as_json: bool) -> None:
     if as_json:
-        print(json.dumps([asdict(event) for event in found], indent=2))
+        tables.print_json([asdict(event) for event in found])
         return
     table = tables.table("time", "level", "group", "instance", "event")
     for event in found:

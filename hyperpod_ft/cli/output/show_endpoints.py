@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from hyperpod_ft.cli.output.tables import clip, console, table
+from hyperpod_ft.cli.output.tables import clip, console, print_json, table
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.terminal import printable
 
@@ -81,16 +81,13 @@ def deployed(deployment: "Deployment", proof: "Proof | None") -> int:
 
 def listed(found: Sequence["ListedEndpoint"], region: str, as_json: bool) -> None:
     if as_json:
-        print(
-            json.dumps(
-                [
-                    asdict(one.endpoint)
-                    | {"created": one.endpoint.created.isoformat(), "run": one.run, "hours": round(one.hours, 2)}
-                    | {"price_per_hour": one.price, "cost": one.cost}
-                    for one in found
-                ],
-                indent=2,
-            )
+        print_json(
+            [
+                asdict(one.endpoint)
+                | {"created": one.endpoint.created.isoformat(), "run": one.run, "hours": round(one.hours, 2)}
+                | {"price_per_hour": one.price, "cost": one.cost}
+                for one in found
+            ]
         )
         return
     if not found:

@@ -135,6 +135,12 @@ def created_line(job: str) -> str:
     return f"created training job {job}"
 
 
+def cancelled_lines(jobs: Sequence[Job]) -> list[str]:
+    if not jobs:
+        return ["nothing to cancel: no job of this run is active"]
+    return [f"cancelled {job.stage} (job {job.job_id})" for job in jobs]
+
+
 def status_table(current: RunStatus) -> RenderableType:
     stages = table("stage", "state", "job", "")
     for stage in current.stages:

@@ -1,5 +1,6 @@
-"""How the commands print: tables, paths as a person types them, lines of progress."""
+"""How the commands print: tables, paths as a person types them, JSON, lines of progress."""
 
+import json
 import os
 import sys
 import time
@@ -55,6 +56,10 @@ def shown(path: Path | str) -> str:
         return str(path)
     relative = os.path.relpath(path)
     return relative if len(relative) < len(str(path)) else str(path)
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2))
 
 
 def clock() -> str:

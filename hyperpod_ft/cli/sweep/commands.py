@@ -6,6 +6,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from hyperpod_ft.cli.options import Json
+from hyperpod_ft.cli.output.tables import print_json
+
 
 class _SubmitByDefault(TyperGroup):
     """`sweep FILE` is `sweep submit FILE`."""
@@ -23,7 +26,6 @@ Reference = Annotated[
     str | None,
     typer.Argument(metavar="[SWEEP]", help="A sweep file, or a sweep's directory. Default: the one submitted last."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -34,7 +36,7 @@ def plan(sweep_file: SweepFileArgument, as_json: Json = False) -> None:
 
     planned = plan_sweep(sweep_file, "slurm")
     if as_json:
-        _print_json(show.plan_values(planned))
+        print_json(show.plan_values(planned))
     else:
         show.plan(planned)
 
@@ -81,7 +83,7 @@ def status(sweep: Reference = None, as_json: Json = False) -> None:
 
     result = sweep_result(find_sweep(sweep))
     if as_json:
-        _print_json(result.as_dict())
+        print_json(result.as_dict())
     else:
         show.status(result)
     raise typer.Exit(1 if result.failed else 0)
@@ -112,9 +114,3 @@ def cancel(sweep: Reference = None) -> None:
     from hyperpod_ft.sweep.submission import cancel_sweep
 
     show.cancelled(cancel_sweep(find_sweep(sweep)))
-
-
-def _print_json(value: object) -> None:
-    import json
-
-    print(json.dumps(value, indent=2))

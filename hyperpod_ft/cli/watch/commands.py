@@ -5,18 +5,15 @@ from typing import Annotated
 
 import typer
 
+from hyperpod_ft.cli.options import Overrides, RunReference
+
 app = typer.Typer()
 
 
 @app.command()
 def watch(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="A run directory, run file or recipe. Default: the run submitted last."),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. training.epochs=1.")
-    ] = None,
+    run: RunReference = None,
+    overrides: Overrides = None,
 ) -> None:
     """Follow a run until it ends; exit code 1 unless all is done.
 

@@ -1,8 +1,6 @@
 """A picture of a run as lines of a terminal of any size."""
 
-import calendar
 import re
-import time
 from collections.abc import Iterable
 
 from rich.text import Text
@@ -14,7 +12,7 @@ from hyperpod_ft.cli.watch.keys import View
 from hyperpod_ft.cli.watch.watcher import Picture
 from hyperpod_ft.launch.status import RunStatus, StageStatus
 from hyperpod_ft.progress import format_duration
-from hyperpod_ft.runs.records import ISO_UTC
+from hyperpod_ft.runs.records import unix_time
 from hyperpod_ft.terminal import printable
 
 FRAME_LINES = 3  # around the log when it is shown alone
@@ -63,7 +61,7 @@ def _title(current: RunStatus, now: str) -> Text:
     done = sum(stage.state == "done" for stage in current.stages)
     title.append(f"  {done} of {len(current.stages)} stages done")
     if current.submitted:
-        title.append(f"  submitted {format_duration(max(_seconds(now) - _seconds(current.submitted), 0))} ago", "dim")
+        title.append(f"  submitted {format_duration(max(unix_time(now) - unix_time(current.submitted), 0))} ago", "dim")
     return title
 
 
@@ -71,21 +69,11 @@ def _stage(picture: Picture, stage: StageStatus, width: int) -> Text:
     style = STATE_STYLES.get(stage.state, "")
     line = Text("› " if stage.stage == picture.stage else "  ", "bold")
     line.append(f"{stage.stage:<12} ").append(f"{stage.state:<10}", style)
-    fraction = _fraction(picture.status, stage)
+    fraction = picture.status.fraction(stage)
     if width >= _WIDTH_WITH_BARS:
         line.append(bar(fraction or 0.0, _BAR_CELLS, style)).append(" ")
     line.append(f"{fraction:4.0%}  " if fraction is not None else "      ")
     return line.append("  ".join(filter(None, _details(picture, stage))))
-
-
-def _fraction(current: RunStatus, stage: StageStatus) -> float | None:
-    """How much of a stage is done, 0 to 1; None where nothing says so."""
-    if stage.state == "done":
-        return 1.0
-    training = current.progress if stage.stage == "train" else None
-    if training and training.total_steps:
-        return training.step / training.total_steps
-    return stage.progress.fraction if stage.progress else None
 
 
 def _details(picture: Picture, stage: StageStatus) -> Iterable[str]:
@@ -155,8 +143,3 @@ def _footer(view: View, picture: Picture) -> Text:
         return Text("Cancelling…", "bold reverse")
     scroll = "↑↓ scroll  ←→ stage  enter back" if view.whole_log else "↑↓ stage  enter whole log"
     return Text(f"{scroll}  c cancel the run  q leave, the run continues", "reverse")
-
-
-def _seconds(timestamp: str) -> float:
-    """Unix time of ISO 8601, UTC."""
-    return calendar.timegm(time.strptime(timestamp, ISO_UTC))

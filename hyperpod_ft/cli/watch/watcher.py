@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.cli.output.show_runs import created_line
+from hyperpod_ft.cli.output.show_runs import cancelled_lines, created_line
 from hyperpod_ft.cli.output.tables import clock
 from hyperpod_ft.cli.watch.loss_history import LossHistory
 from hyperpod_ft.errors import UserError
@@ -123,11 +123,8 @@ class Watcher:
 
     def _cancel_jobs(self) -> None:
         try:
-            cancelled = submit.cancel(self.run, self._launchers)
-            for job in cancelled:
-                self._say(f"cancelled {job.stage} (job {job.job_id})")
-            if not cancelled:
-                self._say("nothing to cancel: no job of this run is active")
+            for line in cancelled_lines(submit.cancel(self.run, self._launchers)):
+                self._say(line)
         except UserError as error:
             self._say(f"not cancelled: {error}")
         finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.listing import list_runs
-from hyperpod_ft.launch.status import RunStatus, status
+from hyperpod_ft.launch.status import MAY_CHANGE, RunStatus, status
 from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.page import report_page
@@ -22,7 +22,6 @@ _REFRESH_SECONDS = 10.0  # as often as `watch` asks Slurm
 _KEPT = 20  # pages
 _MOST_COMPARED = 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[0-9a-f]+")
-_CHANGING = ("running", "pending", "unknown")
 
 
 class Pages:
@@ -50,7 +49,7 @@ class Pages:
 
     def _report(self, names: Sequence[str], all_runs: str) -> str:
         found = [self._gather(name) for name in dict.fromkeys(names)]
-        changing = any(current.state in _CHANGING for current, _ in found)
+        changing = any(current.state in MAY_CHANGE for current, _ in found)
         refresh = max(1, round(self._refresh)) if changing else None
         return report_page([report for _, report in found], refresh_seconds=refresh, all_runs=all_runs)
 

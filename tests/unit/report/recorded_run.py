@@ -8,11 +8,10 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
-from hyperpod_ft.report.job_times import unix_time
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.job_files import banner
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.records import Record, unix_time
 from hyperpod_ft.runs.restarts import Attempt, NodeFailure
 from hyperpod_ft.runs.results.samples import ExactCount, Loss, Losses, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.results.usage import Usage
