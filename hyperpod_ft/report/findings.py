@@ -19,16 +19,13 @@ def lead(report: RunReport) -> str:
 
 def loss(report: RunReport) -> str:
     """How the losses changed."""
-    figures = report.figures
-    base = report.base_validation_loss
-    if figures and figures.validation_loss is not None:
-        last = figures.validation_loss
-        first = base if base is not None else None
-        if first is None and report.samples and report.samples.validation_loss:
-            first = report.samples.validation_loss.base.mean
-        if first is not None:
-            return f"Validation loss {_went(first, last)} from {number(first)} to {number(last)}{_lowest(report, last)}"
-        return f"Validation loss is {number(last)} at the end"
+    base, tuned = report.validation_losses
+    if tuned is not None:
+        if base is not None:
+            return (
+                f"Validation loss {_went(base, tuned)} from {number(base)} to {number(tuned)}{_lowest(report, tuned)}"
+            )
+        return f"Validation loss is {number(tuned)} at the end"
     losses = [value for value in report.metrics.get("loss", ()) if value is not None]
     if not losses:
         return "No step has been logged yet"
@@ -81,10 +78,8 @@ def evaluations(report: RunReport) -> str:
 
 def speed(report: RunReport) -> str:
     """How fast it trained and what it took."""
-    figures, metrics = report.figures, report.metrics
-    tokens = figures.tokens_per_second if figures else last_known(metrics.get("tokens_per_second", ()))
-    mfu = figures.mfu if figures else last_known(metrics.get("mfu", ()))
-    memory = max((value for value in metrics.get("memory_mb", ()) if value is not None), default=None)
+    tokens, mfu = report.tokens_per_second, report.mfu
+    memory = max((value for value in report.metrics.get("memory_mb", ()) if value is not None), default=None)
     if tokens is None:
         return "The speed is not known yet"
     share = f", {mfu:.1%} of the hardware's peak FLOPs," if mfu is not None else ""
@@ -94,8 +89,7 @@ def speed(report: RunReport) -> str:
 
 def timeline(report: RunReport) -> str:
     """How long the run took, and how much of what training held was used."""
-    total = max((span.end for span in report.timeline), default=0.0)
-    parts = [f"{'The run took' if report.state == 'done' else 'So far'} {duration(total)}"]
+    parts = [f"{'The run took' if report.state == 'done' else 'So far'} {duration(report.seconds)}"]
     held = report.accelerators
     if held and held.held_seconds:
         share = held.training_seconds / held.held_seconds
