@@ -21,11 +21,10 @@ def loss(report: RunReport) -> str:
     """How the losses changed."""
     base, tuned = report.validation_losses
     if tuned is not None:
-        if base is not None:
-            return (
-                f"Validation loss {_went(base, tuned)} from {number(base)} to {number(tuned)}{_lowest(report, tuned)}"
-            )
-        return f"Validation loss is {number(tuned)} at the end"
+        if base is None:
+            return f"Validation loss is {number(tuned)} at the end"
+        change = f"{_went(base, tuned)} from {number(base)} to {number(tuned)}"
+        return f"Validation loss {change}{_lowest(report, tuned)}"
     losses = [value for value in report.metrics.get("loss", ()) if value is not None]
     if not losses:
         return "No step has been logged yet"
