@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.config.flat_keys import flattened
 from hyperpod_ft.runs.results.figures import figures
 from hyperpod_ft.runs.results.metrics import GrowingRows
 from hyperpod_ft.runs.run import Run
@@ -17,7 +18,7 @@ def description(run: Run, key: str) -> dict[str, Any]:
         "key": key,
         "project": run.config.tracking.project or run.config.name,
         "name": run.full_name,
-        "config": _flat(run.config.model_dump(mode="json")),
+        "config": run.config.by_key(),
         "yaml": run.yaml(),
         "directory": str(run.tracking),
         "root": str(run.root),
@@ -29,7 +30,7 @@ def final(run: Run) -> Row:
     found = figures(run)
     if found is None:
         return {}
-    values = _flat(asdict(found), separator="/")
+    values = flattened(asdict(found), separator="/")
     return {f"{FINAL}{name}": float(value) for name, value in values.items() if _is_number(value)}
 
 
@@ -63,14 +64,3 @@ def _by_step(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
-    """Nested values as `section.key`; lists stay whole."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{key}{separator}", separator)
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
