@@ -1,5 +1,6 @@
 """What the headings of the page about one run say: the finding of each section in one sentence."""
 
+from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.report.numbers import count, duration, last_known, moment, number, percent
 from hyperpod_ft.report.run_report import RunReport
 
@@ -7,7 +8,7 @@ from hyperpod_ft.report.run_report import RunReport
 def lead(report: RunReport) -> str:
     """What was trained on what, and how far it is."""
     method = {"lora": "LoRA", "full": "Full fine-tuning"}[report.settings["training.method"]]
-    model, dataset_name = (_short(report.settings[key]) for key in ("model.source", "dataset.source"))
+    model, dataset_name = (Asset(report.settings[key], "").short_name for key in ("model.source", "dataset.source"))
     nodes, instance = report.settings["cluster.nodes"], report.settings["cluster.instance_type"]
     size = f"{count(nodes, 'local node')} without accelerators" if instance == "local" else f"{nodes} x {instance}"
     text = f"{method} of {model} with {dataset_name}, on {size}"
@@ -125,8 +126,3 @@ def _hardware(report: RunReport) -> str:
     if held.devices:
         return f"{held.devices} accelerators"
     return count(held.nodes, "node")
-
-
-def _short(source: str) -> str:
-    """The Hub's id, or the last part of a path or URI."""
-    return source.rstrip("/").rsplit("/", 1)[-1] if source.startswith(("/", "s3://")) else source
