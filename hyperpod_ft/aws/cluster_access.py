@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.cluster_reference import ClusterReference
-from hyperpod_ft.aws.following import Seen, State, follow
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
@@ -15,6 +14,7 @@ from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, ClusterWatch
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.ssh.ssm import AwsCli
 from hyperpod_ft.aws.stack.events import describe
+from hyperpod_ft.aws.wait_for_change import Observed, Seen, wait_for_change
 from hyperpod_ft.config.cluster_config import ClusterConfig, stack_name
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import poll_seconds
@@ -93,14 +93,16 @@ class ClusterAccess:
         with self.explained():
             return self.watch().until_complete(minutes * 60, awaited)
 
-    def follow(self, look: Callable[[], Seen[State]], minutes: float, command: str) -> tuple[State, bool]:
-        """See `following.follow`; `command` is one of `hyperpod-ft cluster`."""
+    def wait_for_change(
+        self, look: Callable[[], Seen[Observed]], minutes: float, command: str
+    ) -> tuple[Observed, bool]:
+        """See `wait_for_change.wait_for_change`; `command` is one of `hyperpod-ft cluster`."""
 
-        def explained_look() -> Seen[State]:
+        def explained_look() -> Seen[Observed]:
             with self.explained():
                 return look()
 
-        return follow(
+        return wait_for_change(
             explained_look,
             self.report,
             timeout_seconds=minutes * 60,

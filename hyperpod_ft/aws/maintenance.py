@@ -73,7 +73,7 @@ class Maintenance:
         self._requested("reboot", nodes)
         if timeout is None:
             return
-        after, begun = self.access.follow(
+        after, begun = self.access.wait_for_change(
             lambda: rebooting(self.access.sagemaker, self.access.name, nodes), timeout, "nodes"
         )
         if not begun:
@@ -146,7 +146,7 @@ class Maintenance:
             self.access.report(f"{', '.join(groups)}: software update requested")
         if timeout is None:
             return
-        described, begun = self.access.follow(
+        described, begun = self.access.wait_for_change(
             lambda: software.progress(self.access.sagemaker, self.access.name, groups), timeout, "status"
         )
         if begun:

@@ -4,9 +4,9 @@ import json
 from dataclasses import dataclass
 
 from hyperpod_ft.aws.cluster_access import ClusterAccess
-from hyperpod_ft.aws.following import Seen
 from hyperpod_ft.aws.hyperpod import extension
 from hyperpod_ft.aws.hyperpod.extension import Extension
+from hyperpod_ft.aws.wait_for_change import Seen
 from hyperpod_ft.errors import UserError
 
 _MAX_SETTINGS = 10_240  # characters, from botocore's model
@@ -67,7 +67,7 @@ class Observability:
             begun = _status(found) != _status(before)
             return Seen(found, {extension.NAME: state}, begun, changing=found is not None and found.changing)
 
-        return self.access.follow(look, timeout, "observability")[0]
+        return self.access.wait_for_change(look, timeout, "observability")[0]
 
 
 def _failed(found: Extension | None, remedy: str) -> UserError:

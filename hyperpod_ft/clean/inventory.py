@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from hyperpod_ft.clean.needs import Referring, needs
+from hyperpod_ft.clean.needs import NeedIndex, needs
 from hyperpod_ft.clean.sizes import usages
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.cached_run import CachedRun, RecordCache
@@ -102,8 +102,8 @@ def take_inventory(root: Path, without: Collection[str] = ()) -> Inventory:
         except (UserError, OSError) as error:
             unreadable.append(f"{directory}: {error.problem if isinstance(error, UserError) else error.strerror}")
     staying = [known for known in runs if f"runs/{known.name}" not in without]
-    unfinished = Referring((known.name, known.needs) for known in staying if not known.finished)
-    finished = Referring((known.name, known.needs) for known in staying if known.finished)
+    unfinished = NeedIndex((known.name, known.needs) for known in staying if not known.finished)
+    finished = NeedIndex((known.name, known.needs) for known in staying if known.finished)
     shared_stays = "a run cannot be opened, which may need it" if unreadable else ""
     items = []
     for known in runs:
@@ -176,7 +176,7 @@ def _leftovers(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob(".*") if _LEFTOVER.fullmatch(path.name))
 
 
-def _judged(item: Item, unfinished: Referring, finished: Referring) -> Item:
+def _judged(item: Item, unfinished: NeedIndex, finished: NeedIndex) -> Item:
     """The item, with why it must stay. A leftover may be one that is being written: it counts as what it becomes."""
     path = Path(item.name)
     leftover = _LEFTOVER.fullmatch(path.name) if item.kind == "leftovers" else None
@@ -187,9 +187,9 @@ def _judged(item: Item, unfinished: Referring, finished: Referring) -> Item:
         return _kept(item, "changed within the last hour: it may be being written")
     if owner := _other_owner(item.path):
         return _kept(item, f"belongs to {owner}")
-    if waiting := unfinished.to(name):
+    if waiting := unfinished.runs_that_need(name):
         return _kept(item, f"needed by {_named(waiting)}, not finished")
-    if not leftover and (used := finished.to(name)):
+    if not leftover and (used := finished.runs_that_need(name)):
         return replace(item, only_by_name=f"used by {_named(used)}, finished")
     return item
 

@@ -62,7 +62,7 @@ def _code(run: Run) -> Iterator[Path]:
             yield Path(code)
 
 
-class Referring:
+class NeedIndex:
     """Which runs need a path on the volume."""
 
     def __init__(self, needed: Iterable[tuple[str, frozenset[str]]]) -> None:
@@ -75,7 +75,7 @@ class Referring:
                 for path in (name, *_above(name)):
                     self._below.setdefault(path, set()).add(run)
 
-    def to(self, name: str) -> list[str]:
+    def runs_that_need(self, name: str) -> list[str]:
         """The runs that need the path, something below it, or a directory that it is in."""
         found = set(self._below.get(name, ()))
         for directory in _above(name):

@@ -13,7 +13,7 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.clean import sizes
 from hyperpod_ft.clean.inventory import Inventory, Item, Kind, KnownRun, take_inventory
-from hyperpod_ft.clean.needs import Referring
+from hyperpod_ft.clean.needs import NeedIndex
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs import volume_lock
@@ -127,7 +127,7 @@ def _users(inventory: Inventory, item: Item) -> list[KnownRun]:
         return [known for known in inventory.runs if known.name == item.run]
     if not item.only_by_name:
         return []
-    return [known for known in inventory.runs if Referring([(known.name, known.needs)]).to(item.name)]
+    return [known for known in inventory.runs if NeedIndex([(known.name, known.needs)]).runs_that_need(item.name)]
 
 
 def _at_work(known: KnownRun) -> str:

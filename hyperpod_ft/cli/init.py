@@ -11,7 +11,7 @@ from hyperpod_ft.cli.example_file import copy_example, write_new
 from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
-    from hyperpod_ft.authoring.conversion.convert import Added
+    from hyperpod_ft.authoring.conversion.convert import Supplement
     from hyperpod_ft.authoring.new_run import NewRun
 
 
@@ -63,10 +63,12 @@ def init(
             raise UserError(f"{recipe}: a recipe has its own model, dataset and instance type", "give one or the other")
         _copy(recipe, output)
     elif other is not None:
-        from hyperpod_ft.authoring.conversion.convert import Added
+        from hyperpod_ft.authoring.conversion.convert import Supplement
 
         _convert(
-            other, Added(_asked("instance type", instance, "--instance"), nodes, model, dataset, known_format), output
+            other,
+            Supplement(_asked("instance type", instance, "--instance"), nodes, model, dataset, known_format),
+            output,
         )
     else:
         from hyperpod_ft.authoring.new_run import NewRun
@@ -102,10 +104,10 @@ def _write(wanted: "NewRun", output: Path) -> None:
     write_new(draft.text(), output)
 
 
-def _convert(other: Path, added: "Added", output: Path) -> None:
+def _convert(other: Path, supplement: "Supplement", output: Path) -> None:
     from hyperpod_ft.authoring.conversion.convert import convert
 
-    converted = convert(other, added, output)
+    converted = convert(other, supplement, output)
     write_new(converted.draft.text(), output)
     for line in converted.draft.head[1:]:
         print(f"note: {line}", file=sys.stderr)

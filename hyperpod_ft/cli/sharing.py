@@ -27,7 +27,7 @@ def track(
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
     from hyperpod_ft.stages import tracker_environments
-    from hyperpod_ft.tracking.follower import Ending, follow
+    from hyperpod_ft.tracking.follower import Shutdown, follow
 
     found = references.find(run)
     if not found.config.tracking.trackers:
@@ -35,9 +35,9 @@ def track(
     Launchers.of(found).refresh(found)
     for problem in tracker_environments.install(found).values():
         print(problem)
-    ending = Ending()
-    ending.begin(_TRACK_SECONDS)
-    states = follow(found, ending)
+    shutdown = Shutdown()
+    shutdown.begin(_TRACK_SECONDS)
+    states = follow(found, shutdown)
     for tracker, state in states.items():
         print(f"{tracker}: published to step {state.step} {state.problem or state.where}")
     raise typer.Exit(1 if any(state.problem for state in states.values()) else 0)

@@ -4,11 +4,12 @@ Its keys are in sections/. `docs/run-file.md` is generated from them.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from hyperpod_ft.config.fields import NonNegativeInt, Section, matches
+from hyperpod_ft.config.flat_keys import flattened
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.sections.cluster import Cluster
 from hyperpod_ft.config.sections.dataset import Dataset
@@ -83,3 +84,7 @@ class RunConfig(Section):
         """Whether engine neuron uses Neuron's flash attention kernel: as set, or if the rows' length allows it."""
         given = self.neuron.flash_attention
         return self.dataset.max_length % FLASH_ATTENTION_LENGTH == 0 if given is None else given
+
+    def by_key(self) -> dict[str, Any]:
+        """Each setting as JSON has it, by `section.key`."""
+        return flattened(self.model_dump(mode="json"))

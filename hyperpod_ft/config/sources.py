@@ -38,12 +38,14 @@ class Asset:
         return kind_of(self.source)
 
     @property
+    def short_name(self) -> str:
+        """The Hub's id, or the last part of a path or URI."""
+        return self.source if self.kind == "hub" else self.source.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
     def slug(self) -> str:
         """A directory name made of source and revision, for example `meta-llama--Meta-Llama-3-8B@8cde5ca…`."""
-        if self.kind == "hub":
-            name = self.source.replace("/", "--")
-        else:
-            name = self.source.rstrip("/").rsplit("/", 1)[-1]
+        name = self.short_name.replace("/", "--")
         revision = self.revision or text_sha256(self.source)[:12]
         return re.sub(r"[^A-Za-z0-9._-]", "-", name) + "@" + re.sub(r"[^A-Za-z0-9._-]", "-", revision)
 

@@ -1,4 +1,4 @@
-"""The interface that starts a run's stages: a real Slurm (`slurm.py`), plain processes (`process.py`), or SageMaker
+"""The interface that starts a run's stages: a real Slurm (`slurm/`), plain processes (`process.py`), or SageMaker
 training jobs (`sagemaker/`)."""
 
 from collections.abc import Callable, Mapping, Sequence

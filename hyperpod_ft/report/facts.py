@@ -3,20 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hyperpod_ft.report.numbers import count, duration, last_known, number, percent
+from hyperpod_ft.report.numbers import count, duration, number, percent
 from hyperpod_ft.report.run_report import Accelerators, RunReport
 
 
 def tiles(report: RunReport) -> list[tuple[str, str, str]]:
     """The figures that matter most: label, value, and how it compares; the value is empty where it is not known."""
-    figures, held = report.figures, report.accelerators
-    tuned = base = None
-    if figures and figures.validation_loss is not None:
-        tuned, base = figures.validation_loss, report.base_validation_loss
+    base, tuned = report.validation_losses
     exact = report.samples.exact_match if report.samples else {}
-    tokens = figures.tokens_per_second if figures else last_known(report.metrics.get("tokens_per_second", ()))
-    mfu = figures.mfu if figures else last_known(report.metrics.get("mfu", ()))
-    total = max((span.end for span in report.timeline), default=0.0)
+    tokens = report.tokens_per_second
     return [
         (
             "Validation loss",
@@ -31,14 +26,14 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
         (
             "Training speed",
             f"{tokens:,.0f}" if tokens is not None else "",
-            f"tokens/s, MFU {mfu:.1%}" if mfu else "tokens/s",
+            f"tokens/s, MFU {report.mfu:.1%}" if report.mfu else "tokens/s",
         ),
         (
             "From submission to end" if report.state == "done" else "Since submission",
-            duration(total) if total else "",
+            duration(report.seconds) if report.seconds else "",
             count(len(report.resume_points), "restart") if report.resume_points else "",
         ),
-        _held(held),
+        _held(report.accelerators),
     ]
 
 
@@ -67,12 +62,11 @@ def idle(report: RunReport) -> list[tuple[str, float]]:
 def waiting(report: RunReport) -> float:
     """Seconds in which no job of the run had started, or all that had started were over: time in the queue."""
     busy = sorted((span.start, span.end) for span in report.timeline if span.activity != "waiting")
-    end = max((span.end for span in report.timeline), default=0.0)
     covered, reached = 0.0, 0.0
     for start, stop in busy:
         covered += max(0.0, stop - max(start, reached))
         reached = max(reached, stop)
-    return end - covered
+    return report.seconds - covered
 
 
 def dataset_facts(report: RunReport) -> list[tuple[str, str]]:

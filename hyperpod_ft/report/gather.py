@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hyperpod_ft.errors import UserError
@@ -52,7 +52,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         written=utc_now(),
         submitted=min((job.submitted for job in run.jobs()), default=""),
         subject=_subject(run, facts),
-        settings=dict(_flat(run.config.model_dump(mode="json"))),
+        settings=run.config.by_key(),
         run_file=run.yaml(),
         metrics=metrics,
         steps_total=known_steps.total if known_steps else None,
@@ -128,15 +128,6 @@ def _pinned(source: str, revision: str) -> str:
     """Of a local path, its last part: the run file has all of it."""
     name = source.rsplit("/", 1)[-1] if source.startswith("/") else source
     return f"{name} @ {revision}" if revision else name
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`section.key` and value of each setting; lists are values."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _resume_points(

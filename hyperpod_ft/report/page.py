@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.report import comparison, facts, findings
+from hyperpod_ft.report import facts, headings, headings_of_several
 from hyperpod_ft.report.charts import charts
 from hyperpod_ft.report.differences import differences
 from hyperpod_ft.report.html import asset, content_policy, environment
@@ -44,9 +44,9 @@ def report_page(
             policy=content_policy(assets, connects=refresh_seconds is not None),
             refresh_seconds=refresh_seconds,
             all_runs=all_runs,
-            findings=findings,
+            headings=headings,
             facts=facts,
-            comparison=comparison,
+            headings_of_several=headings_of_several,
             figures_table=list(table(trained)) if trained and len(reports) > 1 else [],
             differences=differences(reports),
             answers_shown=_ANSWERS,

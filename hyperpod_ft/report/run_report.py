@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hyperpod_ft.launch.status import State
+from hyperpod_ft.report.numbers import last_known
 from hyperpod_ft.runs.results.evaluation import EvaluationResult
 from hyperpod_ft.runs.results.figures import Figures
 from hyperpod_ft.runs.results.samples import Samples
@@ -95,3 +96,27 @@ class RunReport:
     submissions: Sequence[Mapping[str, Any]]  # who submitted what, when, from which commit
     errors: Sequence[str]  # of the stage that failed
     commands: Sequence[tuple[str, str]]  # what one may do next, and the command
+
+    @property
+    def validation_losses(self) -> tuple[float | None, float | None]:
+        """Of the base model and of the tuned one; (None, None) before the training is done."""
+        if self.figures is None or self.figures.validation_loss is None:
+            return None, None
+        return self.base_validation_loss, self.figures.validation_loss
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the whole training, padding included; of the newest rows while it runs."""
+        if self.figures:
+            return self.figures.tokens_per_second
+        return last_known(self.metrics.get("tokens_per_second", ()))
+
+    @property
+    def mfu(self) -> float | None:
+        """0 to 1, likewise."""
+        return self.figures.mfu if self.figures else last_known(self.metrics.get("mfu", ()))
+
+    @property
+    def seconds(self) -> float:
+        """From the submission that the timeline begins with to its end; 0 without a timeline."""
+        return max((span.end for span in self.timeline), default=0.0)

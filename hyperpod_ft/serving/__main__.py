@@ -20,7 +20,8 @@ from hyperpod_ft.checkpoint.formats.model_directory import has_chat_template
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.serving import vllm
 from hyperpod_ft.serving.http.access import API_KEY, refuse_open, url
-from hyperpod_ft.serving.http.openai_api import ApiError, Request
+from hyperpod_ft.serving.http.errors import HttpError
+from hyperpod_ft.serving.http.openai_api import Request
 from hyperpod_ft.serving.http.server import Answers, Server
 from hyperpod_ft.serving.models import name_and_directory
 
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _ask(given)
         else:
             _serve(given)
-    except (UserError, ApiError) as error:
+    except (UserError, HttpError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
     except KeyboardInterrupt:

@@ -32,7 +32,7 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
     config = run.config
     lora = config.training.method == "lora"
     header: dict[str, Any] = {
-        "base_model": _public_name(model_asset(run.config)),
+        "base_model": model_asset(run.config).short_name,  # the Hub rejects a card with a full path
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text2text-generation" if config.dataset.max_target_length else "text-generation",
         "tags": ["hyperpod-ft", config.training.objective, "lora" if lora else "full-fine-tuning"],
@@ -62,7 +62,7 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
     fence = _fence(text)
     return (
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {config.name}\n\n"
-        f"Fine-tuned from {_cell(_public_name(model_asset(run.config)))}.\n\n| | |\n|---|---|\n{table}\n\n"
+        f"Fine-tuned from {_cell(model_asset(run.config).short_name)}.\n\n| | |\n|---|---|\n{table}\n\n"
         f"## The run file that made it\n\n{fence}yaml\n{text}{fence}\n"
     )
 
@@ -99,11 +99,6 @@ def _training(run: Run) -> dict[str, str]:
         for key, label in _TRAINING_FACTS.items()
         if known.get(key) is not None
     }
-
-
-def _public_name(asset: Asset) -> str:
-    """The Hub's id, or the last part of a path or URI: the Hub rejects a card with a full path."""
-    return asset.source if asset.kind == "hub" else asset.source.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _pinned(asset: Asset) -> str:

@@ -12,7 +12,7 @@ from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.run_report import RunReport
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sweep.sweep import Point, Sweep, opened
+from hyperpod_ft.sweep.sweep import Point, Sweep, open_if_intact
 from hyperpod_ft.sweep.sweep_file import Settings
 
 
@@ -54,7 +54,7 @@ class SweepResult:
 
 def sweep_result(sweep: Sweep) -> SweepResult:
     """Asks the launchers of the runs. A run that was deleted is `unknown`."""
-    runs = [opened(sweep.root / "runs" / point.run) for point in sweep.points]
+    runs = [open_if_intact(sweep.root / "runs" / point.run) for point in sweep.points]
     found = {current.directory: current for current in statuses_of([run for run in runs if run])}
     points = tuple(
         _result(number, point.settings, run, found[str(run.directory)]) if run else _unknown(number, point, sweep.root)
@@ -75,7 +75,7 @@ def sweep_result(sweep: Sweep) -> SweepResult:
 
 def sweep_reports(sweep: Sweep) -> list[RunReport]:
     """What the page of the sweep shows: each run that was submitted. Raises UserError when none was."""
-    runs = [run for point in sweep.points if (run := opened(sweep.root / "runs" / point.run)) and run.jobs()]
+    runs = [run for point in sweep.points if (run := open_if_intact(sweep.root / "runs" / point.run)) and run.jobs()]
     if not runs:
         raise UserError(f"{sweep.directory}: no run of this sweep was submitted", "hyperpod-ft sweep resume")
     return [gather(run, current) for run, current in zip(runs, statuses_of(runs), strict=True)]

@@ -82,7 +82,7 @@ class Sweep:
 _SWEEP = TypeAdapter(Sweep)
 
 
-def opened(directory: Path) -> Run | None:
+def open_if_intact(directory: Path) -> Run | None:
     """The run in a directory; None when it was deleted or is damaged."""
     try:
         return Run.open(directory)

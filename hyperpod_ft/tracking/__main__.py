@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.tracking.follower import Ending, follow
+from hyperpod_ft.tracking.follower import Shutdown, follow
 
 _LAST_SECONDS = 30.0  # accelerators wait for it
 _LAST_SECONDS_OF_CANCELLED = 10.0  # of the 20 or 30 s between SIGTERM and SIGKILL
@@ -21,14 +21,14 @@ _LAST_SECONDS_OF_CANCELLED = 10.0  # of the 20 or 30 s between SIGTERM and SIGKI
 
 def main() -> int:
     """Run the command line; returns the exit status."""
-    ending = Ending()
+    shutdown = Shutdown()
 
     def cancel(*_: int | FrameType | None) -> None:
-        ending.begin(_LAST_SECONDS_OF_CANCELLED)
+        shutdown.begin(_LAST_SECONDS_OF_CANCELLED)
 
     def await_end_of_input() -> None:
         sys.stdin.buffer.read()
-        ending.begin(_LAST_SECONDS)
+        shutdown.begin(_LAST_SECONDS)
 
     signal.signal(signal.SIGTERM, cancel)
     for number in (signal.SIGINT, signal.SIGUSR1):
@@ -36,7 +36,7 @@ def main() -> int:
     threading.Thread(target=await_end_of_input, daemon=True).start()
     os.nice(10)
     run = Run.open(Path(sys.argv[1]))
-    for tracker, state in follow(run, ending).items():
+    for tracker, state in follow(run, shutdown).items():
         lag = f"; {state.problem}; to catch up: hyperpod-ft track {run.directory}" if state.problem else ""
         print(f"tracking: {tracker}: published to step {state.step} {state.where}{lag}", flush=True)
     # the thread that reads stdin may still wait for its end

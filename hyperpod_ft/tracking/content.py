@@ -5,8 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.config.flat_keys import flattened
 from hyperpod_ft.runs.results.figures import figures
-from hyperpod_ft.runs.results.metrics import read_rows
+from hyperpod_ft.runs.results.metrics import GrowingRows
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.tracking.trackers.interface import FINAL, Row
 
@@ -17,7 +18,7 @@ def description(run: Run, key: str) -> dict[str, Any]:
         "key": key,
         "project": run.config.tracking.project or run.config.name,
         "name": run.full_name,
-        "config": _flat(run.config.model_dump(mode="json")),
+        "config": run.config.by_key(),
         "yaml": run.yaml(),
         "directory": str(run.tracking),
         "root": str(run.root),
@@ -29,31 +30,23 @@ def final(run: Run) -> Row:
     found = figures(run)
     if found is None:
         return {}
-    values = _flat(asdict(found), separator="/")
+    values = flattened(asdict(found), separator="/")
     return {f"{FINAL}{name}": float(value) for name, value in values.items() if _is_number(value)}
 
 
 class NewRows:
-    """The rows of a metrics.jsonl that grows, and that is replaced when training resumes from a checkpoint.
-
-    Each call of `after` reads what was added since the last one.
-    """
+    """The rows of metrics.jsonl that are to be published. Each call of `after` reads what was added since the last."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._inode, self._offset = path, 0, 0
+        self._growing = GrowingRows(path)
         self._rows: list[dict[str, Any]] = []
 
     def after(self, step: int) -> list[Row]:
         """The rows of later steps, ascending. Raises OSError when the file cannot be read."""
-        try:
-            status = self._path.stat()
-        except FileNotFoundError:
-            return []
-        if status.st_ino != self._inode or status.st_size < self._offset:
-            self._inode, self._offset, self._rows = status.st_ino, 0, []
-        read, self._offset = read_rows(self._path, self._offset)
+        added, replaced = self._growing.read()
+        known = [] if replaced else self._rows
         # of a step that is there twice, after a kill between two writers, the first counts, as it was published
-        self._rows = [row for row in [*self._rows, *read] if row["step"] > step]
+        self._rows = [row for row in [*known, *added] if row["step"] > step]
         return [points(row) for row in _by_step(self._rows)]
 
 
@@ -71,14 +64,3 @@ def _by_step(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
-    """Nested values as `section.key`; lists stay whole."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{key}{separator}", separator)
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

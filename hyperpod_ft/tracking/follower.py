@@ -31,7 +31,7 @@ _LAST_ATTEMPTS = 2  # the first may find a process that hangs
 
 
 @dataclass
-class Ending:
+class Shutdown:
     """Whether to publish a last time and end, and by when."""
 
     _begun: threading.Event = field(default_factory=threading.Event)
@@ -56,8 +56,8 @@ class Ending:
 class Follower:
     """Publishes a run to one tracker."""
 
-    def __init__(self, run: Run, tracker: str, ending: Ending) -> None:
-        self._run, self._tracker, self._ending = run, tracker, ending
+    def __init__(self, run: Run, tracker: str, shutdown: Shutdown) -> None:
+        self._run, self._tracker, self._shutdown = run, tracker, shutdown
         self.state = TrackerState.read(run, tracker)
         self._rows = NewRows(run.metrics_path)
         self._publisher: Publisher | None = None
@@ -65,36 +65,36 @@ class Follower:
         self._pause, self._not_before = _FIRST_PAUSE_SECONDS, 0.0
 
     def follow(self) -> None:
-        """Publish until the ending begins, and then a last time."""
+        """Publish until the shutdown begins, and then a last time."""
         with contextlib.ExitStack() as stack:
             if not self._lock(stack):
                 return
             self.state = TrackerState.read(self._run, self._tracker)
             last = False
             while not last:
-                last = self._ending.has_begun  # asked before the file is read: rows that are there by then are seen
+                last = self._shutdown.has_begun  # asked before the file is read: rows that are there by then are seen
                 for _ in range(_LAST_ATTEMPTS if last else 1):
                     if self._attempt(last):
                         break
                 if not last:
-                    self._ending.wait(_POLL_SECONDS)
+                    self._shutdown.wait(_POLL_SECONDS)
             self._end()
 
     def _lock(self, stack: contextlib.ExitStack) -> bool:
-        """Wait until no other process publishes to this tracker, or the ending begins."""
+        """Wait until no other process publishes to this tracker, or the shutdown begins."""
         path = self._run.tracking / f"{self._tracker}.lock"
         while True:
             try:
                 stack.enter_context(publish.lock(path, patience=0))
                 return True
             except UserError as error:
-                if self._ending.has_begun:
+                if self._shutdown.has_begun:
                     self.state = replace(self.state, problem=f"another process publishes to it: {error}")
                     return False
-            self._ending.wait(_POLL_SECONDS)
+            self._shutdown.wait(_POLL_SECONDS)
 
     def _attempt(self, last: bool) -> bool:
-        """Publish what is missing; False if that failed. Between failures it pauses, except before the ending."""
+        """Publish what is missing; False if that failed. Between failures it pauses, except before the shutdown."""
         if time.monotonic() < self._not_before and not last:
             return False
         try:
@@ -128,7 +128,7 @@ class Follower:
 
     def _open(self) -> None:
         self._keep()  # the key: a follower after this one must find the same run
-        self._publisher = Publisher(self._run, self._tracker, lambda: self._ending.limited(self._deadline))
+        self._publisher = Publisher(self._run, self._tracker, lambda: self._shutdown.limited(self._deadline))
         opened = self._ask(open=description(self._run, self.state.key))
         step: int = self.state.step if opened["step"] is None else opened["step"]
         if step < self.state.step:
@@ -166,11 +166,11 @@ class Follower:
             self._publisher.close()
 
 
-def follow(run: Run, ending: Ending) -> dict[str, TrackerState]:
-    """Publish to all trackers of the run file until the ending is over; returns how far each got."""
+def follow(run: Run, shutdown: Shutdown) -> dict[str, TrackerState]:
+    """Publish to all trackers of the run file until the shutdown is over; returns how far each got."""
     run.tracking.mkdir(parents=True, exist_ok=True)
     run.logs.mkdir(exist_ok=True)
-    followers = {tracker: Follower(run, tracker, ending) for tracker in dict.fromkeys(run.config.tracking.trackers)}
+    followers = {tracker: Follower(run, tracker, shutdown) for tracker in dict.fromkeys(run.config.tracking.trackers)}
     threads = [threading.Thread(target=follower.follow, name=name) for name, follower in followers.items()]
     for thread in threads:
         thread.start()

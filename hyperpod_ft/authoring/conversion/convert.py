@@ -32,7 +32,7 @@ _TOOLS = (
 
 
 @dataclass(frozen=True)
-class Added:
+class Supplement:
     """What the other file does not have, or what takes the place of what it has."""
 
     instance_type: str
@@ -51,7 +51,7 @@ class Converted:
     left: dict[str, str]
 
 
-def convert(path: Path, added: Added, output: Path) -> Converted:
+def convert(path: Path, supplement: Supplement, output: Path) -> Converted:
     """The run file, to be written to `output`, of a configuration file of axolotl, LLaMA-Factory or TRL.
 
     Raises UserError when it is none of these, lacks a model or dataset, or when nothing fits.
@@ -70,13 +70,13 @@ def convert(path: Path, added: Added, output: Path) -> Converted:
         tool.finish(conversion)
     except UserError as error:
         raise UserError(f"{path}: {error.problem}", error.remedy) from error
-    _set_sources(conversion, added, path, output)
+    _set_sources(conversion, supplement, path, output)
     if draft.get("dataset.format") == "preference":
         draft.set("training.objective", "dpo")
     if tool.name == "TRL":
         trl.finish_with_format(conversion)
     _drop_what_has_no_effect(conversion)
-    set_cluster(draft, instance_of(added.instance_type), added.nodes)
+    set_cluster(draft, instance_of(supplement.instance_type), supplement.nodes)
     name_run(draft)
     draft.head.append(f"Converted from {path.name}, of {tool.name}, by `hyperpod-ft init --from`.")
     draft.end += [f"Not converted: {key}: {reason}" for key, reason in conversion.left.items()]
@@ -84,18 +84,18 @@ def convert(path: Path, added: Added, output: Path) -> Converted:
     return Converted(tool.name, draft, conversion.left)
 
 
-def _set_sources(conversion: Conversion, added: Added, path: Path, output: Path) -> None:
+def _set_sources(conversion: Conversion, supplement: Supplement, path: Path, output: Path) -> None:
     draft = conversion.draft
-    model = added.model or draft.get("model.source")
-    dataset = added.dataset or draft.get("dataset.source")
+    model = supplement.model or draft.get("model.source")
+    dataset = supplement.dataset or draft.get("dataset.source")
     if not model:
         raise UserError(f"{path}: names no model that can be used", "give one with --model")
     if not dataset:
         reasons = [f"{key} {conversion.left[key]}" for key in ("dataset", "datasets") if key in conversion.left]
         raise UserError(f"{path}: {next(iter(reasons), 'names no dataset')}", "give one with --dataset")
     draft.set("model.source", _found(model, path, output))
-    known = added.format or (None if added.dataset else draft.get("dataset.format"))
-    if added.dataset:
+    known = supplement.format or (None if supplement.dataset else draft.get("dataset.format"))
+    if supplement.dataset:
         conversion.left.pop("dataset", None)  # it takes the place of that
         for key in ("format", "prompt_template", "completion_template", "files"):
             draft.values["dataset"].pop(key, None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hyperpod_ft.aws.following import Seen
+from hyperpod_ft.aws.wait_for_change import Seen
 
 RUNNING = "Running"
 # botocore's pattern of an instance id, also within a sentence

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.following import Seen
 from hyperpod_ft.aws.hyperpod import api
+from hyperpod_ft.aws.wait_for_change import Seen
 from hyperpod_ft.errors import UserError
 
 # what users lose; what is on the shared volume and in S3 stays

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.runs.results.metrics import row_of
+from hyperpod_ft.runs.results.metrics import GrowingRows
 
 _PACE_ROWS = 50
 
@@ -20,28 +20,22 @@ class LossHistory:
     newest: dict[str, Any] = field(default_factory=dict)  # the last row
     validation: tuple[int, float] | None = None  # the last validation loss, with its step
     _recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_PACE_ROWS))  # steps, seconds
-    _read: int = 0  # bytes
-    _file: int = 0  # its inode
+    _rows: GrowingRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rows = GrowingRows(self.path)
 
     def read(self) -> None:
         """A file that is missing, or cannot be read now, leaves what is known."""
         try:
-            with self.path.open("rb") as stream:
-                state = self.path.stat()
-                if state.st_ino != self._file or state.st_size < self._read:
-                    self.values, self.newest, self.validation = [], {}, None
-                    self._recent.clear()
-                    self._read, self._file = 0, state.st_ino
-                stream.seek(self._read)
-                added = stream.read()
+            added, replaced = self._rows.read()
         except OSError:
             return
-        # the last line may be incomplete
-        added = added[: added.rfind(b"\n") + 1]
-        self._read += len(added)
-        for line in added.splitlines():
-            if row := row_of(line):
-                self._add(row)
+        if replaced:
+            self.values, self.newest, self.validation = [], {}, None
+            self._recent.clear()
+        for row in added:
+            self._add(row)
 
     @property
     def seconds_per_step(self) -> float | None:

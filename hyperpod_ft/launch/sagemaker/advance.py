@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.followers import decide_follower
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, RecordedJob, job_name, recorded_jobs
 from hyperpod_ft.launch.sagemaker.store.place import Place
+from hyperpod_ft.launch.sagemaker.successors import decide_successor
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs import restarts
@@ -41,7 +41,7 @@ def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> st
         found = jobs.find(job.name)
         if found is not None and found.state.active and job.name != leaving:
             return None
-        next_job = job if found is None else _add_follower(run, job, found, left, place)
+        next_job = job if found is None else _add_successor(run, job, found, left, place)
         if next_job is None or not _create(run, jobs, next_job, left):
             return None
         with contextlib.suppress(UserError):  # the job is there, whether marks can be seen or not
@@ -91,23 +91,23 @@ def _create(run: Run, jobs: TrainingJobs, job: RecordedJob, stages: list[str]) -
     return jobs.create(create_training_job(run, group, job.name, job.code))
 
 
-def _add_follower(run: Run, job: RecordedJob, found: TrainingJob, left: list[str], place: Place) -> RecordedJob | None:
+def _add_successor(run: Run, job: RecordedJob, found: TrainingJob, left: list[str], place: Place) -> RecordedJob | None:
     """Record the job that follows an ended one, counting it as a restart if it is one. Returns None if none follows."""
     stage = next((stage for stage in left if run.plan[stage].starts_ranks), None)
     if stage is None:
         return None  # CPU stages are not repeated
     known = restarts.of_submission(run, stage, job.name)
     exits = [status for name in left if (status := run.exit_status(name, job.name)) is not None]
-    decision = decide_follower(found, exits, known, run.config.cluster.max_restarts)
+    decision = decide_successor(found, exits, known, run.config.cluster.max_restarts)
     if decision == "none":
         return None
-    follower = replace(job, name=job_name(run, job.group, job.number + 1), number=job.number + 1)
+    successor = replace(job, name=job_name(run, job.group, job.number + 1), number=job.number + 1)
     for name in left:
-        run.add_job(Job(name, follower.name, LAUNCHER, job.submitted, code=job.code))
+        run.add_job(Job(name, successor.name, LAUNCHER, job.submitted, code=job.code))
     if decision == "restart":
         restarts.add(run, stage, _lost(run, job))
     place.publish([run.jobs_path, *(path for name in left if (path := run.restarts_path(name)).exists())])
-    return follower
+    return successor
 
 
 def _lost(run: Run, job: RecordedJob) -> Attempt:

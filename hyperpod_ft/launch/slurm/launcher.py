@@ -277,12 +277,12 @@ class SlurmLauncher:
         ]
 
     def _run(self, arguments: list[str], run: Run | None = None) -> subprocess.CompletedProcess[str]:
-        environment = without_defaults(os.environ, _open_choices(run)) | dict(self.environment)
+        environment = without_defaults(os.environ, _site_defaults(run)) | dict(self.environment)
         # A killed submission leaves its sbatch, which may still create a job: the next one waits for it to end.
         return programs.run(arguments, environment, run.directory if run else None, inherits=run is not None)
 
 
-def _open_choices(run: Run | None) -> list[str]:
+def _site_defaults(run: Run | None) -> list[str]:
     """The variables of a site, such as SBATCH_ACCOUNT, that decide where the run file leaves the choice open."""
     keys = ("account", "partition", "qos", "reservation") if run else ()
     return [f"SBATCH_{key.upper()}" for key in keys if run and getattr(run.config.cluster, key) is None]

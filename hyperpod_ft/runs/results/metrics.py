@@ -16,21 +16,34 @@ def intact_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     A kill may have truncated a line, a failing disk damaged one. Raises OSError when the file cannot be read.
     """
     for line in _lines(path):
-        if row := row_of(line):
+        if row := _row_of(line):
             yield line, row
 
 
-def read_rows(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The intact rows that begin at or after `offset`, and the offset after the last whole line.
+class GrowingRows:
+    """The intact rows of a file that grows, and that is replaced when training resumes from a checkpoint."""
 
-    A line that is still being written is left for the next call. Raises OSError when the file cannot be read.
-    """
-    with path.open("rb") as stream:
-        stream.seek(offset)
-        content = stream.read()
-    whole = content[: content.rfind(b"\n") + 1]
-    lines = whole.decode("utf-8", "replace").splitlines()
-    return [row for line in lines if (row := row_of(line))], offset + len(whole)
+    def __init__(self, path: Path) -> None:
+        self._path, self._inode, self._offset = path, 0, 0
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """The rows added since the last call, and whether the file is another one, so that these are all of its rows.
+
+        None without the file. A line that is still being written is left for the next call. Raises OSError when the
+        file cannot be read; the next call then reads the same rows.
+        """
+        try:
+            with self._path.open("rb") as stream:
+                status = os.fstat(stream.fileno())
+                replaced = status.st_ino != self._inode or status.st_size < self._offset
+                begin = stream.seek(0 if replaced else self._offset)
+                content = stream.read()
+        except FileNotFoundError:
+            return [], False
+        whole = content[: content.rfind(b"\n") + 1]
+        self._inode, self._offset = status.st_ino, begin + len(whole)
+        lines = whole.decode("utf-8", "replace").splitlines()
+        return [row for line in lines if (row := _row_of(line))], replaced
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
@@ -46,7 +59,7 @@ def last_row(path: Path) -> dict[str, Any] | None:
                 start = stream.seek(max(0, size - block))
                 lines = stream.read(size - start).decode("utf-8", "replace").splitlines()
                 # a first line that begins before the block is not valid JSON
-                if row := next(filter(None, map(row_of, reversed(lines))), None):
+                if row := next(filter(None, map(_row_of, reversed(lines))), None):
                     return row
                 if start == 0:
                     return None
@@ -61,7 +74,7 @@ def last_step(path: Path) -> int:
     return int(row["step"]) if row else 0
 
 
-def row_of(line: str | bytes) -> dict[str, Any] | None:
+def _row_of(line: str) -> dict[str, Any] | None:
     """The row in a line; None for a line that is not intact."""
     try:
         row = json.loads(line)

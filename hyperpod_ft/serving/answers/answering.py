@@ -25,7 +25,8 @@ from hyperpod_ft.serving.answers import device as devices
 from hyperpod_ft.serving.answers.fair_lock import FairLock
 from hyperpod_ft.serving.answers.sampling import sampling
 from hyperpod_ft.serving.answers.text_stream import TextStream
-from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Request
+from hyperpod_ft.serving.http.errors import HttpError
+from hyperpod_ft.serving.http.openai_api import Answer, Request
 
 # The most tokens of an answer whose request sets no limit: a model that never ends its answer must not run for minutes.
 _DEFAULT_TOKENS = 256
@@ -90,9 +91,9 @@ class Answering:
         return self._failure
 
     def named(self, name: str) -> str:
-        """The name of the model that a request means. Raises ApiError (404) for one that is not served."""
+        """The name of the model that a request means. Raises HttpError (404) for one that is not served."""
         if name and name not in self._models:
-            raise ApiError(
+            raise HttpError(
                 404, f"model {name!r} is not served here; available: {', '.join(self._models)}", "model_not_found"
             )
         return name or next(iter(self._models))
@@ -100,7 +101,7 @@ class Answering:
     def answer(self, request: Request, send: Callable[[str], None]) -> Answer:
         """The answer to one question. `send` gets its text in pieces, in this thread; what it raises ends the answer.
 
-        Raises ApiError when the question is refused, or does not fit into memory.
+        Raises HttpError when the question is refused, or does not fit into memory.
         """
         name = self.named(request.model)
         ids = self._prompt_ids(request, bool(self._models[name].model.config.is_encoder_decoder))
@@ -110,7 +111,7 @@ class Answering:
             return self._generate(request, name, ids, limit, send)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
-            raise ApiError(503, f"out of memory: {first_sentence(error)}", "out_of_memory") from error
+            raise HttpError(503, f"out of memory: {first_sentence(error)}", "out_of_memory") from error
         except RuntimeError as error:
             if not devices.is_usable(self._models[name].model.device):
                 self._failure = first_sentence(error)
@@ -126,30 +127,30 @@ class Answering:
         try:
             text = chat.prompt(request.messages or (), self._tokenizer)
         except RowError as error:
-            raise ApiError(400, f"messages: {error.problem}") from error
+            raise HttpError(400, f"messages: {error.problem}") from error
         except UserError as error:
-            raise ApiError(
+            raise HttpError(
                 400, "messages: this model has no chat template; send the whole prompt to /v1/completions instead"
             ) from error
         return tokenizers.prompt_ids(self._tokenizer, text, chat=True)
 
     def _check_ids(self, ids: Sequence[int], name: str) -> None:
-        """Raise ApiError for an id without an embedding, since looking one up on a GPU ends the process's use of it."""
+        """Raise HttpError for an id without an embedding, since looking it up ends the process's use of a GPU."""
         known = self._vocabulary[name]
         if (largest := max(ids, default=0)) >= known:
-            raise ApiError(400, f"the prompt has token id {largest}; the ids of {name} are 0 to {known - 1}")
+            raise HttpError(400, f"the prompt has token id {largest}; the ids of {name} are 0 to {known - 1}")
 
     def _limit(self, request: Request, name: str, prompt: int) -> int:
-        """How many tokens the answer may have. Raises ApiError when prompt and answer exceed the model's context."""
+        """How many tokens the answer may have. Raises HttpError when prompt and answer exceed the model's context."""
         config = self._models[name].model.config
         if not prompt:
-            raise ApiError(400, "the prompt has no tokens")
+            raise HttpError(400, "the prompt has no tokens")
         context = getattr(config, "max_position_embeddings", None) or _DEFAULT_CONTEXT
         # an encoder-decoder's answer has its own positions, of which the start token takes the first
         room = context - (1 if config.is_encoder_decoder else prompt)
         if prompt > context or (request.max_tokens or 1) > room:
             asked = f" and max_tokens {request.max_tokens}" if request.max_tokens else ""
-            raise ApiError(
+            raise HttpError(
                 400, f"the prompt has {prompt} tokens{asked}; {name} has room for {context}", "context_length_exceeded"
             )
         return request.max_tokens or min(_DEFAULT_TOKENS, room)

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.serving.http.openai_api import ApiError
+from hyperpod_ft.serving.http.errors import HttpError
 
 API_KEY = "HYPERPOD_FT_API_KEY"  # the environment variable
 
@@ -20,14 +20,14 @@ def refuse_open(host: str, api_key: str | None) -> None:
 
 
 def check_key(api_key: str | None, authorization: str) -> None:
-    """Raise ApiError (401) unless the header `authorization`, as http.server decodes it, has the key."""
+    """Raise HttpError (401) unless the header `authorization`, as http.server decodes it, has the key."""
     expected = f"Bearer {api_key}".encode()
     if api_key and not hmac.compare_digest(authorization.encode("latin-1"), expected):
-        raise ApiError(401, f"wrong or missing API key: send the server's {API_KEY}", "invalid_api_key")
+        raise HttpError(401, f"wrong or missing API key: send the server's {API_KEY}", "invalid_api_key")
 
 
 def check_site(loopback: bool, host: str, origin: str) -> None:
-    """Raise ApiError (403) for what a page of another site sends from the user's browser, (400) for malformed headers.
+    """Raise HttpError (403) for what a page of another site sends from the user's browser, (400) for malformed headers.
 
     `host` and `origin` are headers; `loopback`: the server listens on this machine only.
     """
@@ -35,12 +35,12 @@ def check_site(loopback: bool, host: str, origin: str) -> None:
         name = urlsplit(f"//{host}").hostname or "localhost"
         site = urlsplit(origin).netloc
     except ValueError as error:  # brackets without an address in them
-        raise ApiError(400, f"Host {host}, Origin {origin or '-'}: {error}") from error
+        raise HttpError(400, f"Host {host}, Origin {origin or '-'}: {error}") from error
     # a name that resolves to this machine would make a foreign page one of this server's own
     if loopback and not is_loopback(name):
-        raise ApiError(403, f"Host {host}: this server is only for localhost")
+        raise HttpError(403, f"Host {host}: this server is only for localhost")
     if origin and site != host:
-        raise ApiError(403, f"Origin {origin}: this server answers only its own page")
+        raise HttpError(403, f"Origin {origin}: this server answers only its own page")
 
 
 def is_loopback(host: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hyperpod_ft.serving.http import openai_api
-from hyperpod_ft.serving.http.openai_api import ApiError
+from hyperpod_ft.serving.http.errors import HttpError
 from hyperpod_ft.terminal import printable
 
 _MAX_BODY_BYTES = 6 << 20  # SageMaker's limit of a request
@@ -59,24 +59,24 @@ class Connection(BaseHTTPRequestHandler, abc.ABC):
             try:
                 path = urlsplit(self.path).path
             except ValueError:  # such as "http://[x"
-                raise ApiError(400, "the request's path is not a URL") from None
+                raise HttpError(400, "the request's path is not a URL") from None
             answer(path)
-        except ApiError as error:
+        except HttpError as error:
             self._fail(error)
         except (ClientGoneError, OSError):
             self.close_connection = True
             self.log("client gone")
         except Exception as error:
             traceback.print_exc()
-            self._fail(ApiError(500, f"{type(error).__name__}: {error}"))
+            self._fail(HttpError(500, f"{type(error).__name__}: {error}"))
 
     def body(self) -> bytes:
-        """Raises ApiError for one without a length, or longer than the limit."""
+        """Raises HttpError for one without a length, or longer than the limit."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
-            raise ApiError(411, "the request has no Content-Length")
+            raise HttpError(411, "the request has no Content-Length")
         if len(length) > len(str(_MAX_BODY_BYTES)) or int(length) > _MAX_BODY_BYTES:
-            raise ApiError(413, f"the request has {length[:20]} bytes; the limit is {_MAX_BODY_BYTES}")
+            raise HttpError(413, f"the request has {length[:20]} bytes; the limit is {_MAX_BODY_BYTES}")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise ClientGoneError
@@ -121,7 +121,7 @@ class Connection(BaseHTTPRequestHandler, abc.ABC):
             self.send_header("Connection", "close")
         self.end_headers()
 
-    def _fail(self, error: ApiError) -> None:
+    def _fail(self, error: HttpError) -> None:
         self.log(f"{error.status} {error.message}")
         try:
             if self._sent:
@@ -137,7 +137,7 @@ class Connection(BaseHTTPRequestHandler, abc.ABC):
         """What http.server itself refuses: malformed requests, and other methods."""
         del explain
         self._begun, self._sent, self.close_connection = time.monotonic(), False, True
-        self._fail(ApiError(int(code), message or "malformed request"))
+        self._fail(HttpError(int(code), message or "malformed request"))
 
     def log(self, outcome: str) -> None:
         path = getattr(self, "path", "")

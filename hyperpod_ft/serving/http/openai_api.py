@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hyperpod_ft.serving.http.errors import HttpError
+
 FinishReason = Literal["stop", "length"]
 
 # These would change the answer, and this server does not support them. Any other unknown field is ignored, as by other
@@ -29,18 +31,6 @@ _UNSUPPORTED = {
 _MAX_STOPS = 16
 # Scores divided by less may exceed 32-bit floats, and drawing from those ends the process's use of its GPU.
 _MIN_TEMPERATURE = 1e-6
-
-
-class ApiError(Exception):
-    """An error for the client: HTTP status, a message, and OpenAI's `type` and `code`."""
-
-    def __init__(self, status: int, message: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code = status, message, code
-
-    def as_dict(self) -> dict[str, Any]:
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": self.message, "type": kind, "param": None, "code": self.code}}
 
 
 @dataclass(frozen=True)
@@ -83,23 +73,23 @@ class Answer:
 def parse(body: bytes, *, chat: bool | None) -> Request:
     """The request in a body; `chat` None: `messages` decides, as on SageMaker's /invocations.
 
-    Raises ApiError (400) that names the field.
+    Raises HttpError (400) that names the field.
     """
     try:
         values = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from error
+        raise HttpError(400, f"the body is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ApiError(400, "the body must be a JSON object")
+        raise HttpError(400, "the body must be a JSON object")
     for name, harmless in _UNSUPPORTED.items():
         if values.get(name) not in (None, harmless):
-            raise ApiError(400, f"{name}: this server does not support it; leave it out", "unsupported_parameter")
+            raise HttpError(400, f"{name}: this server does not support it; leave it out", "unsupported_parameter")
     if chat is None:
         chat = "messages" in values
     stream = _flag(values, "stream")
     options = values.get("stream_options") or {}
     if not isinstance(options, dict):
-        raise ApiError(400, "stream_options: must be an object")
+        raise HttpError(400, "stream_options: must be an object")
     most = next(
         (values[name] for name in ("max_completion_tokens", "max_tokens") if values.get(name) is not None), None
     )
@@ -119,15 +109,15 @@ def parse(body: bytes, *, chat: bool | None) -> Request:
 
 def _messages(given: Any) -> tuple[dict[str, str], ...]:
     if not isinstance(given, list) or not given:
-        raise ApiError(400, "messages: must be a list of messages")
+        raise HttpError(400, "messages: must be a list of messages")
     found = []
     for number, message in enumerate(given):
         where = f"messages.{number}"
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ApiError(400, f"{where}: must be an object with a role")
+            raise HttpError(400, f"{where}: must be an object with a role")
         found.append({"role": message["role"], "content": _content(message.get("content"), where)})
     if found[-1]["role"] == "assistant":
-        raise ApiError(400, "messages: the last one is from the assistant; end with the user's")
+        raise HttpError(400, "messages: the last one is from the assistant; end with the user's")
     return tuple(found)
 
 
@@ -137,7 +127,7 @@ def _content(given: Any, where: str) -> str:
         return given
     if isinstance(given, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in given):
         return "".join(part["text"] for part in given)
-    raise ApiError(400, f"{where}.content: must be text")
+    raise HttpError(400, f"{where}.content: must be text")
 
 
 def _prompt(given: Any) -> str | tuple[int, ...]:
@@ -147,42 +137,42 @@ def _prompt(given: Any) -> str | tuple[int, ...]:
         return given
     if isinstance(given, list) and given and all(type(token) is int and token >= 0 for token in given):
         return tuple(given)
-    raise ApiError(400, "prompt: must be a string or a list of token ids; send one prompt per request")
+    raise HttpError(400, "prompt: must be a string or a list of token ids; send one prompt per request")
 
 
 def _stops(given: Any) -> tuple[str, ...]:
     listed = [given] if isinstance(given, str) else given or []
     if not isinstance(listed, list) or len(listed) > _MAX_STOPS or not all(isinstance(one, str) for one in listed):
-        raise ApiError(400, f"stop: must be a string or a list of at most {_MAX_STOPS} strings")
+        raise HttpError(400, f"stop: must be a string or a list of at most {_MAX_STOPS} strings")
     return tuple(one for one in listed if one)
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
     given = values.get(name)
     if given is not None and not isinstance(given, str):
-        raise ApiError(400, f"{name}: must be a string")
+        raise HttpError(400, f"{name}: must be a string")
     return given or ""
 
 
 def _flag(values: Mapping[str, Any], name: str) -> bool:
     given = values.get(name)
     if given is not None and not isinstance(given, bool):
-        raise ApiError(400, f"{name}: must be true or false")
+        raise HttpError(400, f"{name}: must be true or false")
     return bool(given)
 
 
 def _whole(given: Any, name: str, least: int | None = None) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or abs(given) >= 1 << 63:
-        raise ApiError(400, f"{name}: must be a whole number")
+        raise HttpError(400, f"{name}: must be a whole number")
     if least is not None and given < least:
-        raise ApiError(400, f"{name}: must be {least} or more")
+        raise HttpError(400, f"{name}: must be {least} or more")
     return given
 
 
 def _temperature(values: Mapping[str, Any]) -> float:
     given = _number(values, "temperature", 0.0, 0.0, 2.0)
     if 0 < given < _MIN_TEMPERATURE:
-        raise ApiError(400, f"temperature: must be 0, for a greedy answer, or at least {_MIN_TEMPERATURE:g}")
+        raise HttpError(400, f"temperature: must be 0, for a greedy answer, or at least {_MIN_TEMPERATURE:g}")
     return given
 
 
@@ -191,7 +181,7 @@ def _number(values: Mapping[str, Any], name: str, default: float, least: float, 
     if given is None:
         return default
     if not isinstance(given, (int, float)) or isinstance(given, bool) or not least <= given <= most:
-        raise ApiError(400, f"{name}: must be a number from {least:g} to {most:g}")
+        raise HttpError(400, f"{name}: must be a number from {least:g} to {most:g}")
     return float(given)
 
 

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from hyperpod_ft.serving.http import access, openai_api, page
 from hyperpod_ft.serving.http.connection import Connection
+from hyperpod_ft.serving.http.errors import HttpError
 from hyperpod_ft.serving.http.listener import Listener
-from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Reply, Request
+from hyperpod_ft.serving.http.openai_api import Answer, Reply, Request
 from hyperpod_ft.terminal import printable
 
 _MAX_ANSWERS = 32  # at once: each keeps keys and values of its tokens in memory
@@ -82,7 +83,7 @@ class Handler(Connection):
         name = answers.named(request.model)
         reply = Reply(secrets.token_hex(12), int(time.time()), name, request.messages is not None)
         if not self.server.answer_slots.acquire(blocking=False):
-            raise ApiError(429, f"busy with {_MAX_ANSWERS} answers; ask again later", "busy")
+            raise HttpError(429, f"busy with {_MAX_ANSWERS} answers; ask again later", "busy")
         try:
             answer = (self._stream if request.stream else self._whole)(answers, request, reply)
         finally:
@@ -117,9 +118,9 @@ class Handler(Connection):
 
     def _ready(self) -> Answers:
         if self.server.answers is None:
-            raise ApiError(503, "the model is still being loaded; ask again in a few seconds", "loading")
+            raise HttpError(503, "the model is still being loaded; ask again in a few seconds", "loading")
         if failure := self.server.answers.failure:
-            raise ApiError(500, f"the device can no longer be used; restart the server: {failure}", "device_lost")
+            raise HttpError(500, f"the device can no longer be used; restart the server: {failure}", "device_lost")
         return self.server.answers
 
     def _check_site(self) -> None:
@@ -128,6 +129,6 @@ class Handler(Connection):
     def _check_key(self) -> None:
         access.check_key(self.server.api_key, self.headers.get("Authorization", ""))
 
-    def _unknown(self, path: str) -> ApiError:
+    def _unknown(self, path: str) -> HttpError:
         known = [*_QUESTIONS, "/v1/models", "/health", "/ping", "/"]
-        return ApiError(404, f"{self.command} {printable(path)}: unknown; known: {', '.join(known)}", "not_found")
+        return HttpError(404, f"{self.command} {printable(path)}: unknown; known: {', '.join(known)}", "not_found")

@@ -16,7 +16,7 @@ from hyperpod_ft.report.page import report_page
 from hyperpod_ft.report.run_report import RunReport
 from hyperpod_ft.report.runs_page import runs_page
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.http.openai_api import ApiError
+from hyperpod_ft.serving.http.errors import HttpError
 
 _REFRESH_SECONDS = 10.0  # as often as `watch` asks Slurm
 _KEPT = 20  # pages
@@ -38,13 +38,13 @@ class Pages:
         return self._page((), lambda: runs_page(str(self._root), list_runs(self._root), max(1, round(self._refresh))))
 
     def run(self, name: str) -> bytes:
-        """The report of the run `name/id`. Raises ApiError (404) when the root has no such run."""
+        """The report of the run `name/id`. Raises HttpError (404) when the root has no such run."""
         return self._page((name,), lambda: self._report([name], all_runs="../../"))
 
     def comparison(self, names: Sequence[str]) -> bytes:
-        """The report of several runs. Raises ApiError."""
+        """The report of several runs. Raises HttpError."""
         if not 0 < len(names) <= _MOST_COMPARED:
-            raise ApiError(400, f"{len(names)} runs: choose 2 to {_MOST_COMPARED}")
+            raise HttpError(400, f"{len(names)} runs: choose 2 to {_MOST_COMPARED}")
         return self._page(("compare", *names), lambda: self._report(names, all_runs="./"))
 
     def _report(self, names: Sequence[str], all_runs: str) -> str:
@@ -56,7 +56,7 @@ class Pages:
     def _gather(self, name: str) -> tuple[RunStatus, RunReport]:
         directory = self._root / "runs" / name
         if not _NAME.fullmatch(name) or not directory.is_dir():
-            raise ApiError(404, f"no such run below {self._root}")
+            raise HttpError(404, f"no such run below {self._root}")
         run = Run.open(directory)
         current = status(run, Launchers.of(run))
         return current, gather(run, current)
@@ -68,7 +68,7 @@ class Pages:
                 try:
                     page = make().encode()
                 except (UserError, OSError) as error:
-                    raise ApiError(500, str(error)) from error
+                    raise HttpError(500, str(error)) from error
                 made = time.monotonic()
             self._made[key] = made, page
             while len(self._made) > _KEPT:

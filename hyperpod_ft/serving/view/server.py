@@ -7,8 +7,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from hyperpod_ft.serving.http import access
 from hyperpod_ft.serving.http.connection import Connection
+from hyperpod_ft.serving.http.errors import HttpError
 from hyperpod_ft.serving.http.listener import Listener
-from hyperpod_ft.serving.http.openai_api import ApiError
 from hyperpod_ft.serving.view.pages import Pages
 
 _LOOPBACK = "127.0.0.1"
@@ -45,14 +45,14 @@ class ViewHandler(Connection):
         access.check_site(True, self.headers.get("Host", ""), self.headers.get("Origin", ""))
         token, slash, page = path.removeprefix("/").partition("/")
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
-            raise ApiError(404, "use the whole URL that `hyperpod-ft view` printed when it started")
+            raise HttpError(404, "use the whole URL that `hyperpod-ft view` printed when it started")
         if slash:
             self.send(200, "text/html; charset=utf-8", self._page(page), _HEADERS)
         else:  # links are relative
             self.send(308, "text/plain", b"", {"Location": f"/{token}/"})
 
     def post(self, path: str) -> None:
-        raise ApiError(405, "this server only reads")
+        raise HttpError(405, "this server only reads")
 
     def _page(self, path: str) -> bytes:
         pages = self.server.pages
@@ -62,7 +62,7 @@ class ViewHandler(Connection):
             return pages.comparison(parse_qs(urlsplit(self.path).query).get("run", []))
         if path.startswith("runs/"):
             return pages.run(unquote(path.removeprefix("runs/")))
-        raise ApiError(404, "unknown; known: the list of runs, runs/<name>/<id>, compare?run=<name>/<id>&run=...")
+        raise HttpError(404, "unknown; known: the list of runs, runs/<name>/<id>, compare?run=<name>/<id>&run=...")
 
     def log(self, outcome: str) -> None:
         """Nothing: pages load themselves again every few seconds, and their addresses hold the token."""

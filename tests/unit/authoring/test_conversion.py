@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.authoring.conversion.convert import Added, Converted, convert
+from hyperpod_ft.authoring.conversion.convert import Converted, Supplement, convert
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
@@ -84,7 +84,7 @@ def directory(tmp_path: Path) -> Path:
 
 def converted(directory: Path, text: str, instance: str = "p5.48xlarge") -> tuple[Converted, RunConfig]:
     (directory / "other.yaml").write_text(text)
-    found = convert(directory / "other.yaml", Added(instance), directory / "run.yaml")
+    found = convert(directory / "other.yaml", Supplement(instance), directory / "run.yaml")
     (directory / "run.yaml").write_text(found.draft.text())
     return found, run_file.load(directory / "run.yaml")
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import status
-from hyperpod_ft.report import comparison, facts, findings, numbers
+from hyperpod_ft.report import facts, headings, headings_of_several, numbers
 from hyperpod_ft.report.differences import differences
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.page import report_page
@@ -45,18 +45,18 @@ def test_a_restart_is_marked_and_its_cost_is_counted(tmp_path: Path) -> None:
     assert held.cost == pytest.approx(65 / 3600 * 7.2, abs=1e-4)
     seconds = dict(facts.idle(report))
     assert sum(seconds.values()) == pytest.approx(held.held_seconds - held.training_seconds)
-    assert "1 restart, 5 steps trained again" in findings.timeline(report)
+    assert "1 restart, 5 steps trained again" in headings.timeline(report)
 
 
 def test_headings_say_what_was_found(tmp_path: Path) -> None:
     report = gather(recorded_run(tmp_path))
     assert report.state == "done"
-    assert findings.loss(report) == "Validation loss fell from 5.500 to 4"
-    assert "1 of 1 training rows (base: 0)" in findings.answers(report)
-    assert "1,000 tokens/s, 25.0% of the hardware's peak FLOPs, and took at most 1.500 GB" in findings.speed(report)
-    assert "90 examples" in findings.dataset(report) and "25% of their tokens" in findings.dataset(report)
+    assert headings.loss(report) == "Validation loss fell from 5.500 to 4"
+    assert "1 of 1 training rows (base: 0)" in headings.answers(report)
+    assert "1,000 tokens/s, 25.0% of the hardware's peak FLOPs, and took at most 1.500 GB" in headings.speed(report)
+    assert "90 examples" in headings.dataset(report) and "25% of their tokens" in headings.dataset(report)
     page = report_page([report])
-    for heading in (findings.loss(report), findings.answers(report), findings.cost(report)):
+    for heading in (headings.loss(report), headings.answers(report), headings.cost(report)):
         assert heading in page
 
 
@@ -71,7 +71,7 @@ def test_scores_of_evaluations_stand_beside_each_other(tmp_path: Path) -> None:
     )
     evaluation = EvaluationResult(("all",), None, False, scores, {}, "cpu")
     report = replace(gather(recorded_run(tmp_path)), evaluations=(evaluation,))
-    assert findings.evaluations(report).endswith("better than its base on 1 of 2 metrics, worse on 1")
+    assert headings.evaluations(report).endswith("better than its base on 1 of 2 metrics, worse on 1")
     page = report_page([report])
     assert "up, acc (5-shot)" in page and "0.2500 ± 0.0100" in page and "0.5000 ± 0.0200" in page
     assert "&lt;i&gt;, acc" in page
@@ -127,8 +127,8 @@ def test_only_what_differs_is_listed(tmp_path: Path) -> None:
     found = dict(differences([lora, full]))
     assert found.pop("cluster.root") == [str(tmp_path / method / "root") for method in ("lora", "full")]
     assert found == {"training.method": ["lora", "full"], "training.learning_rate": ["0.001", "1e-05"]}
-    assert "LoRA trained 1.00 times as many rows a second" in comparison.methods([lora, full])
-    assert comparison.title([lora, full]) == "LoRA and full fine-tuning compared"
+    assert "LoRA trained 1.00 times as many rows a second" in headings_of_several.methods([lora, full])
+    assert headings_of_several.title([lora, full]) == "LoRA and full fine-tuning compared"
 
 
 def test_numbers_are_written_as_their_examples_say() -> None:
@@ -172,4 +172,6 @@ def test_a_training_that_has_diverged_has_a_page(tmp_path: Path) -> None:
         stream.write('{"step": 900, "mfu": 1e308}\n')
     diverged = gather(run)
     assert "nan" in report_page([diverged])
-    assert comparison.methods([diverged, report]).startswith(f"{report.name} has the lowest final validation loss of 1")
+    assert headings_of_several.methods([diverged, report]).startswith(
+        f"{report.name} has the lowest final validation loss of 1"
+    )

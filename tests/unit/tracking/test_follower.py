@@ -14,7 +14,7 @@ import pytest
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.tracking import follower
 from hyperpod_ft.tracking.content import NewRows, final
-from hyperpod_ft.tracking.follower import Ending, follow
+from hyperpod_ft.tracking.follower import Shutdown, follow
 from hyperpod_ft.tracking.redaction import redacted
 from hyperpod_ft.tracking.state import TrackerState
 from tests.unit.tracking.conftest import MakeRun, finish, log, losses
@@ -56,9 +56,9 @@ def published(run: Run) -> list[int]:
 
 
 def catch_up(run: Run, seconds: float = 30) -> dict[str, TrackerState]:
-    ending = Ending()
-    ending.begin(seconds)
-    return follow(run, ending)
+    shutdown = Shutdown()
+    shutdown.begin(seconds)
+    return follow(run, shutdown)
 
 
 def wait_until(condition: Callable[[], object]) -> None:
@@ -121,8 +121,8 @@ def test_rows_and_then_the_figures_are_published_and_only_once(stand_in: Run) ->
 def test_a_tracker_that_fails_catches_up_with_a_later_row(stand_in: Run, capfd: pytest.CaptureFixture[str]) -> None:
     broken = stand_in.tracking / "broken"
     broken.write_text('{"problem": "ConnectionError: no route"}\n')
-    ending = Ending()
-    thread = threading.Thread(target=follow, args=(stand_in, ending))
+    shutdown = Shutdown()
+    thread = threading.Thread(target=follow, args=(stand_in, shutdown))
     thread.start()
     log(stand_in, [1, 2])
     starts = stand_in.tracking / "starts"
@@ -131,7 +131,7 @@ def test_a_tracker_that_fails_catches_up_with_a_later_row(stand_in: Run, capfd: 
     broken.unlink()
     wait_until(lambda: TrackerState.read(stand_in, "mlflow").step == 2)
     log(stand_in, [3])
-    ending.begin(30)
+    shutdown.begin(30)
     thread.join(30)
     assert published(stand_in) == [1, 2, 3]
     assert TrackerState.read(stand_in, "mlflow").problem == ""
@@ -180,13 +180,13 @@ def test_a_tracker_that_is_not_installed(
 
 def test_two_followers_take_turns(stand_in: Run) -> None:
     log(stand_in, [1])
-    ending = Ending()
-    thread = threading.Thread(target=follow, args=(stand_in, ending))
+    shutdown = Shutdown()
+    thread = threading.Thread(target=follow, args=(stand_in, shutdown))
     thread.start()
     wait_until(lambda: published(stand_in) == [1])
     log(stand_in, [2])
     assert "another process publishes to it" in catch_up(stand_in)["mlflow"].problem
-    ending.begin(30)
+    shutdown.begin(30)
     thread.join(30)
     assert published(stand_in) == [1, 2]
 

@@ -66,7 +66,7 @@ def test_a_job_that_ends_while_its_run_is_looked_at_has_not_failed(
 
 
 def test_a_restart_is_recorded_with_the_job_that_it_is(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that is killed before it has recorded the follower has not used up a restart."""
+    """A program that is killed before it has recorded the successor has not used up a restart."""
     finish(run, ["env", "download", "dataset"])
     submitted(run)
     jobs.set_state(name(run, "train"), JobState("TIMEOUT"))

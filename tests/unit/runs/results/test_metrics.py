@@ -44,3 +44,23 @@ def test_rows_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
 )
 def test_what_no_training_writes_is_no_row(line: str) -> None:
     assert metrics.row_of(line) is None
+
+
+def test_rows_are_read_once_as_the_file_grows_and_all_again_once_it_is_another(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = metrics.GrowingRows(path)
+    assert rows.read() == ([], False)
+    path.write_text('{"step": 1}\n{"st')
+    assert rows.read() == ([{"step": 1}], True)
+    with path.open("a") as stream:
+        stream.write('ep": 2}\ndamaged\n')
+    assert rows.read() == ([{"step": 2}], False)
+    assert rows.read() == ([], False)
+    path.write_text('{"step": 1}\n')
+    assert rows.read() == ([{"step": 1}], True), "shorter: written anew"
+    other = tmp_path / "other"
+    other.write_text('{"step": 1}\n{"step": 5}\n')
+    other.replace(path)
+    assert rows.read() == ([{"step": 1}, {"step": 5}], True)
+    path.unlink()
+    assert rows.read() == ([], False)

@@ -18,7 +18,8 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import greedy, pretrained
 from hyperpod_ft.serving.answers.answering import Answering
 from hyperpod_ft.serving.answers.device import device_named
-from hyperpod_ft.serving.http.openai_api import ApiError, Request
+from hyperpod_ft.serving.http.errors import HttpError
+from hyperpod_ft.serving.http.openai_api import Request
 from tests.unit import tiny_checkpoints, tiny_t5, tiny_tokenizer
 
 CPU = torch.device("cpu")
@@ -121,10 +122,10 @@ def test_a_stop_text_ends_the_answer(answering: Answering) -> None:
 def test_the_limit_ends_the_answer(answering: Answering) -> None:
     found = answering.answer(asked(max_tokens=3), nowhere)
     assert (found.finish_reason, found.completion_tokens) == ("length", 3)
-    with pytest.raises(ApiError, match="room for 256"):
+    with pytest.raises(HttpError, match="room for 256"):
         answering.answer(asked([5] * 256), nowhere)
     assert answering.answer(asked([5] * 250, max_tokens=None), nowhere).completion_tokens <= 6
-    with pytest.raises(ApiError, match="no tokens"):
+    with pytest.raises(HttpError, match="no tokens"):
         answering.answer(asked([]), nowhere)
 
 
@@ -132,7 +133,7 @@ def test_ids_outside_the_vocabulary_are_refused(base: Path, answering: Answering
     known = pretrained.load(base, "auto").config.vocab_size
     assert answering.answer(asked([known - 1], max_tokens=1), nowhere).prompt_tokens == 1
     for outside in (known, 1 << 70):
-        with pytest.raises(ApiError, match=f"token id {outside}; the ids of tiny are 0 to {known - 1}") as caught:
+        with pytest.raises(HttpError, match=f"token id {outside}; the ids of tiny are 0 to {known - 1}") as caught:
             answering.answer(asked([5, outside]), nowhere)
         assert caught.value.status == 400
 
@@ -143,7 +144,7 @@ def test_a_base_model_is_not_asked_with_the_tuned_models_new_tokens(base: Path, 
     tokenizer.add_tokens([f"<new {number}>" for number in range(known - len(tokenizer) + 1)])
     tokenizer.save_pretrained(tmp_path)
     answering = Answering.load({"tiny": base}, {}, tmp_path, CPU)
-    with pytest.raises(ApiError, match=f"token id {known};"):
+    with pytest.raises(HttpError, match=f"token id {known};"):
         answering.answer(asked(f"the {tokenizer.convert_ids_to_tokens(known)}"), nowhere)
 
 
@@ -201,7 +202,7 @@ def test_an_encoder_decoder_answers_as_stage_generate(tmp_path: Path) -> None:
     chat = answering.answer(asked(None, messages=question), nowhere)
     assert (chat.text, chat.prompt_tokens) == (expected.text, len(ids))
     for long in (asked([5] * 16385), asked([5], max_tokens=16384)):
-        with pytest.raises(ApiError, match="room for 16384"):
+        with pytest.raises(HttpError, match="room for 16384"):
             answering.answer(long, nowhere)
 
 
@@ -209,7 +210,7 @@ def test_without_a_chat_template_the_reason_is_given(base: Path, tmp_path: Path)
     question = asked(None, messages=({"role": "user", "content": "a"},))
     tiny_tokenizer.save(tmp_path / "none", tiny_tokenizer.make(chat_template=None))
     answering = Answering.load({"tiny": base}, {}, tmp_path / "none", CPU)
-    with pytest.raises(ApiError, match=r"no chat template; .*completions"):
+    with pytest.raises(HttpError, match=r"no chat template; .*completions"):
         answering.answer(question, nowhere)
     template = {"format": "template", "prompt_template": "{{ a }} {{ b }}", "completion_template": "{{ c }}"}
     refusing = chat_template.of(Dataset(source="org/data", **template), base)
@@ -217,7 +218,7 @@ def test_without_a_chat_template_the_reason_is_given(base: Path, tmp_path: Path)
     model_directory.set_chat_template(tmp_path / "none", refusing.text)
     answering = Answering.load({"tiny": base}, {}, tmp_path / "none", CPU)
     assert not answering.chats
-    with pytest.raises(ApiError, match=r"a and b.*completions"):
+    with pytest.raises(HttpError, match=r"a and b.*completions"):
         answering.answer(question, nowhere)
 
 

@@ -4,7 +4,8 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Request
+from hyperpod_ft.serving.http.errors import HttpError
+from hyperpod_ft.serving.http.openai_api import Answer, Request
 
 
 @dataclass
@@ -19,7 +20,7 @@ class MadeUp:
 
     def named(self, name: str) -> str:
         if name not in ("", *self.names):
-            raise ApiError(404, f"no {name}", "model_not_found")
+            raise HttpError(404, f"no {name}", "model_not_found")
         return name or "tuned"
 
     def answer(self, request: Request, send: Callable[[str], None]) -> Answer:

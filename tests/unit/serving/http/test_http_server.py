@@ -13,7 +13,8 @@ import pytest
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.serving.http import server as servers
 from hyperpod_ft.serving.http.access import API_KEY
-from hyperpod_ft.serving.http.openai_api import ApiError, Request
+from hyperpod_ft.serving.http.errors import HttpError
+from hyperpod_ft.serving.http.openai_api import Request
 from hyperpod_ft.serving.http.server import Server
 from tests.unit.serving.http.made_up import MadeUp
 
@@ -111,7 +112,7 @@ def test_errors_are_json_with_a_reason(
 def test_an_error_before_the_first_word_has_its_status(start: Callable[..., Server]) -> None:
     def words(request: Request) -> Iterator[str]:
         if request.stream:
-            raise ApiError(400, "too long")
+            raise HttpError(400, "too long")
         raise RuntimeError("the device is lost")
         yield ""
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.serving.http import openai_api
-from hyperpod_ft.serving.http.openai_api import Answer, ApiError, Reply, parse
+from hyperpod_ft.serving.http.errors import HttpError
+from hyperpod_ft.serving.http.openai_api import Answer, Reply, parse
 
 
 def body(**values: Any) -> bytes:
@@ -95,14 +96,14 @@ def test_sagemakers_path_takes_both() -> None:
     ],
 )
 def test_what_is_wrong_is_named(content: bytes, named: str) -> None:
-    with pytest.raises(ApiError, match=named) as caught:
+    with pytest.raises(HttpError, match=named) as caught:
         parse(content, chat=True)
     assert caught.value.status == 400 and caught.value.as_dict()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("given", [None, "", [], ["a", "b"], [1.5], [-1], [True], 7])
 def test_what_is_no_prompt(given: object) -> None:
-    with pytest.raises(ApiError, match="prompt"):
+    with pytest.raises(HttpError, match="prompt"):
         parse(body(prompt=given), chat=False)
 
 

@@ -1,5 +1,6 @@
 """What the headings of the page about one run say: the finding of each section in one sentence."""
 
+from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.report.numbers import count, duration, last_known, moment, number, percent
 from hyperpod_ft.report.run_report import RunReport
 
@@ -7,7 +8,7 @@ from hyperpod_ft.report.run_report import RunReport
 def lead(report: RunReport) -> str:
     """What was trained on what, and how far it is."""
     method = {"lora": "LoRA", "full": "Full fine-tuning"}[report.settings["training.method"]]
-    model, dataset_name = (_short(report.settings[key]) for key in ("model.source", "dataset.source"))
+    model, dataset_name = (Asset(report.settings[key], "").short_name for key in ("model.source", "dataset.source"))
     nodes, instance = report.settings["cluster.nodes"], report.settings["cluster.instance_type"]
     size = f"{count(nodes, 'local node')} without accelerators" if instance == "local" else f"{nodes} x {instance}"
     text = f"{method} of {model} with {dataset_name}, on {size}"
@@ -19,13 +20,12 @@ def lead(report: RunReport) -> str:
 
 def loss(report: RunReport) -> str:
     """How the losses changed."""
-    figures = report.figures
-    base = report.base_validation_loss
-    if figures and figures.validation_loss is not None:
-        last = figures.validation_loss
-        if base is not None:
-            return f"Validation loss {_went(base, last)} from {number(base)} to {number(last)}{_lowest(report, last)}"
-        return f"Validation loss is {number(last)} at the end"
+    base, tuned = report.validation_losses
+    if tuned is not None:
+        if base is None:
+            return f"Validation loss is {number(tuned)} at the end"
+        change = f"{_went(base, tuned)} from {number(base)} to {number(tuned)}"
+        return f"Validation loss {change}{_lowest(report, tuned)}"
     losses = [value for value in report.metrics.get("loss", ()) if value is not None]
     if not losses:
         return "No step has been logged yet"
@@ -78,10 +78,8 @@ def evaluations(report: RunReport) -> str:
 
 def speed(report: RunReport) -> str:
     """How fast it trained and what it took."""
-    figures, metrics = report.figures, report.metrics
-    tokens = figures.tokens_per_second if figures else last_known(metrics.get("tokens_per_second", ()))
-    mfu = figures.mfu if figures else last_known(metrics.get("mfu", ()))
-    memory = max((value for value in metrics.get("memory_mb", ()) if value is not None), default=None)
+    tokens, mfu = report.tokens_per_second, report.mfu
+    memory = max((value for value in report.metrics.get("memory_mb", ()) if value is not None), default=None)
     if tokens is None:
         return "The speed is not known yet"
     share = f", {mfu:.1%} of the hardware's peak FLOPs," if mfu is not None else ""
@@ -91,8 +89,7 @@ def speed(report: RunReport) -> str:
 
 def timeline(report: RunReport) -> str:
     """How long the run took, and how much of what training held was used."""
-    total = max((span.end for span in report.timeline), default=0.0)
-    parts = [f"{'The run took' if report.state == 'done' else 'So far'} {duration(total)}"]
+    parts = [f"{'The run took' if report.state == 'done' else 'So far'} {duration(report.seconds)}"]
     held = report.accelerators
     if held and held.held_seconds:
         share = held.training_seconds / held.held_seconds
@@ -129,8 +126,3 @@ def _hardware(report: RunReport) -> str:
     if held.devices:
         return f"{held.devices} accelerators"
     return count(held.nodes, "node")
-
-
-def _short(source: str) -> str:
-    """The Hub's id, or the last part of a path or URI."""
-    return source.rstrip("/").rsplit("/", 1)[-1] if source.startswith(("/", "s3://")) else source

@@ -10,22 +10,22 @@ from hyperpod_ft.progress import Report, format_minutes
 
 _POLLS_UNTIL_BEGUN = 8  # after these, HyperPod has nothing to change
 
-State = TypeVar("State")
+Observed = TypeVar("Observed")
 
 
 @dataclass(frozen=True)
-class Seen(Generic[State]):
+class Seen(Generic[Observed]):
     """One look at what changes. `states`: what to report of it, by name."""
 
-    state: State
+    state: Observed
     states: Mapping[str, str]
     begun: bool  # whether it shows the request; at first HyperPod may still answer what was before
     changing: bool
 
 
-def follow(
-    look: Callable[[], Seen[State]], report: Report, *, timeout_seconds: float, poll_seconds: float, command: str
-) -> tuple[State, bool]:
+def wait_for_change(
+    look: Callable[[], Seen[Observed]], report: Report, *, timeout_seconds: float, poll_seconds: float, command: str
+) -> tuple[Observed, bool]:
     """The state once HyperPod has stopped changing it, and whether it ever showed the request.
 
     `command`: shows the state later. Raises UserError at the timeout.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hyperpod_ft.aws.following import Seen, follow
+from hyperpod_ft.aws.wait_for_change import Seen, wait_for_change
 from hyperpod_ft.errors import UserError
 
 BEFORE, DURING, AFTER = (
@@ -16,7 +16,7 @@ BEFORE, DURING, AFTER = (
 
 def followed(looks: Iterator[Seen[str]], timeout_seconds: float = 60) -> tuple[tuple[str, bool], list[str]]:
     lines: list[str] = []
-    found = follow(
+    found = wait_for_change(
         lambda: next(looks), lines.append, timeout_seconds=timeout_seconds, poll_seconds=0, command="hyperpod-ft x"
     )
     return found, lines

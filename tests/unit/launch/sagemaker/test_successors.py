@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.followers import KILLED_STATUS, decide_follower
+from hyperpod_ft.launch.sagemaker.successors import KILLED_STATUS, decide_successor
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob
 from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
@@ -31,7 +31,7 @@ def job(state: str, reason: str = "", began: bool = True) -> TrainingJob:
     ],
 )
 def test_a_failure_with_a_reason_of_its_own_is_not_a_loss(reason: str) -> None:
-    assert decide_follower(job("FAILED", reason), [], [], 3) == "none"
+    assert decide_successor(job("FAILED", reason), [], [], 3) == "none"
 
 
 @pytest.mark.parametrize(
@@ -43,39 +43,39 @@ def test_a_failure_with_a_reason_of_its_own_is_not_a_loss(reason: str) -> None:
     ],
 )
 def test_a_job_that_could_not_say_anything_is_restarted(found: TrainingJob) -> None:
-    assert decide_follower(found, [], [], 3) == "restart"
-    assert decide_follower(found, [0], [], 3) == "restart", "a stage before was done"
-    assert decide_follower(found, [0, 1], [], 3) == "none", "a stage said that it failed"
-    assert decide_follower(replace(found, began=False), [], [], 3) == "none"
+    assert decide_successor(found, [], [], 3) == "restart"
+    assert decide_successor(found, [0], [], 3) == "restart", "a stage before was done"
+    assert decide_successor(found, [0, 1], [], 3) == "none", "a stage said that it failed"
+    assert decide_successor(replace(found, began=False), [], [], 3) == "none"
 
 
 @pytest.mark.parametrize(
-    ("found", "follower"),
+    ("found", "successor"),
     [
         (job("TIMEOUT"), "restart"),
         (job("FAILED", "InternalServerError"), "restart"),
         (job("FAILED", "AlgorithmError: , exit code: 137"), "none"),
     ],
 )
-def test_sigterm_counts_as_a_failure_unless_sagemaker_ended_the_job(found: TrainingJob, follower: str) -> None:
-    assert decide_follower(found, [143], [], 3) == follower
+def test_sigterm_counts_as_a_failure_unless_sagemaker_ended_the_job(found: TrainingJob, successor: str) -> None:
+    assert decide_successor(found, [143], [], 3) == successor
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETED", "CANCELLED", "DEADLINE"])
 def test_other_states_are_no_losses(state: str) -> None:
-    assert decide_follower(job(state), [], [], 3) == "none"
+    assert decide_successor(job(state), [], [], 3) == "none"
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "FAILED"])
 def test_one_that_left_before_its_limit_is_continued_also_without_restarts(state: str) -> None:
     restarts = [LOST, replace(LEFT, job_id="x-train-2")]
-    assert decide_follower(job(state, "exit code: 138"), [NOTICE_STATUS], restarts, 0) == "continuation"
-    assert decide_follower(job(state, "exit code: 138"), [NOTICE_STATUS], [LEFT], 3) == "none", "another job left"
+    assert decide_successor(job(state, "exit code: 138"), [NOTICE_STATUS], restarts, 0) == "continuation"
+    assert decide_successor(job(state, "exit code: 138"), [NOTICE_STATUS], [LEFT], 3) == "none", "another job left"
 
 
 def test_crashes_and_losses_of_a_submission_have_one_budget() -> None:
     crash = replace(LOST, status=1)
     found = job("FAILED", "InternalServerError")
-    assert decide_follower(found, [], [LOST, crash, LEFT], 3) == "restart", "leaving at the limit is free"
-    assert decide_follower(found, [], [LOST, crash, crash], 3) == "none"
-    assert decide_follower(found, [], [], 0) == "none"
+    assert decide_successor(found, [], [LOST, crash, LEFT], 3) == "restart", "leaving at the limit is free"
+    assert decide_successor(found, [], [LOST, crash, crash], 3) == "none"
+    assert decide_successor(found, [], [], 0) == "none"

@@ -16,12 +16,12 @@ _INTERNAL_ERROR = "InternalServerError"
 # The FailureReason of a container that was killed before it could write one: SageMaker has only its exit status.
 _KILLED = re.compile(rf"(AlgorithmError:)?[\s,]*exit code: {KILLED_STATUS}\b.*")
 
-Follower = Literal["none", "continuation", "restart"]
+Successor = Literal["none", "continuation", "restart"]
 
 
-def decide_follower(
+def decide_successor(
     found: TrainingJob, exit_statuses: Collection[int], restarts: Sequence[Attempt], allowed: int
-) -> Follower:
+) -> Successor:
     """Decide what follows a training job when stages of it have no records.
 
     `continuation` of a job that saved a checkpoint and left before its time limit; `restart` of one that was killed or
