@@ -150,7 +150,7 @@ def test_a_broken_container_shows_its_log_and_leaves_nothing(deploy: Deploy) -> 
 
 def test_a_broken_component_is_replaced(deploy: Deploy) -> None:
     """Its endpoint is in service: only the component has failed."""
-    deploy.aws.scenario(seconds={"endpoint.health": 0.5}, endpoint_container={"broken": "no kernel"})
+    deploy.aws.scenario(seconds={"endpoint.health": 6.0}, endpoint_container={"broken": "no kernel"})
     output = deploy(deploy.directory, "--set", "deploy.scale_to_zero=true", "--keep", status=2)
     assert "no kernel" in output
     assert "inference component" in output
