@@ -211,8 +211,10 @@ def test_jobs_outlive_daemons_that_are_killed(cluster: LocalCluster, tmp_path: P
     cluster.kill_controller()
     assert not any(process.endswith(" slurmctld") for process in processes_of(cluster))
     cluster.start_controller()
-    # Slurm saves its state every few seconds: it may have forgotten that the job has run, and start it again
-    wait_until(lambda: job_state(cluster, job) == "COMPLETED")
+    # Slurm saves its state every few seconds: it may have forgotten that the job has run, or that there was one
+    again = run(cluster, "sbatch", "--parsable", "-o", "again", "--wrap", "echo done", cwd=tmp_path).strip()
+    wait_until(lambda: job_state(cluster, again) == "COMPLETED")
+    assert (tmp_path / "again").read_text() == "done\n"
 
 
 def test_killed_node_loses_every_process_and_no_other_does(own: LocalCluster) -> None:
