@@ -132,4 +132,4 @@ def _differences(expected: Any, found: Any, where: str) -> Iterator[str]:
         for number, (one, other) in enumerate(zip(expected, found, strict=True)):
             yield from _differences(one, other, f"{where}/{number}")
     elif expected != found:
-        yield f"{where.lstrip("/")}: {str(expected)[:200]} became {str(found)[:200]}"
+        yield f"{where.lstrip('/')}: {str(expected)[:200]} became {str(found)[:200]}"
