@@ -43,7 +43,7 @@ def test_rows_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
     "line", ["[" * 100_000, f'{{"step": 1{"0" * 400}}}', f'{{"step": 2, "loss": -1{"0" * 400}}}', '{"loss": 1.5}', "3"]
 )
 def test_what_no_training_writes_is_no_row(line: str) -> None:
-    assert metrics.row_of(line) is None
+    assert metrics._row_of(line) is None
 
 
 def test_rows_are_read_once_as_the_file_grows_and_all_again_once_it_is_another(tmp_path: Path) -> None:
