@@ -1,1 +1,1 @@
-"""Parts of `python -m benchmarks.soak`: faults, a user who goes on in spite of them, and what must be unchanged."""
+"""Parts of `python -m benchmarks.soak`: the faults, a user who resumes after them, and the checks of what is left."""

@@ -141,7 +141,7 @@ def _set_dataset(conversion: Conversion) -> None:
 
 
 def _set_loss(conversion: Conversion) -> None:
-    """TRL trains on whole conversations, unless it is told otherwise; of prompt and completion, on the completion."""
+    """By default TRL trains on all of a conversation, and on the completion alone of a prompt and completion."""
     for key in ("completion_only_loss", "assistant_only_loss"):
         if key in conversion.values:
             conversion.draft.set("dataset.loss_on", "completion" if conversion.is_on(key) else "all")
