@@ -54,7 +54,7 @@ class Converted:
 def convert(path: Path, supplement: Supplement, output: Path) -> Converted:
     """The run file, to be written to `output`, of a configuration file of axolotl, LLaMA-Factory or TRL.
 
-    Raises UserError when the file has none of these formats, lacks a model or dataset, or no settings fit the memory.
+    Raises UserError when the file has none of these formats, lacks a model or dataset, or nothing fits the memory.
     """
     values = read(path)
     tool = next((tool for tool in _TOOLS if tool.keys & values.keys()), None)
