@@ -1,7 +1,8 @@
 """Put files into a model repository of the Hugging Face Hub: large ones first, then one commit that names all.
 
 The Hub keeps what was uploaded before a commit, so that a push that was killed continues with the files it lacks, and
-an incomplete model is never visible. huggingface_hub reads the token, from HF_TOKEN or the file that `hf auth login` writes.
+an incomplete model is never visible. huggingface_hub reads the token, from HF_TOKEN or the file that `hf auth login`
+writes.
 """
 
 import fnmatch
