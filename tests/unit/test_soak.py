@@ -29,8 +29,8 @@ def test_differences_name_the_place() -> None:
     assert outcome.differences(expected, {"metrics": [{"step": 1, "loss": 2.5}], "files": {"merged/a": "x"}}) == []
     found = {"metrics": [{"step": 1, "loss": 2.25}], "files": {}}
     assert outcome.differences(expected, found) == [
-        "/files/merged/a: x became None",
-        "/metrics/0/loss: 2.5 became 2.25",
+        "files/merged/a: x became None",
+        "metrics/0/loss: 2.5 became 2.25",
     ]
 
 
