@@ -14,6 +14,7 @@ from hyperpod_ft.clean.sizes import usages
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.cached_run import CachedRun, RecordCache
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import runs_directory
 from hyperpod_ft.runs.selection import choose
 
 Kind = Literal[
@@ -88,7 +89,7 @@ class Inventory:
 
 def take_inventory(root: Path, without: Collection[str] = ()) -> Inventory:
     """The inventory of a root, as if the runs named `without` were gone. Raises UserError for another directory."""
-    if not (root / "runs").is_dir():
+    if not runs_directory(root).is_dir():
         raise UserError(f"{root}: has no directory runs", "give the cluster.root of runs")
     runs: list[KnownRun] = []
     cache = RecordCache()
@@ -101,7 +102,7 @@ def take_inventory(root: Path, without: Collection[str] = ()) -> Inventory:
             runs.append(KnownRun(run, not choose(run), needs(run)))
         except (UserError, OSError) as error:
             unreadable.append(f"{directory}: {error.problem if isinstance(error, UserError) else error.strerror}")
-    staying = [known for known in runs if f"runs/{known.name}" not in without]
+    staying = [known for known in runs if known.run.relative(known.run.directory) not in without]
     unfinished = NeedIndex((known.name, known.needs) for known in staying if not known.finished)
     finished = NeedIndex((known.name, known.needs) for known in staying if known.finished)
     shared_stays = "a run cannot be opened, which may need it" if unreadable else ""
@@ -115,7 +116,7 @@ def take_inventory(root: Path, without: Collection[str] = ()) -> Inventory:
 
 
 def _run_directories(root: Path, unreadable: list[str]) -> Iterator[Path]:
-    for name in _directories(root / "runs", unreadable):
+    for name in _directories(runs_directory(root), unreadable):
         for directory in _directories(name, unreadable):
             try:
                 (directory / "run.yaml").lstat()
@@ -166,7 +167,7 @@ def _shared_items(root: Path) -> Iterator[Item]:
         for path in sorted(parent.glob("*")):
             if re.fullmatch(pattern, path.name):
                 yield Item(kind, f"{directory}/{path.name}", path)
-    names = [path for path in root.glob("runs/*") if not path.is_symlink()]  # a link may lead anywhere
+    names = [path for path in runs_directory(root).glob("*") if not path.is_symlink()]  # a link may lead anywhere
     for parent in (*(root / directory for _, directory, _ in _SHARED), *names):
         for path in _leftovers(parent):
             yield Item("leftovers", path.relative_to(root).as_posix(), path)

@@ -1,6 +1,5 @@
 """What a run needs on the volume besides its own directory."""
 
-import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -53,13 +52,7 @@ def _code(run: Run) -> Iterator[Path]:
         if found:
             yield Path(shlex.split(found[1])[0])
     # jobs of an earlier submission run its scripts, which a later one has replaced in the directory
-    for submission in run.provenance.glob("submission-*.json"):
-        try:
-            code = json.loads(submission.read_bytes()).get("code")
-        except (OSError, ValueError):
-            continue
-        if code:
-            yield Path(code)
+    yield from (Path(submission.code) for submission in run.submissions())
 
 
 class NeedIndex:

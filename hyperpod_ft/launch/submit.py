@@ -20,7 +20,7 @@ from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan, plan
 from hyperpod_ft.runs import volume_lock
-from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.jobs import GitState, Job, Submission
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
@@ -156,7 +156,7 @@ def _prepare(run: Run) -> list[Path]:
     for stage, text in scripts.items():
         publish.write_text(run.script(stage), text)
     timestamp = _timestamp()
-    publish.write_json(run.provenance / f"submission-{timestamp}.json", _provenance(kit))
+    run.add_submission(_submission(kit), timestamp)
     publish.write_text(run.provenance / f"run-{timestamp}.yaml", run.yaml())
     return [run.script(stage) for stage in scripts]
 
@@ -225,20 +225,20 @@ def _timestamp() -> str:
     return f"{utc_now().replace(':', '')}-{os.getpid()}"
 
 
-def _provenance(kit: Kit) -> dict[str, object]:
-    return {
-        "time": utc_now(),
-        "argv": sys.argv,
-        "directory": str(Path.cwd()),
-        "user": getpass.getuser(),
-        "host": platform.node(),
-        "hyperpod_ft": __version__,
-        "code": str(kit.code),
-        "git": _git_state(),
-    }
+def _submission(kit: Kit) -> Submission:
+    return Submission(
+        time=utc_now(),
+        argv=sys.argv,
+        directory=str(Path.cwd()),
+        user=getpass.getuser(),
+        host=platform.node(),
+        hyperpod_ft=__version__,
+        code=str(kit.code),
+        git=_git_state(),
+    )
 
 
-def _git_state() -> dict[str, object] | None:
+def _git_state() -> GitState | None:
     """Commit of the working directory, and which files differ from it; None outside a checkout."""
 
     def git(*arguments: str) -> str:
@@ -246,6 +246,6 @@ def _git_state() -> dict[str, object] | None:
         return done.stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "changed": git("status", "--porcelain").splitlines()}
+        return GitState(git("rev-parse", "HEAD"), git("status", "--porcelain").splitlines())
     except (OSError, subprocess.SubprocessError):
         return None

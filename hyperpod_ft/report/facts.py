@@ -1,10 +1,8 @@
 """The figures, counts and lists on the page about one run."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from hyperpod_ft.report.numbers import count, duration, number, percent
 from hyperpod_ft.report.run_report import Accelerators, RunReport
+from hyperpod_ft.runs.jobs import Submission
 
 
 def tiles(report: RunReport) -> list[tuple[str, str, str]]:
@@ -96,10 +94,9 @@ def packages(report: RunReport) -> list[str]:
     return list(dict.fromkeys(name for stage in report.stages for name in stage.versions))
 
 
-def commit(submission: Mapping[str, Any]) -> str:
-    """The commit of the directory that a run was submitted from."""
-    git = submission.get("git")
-    if not git:
+def commit(submission: Submission) -> str:
+    """The commit of the directory that a run was submitted from; empty outside a checkout."""
+    git = submission.git
+    if git is None:
         return ""
-    changed = len(git.get("changed") or ())
-    return f"{git.get('commit', '')[:12]}{f', {changed} files changed' if changed else ''}"
+    return git.commit[:12] + (f", {len(git.changed)} files changed" if git.changed else "")

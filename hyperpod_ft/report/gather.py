@@ -1,6 +1,5 @@
 """Read what a report says about a run from the run's files. Starts nothing, asks no launcher, writes nothing."""
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -65,7 +64,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         samples=samples,
         evaluations=evaluations(run),
         figures=figures(run),
-        submissions=_submissions(run),
+        submissions=run.submissions(),
         errors=last_lines(failed) if failed else (),
         commands=_commands(run, state, failed),
     )
@@ -201,19 +200,6 @@ def _samples(run: Run, records: Mapping[str, Record]) -> Samples | None:
         return Samples.read(run.samples_path)
     except UserError:
         return None  # the page about everything else is worth more than the error
-
-
-def _submissions(run: Run) -> list[dict[str, Any]]:
-    """Oldest first; damaged files are left out."""
-    found = []
-    for path in sorted(run.provenance.glob("submission-*.json")):
-        try:
-            value = json.loads(path.read_bytes())
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
 
 
 def _commands(run: Run, state: State, failed: StageStatus | None) -> list[tuple[str, str]]:

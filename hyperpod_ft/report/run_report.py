@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from hyperpod_ft.launch.status import State
 from hyperpod_ft.report.numbers import last_known
+from hyperpod_ft.runs.jobs import Submission
 from hyperpod_ft.runs.results.evaluation import EvaluationResult
 from hyperpod_ft.runs.results.figures import Figures
 from hyperpod_ft.runs.results.samples import Samples
@@ -93,7 +94,7 @@ class RunReport:
     samples: Samples | None
     evaluations: Sequence[EvaluationResult]
     figures: Figures | None  # once trained
-    submissions: Sequence[Mapping[str, Any]]  # who submitted what, when, from which commit
+    submissions: Sequence[Submission]
     errors: Sequence[str]  # of the stage that failed
     commands: Sequence[tuple[str, str]]  # what one may do next, and the command
 

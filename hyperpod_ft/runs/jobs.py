@@ -1,4 +1,4 @@
-"""Jobs: the entries of a run's jobs.json, and which one this process belongs to."""
+"""What was submitted of a run: its submissions, their jobs, and which job this process belongs to."""
 
 import os
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from hyperpod_ft.runs.job_files import JOB_ID
 
 @dataclass(frozen=True)
 class Job:
-    """One submission of one stage."""
+    """One submission of one stage: an entry of a run's jobs.json."""
 
     stage: str
     job_id: str
@@ -22,6 +22,28 @@ class Job:
     def cluster_is_gone(self) -> bool:
         """Whether it was a local cluster that has ended: its slurm.conf exists only while it runs."""
         return bool(self.slurm_conf) and not Path(self.slurm_conf).exists()
+
+
+@dataclass(frozen=True)
+class GitState:
+    """A commit, and which files of its checkout differ from it."""
+
+    commit: str
+    changed: list[str]  # lines of `git status --porcelain`
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Who submitted a run, when, with which code."""
+
+    time: str  # ISO 8601, UTC
+    argv: list[str]
+    directory: str  # that it was submitted from
+    user: str
+    host: str
+    hyperpod_ft: str  # version
+    code: str  # path of the copy of the kit's code that its jobs run
+    git: GitState | None  # of `directory`; None outside a checkout
 
 
 def own_job_id() -> str:

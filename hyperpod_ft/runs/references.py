@@ -8,6 +8,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import directory_of, runs_directory
 from hyperpod_ft.shipped import state_directory
 
 
@@ -20,8 +21,8 @@ def find(reference: str | None, overrides: Sequence[str] = ()) -> Run:
         if overrides:
             raise UserError("--set: a run directory cannot be changed", "give the run file it was submitted with")
         return last_run() if reference is None else Run.open(Path(reference))
-    if found := _named(reference):
-        return found
+    if run_of_name := _named(reference):
+        return run_of_name
     run = Run.of(run_file.load(run_file.find(reference), overrides))
     if not run.jobs():
         raise UserError(f"{reference}: this run was not submitted yet", f"hyperpod-ft submit {reference}")
@@ -53,15 +54,15 @@ def _named(reference: str) -> Run | None:
     """The run `name/id` below the root of the last run, as `submit` and `list` print it."""
     if len(Path(reference).parts) != 2 or Path(reference).exists():
         return None
-    directory = last_run().root / "runs" / reference
+    directory = directory_of(last_run().root, reference)
     return Run.open(directory) if directory.is_dir() else None
 
 
 def all_runs(root: Path) -> list[Run]:
     """The runs below a root, newest first; names on stderr those that cannot be opened."""
-    found = sorted(root.glob("runs/*/*/run.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
+    frozen = sorted(runs_directory(root).glob("*/*/run.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
     runs = []
-    for path in found:
+    for path in frozen:
         try:
             runs.append(Run.open(path.parent))
         except UserError as error:

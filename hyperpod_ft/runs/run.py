@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.choice import Proposal, propose
 from hyperpod_ft.planning.plan import Plan, plan
 from hyperpod_ft.runs.assets import model_config
-from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.jobs import Job, Submission
 from hyperpod_ft.runs.records import CARD, Output, Record
 from hyperpod_ft.runs.run_paths import RunPaths
 
 JOB_COMMENT = "hyperpod-ft:"  # how the comment of every job of this kit begins
 _JOBS = TypeAdapter(list[Job])
+_SUBMISSION = TypeAdapter(Submission)
 _SIZES = TypeAdapter(dict[str, int])
 
 
@@ -182,6 +183,18 @@ class Run(RunPaths):
 
     def add_job(self, job: Job) -> None:
         publish.write_text(self.jobs_path, f"{_JOBS.dump_json([*self.jobs(), job], indent=2).decode()}\n")
+
+    def submissions(self) -> list[Submission]:
+        """Oldest first; damaged files are left out. Raises OSError when one cannot be read."""
+        submissions = []
+        for path in sorted(self.provenance.glob("submission-*.json")):
+            with contextlib.suppress(ValueError):
+                submissions.append(_SUBMISSION.validate_json(path.read_bytes()))
+        return submissions
+
+    def add_submission(self, submission: Submission, timestamp: str) -> None:
+        """`timestamp`: a part of the file's name; later ones are greater."""
+        publish.write_json(self.provenance / f"submission-{timestamp}.json", asdict(submission))
 
     def outputs_of(self, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
         """Outputs for a record: every file at or below `paths`, with its size and, unless `digests` is off, SHA-256."""

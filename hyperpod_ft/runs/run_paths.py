@@ -22,6 +22,16 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def runs_directory(root: Path) -> Path:
+    """The directory of all runs, each in `<name>/<id>`."""
+    return root / "runs"
+
+
+def directory_of(root: Path, full_name: str) -> Path:
+    """The directory of the run `name/id`."""
+    return runs_directory(root) / full_name
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """Every path of a run, from its resolved run file and its plan."""
@@ -35,7 +45,7 @@ class RunPaths:
 
     @cached_property
     def directory(self) -> Path:
-        return Path(f"{self.root}/runs/{self.config.name}/{self.plan.run_id}")
+        return directory_of(self.root, self.full_name)
 
     @property
     def full_name(self) -> str:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.errors import UserError
@@ -12,7 +11,7 @@ from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.run_report import RunReport
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sweep.sweep import Point, Sweep, open_if_intact
+from hyperpod_ft.sweep.sweep import Point, Sweep
 from hyperpod_ft.sweep.sweep_file import Settings
 
 
@@ -54,10 +53,10 @@ class SweepResult:
 
 def sweep_result(sweep: Sweep) -> SweepResult:
     """Asks the launchers of the runs. A run that was deleted is `unknown`."""
-    runs = [open_if_intact(sweep.root / "runs" / point.run) for point in sweep.points]
-    found = {current.directory: current for current in statuses_of([run for run in runs if run])}
+    runs = [sweep.open_if_intact(point) for point in sweep.points]
+    statuses = {current.directory: current for current in statuses_of([run for run in runs if run])}
     points = tuple(
-        _result(number, point.settings, run, found[str(run.directory)]) if run else _unknown(number, point, sweep.root)
+        _result(number, point.settings, run, statuses[str(run.directory)]) if run else _unknown(sweep, number, point)
         for number, (point, run) in enumerate(zip(sweep.points, runs, strict=True), 1)
     )
     losses = {point.number: loss for point in points if math.isfinite(loss := _loss_of(point))}
@@ -75,7 +74,7 @@ def sweep_result(sweep: Sweep) -> SweepResult:
 
 def sweep_reports(sweep: Sweep) -> list[RunReport]:
     """What the page of the sweep shows: each run that was submitted. Raises UserError when none was."""
-    runs = [run for point in sweep.points if (run := open_if_intact(sweep.root / "runs" / point.run)) and run.jobs()]
+    runs = [run for point in sweep.points if (run := sweep.open_if_intact(point)) and run.jobs()]
     if not runs:
         raise UserError(f"{sweep.directory}: no run of this sweep was submitted", "hyperpod-ft sweep resume")
     return [gather(run, current) for run, current in zip(runs, statuses_of(runs), strict=True)]
@@ -86,13 +85,12 @@ def _loss_of(point: PointResult) -> float:
     return math.nan if point.validation_loss is None else point.validation_loss
 
 
-def _unknown(number: int, point: Point, root: Path) -> PointResult:
-    directory = str(root / "runs" / point.run)
+def _unknown(sweep: Sweep, number: int, point: Point) -> PointResult:
     return PointResult(
         number,
         point.settings,
         point.run,
-        directory,
+        str(sweep.run_directory(point)),
         "unknown",
         "was removed, or cannot be opened",
         None,

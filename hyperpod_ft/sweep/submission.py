@@ -19,7 +19,7 @@ from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.sweep.planning import PlannedSweep
-from hyperpod_ft.sweep.sweep import Sweep, open_if_intact
+from hyperpod_ft.sweep.sweep import Sweep
 
 _WAITING = "waiting for another command on this sweep"
 
@@ -75,7 +75,7 @@ def _with_lanes_kept(sweep: Sweep) -> Sweep:
     earlier = Sweep.open(sweep.directory)
     listed = {point.run for point in sweep.points}
     for point in earlier.points:
-        run = None if point.run in listed else open_if_intact(earlier.root / "runs" / point.run)
+        run = None if point.run in listed else earlier.open_if_intact(point)
         if run and Launchers.of(run).active(run):
             raise UserError(
                 f"sweep {sweep.name}: {point.run} is at work, and no longer in the file",

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import directory_of
 from hyperpod_ft.sweep.sweep_file import Settings
 
 
@@ -37,7 +38,7 @@ class Sweep:
         """The sweep in a directory. Raises UserError when there is none, or it is damaged."""
         path = directory / "sweep.json"
         try:
-            found = _SWEEP.validate_json(path.read_bytes())
+            sweep = _SWEEP.validate_json(path.read_bytes())
         except OSError as error:
             raise UserError(
                 f"{directory}: no sweep.json in it", "give a sweep file or the directory of a sweep"
@@ -45,7 +46,7 @@ class Sweep:
         except ValueError as error:
             raise UserError(f"{path}: is damaged", "remove it, and submit the sweep file again") from error
         # as it is called here: the volume may have another path than on the machine that wrote it
-        return replace(found, root=directory.resolve().parents[1])
+        return replace(sweep, root=directory.resolve().parents[1])
 
     @property
     def directory(self) -> Path:
@@ -63,9 +64,19 @@ class Sweep:
     def write(self) -> None:
         publish.write_json(self.path, asdict(self) | {"root": str(self.root)})
 
+    def run_directory(self, point: Point) -> Path:
+        return directory_of(self.root, point.run)
+
     def open_run(self, point: Point) -> Run:
         """Raises UserError when the run's directory was removed or is damaged."""
-        return Run.open(self.root / "runs" / point.run)
+        return Run.open(self.run_directory(point))
+
+    def open_if_intact(self, point: Point) -> Run | None:
+        """The run; None when its directory was removed or is damaged."""
+        try:
+            return self.open_run(point)
+        except UserError:
+            return None
 
     def with_lane(self, number: int, lane: int) -> "Sweep":
         """The sweep with the lane of one point set."""
@@ -80,11 +91,3 @@ class Sweep:
 
 
 _SWEEP = TypeAdapter(Sweep)
-
-
-def open_if_intact(directory: Path) -> Run | None:
-    """The run in a directory; None when it was deleted or is damaged."""
-    try:
-        return Run.open(directory)
-    except UserError:
-        return None

@@ -45,9 +45,10 @@ def view(
     secret; nothing can be changed there.
     """
     from hyperpod_ft.runs import references
+    from hyperpod_ft.runs.run_paths import runs_directory
     from hyperpod_ft.serving.view.server import ViewServer
 
-    is_root = reference is not None and (Path(reference) / "runs").is_dir()
+    is_root = reference is not None and runs_directory(Path(reference)).is_dir()
     run = None if is_root else references.find(reference)
     root = run.root if run else Path(reference or "")
     with ViewServer(root.resolve(), port) as server:

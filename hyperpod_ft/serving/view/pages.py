@@ -16,6 +16,7 @@ from hyperpod_ft.report.page import report_page
 from hyperpod_ft.report.run_report import RunReport
 from hyperpod_ft.report.runs_page import runs_page
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import directory_of
 from hyperpod_ft.serving.http.errors import HttpError
 
 _REFRESH_SECONDS = 10.0  # as often as `watch` asks Slurm
@@ -54,7 +55,7 @@ class Pages:
         return report_page([report for _, report in found], refresh_seconds=refresh, all_runs=all_runs)
 
     def _gather(self, name: str) -> tuple[RunStatus, RunReport]:
-        directory = self._root / "runs" / name
+        directory = directory_of(self._root, name)
         if not _NAME.fullmatch(name) or not directory.is_dir():
             raise HttpError(404, f"no such run below {self._root}")
         run = Run.open(directory)

@@ -10,7 +10,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.job_files import banner
-from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.jobs import Job, Submission
 from hyperpod_ft.runs.records import Record, unix_time
 from hyperpod_ft.runs.restarts import Attempt, NodeFailure
 from hyperpod_ft.runs.results.samples import ExactCount, Loss, Losses, RecordedAnswers, SampledRow, Samples
@@ -66,9 +66,7 @@ def recorded_run(base: Path, steps: int = 100, prompt: str = "What is up?", **ov
         attempt = Usage("4", at(started), seconds, 1, 0)
         publish.write_json(run.usage_path / f"{started}.json", asdict(attempt))
     _samples(prompt).write(run.samples_path)
-    publish.write_json(
-        run.provenance / "submission-1.json", {"time": at(0), "user": "me", "host": "head", "argv": ["x"]}
-    )
+    run.add_submission(Submission(at(0), ["x"], "/home/me", "me", "head", "0.1.0", "/fsx/code/0.1.0-1", None), "1")
     return run
 
 

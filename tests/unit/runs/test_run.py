@@ -12,7 +12,7 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.submit import cancel, prepare, submit
 from hyperpod_ft.runs import references
-from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.jobs import GitState, Job, Submission
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 
@@ -43,6 +43,18 @@ def test_the_log_is_the_jobs_own_or_what_cloudwatch_has(make_run: Callable[..., 
     for log in (run.fetched_log("train", "7"), run.log("train", "7")):
         log.touch()
         assert run.log_here("train", "7") == log
+
+
+def test_submissions_are_read_oldest_first_and_damaged_files_left_out(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    assert run.submissions() == []
+    state = GitState("0123abc", [" M run.yaml"])
+    first = Submission("2026-01-01T00:00:00Z", ["submit"], "/home/me", "me", "head", "0.1.0", "/fsx/code/1", state)
+    second = replace(first, time="2026-01-01T00:00:01Z", git=None)
+    run.add_submission(second, "2026-01-01T000001Z-7")
+    run.add_submission(first, "2026-01-01T000000Z-8")
+    (run.provenance / "submission-2025-01-01T000000Z-9.json").write_text('{"time": "2025-')
+    assert run.submissions() == [first, second]
 
 
 def test_a_run_file_that_cannot_be_submitted_leaves_a_run_that_commands_can_read(
