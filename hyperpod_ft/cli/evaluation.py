@@ -67,7 +67,7 @@ def eval_command(
     found = with_evaluation(references.find(run), section, Path.cwd())
     launchers = Launchers.of(found)
     jobs = submit.submit(found, launchers, Selection(only="eval"), launcher or found.last_launcher)
-    references.set_last_run(found)
+    references.set_last("run", found.directory)
     if not jobs:
         show_runs.scores(evaluations(found))
     show_runs.submitted(found, jobs)

@@ -274,7 +274,7 @@ def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, orig
     jobs = submit.submit(run, launchers, selection, launcher)
     if origin:
         publish.write_text(run.origin, origin)
-    references.set_last_run(run)
+    references.set_last("run", run.directory)
     show_runs.submitted(run, jobs)
     if watch and not follow_run(run, launchers):
         raise typer.Exit(1)

@@ -1,8 +1,12 @@
-"""What a RUN argument means: a run directory, `name/id`, a run file, a recipe, or the run submitted last."""
+"""What a RUN argument means: a run directory, `name/id`, a run file, a recipe, or the run submitted last.
+
+Also remembers which run, and which sweep, that was.
+"""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
@@ -29,25 +33,33 @@ def find(reference: str | None, overrides: Sequence[str] = ()) -> Run:
     return run
 
 
-def set_last_run(run: Run) -> None:
-    """Make it the run submitted last. Only prints a line when the account's state directory cannot be written."""
+def set_last(kind: Literal["run", "sweep"], directory: Path) -> None:
+    """Make it the run or sweep submitted last on this account.
+
+    Only prints a line when the account's state directory cannot be written.
+    """
+    path = _last(kind)
     try:
-        publish.write_text(_pointer(), f"{run.directory}\n")
+        publish.write_text(path, f"{directory}\n")
     except OSError as error:
-        print(f"not remembered as the last run: {_pointer()}: {error.strerror}", file=sys.stderr)
+        print(f"not remembered as the last {kind}: {path}: {error.strerror}", file=sys.stderr)
+
+
+def last_directory(kind: Literal["run", "sweep"]) -> Path:
+    """The directory of the run or sweep submitted last, which may no longer exist. Raises UserError when none was."""
+    try:
+        return Path(_last(kind).read_text(encoding="utf-8").rstrip("\n"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"no {kind} was submitted yet", f"give a {kind} directory or a {kind} file") from None
+
+
+def _last(kind: str) -> Path:
+    return state_directory() / f"last-{kind}"
 
 
 def last_run() -> Run:
     """Raises UserError when no run was submitted, or its directory no longer exists."""
-    try:
-        directory = Path(_pointer().read_text(encoding="utf-8").rstrip("\n"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError("no run was submitted yet", "give a run directory or a run file") from None
-    return Run.open(directory)
-
-
-def _pointer() -> Path:
-    return state_directory() / "last-run"
+    return Run.open(last_directory("run"))
 
 
 def _named(reference: str) -> Run | None:

@@ -54,12 +54,12 @@ def submit(
     submitted.
     """
     from hyperpod_ft.cli.sweep import show
+    from hyperpod_ft.runs.references import set_last
     from hyperpod_ft.sweep.planning import plan_sweep
-    from hyperpod_ft.sweep.references import set_last_sweep
     from hyperpod_ft.sweep.submission import submit_sweep
 
     planned = plan_sweep(sweep_file, launcher)
-    set_last_sweep(planned.sweep.directory)
+    set_last("sweep", planned.sweep.directory)
     show.submitted(planned.sweep, submit_sweep(planned))
 
 

@@ -71,6 +71,25 @@ def test_a_run_file_that_cannot_be_submitted_leaves_a_run_that_commands_can_read
     assert cancel(run, Launchers(Unreachable())) == ()
 
 
+def test_the_run_and_the_sweep_that_were_submitted_last_are_remembered_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    references.set_last("run", tmp_path / "a run")
+    with pytest.raises(UserError, match="no sweep was submitted yet"):
+        references.last_directory("sweep")
+    references.set_last("sweep", tmp_path / "a sweep")
+    assert references.last_directory("run") == tmp_path / "a run"
+    assert references.last_directory("sweep") == tmp_path / "a sweep"
+    assert capsys.readouterr().err == ""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    references.set_last("run", tmp_path)
+    assert "not remembered as the last run" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no run was submitted yet"):
+        references.last_directory("run")
+
+
 def test_a_volume_with_two_paths_is_used_by_one(make_run: Callable[..., Run], tmp_path: Path) -> None:
     """A bind mount, here a link: jobs that were submitted below one path would not be recognized below the other."""
     run = make_run()
