@@ -139,7 +139,7 @@ def _at_work(known: KnownRun) -> str:
     except UserError as error:
         return f"it cannot be seen whether it is at work: {error.problem}"
     try:
-        serving = node_job.active(run) if run.serving.is_dir() else []
+        serving = node_job.active(run, launchers.slurm) if run.serving.is_dir() else []
     except UserError as error:
         return f"it cannot be seen whether a job serves it: {error.problem}"
     jobs = ", ".join(f"{job.stage} {job.job_id}" for job in [*active, *serving])

@@ -91,10 +91,11 @@ def ask(
 def _on_node(
     found: "Models", more: list[str], environment: dict[str, str], time_limit: str | None, *, with_vllm: bool
 ) -> None:
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.serving import node_job, program
 
     run = _required(found.run)
-    slurm = node_job.slurm_of(run)
+    slurm = Launchers.of(run).slurm
     wanted = node_job.resources(run, time_limit, accelerators=with_vllm)
     job = node_job.start(run, slurm, wanted, program.options(found, more), environment)
     address = node_job.wait(run, slurm, job, lambda line: print(line, flush=True))
@@ -103,11 +104,12 @@ def _on_node(
 
 
 def _stop(reference: str | None) -> None:
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
     from hyperpod_ft.serving import node_job
 
     run = references.find(reference)
-    jobs = node_job.stop(run, node_job.slurm_of(run))
+    jobs = node_job.stop(run, Launchers.of(run).slurm)
     for job in jobs:
         print(f"cancelled job {job.job_id}")
     if not jobs:

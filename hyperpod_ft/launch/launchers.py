@@ -18,7 +18,7 @@ from hyperpod_ft.runs.run import Run
 class Launchers:
     """Slurm, the plain processes of this machine, and SageMaker. Each is asked only about its own jobs."""
 
-    slurm: Launcher = field(default_factory=SlurmLauncher)
+    slurm: SlurmLauncher = field(default_factory=SlurmLauncher)
     process: Launcher = field(default_factory=ProcessLauncher)
     sagemaker: Launcher = field(default_factory=SageMakerLauncher)
 

@@ -30,7 +30,7 @@ def statuses_of(runs: Sequence[Run]) -> list[RunStatus]:
             continue
         launchers = Launchers.of(run)
         slurm = launchers.slurm
-        if isinstance(slurm, SlurmLauncher) and all(job.launcher == slurm.name for job in jobs):
+        if all(job.launcher == slurm.name for job in jobs):
             # a local cluster, or the one that this process's environment names
             asked.setdefault(slurm.environment.get("SLURM_CONF", ""), (slurm, []))[1].append(run)
         else:

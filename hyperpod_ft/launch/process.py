@@ -12,14 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from hyperpod_ft import publish
 from hyperpod_ft.launch import process_chain
-from hyperpod_ft.launch.process_chain import Chain, ChainJob, Elsewhere
-from hyperpod_ft.launch.protocol import NOTHING_ELSE, JobOfRun, JobsElsewhere, JobState
+from hyperpod_ft.launch.process_chain import Chain, ChainJob, Dependency
+from hyperpod_ft.launch.protocol import NOTHING_ELSE, AwaitedJobs, JobOfRun, JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.processes import descendants, is_running
 from hyperpod_ft.runs.job_files import JOB_ID
@@ -45,15 +45,16 @@ class ProcessLauncher:
         run: Run,
         stages: Sequence[StagePlan],
         submitted: Callable[[Job], None],
-        awaited: JobsElsewhere = NOTHING_ELSE,
+        awaited: AwaitedJobs = NOTHING_ELSE,
     ) -> None:
         """Start the chain runner; it outlives this program and its terminal."""
         first = len(run.jobs()) + 1
         jobs = [Job(stage.name, f"p{first + i}", self.name, utc_now()) for i, stage in enumerate(stages)]
-        known = {stage.name for stage in stages}
+        doing = {**awaited.doing, **{job.stage: JobOfRun(run, job) for job in jobs}}
+        awaited = replace(awaited, doing=doing)
         chain = Chain(
             [
-                ChainJob(job.stage, job.job_id, [need for need in stage.needs if need in known], _other(stage, awaited))
+                ChainJob(job.stage, job.job_id, _dependencies(stage, awaited))
                 for job, stage in zip(jobs, stages, strict=True)
             ]
         )
@@ -115,14 +116,14 @@ class ProcessLauncher:
         """Scripts write to this machine's disk."""
 
 
-def _other(stage: StagePlan, awaited: JobsElsewhere) -> list[Elsewhere]:
-    """The jobs outside its chain that a stage's script waits for."""
+def _dependencies(stage: StagePlan, awaited: AwaitedJobs) -> list[Dependency]:
+    """The jobs that a stage's script waits for. `awaited`: with those of its own chain."""
 
-    def elsewhere(other: JobOfRun, must_succeed: bool) -> Elsewhere:
-        return Elsewhere(str(other.run.directory), other.job.job_id, must_succeed)
+    def dependency(other: JobOfRun, must_succeed: bool) -> Dependency:
+        return Dependency(str(other.run.directory), other.job.job_id, must_succeed)
 
-    found = [elsewhere(awaited.doing[need], True) for need in stage.needs if need in awaited.doing]
-    return found + [elsewhere(other, False) for other in awaited.before_ranks if stage.starts_ranks]
+    needed = [dependency(awaited.doing[need], True) for need in stage.needs if need in awaited.doing]
+    return needed + [dependency(other, False) for other in awaited.before_ranks if stage.starts_ranks]
 
 
 def run_chain(directory: Path, state_file: Path, submission: socket.socket) -> None:
@@ -139,9 +140,9 @@ def run_chain(directory: Path, state_file: Path, submission: socket.socket) -> N
         signal.signal(signal.SIGTERM, _raise_interrupt)
         try:
             for job in chain.jobs:
-                states = {other.stage: other.state for other in chain.jobs}
-                if any(states[need] != "COMPLETED" for need in job.needs) or not _wait_elsewhere(job):
+                if not _wait(job.dependencies):
                     job.state = "CANCELLED"
+                    chain.write(state_file)
                     continue
                 with run.log(job.stage, job.job_id).open("ab") as log:
                     script = _start(run, job.stage, job.job_id, log, held)
@@ -156,9 +157,9 @@ def run_chain(directory: Path, state_file: Path, submission: socket.socket) -> N
         chain.write(state_file)
 
 
-def _wait_elsewhere(job: ChainJob) -> bool:
-    """Wait for the jobs of other runs; returns False when one that must succeed has not."""
-    for other in job.elsewhere:
+def _wait(dependencies: Sequence[Dependency]) -> bool:
+    """Wait until these jobs have ended; returns False when one that must succeed has not."""
+    for other in dependencies:
         while (state := process_chain.states(Path(other.directory)).get(other.job_id)) is not None and state.active:
             time.sleep(_LOOK_SECONDS)
         if other.must_succeed and (state is None or state.state != "COMPLETED"):

@@ -3,7 +3,7 @@
 import fcntl
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -14,10 +14,10 @@ from hyperpod_ft.launch.protocol import JobState
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """A job of another run that a script waits for."""
+class Dependency:
+    """A job of this run, or of another, that a script waits for."""
 
-    directory: str  # of that run
+    directory: str  # of its run
     job_id: str
     must_succeed: bool
 
@@ -28,8 +28,7 @@ class ChainJob:
 
     stage: str
     job_id: str
-    needs: list[str]  # stages of the same chain
-    elsewhere: list[Elsewhere] = field(default_factory=list)
+    dependencies: list[Dependency]
     state: str = "PENDING"
     pid: int | None = None
 

@@ -37,10 +37,11 @@ class JobOfRun:
 
     run: "Run"
     job: "Job"
+    just_submitted: bool = False  # jobs that were submitted earlier do not wait for it
 
 
 @dataclass(frozen=True)
-class JobsElsewhere:
+class AwaitedJobs:
     """The jobs that a chain waits for besides those it consists of."""
 
     # by stage: a job, perhaps of another run, that is about to do the stage. Who needs the stage waits for its success.
@@ -49,7 +50,7 @@ class JobsElsewhere:
     before_ranks: Sequence[JobOfRun] = ()
 
 
-NOTHING_ELSE = JobsElsewhere()
+NOTHING_ELSE = AwaitedJobs()
 
 
 class Launcher(Protocol):
@@ -72,7 +73,7 @@ class Launcher(Protocol):
         run: "Run",
         stages: Sequence["StagePlan"],
         submitted: Callable[["Job"], None],
-        awaited: JobsElsewhere = NOTHING_ELSE,
+        awaited: AwaitedJobs = NOTHING_ELSE,
     ) -> None:
         """Submit the stages' scripts, each to start when those of `stages` that it needs have succeeded.
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.chain import ChainParts, Neighbours, divide
+from hyperpod_ft.launch.chain import ChainParts, divide
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import check_run
-from hyperpod_ft.launch.protocol import NOTHING_ELSE, JobsElsewhere, Launcher
+from hyperpod_ft.launch.protocol import NOTHING_ELSE, AwaitedJobs, Launcher
 from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan, plan
@@ -42,11 +42,12 @@ def submit(run: Run, launchers: Launchers, selection: Selection, launcher: str =
             return _submit(run, chosen, stages)
 
 
-def submit_missing(run: Run, launchers: Launchers, launcher: str, neighbours: Neighbours) -> tuple[Job, ...]:
-    """Submit those stages that must run and that no job is about to do, of this run or of its neighbours.
+def submit_missing(run: Run, launchers: Launchers, launcher: str, awaited: AwaitedJobs) -> tuple[Job, ...]:
+    """Submit those stages that must run and that no job is about to do, of this run or of another.
 
-    Completes what a killed submission has left: its jobs are kept, and later ones wait for them. Jobs that can never
-    start, because what they wait for has failed, are replaced. Returns the new jobs. Raises UserError as `submit` does.
+    `awaited`: the jobs of other runs. Completes what a killed submission has left: its jobs are kept, and later ones
+    wait for them. Jobs that can never start, because what they wait for has failed, are replaced. Returns the new jobs.
+    Raises UserError as `submit` does.
     """
     chosen = launchers.named(launcher)
     _refuse_another_version(run)
@@ -55,22 +56,22 @@ def submit_missing(run: Run, launchers: Launchers, launcher: str, neighbours: Ne
             _use_this_volume(run, chosen)
         elif any(job.launcher != launcher for job in active):
             return ()  # jobs of one launcher cannot wait for those of another
-        parts = _divide(run, launchers, active, neighbours)
+        parts = _divide(run, launchers, active, awaited)
         if parts.never_start:
             launchers.cancel(run, parts.never_start)
             left = [job for job in launchers.active(run) if job not in parts.never_start]
-            parts = _divide(run, launchers, left, neighbours)
-        return _submit(run, chosen, parts.missing, JobsElsewhere(parts.doing, neighbours.before_ranks))
+            parts = _divide(run, launchers, left, awaited)
+        return _submit(run, chosen, parts.missing, parts.awaited)
 
 
-def _divide(run: Run, launchers: Launchers, active: Sequence[Job], neighbours: Neighbours) -> ChainParts:
+def _divide(run: Run, launchers: Launchers, active: Sequence[Job], awaited: AwaitedJobs) -> ChainParts:
     states = launchers.states(run, active)
     pending = [job for job in active if job.job_id in states and states[job.job_id].state == "PENDING"]
-    return divide(run, choose(run), active, pending, neighbours)
+    return divide(run, choose(run), active, pending, awaited)
 
 
 def _submit(
-    run: Run, launcher: Launcher, stages: Sequence[StagePlan], awaited: JobsElsewhere = NOTHING_ELSE
+    run: Run, launcher: Launcher, stages: Sequence[StagePlan], awaited: AwaitedJobs = NOTHING_ELSE
 ) -> tuple[Job, ...]:
     if not stages:
         return ()

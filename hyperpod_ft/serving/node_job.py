@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 from hyperpod_ft import publish
 from hyperpod_ft.config.fields import TimeLimit
 from hyperpod_ft.errors import UserError, last_line
-from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.render import Kit, render_server
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
@@ -44,7 +43,7 @@ def start(
 
     Raises UserError when a job already serves this run, or Slurm refuses it.
     """
-    if earlier := _active(run, slurm):
+    if earlier := active(run, slurm):
         raise UserError(
             f"{run.directory}: job {earlier[0].job_id} already serves it", f"hyperpod-ft serve {run.directory} --stop"
         )
@@ -110,24 +109,12 @@ def directions(run: Run, job: Job, address: Address) -> list[str]:
 
 def stop(run: Run, slurm: SlurmLauncher) -> list[Job]:
     """Cancel the jobs that serve the run, and wait until they have ended. Several were started at the same moment."""
-    jobs = _active(run, slurm)
+    jobs = active(run, slurm)
     if jobs:
         slurm.cancel(run, jobs)
     while any(_state(run, slurm, job).active for job in jobs):
         time.sleep(_POLL_SECONDS)
     return jobs
-
-
-def slurm_of(run: Run) -> SlurmLauncher:
-    """The Slurm of the run's jobs."""
-    launcher = Launchers.of(run).slurm
-    assert isinstance(launcher, SlurmLauncher)
-    return launcher
-
-
-def active(run: Run) -> list[Job]:
-    """The jobs that serve the run. Raises UserError when Slurm does not answer."""
-    return _active(run, slurm_of(run))
 
 
 def _state(run: Run, slurm: SlurmLauncher, job: Job) -> JobState:
@@ -137,8 +124,11 @@ def _state(run: Run, slurm: SlurmLauncher, job: Job) -> JobState:
     return slurm.states(run, [job]).get(job.job_id, JobState("COMPLETED"))
 
 
-def _active(run: Run, slurm: SlurmLauncher) -> list[Job]:
-    """The jobs that serve the run: the recorded one, and those of a `start` that was killed before it recorded them."""
+def active(run: Run, slurm: SlurmLauncher) -> list[Job]:
+    """The jobs that serve the run: the recorded one, and those of a `start` that was killed before it recorded them.
+
+    Raises UserError when Slurm does not answer.
+    """
     recorded = _recorded(run)
     if recorded is not None and recorded.cluster_is_gone:
         return []

@@ -5,16 +5,15 @@ it in its lane have ended, in whatever way. Each point's lane is written before 
 that was killed at any line can be submitted again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
-from hyperpod_ft.launch.chain import Neighbours
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.protocol import JobOfRun
+from hyperpod_ft.launch.protocol import AwaitedJobs, JobOfRun
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
@@ -94,7 +93,6 @@ class _Submission:
     def __init__(self, sweep: Sweep, runs: tuple[Run, ...]) -> None:
         self.sweep, self.runs = sweep, runs
         self.doing: dict[Path, JobOfRun] = {}  # shared stages, by the path of their record
-        self.replaced: set[Path] = set()
         self.training: dict[int, JobOfRun] = {}  # by number of the point, the job that trains or will
         for number, run in enumerate(runs):
             active = [job for job in Launchers.of(run).active(run, also=sweep.launcher) if not run.is_done(job.stage)]
@@ -103,22 +101,27 @@ class _Submission:
     def points(self) -> Iterator[Submitted]:
         for number, run in enumerate(self.runs):
             before = self._enter_lane(number)
-            neighbours = Neighbours(self.doing, self.replaced, before)
+            awaited = AwaitedJobs(self._doing_of(run), before)
             launchers = Launchers.of(run)
-            jobs = submit.submit_missing(run, launchers, self.sweep.launcher, neighbours)
+            jobs = submit.submit_missing(run, launchers, self.sweep.launcher, awaited)
             if jobs:
                 publish.write_text(run.origin, self.sweep.points[number].origin)
-            self._note(number, jobs)
-            self.replaced.update(run.record_path(job.stage) for job in jobs)
+            self._note(number, jobs, just_submitted=True)
             yield Submitted(number + 1, run, jobs, done=not jobs and not choose(run))
 
-    def _note(self, number: int, jobs: tuple[Job, ...] | list[Job]) -> None:
+    def _note(self, number: int, jobs: Sequence[Job], *, just_submitted: bool = False) -> None:
         run = self.runs[number]
         for job in jobs:
+            known = JobOfRun(run, job, just_submitted)
             if run.plan[job.stage].shared:
-                self.doing[run.record_path(job.stage)] = JobOfRun(run, job)
+                self.doing[run.record_path(job.stage)] = known
             if job.stage == "train":
-                self.training[number] = JobOfRun(run, job)
+                self.training[number] = known
+
+    def _doing_of(self, run: Run) -> dict[str, JobOfRun]:
+        """By stage, the jobs of other runs that are about to do what this run shares with them."""
+        known = {stage.name: self.doing.get(run.record_path(stage.name)) for stage in run.plan.stages}
+        return {name: job for name, job in known.items() if job and job.run is not run}
 
     def _enter_lane(self, number: int) -> list[JobOfRun]:
         """The trainings that must end before this point's may begin; writes the point's lane."""

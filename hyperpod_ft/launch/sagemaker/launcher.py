@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hyperpod_ft import publish
 from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import NOTHING_ELSE, JobsElsewhere, JobState
+from hyperpod_ft.launch.protocol import NOTHING_ELSE, AwaitedJobs, JobState
 from hyperpod_ft.launch.sagemaker import advance as advancing
 from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, groups, job_name, name_prefix, next_number, sagemaker_section
 from hyperpod_ft.launch.sagemaker.job_logs import JobLogs
@@ -36,7 +36,7 @@ class SageMakerLauncher:
         run: Run,
         stages: Sequence[StagePlan],
         submitted: Callable[[Job], None],
-        awaited: JobsElsewhere = NOTHING_ELSE,
+        awaited: AwaitedJobs = NOTHING_ELSE,
     ) -> None:
         """Record a training job for each group of the stages, and create the first one.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import NOTHING_ELSE, JobsElsewhere, JobState
+from hyperpod_ft.launch.protocol import NOTHING_ELSE, AwaitedJobs, JobState
 from hyperpod_ft.launch.slurm import partitions, programs
 from hyperpod_ft.launch.slurm.programs import START_CONTROLLER, failure, without_defaults
 from hyperpod_ft.launch.slurm.site import SlurmSite
@@ -85,7 +85,7 @@ class SlurmLauncher:
         run: Run,
         stages: Sequence[StagePlan],
         submitted: Callable[[Job], None],
-        awaited: JobsElsewhere = NOTHING_ELSE,
+        awaited: AwaitedJobs = NOTHING_ELSE,
     ) -> None:
         """Submit each stage with sbatch, chained by `afterok`. The jobs inherit this environment, and so any secrets.
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,13 @@ import yaml
 
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.submit import create_run_directory
+from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sweep.planning import PlannedSweep, plan_sweep
 from hyperpod_ft.sweep.references import find_sweep
 from hyperpod_ft.sweep.results import SweepResult, sweep_result
@@ -90,6 +97,35 @@ def test_cancel_stops_the_runs_that_wait_first(tmp_path: Path) -> None:
     assert {point.state for point in ended(planned.sweep).points} == {"cancelled"}
     trained = planned.sweep.root / "trained"
     assert not trained.exists() or planned.runs[1].plan.run_id not in trained.read_text()
+
+
+def test_a_shared_job_that_can_never_start_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The download that it waits for has failed. Its run must not wait for the job that was cancelled."""
+    cancelled: list[Job] = []
+
+    class Waiting(ProcessLauncher):
+        """Has one job, which waits; takes stages instead of starting them."""
+
+        def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
+            return [job for job in jobs if job.job_id == "stuck" and job not in cancelled]
+
+        def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
+            return {job.job_id: JobState("PENDING") for job in jobs}
+
+        def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
+            cancelled.extend(jobs)
+
+        def submit(self, run: Run, stages: Any, submitted: Callable[[Job], None], awaited: Any = None) -> None:
+            for stage in stages:
+                submitted(Job(stage.name, f"new-{stage.name}", self.name, utc_now()))
+
+    planned = sweep_of(tmp_path)
+    create_run_directory(planned.runs[0])
+    planned.runs[0].add_job(Job("dataset", "stuck", "process", utc_now()))
+    monkeypatch.setattr(Launchers, "of", lambda _: Launchers(process=Waiting()))
+    first = next(submit_sweep(planned))
+    assert [job.job_id for job in cancelled] == ["stuck"]
+    assert [job.stage for job in first.jobs] == [stage.name for stage in planned.runs[0].plan.stages]
 
 
 def test_losses_over_different_rows_have_no_best_point(tmp_path: Path) -> None:
