@@ -46,11 +46,11 @@ def _code(run: Run) -> Iterator[Path]:
     """The copies of the kit's code that the run's scripts import."""
     for script in (run.directory / "sbatch").glob("*.sbatch"):
         try:
-            found = _CODE.search(script.read_text(encoding="utf-8"))
+            code = _CODE.search(script.read_text(encoding="utf-8"))
         except OSError:
             continue
-        if found:
-            yield Path(shlex.split(found[1])[0])
+        if code:
+            yield Path(shlex.split(code[1])[0])
     # jobs of an earlier submission run its scripts, which a later one has replaced in the directory
     yield from (Path(submission.code) for submission in run.submissions())
 

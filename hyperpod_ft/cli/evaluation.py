@@ -64,12 +64,12 @@ def eval_command(
         "allow_code_execution": allow_code_execution,
         "python": python,
     }
-    found = with_evaluation(references.find(run), section, Path.cwd())
-    launchers = Launchers.of(found)
-    jobs = submit.submit(found, launchers, Selection(only="eval"), launcher or found.last_launcher)
-    references.set_last("run", found.directory)
+    evaluated = with_evaluation(references.find(run), section, Path.cwd())
+    launchers = Launchers.of(evaluated)
+    jobs = submit.submit(evaluated, launchers, Selection(only="eval"), launcher or evaluated.last_launcher)
+    references.set_last("run", evaluated.directory)
     if not jobs:
-        show_runs.scores(evaluations(found))
-    show_runs.submitted(found, jobs)
-    if watch and not follow_run(found, launchers):
+        show_runs.scores(evaluations(evaluated))
+    show_runs.submitted(evaluated, jobs)
+    if watch and not follow_run(evaluated, launchers):
         raise typer.Exit(1)

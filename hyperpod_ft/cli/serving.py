@@ -89,15 +89,15 @@ def ask(
 
 
 def _on_node(
-    found: "Models", more: list[str], environment: dict[str, str], time_limit: str | None, *, with_vllm: bool
+    models: "Models", more: list[str], environment: dict[str, str], time_limit: str | None, *, with_vllm: bool
 ) -> None:
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.serving import node_job, program
 
-    run = _required(found.run)
+    run = _required(models.run)
     slurm = Launchers.of(run).slurm
     wanted = node_job.resources(run, time_limit, accelerators=with_vllm)
-    job = node_job.start(run, slurm, wanted, program.options(found, more), environment)
+    job = node_job.start(run, slurm, wanted, program.options(models, more), environment)
     address = node_job.wait(run, slurm, job, lambda line: print(line, flush=True))
     for line in node_job.directions(run, job, address):
         print(line)
