@@ -110,7 +110,7 @@ class Jobs:
                 found = self.describe(name)
                 assert found["TrainingJobStatus"] != "Failed", (found["FailureReason"], self.log(name))
             assert time.monotonic() < deadline, [self.log(name) for name in self.names(run)]
-            time.sleep(0.5)
+            time.sleep(2)  # each look costs dozens of requests
 
     def fetch(self, run: Run) -> None:
         """Bring the results of a run in a store here."""
