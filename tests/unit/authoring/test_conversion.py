@@ -135,6 +135,12 @@ def test_every_key_is_used_or_named_and_no_secret_is_copied(directory: Path) -> 
     assert all(f"# Not converted: {key}" in text for key in found.left)
 
 
+def test_names_of_keys_cannot_control_a_terminal(directory: Path) -> None:
+    found, _ = converted(directory, TRL + '"a\\e[2J\\nb": 1\n')
+    assert found.left["a?[2J?b"] == "unknown key"
+    assert "# Not converted: a?[2J?b: unknown key" in found.draft.text()
+
+
 def test_the_batch_stays_and_is_divided_only_to_fit(directory: Path) -> None:
     large = AXOLOTL.replace("micro_batch_size: 2", "micro_batch_size: 32").replace("packing: true", "packing: false")
     _, config = converted(directory, large, "g5.xlarge")
