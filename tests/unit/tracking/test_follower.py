@@ -268,9 +268,9 @@ def test_a_state_that_cannot_be_read_publishes_nothing(stand_in: Run) -> None:
     """It may say that all is published: under a new key all would be published again."""
     log(stand_in, [1])
     path = stand_in.tracking / "mlflow.json"
-    path.mkdir()
-    assert "Is a directory" in catch_up(stand_in)["mlflow"].problem
-    path.rmdir()
+    path.symlink_to(path.name)
+    assert "symbolic links" in catch_up(stand_in)["mlflow"].problem
+    path.unlink()
     path.write_text('{"key": ')
     assert f"{path}: is damaged" in catch_up(stand_in)["mlflow"].problem
     assert published(stand_in) == []
@@ -290,10 +290,12 @@ def test_an_error_of_the_run_does_not_end_the_tracker(stand_in: Run, monkeypatch
     shutdown = Shutdown()
     thread = threading.Thread(target=follow, args=(stand_in, shutdown))
     thread.start()
-    wait_until((stand_in.tracking / "mlflow.json").exists)
-    assert TrackerState.read(stand_in, "mlflow").problem == "records/eval.json: is damaged"
-    log(stand_in, [1])
-    wait_until(lambda: published(stand_in) == [1])
-    shutdown.begin(30)
-    thread.join(30)
+    try:
+        wait_until((stand_in.tracking / "mlflow.json").exists)
+        assert TrackerState.read(stand_in, "mlflow").problem == "records/eval.json: is damaged"
+        log(stand_in, [1])
+        wait_until(lambda: published(stand_in) == [1])
+    finally:
+        shutdown.begin(30)
+        thread.join(30)
     assert not thread.is_alive()
