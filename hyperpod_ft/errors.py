@@ -7,6 +7,8 @@ import errno
 import sys
 from collections.abc import Iterable
 
+from hyperpod_ft.terminal import printable
+
 EXIT_USER_ERROR = 2
 VOLUME_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of the volume, where a traceback does not help.
@@ -22,9 +24,11 @@ class UserError(Exception):
     """
 
     def __init__(self, problem: str, remedy: str = "") -> None:
-        """`problem` says where and what is wrong, `remedy` what to do. Line breaks become spaces."""
+        """`problem` says where and what is wrong, `remedy` what to do. Line breaks become spaces, and what does
+        not print a `?`: names of files and keys may hold sequences that control a terminal.
+        """
         super().__init__(_one_line(f"{problem}; {remedy}" if remedy else problem))
-        self.problem, self.remedy = problem, remedy
+        self.problem, self.remedy = _one_line(problem), _one_line(remedy)
 
 
 class ConfigError(UserError):
@@ -41,7 +45,7 @@ class ConfigError(UserError):
 def print_error(where: str, message: str) -> None:
     """Print a user's error to stderr, each line marked `error: ` and with the stage or the node."""
     for line in message.splitlines():
-        print(f"error: {where}: {line}", file=sys.stderr, flush=True)
+        print(f"error: {where}: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def first_sentence(error: BaseException) -> str:
@@ -73,7 +77,7 @@ def last_line(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

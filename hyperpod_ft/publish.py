@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,8 @@ from hyperpod_ft.errors import UserError
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a file under a temporary name, fsync and rename. The umask limits `mode`, as for any new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # two writers have two temporary files, by host and process id; the last rename wins, with a complete file
-    partial = path.with_name(f".{path.name}.partial-{platform.node()}-{os.getpid()}")
+    # two writers have two temporary files, by host, process and thread; the last rename wins, with a complete file
+    partial = path.with_name(f".{path.name}.partial-{platform.node()}-{os.getpid()}-{threading.get_native_id()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:

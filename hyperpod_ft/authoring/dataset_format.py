@@ -75,6 +75,14 @@ def of_files(path: Path) -> FoundFormat:
     return FoundFormat(found, f"recognized from {counted}: {_fields(rows[0].values)}", _prompt(found, rows[0].values))
 
 
+def count_rows(path: Path, most: int) -> int:
+    """The rows of a local file or directory, counted up to `most`; 0 where they cannot be read here."""
+    try:
+        return sum(1 for _ in islice(_rows(path), most))
+    except (UserError, OSError, ValueError):  # pyarrow's errors are ValueErrors
+        return 0
+
+
 def _rows(path: Path) -> Iterator[reading.Row]:
     directory = path if path.is_dir() else path.parent
     names = [path.name]

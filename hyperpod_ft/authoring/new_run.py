@@ -25,6 +25,7 @@ from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.runs.assets import config_directory
 
 _LEARNING_RATES = {"lora": 2e-4, "full": 1e-5, "dpo": 5e-6}
+_VALIDATION_SHARE, _VALIDATION_ROWS = 0.02, 20
 _NOT_IN_NAMES = re.compile(r"^example:|\.(jsonl?|ndjson|parquet)$")
 
 
@@ -89,7 +90,10 @@ def set_dataset(draft: Draft, source: str, format_name: str | None, output: Path
     written = written_source(source, output)
     draft.set("dataset.source", written)
     draft.default("dataset.max_length", 2048, "tokens of a packed row")
-    draft.default("dataset.validation_share", 0.02, "rows held out for the validation loss")
+    if draft.get("dataset.validation_share") is None:
+        share = _validation_share(written, output)
+        why = ", more of few rows" if share > _VALIDATION_SHARE else ""
+        draft.set("dataset.validation_share", share, f"rows held out for the validation loss{why}")
     if format_name:
         draft.set("dataset.format", format_name)
         return
@@ -101,10 +105,23 @@ def set_dataset(draft: Draft, source: str, format_name: str | None, output: Path
         draft.set("generate.prompts", [found.prompt], "answered before and after training; this is the first row's")
 
 
-def _found_format(source: str, output: Path) -> FoundFormat:
+def _validation_share(source: str, output: Path) -> float:
+    """A loss over a row or two says little: of a small dataset that is here, `_VALIDATION_ROWS` or a fifth."""
+    enough = round(_VALIDATION_ROWS / _VALIDATION_SHARE)
+    path = _local_path(source, output)
+    rows = dataset_format.count_rows(path, enough) if path else enough
+    return max(_VALIDATION_SHARE, round(min(_VALIDATION_ROWS / rows, 0.2), 2)) if rows else _VALIDATION_SHARE
+
+
+def _local_path(source: str, output: Path) -> Path | None:
     if source.startswith("example:") or sources.kind_of(source) == "local":
-        asset = sources.resolve("dataset.source", source, None, output.resolve().parent)
-        return dataset_format.of_files(Path(asset.source))
+        return Path(sources.resolve("dataset.source", source, None, output.resolve().parent).source)
+    return None
+
+
+def _found_format(source: str, output: Path) -> FoundFormat:
+    if path := _local_path(source, output):
+        return dataset_format.of_files(path)
     if found := dataset_format.known_on_the_hub(source):
         return found
     raise UserError(f"--dataset {source}: its rows are not here to recognize their format", "give it with --format")

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from hyperpod_ft.clean.needs import NeedIndex, needs
 from hyperpod_ft.clean.sizes import usages
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.snapshot import is_held
 from hyperpod_ft.runs.cached_run import CachedRun, RecordCache
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import runs_directory
@@ -190,6 +191,8 @@ def _judged(item: Item, unfinished: NeedIndex, finished: NeedIndex) -> Item:
         return _kept(item, f"belongs to {owner}")
     if waiting := unfinished.runs_that_need(name):
         return _kept(item, f"needed by {_named(waiting)}, not finished")
+    if item.kind == "code" and is_held(item.path):
+        return _kept(item, "a server imports from it")
     if not leftover and (used := finished.runs_that_need(name)):
         return replace(item, only_by_name=f"used by {_named(used)}, finished")
     return item

@@ -9,6 +9,7 @@ import typer
 
 from hyperpod_ft.cli.example_file import copy_example, write_new
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.shipped import PACKAGE
 
 if TYPE_CHECKING:
     from hyperpod_ft.authoring.conversion.convert import Supplement
@@ -33,8 +34,12 @@ class Format(str, Enum):
     preference = "preference"
 
 
+def _recipes() -> str:
+    return ", ".join(sorted(path.stem for path in (PACKAGE / "recipes").glob("*.yaml")))
+
+
 def init(
-    recipe: Annotated[str | None, typer.Argument(help="A packaged recipe, to be copied.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help=f"A packaged recipe, to be copied: {_recipes()}.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")] = Path("run.yaml"),
     model: Annotated[str | None, typer.Option(help="A Hub id, S3 URI or directory of a model.")] = None,
     dataset: Annotated[str | None, typer.Option(help="A Hub id, S3 URI, file or directory.")] = None,

@@ -27,6 +27,7 @@ from hyperpod_ft.cli.sharing import app as sharing_app
 from hyperpod_ft.cli.sweep.commands import app as sweep_app
 from hyperpod_ft.cli.watch.commands import app as watch_app
 from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of
+from hyperpod_ft.terminal import printable
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
@@ -297,7 +298,7 @@ def main() -> None:
         if not file_of(error) and error.errno not in VOLUME_ERRORS:
             raise
         where = file_of(error) or "standard output, or a file"
-        print(f"error: {where}: {error.strerror}; free or repair the volume", file=sys.stderr)
+        print(f"error: {printable(where)}: {error.strerror}; free or repair the volume", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
 
 

@@ -6,7 +6,10 @@ import typer
 
 RunReference = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="A run directory, run file or recipe. Default: the run submitted last."),
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run directory, run file or recipe. Default: the run submitted last; runs of sweeps do not count.",
+    ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. training.epochs=1.")

@@ -13,9 +13,15 @@ from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job import interpreters
 from hyperpod_ft.job.installation import why_not_found
-from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind, from_neuron_repositories, requirements
+from hyperpod_ft.planning.pins import (
+    EVALUATION_ENVIRONMENT,
+    PYTHON_VERSIONS,
+    environment_kind,
+    from_neuron_repositories,
+    requirements,
+)
 
-_OTHERS = ("torch", "transformers", "optimum-neuron")  # stand for what comes from pip's usual index
+_OTHERS = ("torch", "transformers", "optimum-neuron", "lm-eval")  # stand for what comes from pip's usual index
 
 
 def assumptions(expected: Expectations) -> list[Assumption]:
@@ -65,6 +71,8 @@ def _packages(expected: Expectations) -> Finding:
 
 def _pinned(config: RunConfig, name: str) -> Finding:
     kind, pins, repositories = environment_kind(name), requirements(name), config.env.package_repositories
+    if config.eval and config.eval.python is None:  # stage tasks installs these as well
+        pins += requirements(EVALUATION_ENVIRONMENT)
     version = next(iter(PYTHON_VERSIONS.get(kind, (_this_python(),))))
     if kind != "torch" and (found := interpreters.find(PYTHON_VERSIONS[kind])):
         version = interpreters.version_of(found)

@@ -13,7 +13,7 @@ import sys
 import zlib
 from pathlib import Path
 
-from hyperpod_ft.errors import UserError, print_error
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
 from hyperpod_ft.job.job_step import JobStep
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.planning.engine_rules import rules_of
@@ -75,19 +75,31 @@ def master_port(run: Run, step: JobStep) -> int:
 def main() -> None:
     """Check the node and become torchrun, or exit with the status of what kept it from starting."""
     directory, *options = sys.argv[1:]
-    run = Run.open(Path(directory))
+    step = JobStep.from_environment()
+    try:
+        _start_ranks(Path(directory), step, precompile=options == [_PRECOMPILE])
+    except UserError as error:
+        print_error(step.node, str(error))
+        sys.exit(EXIT_USER_ERROR)
+    except OSError as error:
+        message, status = volume_failure(error)
+        print_error(step.node, message)
+        sys.exit(status)
+
+
+def _start_ranks(directory: Path, step: JobStep, *, precompile: bool) -> None:
+    run = Run.open(directory)
     if run.config.instance.has_accelerators or run.plan.degrees.nodes > 1:
         check = [str(run.python), "-m", "hyperpod_ft.job.health", str(run.directory)]
         if status := subprocess.run(check, check=False).returncode:
             sys.exit(shell_status(status))
-    step = JobStep.from_environment()
     try:
         meeting = rendezvous(run, step)
     except UserError as error:
         # exit status 1, not 2: the controller may answer later, so the job must not be given up
         print_error(step.node, str(error))
         sys.exit(1)
-    command = torchrun_command(run, meeting, step.node_number, precompile=options == [_PRECOMPILE])
+    command = torchrun_command(run, meeting, step.node_number, precompile=precompile)
     first = rules_of(run.config.engine).program_directories(run.config, run.python)
     os.environ["PATH"] = os.pathsep.join([*map(str, first), os.environ.get("PATH", os.defpath)])
     os.execvp(command[0], command)  # noqa: S606 - no shell is meant

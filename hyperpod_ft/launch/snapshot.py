@@ -2,8 +2,12 @@
 
 <copies>/<version>-<digest>/hyperpod_ft/    the package, with its templates
 <copies>/<version>-<digest>/entry.py        what SageMaker starts in the containers of training jobs
+
+Which jobs import from a copy is known from their scripts. A process that no run's script starts locks it instead.
 """
 
+import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from functools import cache
@@ -25,6 +29,26 @@ def snapshot(copies: Path) -> Path:
                     (directory / target).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(file, directory / target)
     return final
+
+
+def hold(copy: Path) -> int:
+    """Lock the copy until this process ends, or the program that it becomes. Returns the descriptor of the lock."""
+    descriptor = os.open(copy / ENTRY, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    os.set_inheritable(descriptor, True)
+    return descriptor
+
+
+def is_held(copy: Path) -> bool:
+    """Whether a process on any machine holds the copy. Raises OSError when that is not known."""
+    try:
+        with (copy / ENTRY).open("rb+") as stream:  # over NFS, only files that are open for writing can be locked
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 @cache

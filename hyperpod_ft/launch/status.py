@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.sagemaker.groups import LAUNCHER
 from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.cached_run import CachedRun
@@ -127,7 +128,11 @@ def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
     """The status of a run whose records were read after `states`, those of its unfinished jobs; None: no answer."""
     needed, jobs = {stage.name for stage in choose(run)}, run.latest_jobs()
     stages = _one_at_a_time(
-        _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed) for stage in run.plan.stages
+        (
+            _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed)
+            for stage in run.plan.stages
+        ),
+        {job.job_id for job in jobs.values() if job.launcher == LAUNCHER},
     )
     return RunStatus(
         name=run.config.name,
@@ -158,12 +163,15 @@ def _origin(run: Run) -> str:
         return ""
 
 
-def _one_at_a_time(stages: Iterable[StageStatus]) -> tuple[StageStatus, ...]:
-    """A job runs its stages one after the other, so its state is that of its first unfinished stage."""
+def _one_at_a_time(stages: Iterable[StageStatus], training_jobs: Collection[str]) -> tuple[StageStatus, ...]:
+    """A training job runs its stages one after the other, so its state is that of its first unfinished stage.
+
+    Two stages with one job id of Slurm were submitted to two, or to one that was set up anew.
+    """
     jobs: set[str] = set()
     found = []
     for stage in stages:
-        if stage.state == "done" or not stage.job_id:
+        if stage.state == "done" or stage.job_id not in training_jobs:
             found.append(stage)
             continue
         if stage.job_id in jobs:

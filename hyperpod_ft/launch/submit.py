@@ -133,12 +133,15 @@ def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Ite
     create_run_directory(run)
     _refuse_another_path(run)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(volume_lock.submitting(run.root))
+        held = [stack.enter_context(volume_lock.submitting(run.root))]
         create_run_directory(run)  # a removal that this has waited for may have taken it, with a lock in it
-        held = stack.enter_context(
-            publish.lock(run.directory / "submit.lock", waiting="waiting for another submission of this run")
+        held.append(
+            stack.enter_context(
+                publish.lock(run.directory / "submit.lock", waiting="waiting for another submission of this run")
+            )
         )
-        os.set_inheritable(held, True)  # sbatch holds the lock too, which outlives a submission that is killed
+        for descriptor in held:  # sbatch holds the locks too, which outlives a submission that is killed
+            os.set_inheritable(descriptor, True)
         # a job whose stage has left its record is about to end
         yield [job for job in launchers.active(run, also) if not run.is_done(job.stage)]
 

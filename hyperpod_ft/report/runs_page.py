@@ -27,12 +27,14 @@ class _Row:
 def runs_page(root: str, statuses: Sequence[RunStatus], refresh_seconds: int) -> str:
     """The page loads itself again every `refresh_seconds`. Its links are relative: `runs/<name>/<id>`, `compare`."""
     assets = {name: asset(name) for name in _ASSETS}
+    rows = [_row(status) for status in statuses]
     return (
         environment()
         .get_template("report/runs.html.j2")
         .render(
             root=root,
-            rows=[_row(status) for status in statuses],
+            rows=rows,
+            costs=any(row.cost is not None for row in rows),
             notes=list(dict.fromkeys(status.note for status in statuses if status.note)),
             assets=assets,
             policy=content_policy(assets, connects=True, forms=True),

@@ -33,11 +33,12 @@ class _Planned(Plan):
 
     config: dict[str, Any] = field(default_factory=dict)
     run_file_sha256: str = ""  # of the run.yaml that has these values
+    replaced_sha256: str = ""  # of the one before it, which a kill between the two files leaves
 
     def config_of(self, frozen: Path) -> RunConfig:
         """The config in run.yaml, which may have been edited since. Raises UserError."""
         with contextlib.suppress(OSError):  # reading it again gives the user's error
-            if file_sha256(frozen) == self.run_file_sha256:
+            if file_sha256(frozen) in (self.run_file_sha256, self.replaced_sha256):
                 return run_file.validate(self.config, str(frozen))
         return run_file.open_frozen(frozen)
 
@@ -90,10 +91,17 @@ class Run(RunPaths):
         return run
 
     def freeze(self) -> None:
-        """Write what `open` reads. Makes the directory; its run.yaml, which makes it a run's, comes last."""
+        """Write what `open` reads. Makes the directory; its run.yaml, which makes it a run's, comes last.
+
+        A kill between the two files leaves the new plan with its values, and the next `freeze` completes it.
+        """
         text = self.yaml()
-        config = {"run_file_sha256": text_sha256(text), "config": self.config.model_dump(mode="json")}
-        publish.write_json(self.plan_path, self.plan.as_dict() | config)
+        values = {
+            "run_file_sha256": text_sha256(text),
+            "replaced_sha256": file_sha256(self.config_path) if self.config_path.exists() else "",
+            "config": self.config.model_dump(mode="json"),
+        }
+        publish.write_json(self.plan_path, self.plan.as_dict() | values)
         publish.write_text(self.config_path, text)
 
     def yaml(self) -> str:

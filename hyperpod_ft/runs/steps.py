@@ -15,10 +15,12 @@ class Steps:
 
 
 def steps(run: Run) -> Steps | None:
-    """How many optimizer steps the run takes; None until its dataset is prepared."""
+    """How many optimizer steps the run takes; None until its dataset is prepared, or if its record is damaged."""
     record = run.record("dataset")
     if record is None or run.why_not_done("dataset"):
         return None
-    training, rows = run.config.training, int(record.facts["train_rows"])
+    training, rows = run.config.training, record.facts.get("train_rows")
+    if not isinstance(rows, int):
+        return None
     per_step = rows_per_step(training, run.plan.degrees.data_parallel)
     return Steps(rows / per_step, total_steps(training, rows, per_step))

@@ -13,10 +13,10 @@ from hyperpod_ft import publish
 
 
 @contextlib.contextmanager
-def submitting(root: Path) -> Iterator[None]:
-    """Nothing is removed while the block runs; waits until a removal has ended."""
-    with _locked(root, fcntl.LOCK_SH, "waiting for hyperpod-ft clean"):
-        yield
+def submitting(root: Path) -> Iterator[int]:
+    """Nothing is removed while the block runs; waits until a removal has ended. Yields the descriptor of the lock."""
+    with _locked(root, fcntl.LOCK_SH, "waiting for hyperpod-ft clean") as held:
+        yield held
 
 
 @contextlib.contextmanager
@@ -27,7 +27,7 @@ def removing(root: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(root: Path, kind: int, waiting: str) -> Iterator[None]:
+def _locked(root: Path, kind: int, waiting: str) -> Iterator[int]:
     with _open(root / "records" / "clean.lock") as stream:
         try:
             fcntl.flock(stream, kind | fcntl.LOCK_NB)
@@ -36,7 +36,7 @@ def _locked(root: Path, kind: int, waiting: str) -> Iterator[None]:
             fcntl.flock(stream, kind)
         except OSError as error:
             publish.raise_without_locks(error, root)
-        yield
+        yield stream.fileno()
 
 
 def _open(path: Path) -> IO[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.snapshot import snapshot
+from hyperpod_ft.launch.snapshot import hold, snapshot
+from hyperpod_ft.runs import volume_lock
 from hyperpod_ft.serving.models import Models
 
 
@@ -47,5 +48,8 @@ def server(models: Models, more: Sequence[str]) -> Program:
     environment = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if models.run and models.python != Path(sys.executable):
         # that interpreter may lack the kit, or have another version
-        environment["PYTHONPATH"] = str(snapshot(models.run.code_copies))
+        with volume_lock.submitting(models.run.root):  # `clean` must not remove the copy before it is held
+            copy = snapshot(models.run.code_copies)
+            hold(copy)
+        environment["PYTHONPATH"] = str(copy)
     return Program((str(models.python), "-m", "hyperpod_ft.serving", *options(models, more)), environment)

@@ -1,10 +1,12 @@
 """The state of a sweep: of each point its run's state and validation loss, and which one is best."""
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.listing import statuses_of
 from hyperpod_ft.launch.status import RunStatus
@@ -73,11 +75,26 @@ def sweep_result(sweep: Sweep) -> SweepResult:
 
 
 def sweep_reports(sweep: Sweep) -> list[RunReport]:
-    """What the page of the sweep shows: each run that was submitted. Raises UserError when none was."""
-    runs = [run for point in sweep.points if (run := sweep.open_if_intact(point)) and run.jobs()]
-    if not runs:
+    """What the page of the sweep shows: each run that was submitted, named after its settings if there are several.
+
+    Raises UserError when none was submitted.
+    """
+    submitted = [(point, run) for point in sweep.points if (run := sweep.open_if_intact(point)) and run.jobs()]
+    if not submitted:
         raise UserError(f"{sweep.directory}: no run of this sweep was submitted", "hyperpod-ft sweep resume")
-    return [gather(run, current) for run, current in zip(runs, statuses_of(runs), strict=True)]
+    statuses = statuses_of([run for _, run in submitted])
+    reports = [gather(run, current) for (_, run), current in zip(submitted, statuses, strict=True)]
+    if len(reports) == 1:
+        return reports
+    short = {key: key.rpartition(".")[2] for key in sweep.keys}
+    keys = short if len(set(short.values())) == len(short) else {key: key for key in short}
+    return [_named_after(point.settings, keys, report) for (point, _), report in zip(submitted, reports, strict=True)]
+
+
+def _named_after(settings: Settings, keys: Mapping[str, str], report: RunReport) -> RunReport:
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    name = ", ".join(f"{keys[key]} {shortened(value)}" for key, value in values.items()) or report.name
+    return replace(report, name=name, figures=report.figures and replace(report.figures, run=name))
 
 
 def _loss_of(point: PointResult) -> float:

@@ -58,7 +58,7 @@ class Follower:
 
     def __init__(self, run: Run, tracker: str, shutdown: Shutdown) -> None:
         self._run, self._tracker, self._shutdown = run, tracker, shutdown
-        self.state = TrackerState.read(run, tracker)
+        self.state = TrackerState("")  # until it is read
         self._rows = NewRows(run.metrics_path)
         self._publisher: Publisher | None = None
         self._deadline = float("inf")  # of the request that is awaited
@@ -67,9 +67,8 @@ class Follower:
     def follow(self) -> None:
         """Publish until the shutdown begins, and then a last time."""
         with contextlib.ExitStack() as stack:
-            if not self._lock(stack):
+            if not self._begin(stack):
                 return
-            self.state = TrackerState.read(self._run, self._tracker)
             last = False
             while not last:
                 last = self._shutdown.has_begun  # asked before the file is read: rows that are there by then are seen
@@ -80,16 +79,20 @@ class Follower:
                     self._shutdown.wait(_POLL_SECONDS)
             self._end()
 
-    def _lock(self, stack: contextlib.ExitStack) -> bool:
-        """Wait until no other process publishes to this tracker, or the shutdown begins."""
+    def _begin(self, stack: contextlib.ExitStack) -> bool:
+        """Wait until the state can be read and no other process publishes to this tracker, or the shutdown begins."""
         path = self._run.tracking / f"{self._tracker}.lock"
         while True:
             try:
-                stack.enter_context(publish.lock(path, patience=0))
-                return True
-            except UserError as error:
+                self.state = TrackerState.read(self._run, self._tracker)
+                with contextlib.ExitStack() as held:
+                    held.enter_context(publish.lock(path, patience=0))
+                    self.state = TrackerState.read(self._run, self._tracker)
+                    stack.push(held.pop_all())
+                    return True
+            except (UserError, OSError) as error:
                 if self._shutdown.has_begun:
-                    self.state = replace(self.state, problem=f"another process publishes to it: {error}")
+                    self.state = replace(self.state, problem=str(error))
                     return False
             self._shutdown.wait(_POLL_SECONDS)
 
@@ -99,7 +102,7 @@ class Follower:
             return False
         try:
             self._publish_missing()
-        except (PublishingError, OSError) as error:
+        except (PublishingError, UserError, OSError) as error:
             self._failed(str(error))
             return False
         self._pause = _FIRST_PAUSE_SECONDS
@@ -160,7 +163,7 @@ class Follower:
             return
         try:
             self._ask(end=self._run.is_done("train"))
-        except PublishingError as error:
+        except (PublishingError, UserError, OSError) as error:
             self._failed(str(error))
         else:
             self._publisher.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
 
@@ -26,11 +27,17 @@ class TrackerState:
 
     @classmethod
     def read(cls, run: Run, tracker: str) -> "TrackerState":
-        """The state in the run's directory; a new one, which nothing was published under, without an intact file."""
+        """The state in the run's directory; without a file a new one, which nothing was published under.
+
+        Raises OSError and UserError when the file cannot be read: a new key would publish the training twice.
+        """
+        path = _path(run, tracker)
         try:
-            return _STATE.validate_json(_path(run, tracker).read_bytes())
-        except (OSError, ValueError):
+            return _STATE.validate_json(path.read_bytes())
+        except FileNotFoundError:
             return cls(f"{run.plan.run_id}-{secrets.token_hex(3)}")
+        except ValueError as error:
+            raise UserError(f"{path}: is damaged", "remove it to publish the training again, as another run") from error
 
     def write(self, run: Run, tracker: str) -> None:
         publish.write_json(_path(run, tracker), asdict(self))

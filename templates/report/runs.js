@@ -34,6 +34,7 @@
     if (body.contains(document.activeElement)) return;
     const names = new Set(chosen().map((box) => box.value));
     body.replaceWith(page.querySelector("tbody"));
+    document.querySelector("thead").replaceWith(page.querySelector("thead"));
     document.getElementById("notes").replaceWith(page.getElementById("notes"));
     for (const box of document.querySelectorAll("tbody input")) box.checked = names.has(box.value);
     show();

@@ -1,5 +1,6 @@
 """axolotl's configuration (docs.axolotl.ai/docs/config-reference.html)."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from hyperpod_ft.authoring.conversion.foreign_file import (
     used,
 )
 from hyperpod_ft.authoring.dataset_format import template
+from hyperpod_ft.config.sections.tracking import PROJECT, PROJECT_CHARACTERS
 from hyperpod_ft.errors import UserError
 
 _FROM_MODEL = "is taken from the model's own files"
@@ -29,6 +31,18 @@ _FORMATS: dict[str, dict[str, Any]] = {
     "chat_template.default": {"format": "chat"},
     "alpaca_chat.load_qa": template("question", "answer"),
 }
+
+
+def _weights_and_biases(conversion: Conversion, key: str) -> None:
+    if conversion.values.get("wandb_mode") == "disabled":
+        return
+    project = str(conversion.values[key])
+    conversion.draft.set("tracking.trackers", ["wandb"], "its key comes from the shell that submits (docs/tracking.md)")
+    if re.fullmatch(PROJECT, project, re.ASCII):
+        conversion.draft.set("tracking.project", project)
+    else:
+        conversion.left[key] = f"a project has {PROJECT_CHARACTERS}: set tracking.project"
+
 
 RULES: Mapping[str, Rule] = {
     **training_arguments.RULES,
@@ -100,7 +114,6 @@ RULES: Mapping[str, Rule] = {
     ),
     **dict.fromkeys(
         (
-            "wandb_project",
             "wandb_entity",
             "wandb_watch",
             "wandb_name",
@@ -127,6 +140,7 @@ RULES: Mapping[str, Rule] = {
         ),
         left(_LAYOUT),
     ),
+    "wandb_project": _weights_and_biases,
     "dataset_prepared_path": left("prepared datasets are kept below cluster.root"),
     "dataset_processes": left("see dataset.workers"),
     "eval_sample_packing": left("validation rows are packed as training rows are"),

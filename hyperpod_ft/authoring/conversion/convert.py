@@ -9,6 +9,7 @@ from hyperpod_ft.authoring.conversion.foreign_file import Conversion, Rule, conv
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.new_run import complete, instance_of, name_run, set_cluster, set_dataset, written_source
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.terminal import printable
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,12 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Converted:
     _drop_what_has_no_effect(conversion)
     set_cluster(draft, instance_of(supplement.instance_type), supplement.nodes)
     name_run(draft)
-    draft.head.append(f"Converted from {path.name}, of {tool.name}, by `hyperpod-ft init --from`.")
-    draft.end += [f"Not converted: {key}: {reason}" for key, reason in conversion.left.items()]
+    # names of keys may hold sequences that control a terminal, and line breaks
+    left = {printable(key): reason for key, reason in conversion.left.items()}
+    draft.head.append(f"Converted from {printable(path.name)}, of {tool.name}, by `hyperpod-ft init --from`.")
+    draft.end += [f"Not converted: {key}: {reason}" for key, reason in left.items()]
     complete(draft, output, keep_batch=True)
-    return Converted(tool.name, draft, conversion.left)
+    return Converted(tool.name, draft, left)
 
 
 def _set_sources(conversion: Conversion, supplement: Supplement, path: Path, output: Path) -> None:

@@ -81,7 +81,7 @@ RULES: Mapping[str, Rule] = {
     "max_grad_norm": number("training.max_grad_norm"),
     "max_steps": _max_steps,
     "warmup_ratio": number("training.warmup_share"),
-    "warmup_steps": left("the kit has a share of all steps: set training.warmup_share"),
+    "warmup_steps": used,
     "optim": choice("training.optimizer_state", OPTIMIZERS, "the kit's optimizer is AdamW"),
     "lr_scheduler_type": choice(
         "training.schedule", _SCHEDULES, "the kit has cosine, linear and constant: set training.schedule"
@@ -143,6 +143,7 @@ def finish(conversion: Conversion) -> None:
     draft = conversion.draft
     if "bf16" in conversion.values and not draft.get("training.precision") and not conversion.is_on("fp16"):
         draft.set("training.precision", "fp32", "bf16 was off")
+    _set_warmup(conversion)
     evaluates = draft.get("training.evaluate_every_steps")
     if evaluates and not draft.get("dataset.validation_share"):
         draft.set("dataset.validation_share", 0.02, "rows held out for the validation loss")
@@ -151,6 +152,20 @@ def finish(conversion: Conversion) -> None:
             draft.set("training.keep_best", True)
         else:
             conversion.left["load_best_model_at_end"] = "needs training.evaluate_every_steps; set keep_best with it"
+
+
+def _set_warmup(conversion: Conversion) -> None:
+    """transformers prefers warmup_steps to warmup_ratio; below 1 it is a share of all steps too."""
+    warmup, steps = conversion.number("warmup_steps", 0), conversion.number("max_steps", 0)
+    if 0 < warmup < 1:
+        conversion.draft.set("training.warmup_share", warmup)
+    elif warmup and steps > 0:
+        conversion.draft.set("training.warmup_share", min(1.0, round(warmup / steps, 6)), "warmup_steps / max_steps")
+    elif warmup:
+        conversion.left["warmup_steps"] = (
+            "the kit has a share of all steps, whose number `hyperpod-ft plan` shows once the dataset is prepared: set"
+            " training.warmup_share"
+        )
 
 
 def set_batch(conversion: Conversion, micro_key: str, default: int) -> None:

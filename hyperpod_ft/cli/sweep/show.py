@@ -9,6 +9,7 @@ from rich.text import Text
 
 from hyperpod_ft.cli.output.show_runs import STATE_STYLES
 from hyperpod_ft.cli.output.tables import clip, console, shown, table
+from hyperpod_ft.report.numbers import count
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
@@ -34,7 +35,7 @@ def plan_values(planned: PlannedSweep) -> dict[str, Any]:
 
 def plan(planned: PlannedSweep) -> None:
     sweep = planned.sweep
-    limit = f", {sweep.runs_at_a_time} at a time" if sweep.runs_at_a_time else ""
+    limit = _limit(sweep.runs_at_a_time)
     print(f"sweep     {sweep.name}: {len(sweep.points)} runs{limit}, in {shown(sweep.root)}")
     listed = table("point", *sweep.keys, "run", "stages to run")
     for number, (point, stages) in enumerate(zip(sweep.points, _stages_to_run(planned), strict=True), 1):
@@ -69,7 +70,7 @@ def submitted(sweep: Sweep, points: Iterable[Submitted]) -> None:
 
 
 def status(result: SweepResult) -> None:
-    limit = f", {result.runs_at_a_time} at a time" if result.runs_at_a_time else ""
+    limit = _limit(result.runs_at_a_time)
     states = [point.state for point in result.points]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     print(f"{result.name}: {len(states)} runs{limit}: {counts}  ({shown(result.directory)})")
@@ -89,11 +90,19 @@ def status(result: SweepResult) -> None:
     console().print(listed)
     if result.best is not None:
         best = result.points[result.best - 1]
-        print(f"Best validation loss: {_loss(best.validation_loss)}, point {best.number}: {shown(best.directory)}")
+        so_far = "" if all(state == "done" for state in states) else " so far"
+        print(
+            f"Best validation loss{so_far}: {_loss(best.validation_loss)}, point {best.number}: {shown(best.directory)}"
+        )
     if result.note:
         print(result.note)
     if result.failed:
         print(f"Submit what is left: hyperpod-ft sweep resume {shown(result.directory)}")
+
+
+def _limit(at_a_time: int | None) -> str:
+    """Slurm limits the trainings: other stages of more runs may be at work."""
+    return f", at most {count(at_a_time, 'training')} at a time" if at_a_time else ""
 
 
 def cancelled(runs: Iterable[tuple[Run, tuple[Job, ...]]]) -> None:

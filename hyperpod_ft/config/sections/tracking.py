@@ -6,6 +6,8 @@ from pydantic import Field
 
 from hyperpod_ft.config.fields import PlainPath, Section, matches
 
+PROJECT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+PROJECT_CHARACTERS = "letters, digits, dots, underscores and hyphens"
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
@@ -18,10 +20,9 @@ class Tracking(Section):
         " `tensorboard`, `wandb` (Weights & Biases), `mlflow` and `trackio`. Each is set up by its own environment"
         " variables (docs/tracking.md); keys come from the shell that submits.",
     )
-    project: (
-        Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "letters, digits, dots, underscores and hyphens")]
-        | None
-    ) = Field(None, description="Project (W&B, Trackio) or experiment (MLflow); the run's `name` if not set.")
+    project: Annotated[str, matches(PROJECT, PROJECT_CHARACTERS)] | None = Field(
+        None, description="Project (W&B, Trackio) or experiment (MLflow); the run's `name` if not set."
+    )
     python: PlainPath | None = Field(
         None,
         description="Path of an existing interpreter that has the trackers' packages, or `current` for the one that"

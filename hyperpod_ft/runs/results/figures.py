@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
+
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.results import usage
@@ -83,9 +85,10 @@ def figures(run: Run) -> Figures | None:
         return None
     precompiled = _valid(run, "precompile")
     generated = _valid(run, "generate")
-    exact = generated.facts.get("exact_match", {}) if generated else {}
+    exact = _exact_counts(generated.facts.get("exact_match") if generated else None)
     nodes = run.plan.degrees.nodes
-    facts = trained.facts
+    # of a damaged record, what is not a number is not known
+    facts: dict[str, Any] = {name: value for name, value in trained.facts.items() if isinstance(value, int | float)}
     # the price may be set after the training
     hours = facts.get("node_hours")
     cost = usage.cost(run, hours) if hours is not None else None
@@ -99,8 +102,8 @@ def figures(run: Run) -> Figures | None:
         "validation_reward_accuracy": facts.get("validation_rewards/accuracies"),
         "precompile_seconds": precompiled.seconds if precompiled else None,
         "cost": facts.get("cost") if cost is None else cost,
-        "exact_train": _exact(exact.get("train")),
-        "exact_validation": _exact(exact.get("validation")),
+        "exact_train": exact.get("train"),
+        "exact_validation": exact.get("validation"),
         "evaluations": evaluations(run),
     }
     return Figures(**values)
@@ -119,8 +122,15 @@ def _valid(run: Run, stage: str) -> Record | None:
     return record if record and record.fingerprint == run.plan[stage].fingerprint else None
 
 
-def _exact(values: dict[str, Any] | None) -> ExactCount | None:
-    return ExactCount(**values) if values and values["rows"] else None
+def _exact_counts(values: Any) -> dict[str, ExactCount]:
+    """By split; none of a damaged record, nor of a split without rows."""
+    try:
+        return {split: count for split, count in _EXACT_COUNTS.validate_python(values).items() if count.rows}
+    except ValidationError:
+        return {}
+
+
+_EXACT_COUNTS = TypeAdapter(dict[str, ExactCount])
 
 
 def table(compared: Sequence[Figures]) -> Iterator[tuple[str, ...]]:

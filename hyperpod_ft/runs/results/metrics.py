@@ -82,7 +82,11 @@ def _row_of(line: str) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None
-    return row if all(abs(value) < _TOO_LARGE for value in row.values() if isinstance(value, int)) else None
+    return row if all(value is None or _is_number(value) for value in row.values()) else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < _TOO_LARGE)
 
 
 def _lines(path: Path) -> list[str]:

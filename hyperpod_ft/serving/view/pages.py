@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyperpod_ft.errors import UserError
@@ -25,14 +26,23 @@ _MOST_COMPARED = 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[0-9a-f]+")
 
 
+@dataclass
+class _Page:
+    """A page as it was made last. Locked while it is made: a launcher may take its time, which holds up no other."""
+
+    content: bytes = b""
+    made: float = 0.0  # of time.monotonic()
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class Pages:
-    """The pages below a root. One at a time is made, and shown to everyone until it is some seconds old."""
+    """The pages below a root. Each is made once at a time, and shown to everyone until it is some seconds old."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._refresh = poll_seconds(_REFRESH_SECONDS)
         self._lock = threading.Lock()
-        self._made: dict[tuple[str, ...], tuple[float, bytes]] = {}
+        self._pages: dict[tuple[str, ...], _Page] = {}
 
     def all_runs(self) -> bytes:
         """The list of all runs, with links to the pages below."""
@@ -64,14 +74,14 @@ class Pages:
 
     def _page(self, key: tuple[str, ...], make: Callable[[], str]) -> bytes:
         with self._lock:
-            made, page = self._made.pop(key, (0.0, b""))
-            if not page or time.monotonic() - made >= self._refresh / 2:
+            page = self._pages[key] = self._pages.pop(key, _Page())
+            while len(self._pages) > _KEPT:
+                del self._pages[next(iter(self._pages))]  # the one that was not asked for the longest
+        with page.lock:
+            if not page.content or time.monotonic() - page.made >= self._refresh / 2:
                 try:
-                    page = make().encode()
+                    page.content = make().encode()
                 except (UserError, OSError) as error:
                     raise HttpError(500, str(error)) from error
-                made = time.monotonic()
-            self._made[key] = made, page
-            while len(self._made) > _KEPT:
-                del self._made[next(iter(self._made))]  # the one that was not asked for the longest
-            return page
+                page.made = time.monotonic()
+            return page.content

@@ -102,7 +102,8 @@ def test_axolotl(directory: Path) -> None:
     assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 8)
     assert (training.optimizer_state, training.max_grad_norm, training.evaluate_every_steps) == ("int8", 0, 25)
     assert training.activation_checkpointing == "full"
-    assert set(found.left) == {"datasets[0].split", "warmup_steps", "fsdp_config", "wandb_project"}
+    assert (config.tracking.trackers, config.tracking.project) == (("wandb",), "birds")
+    assert set(found.left) == {"datasets[0].split", "warmup_steps", "fsdp_config"}
 
 
 def test_llama_factory(directory: Path) -> None:
@@ -133,6 +134,28 @@ def test_every_key_is_used_or_named_and_no_secret_is_copied(directory: Path) -> 
         assert "secret" in found.left[key]
     assert "hf_" not in text and "abc" not in text
     assert all(f"# Not converted: {key}" in text for key in found.left)
+
+
+def test_names_of_keys_cannot_control_a_terminal(directory: Path) -> None:
+    found, _ = converted(directory, TRL + '"a\\e[2J\\nb": 1\n')
+    assert found.left["a?[2J?b"] == "unknown key"
+    assert "# Not converted: a?[2J?b: unknown key" in found.draft.text()
+
+
+@pytest.mark.parametrize(
+    ("warmup", "share"), [("warmup_steps: 10\nwarmup_ratio: 0.5", 0.05), ("warmup_steps: 0.1", 0.1)]
+)
+def test_warmup_steps_are_a_share_where_the_steps_are_known(directory: Path, warmup: str, share: float) -> None:
+    found, config = converted(directory, f"{TRL}{warmup}\n")
+    assert config.training.warmup_share == share and "warmup_steps" not in found.left
+
+
+@pytest.mark.parametrize("key", ["wandb_mode: disabled", "wandb_project: my birds"])
+def test_a_project_of_weights_and_biases_that_cannot_be_used(directory: Path, key: str) -> None:
+    text = AXOLOTL.replace("wandb_project: birds", key if "project" in key else f"wandb_project: birds\n{key}")
+    found, config = converted(directory, text)
+    assert config.tracking.project is None
+    assert ("wandb_project" in found.left) == ("project" in key)
 
 
 def test_the_batch_stays_and_is_divided_only_to_fit(directory: Path) -> None:

@@ -117,3 +117,11 @@ def test_a_model_that_cannot_be_looked_at_is_said(tmp_path: Path, monkeypatch: p
     config, text = written(wanted, tmp_path / "run.yaml")
     assert "# The model was not looked at" in text
     assert config.training.activation_checkpointing == "full"
+
+
+@pytest.mark.parametrize(("count", "share"), [(60, 0.2), (400, 0.05), (2000, 0.02)])
+def test_enough_rows_are_held_out_of_a_small_dataset(tmp_path: Path, count: int, share: float) -> None:
+    data = rows(tmp_path, *[ROWS["text"]] * count)
+    for form in (None, "text"):
+        config, _ = written(NewRun("example:tiny-llama", data, "local", format=form), tmp_path / "run.yaml")
+        assert config.dataset.validation_share == share

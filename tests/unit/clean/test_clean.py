@@ -1,6 +1,8 @@
 """What `clean` lists, keeps and removes, also beside a submission that starts at the same moment."""
 
+import fcntl
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +18,17 @@ from hyperpod_ft.clean.removal import Removal, remove
 from hyperpod_ft.clean.sizes import usages
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import submit as submit_module
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.snapshot import hold
 from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs import volume_lock
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
+from hyperpod_ft.serving import program
+from hyperpod_ft.serving.models import Models
 
 MakeRun = Callable[..., Run]
 
@@ -129,6 +135,26 @@ def test_nothing_of_a_run_at_work_is_removed(make_run: MakeRun) -> None:
     assert removed(run.root, kinds=("checkpoints",)) == [name(run, run.checkpoints)]
 
 
+def test_code_that_a_server_imports_from_stays(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = existing(make_run(env={"python": None}), finished=True)
+    copy = done.code_copies / "0.1.0-0123456789ab"
+    publish.write_text(copy / "entry.py", "")
+    held: list[int] = []
+    monkeypatch.setattr(program, "snapshot", lambda copies: copy)  # the real copy has hundreds of files
+    monkeypatch.setattr(program, "hold", lambda copy: held.append(hold(copy)))
+    served = program.server(Models("title", {}, {}, done.tuned_model, done), [])
+    assert served.environment["PYTHONPATH"] == str(copy)
+    became = subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False)
+    try:
+        os.close(held[0])
+        with pytest.raises(UserError, match="a server imports from it"):
+            removed(done.root, name(done, copy))
+        assert removed(done.root, kinds=("code",)) == []
+    finally:
+        became.communicate()
+    assert removed(done.root, kinds=("code",)) == [name(done, copy)]
+
+
 class Noting(ProcessLauncher):
     """Notes the stages it is given."""
 
@@ -147,6 +173,27 @@ def test_a_submission_that_begins_first_keeps_what_it_needs(make_run: MakeRun) -
         with pytest.raises(UserError, match=f"needed by {new.full_name}"):
             removal_of_model.result(timeout=30)
     assert done.base_model.exists()
+
+
+def test_the_program_that_a_killed_submission_leaves_holds_off_a_removal(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = []
+
+    class Killed(ProcessLauncher):
+        def submit(self, *_: object) -> None:  # type: ignore[override]
+            left.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False))  # as sbatch is started
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(submit_module, "snapshot", lambda copies: copies)  # the real copy has hundreds of files
+    run = make_run()
+    with pytest.raises(KeyboardInterrupt):
+        submit(run, Launchers(process=Killed()), Selection(), "process")
+    with (run.root / "records" / "clean.lock").open("a") as removal_lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(removal_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        left[0].communicate()
+        fcntl.flock(removal_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_submission_that_begins_later_sees_what_is_gone(make_run: MakeRun, capfd: pytest.CaptureFixture[str]) -> None:

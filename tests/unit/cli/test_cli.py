@@ -11,8 +11,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from hyperpod_ft.cli import main
+from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
 from scripts.memory_table import LLAMA_3_8B
 from tests.unit.small_volume import small_volume
@@ -61,6 +63,11 @@ def test_init_asks_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None:
     assert run.returncode == 0, errors
     config = run_file.load(tmp_path / "run.yaml")
     assert (config.dataset.format, config.cluster.instance_type) == ("dolly", "local")
+
+
+def test_the_help_of_init_names_the_recipes() -> None:
+    shown = "".join(CliRunner().invoke(app, ["init", "--help"]).output.split())  # lines break at hyphens
+    assert all(recipe in shown for recipe in run_file.recipes())
 
 
 def test_flagship_layout(tmp_path: Path) -> None:

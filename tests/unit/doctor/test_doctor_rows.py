@@ -122,6 +122,17 @@ def test_little_space(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.Mon
     assert rows_of(volume.assumptions(expected))["free space"].verdict == "error"
 
 
+def test_pins_of_the_evaluation_are_looked_for(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(software, "why_not_found", lambda pin, *_: f"no {pin}" if pin.startswith("lm-eval=") else "")
+    for evaluation, verdict in (({"tasks": ["arc_easy"]}, "error"), (None, "ok")):
+        expected = Expectations(tmp_path, make_run(env__python=None, eval=evaluation).config, at([]))
+        (one,) = [one for one in software.assumptions(expected) if one.name == "packages"]
+        (row,) = examine([one])
+        assert (row.verdict, "lm-eval" in row.found) == (verdict, verdict == "error")
+
+
 def test_no_way_to_make_virtual_environments(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

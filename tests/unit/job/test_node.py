@@ -1,16 +1,19 @@
 """What each node of a training job runs. `scontrol` is a stand-in that answers as Slurm's manual shows."""
 
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from provision.steps import limits
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.job_step import JobStep
-from hyperpod_ft.job.node import MASTER_PORTS, master_port, rendezvous, torchrun_command
+from hyperpod_ft.job.node import MASTER_PORTS, main, master_port, rendezvous, torchrun_command
 from hyperpod_ft.localcluster import ports as local_cluster
 from hyperpod_ft.runs.run import Run
 
@@ -109,3 +112,20 @@ def test_a_controller_that_does_not_answer_is_not_a_users_error(make_run: MakeRu
     run.freeze()
     done = node(run, SLURM_JOB_ID="8")
     assert done.returncode == 1 and done.stderr.startswith("error: ") and "scontrol show job 8" in done.stderr
+
+
+def test_a_run_that_cannot_be_read_is_one_line(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    monkeypatch.setattr(sys, "argv", ["node", str(run.directory)])
+    for failure, said in (
+        (UserError("plan.json: is damaged"), "plan.json: is damaged"),
+        (PermissionError(errno.EACCES, "Permission denied", str(run.directory)), f"{run.directory}: Permission denied"),
+    ):
+        monkeypatch.setattr(Run, "open", Mock(side_effect=failure))
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ") and said in line

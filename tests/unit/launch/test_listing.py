@@ -1,15 +1,20 @@
 """What `list` reads and asks for many runs."""
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks.run_directories import write_runs
+from hyperpod_ft import publish
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.listing import list_runs
 from hyperpod_ft.launch.slurm import programs
-from hyperpod_ft.launch.status import status
+from hyperpod_ft.launch.status import described, status
+from hyperpod_ft.runs.cached_run import CachedRun
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.run import Run
 
 
 def test_a_listing_is_what_status_says_and_asks_slurm_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +39,14 @@ def test_a_listing_is_what_status_says_and_asks_slurm_once(tmp_path: Path, monke
     for run, stage in ((failed, "merge"), (early, "dataset")):
         found = listed[run.directory].failed
         assert found is not None and found.stage == stage, "a job of another run has the id"
+
+
+def test_stages_with_one_job_id_of_slurm_are_two_jobs(make_run: Callable[..., Run]) -> None:
+    """Slurm was set up anew between two submissions, and counts from 1 again."""
+    run = make_run()
+    run.freeze()
+    for stage, day in (("train", 1), ("merge", 2)):
+        run.add_job(Job(stage, "4", "slurm", f"2026-01-0{day}T00:00:00Z"))
+        publish.write_text(run.exit_marker(stage, "4"), "1")
+    found = {stage.stage: stage.state for stage in described(CachedRun.now(run), {}).stages}
+    assert (found["train"], found["merge"]) == ("failed", "failed")

@@ -8,17 +8,19 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.status import status
+from hyperpod_ft.launch.status import RunStatus, status
 from hyperpod_ft.report import facts, headings, headings_of_several, numbers
 from hyperpod_ft.report.differences import differences
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.page import report_page
+from hyperpod_ft.report.runs_page import runs_page
 from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
 from hyperpod_ft.runs.run import Run
 from tests.unit.report.recorded_run import SPIKE, recorded_run
@@ -58,6 +60,8 @@ def test_headings_say_what_was_found(tmp_path: Path) -> None:
     page = report_page([report])
     for heading in (headings.loss(report), headings.answers(report), headings.cost(report)):
         assert heading in page
+    cost = page.split('<h2 id="cost">')[1]
+    assert "start of its stage program" in cost, "node-hours are fewer than the timeline shows"
 
 
 def test_scores_of_evaluations_stand_beside_each_other(tmp_path: Path) -> None:
@@ -175,3 +179,16 @@ def test_a_training_that_has_diverged_has_a_page(tmp_path: Path) -> None:
     assert headings_of_several.methods([diverged, report]).startswith(
         f"{report.name} has the lowest final validation loss of 1"
     )
+
+
+def test_the_list_of_runs_has_a_column_of_costs_only_if_one_is_known(tmp_path: Path) -> None:
+    run = RunStatus("birds", str(tmp_path / "abc"), "", "done", ())
+    priced = SimpleNamespace(final_loss=None, validation_loss=None, cost=2.5)
+    without, with_cost = (
+        runs_page("/fsx", runs, 10)
+        for runs in ([run], [run, replace(run, figures=priced)])  # type: ignore[arg-type]
+    )
+    assert "Cost" not in without and with_cost.count("Cost</th>") == 1 and "2.50" in with_cost
+    for page in (without, with_cost):
+        heads, first = page.count('<th scope="col"'), page.split("<tbody>")[1].split("</tr>")[0]
+        assert first.count("<td") + first.count("<th") == heads

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
@@ -55,6 +56,27 @@ def test_submissions_are_read_oldest_first_and_damaged_files_left_out(make_run: 
     run.add_submission(first, "2026-01-01T000000Z-8")
     (run.provenance / "submission-2025-01-01T000000Z-9.json").write_text('{"time": "2025-')
     assert run.submissions() == [first, second]
+
+
+def test_a_kill_between_the_plan_and_the_run_file_leaves_a_run_that_the_next_submission_completes(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run().freeze()
+    changed = make_run(eval={"tasks": ["arc_easy"]})
+    write = publish.write_text
+
+    def until_the_run_file(path: Path, text: str) -> None:
+        if path == changed.config_path:
+            raise KeyboardInterrupt
+        write(path, text)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(publish, "write_text", until_the_run_file)
+        with pytest.raises(KeyboardInterrupt):
+            changed.freeze()
+    assert Run.open(changed.directory) == changed
+    Run.open(changed.directory).freeze()
+    assert changed.config_path.read_text() == changed.yaml()
 
 
 def test_a_run_file_that_cannot_be_submitted_leaves_a_run_that_commands_can_read(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.tracking import follower
 from hyperpod_ft.tracking.content import NewRows, final
@@ -185,7 +186,7 @@ def test_two_followers_take_turns(stand_in: Run) -> None:
     thread.start()
     wait_until(lambda: published(stand_in) == [1])
     log(stand_in, [2])
-    assert "another process publishes to it" in catch_up(stand_in)["mlflow"].problem
+    assert "locked by another process" in catch_up(stand_in)["mlflow"].problem
     shutdown.begin(30)
     thread.join(30)
     assert published(stand_in) == [1, 2]
@@ -261,3 +262,40 @@ def test_the_command_catches_up(stand_in: Run) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "mlflow: published to step 2 here\n")
     assert published(stand_in) == [1, 2]
+
+
+def test_a_state_that_cannot_be_read_publishes_nothing(stand_in: Run) -> None:
+    """It may say that all is published: under a new key all would be published again."""
+    log(stand_in, [1])
+    path = stand_in.tracking / "mlflow.json"
+    path.symlink_to(path.name)
+    assert "symbolic links" in catch_up(stand_in)["mlflow"].problem
+    path.unlink()
+    path.write_text('{"key": ')
+    assert f"{path}: is damaged" in catch_up(stand_in)["mlflow"].problem
+    assert published(stand_in) == []
+    path.unlink()
+    assert catch_up(stand_in)["mlflow"].step == 1
+
+
+def test_an_error_of_the_run_does_not_end_the_tracker(stand_in: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [UserError("records/eval.json: is damaged")]
+
+    def damaged_once(run: Run) -> dict[str, float]:
+        if errors:
+            raise errors.pop()
+        return final(run)
+
+    monkeypatch.setattr(follower, "final", damaged_once)
+    shutdown = Shutdown()
+    thread = threading.Thread(target=follow, args=(stand_in, shutdown))
+    thread.start()
+    try:
+        wait_until((stand_in.tracking / "mlflow.json").exists)
+        assert TrackerState.read(stand_in, "mlflow").problem == "records/eval.json: is damaged"
+        log(stand_in, [1])
+        wait_until(lambda: published(stand_in) == [1])
+    finally:
+        shutdown.begin(30)
+        thread.join(30)
+    assert not thread.is_alive()

@@ -21,6 +21,7 @@ from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results import figures, usage
 from hyperpod_ft.runs.results.samples import ExactCount
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.steps import steps
 
 MakeRun = Callable[..., Run]
 TRN1 = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
@@ -198,3 +199,19 @@ def test_compare_prints_the_table_of_the_article(make_run: MakeRun) -> None:
     assert "exact answers, train" not in rows, "generate has not run"
     values = json.loads(compare(str(lora.directory), "--json"))
     assert values[0]["accelerator_hours"] == 16.0 and values[0]["run"] == f"test/{lora.plan.run_id}"
+
+
+def test_text_where_a_number_belongs_is_a_number_that_is_not_known(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(cluster__price_per_node_hour=20.0)
+    run.freeze()
+    finish(run, "dataset", {"train_rows": "many"})
+    finish(run, "train", {**FACTS, "final_loss": "1.3", "node_hours": "1", "mfu": [0.1]})
+    finish(run, "generate", {"exact_match": {"train": {"rows": "two"}}})
+    found = figures.figures(run)
+    assert found is not None
+    assert (found.final_loss, found.mfu, found.cost, found.exact_train) == (None, None, 21.5, None)
+    assert steps(run) is None
+    show_runs.status(status(run, Launchers.of(run)))
+    assert "trained: 3.554 rows/s" in capsys.readouterr().out

@@ -40,7 +40,15 @@ def test_rows_that_are_not_whole_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["[" * 100_000, f'{{"step": 1{"0" * 400}}}', f'{{"step": 2, "loss": -1{"0" * 400}}}', '{"loss": 1.5}', "3"]
+    "line",
+    [
+        "[" * 100_000,
+        f'{{"step": 1{"0" * 400}}}',
+        f'{{"step": 2, "loss": -1{"0" * 400}}}',
+        '{"step": 2, "loss": "1.5"}',
+        '{"loss": 1.5}',
+        "3",
+    ],
 )
 def test_what_no_training_writes_is_no_row(line: str) -> None:
     assert metrics._row_of(line) is None

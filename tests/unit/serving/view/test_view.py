@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -20,6 +21,7 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process import ProcessLauncher
 from hyperpod_ft.launch.submit import cancel, prepare
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving.view.pages import Pages
 from hyperpod_ft.serving.view.server import ViewServer
 from tests.browser import Browser, browser, installed
 from tests.conftest import run_file_values
@@ -252,3 +254,25 @@ def test_in_a_browser(server: ViewServer, working: Run, idle: Run, tmp_path: Pat
 def picture(window: Browser, name: str) -> None:
     if PICTURES:
         window.screenshot(Path(PICTURES) / f"view-{name}.png")
+
+
+def test_a_page_that_takes_its_time_holds_up_no_other(tmp_path: Path) -> None:
+    """As when Slurm does not answer. The same page is made once for all who ask."""
+    pages, asked, answered = Pages(tmp_path), threading.Event(), threading.Event()
+    made: list[str] = []
+
+    def slow() -> str:
+        made.append("slow")
+        asked.set()
+        assert answered.wait(60)
+        return "slow"
+
+    with ThreadPoolExecutor() as pool:
+        try:
+            first = pool.submit(pages._page, ("slow",), slow)
+            assert asked.wait(60)
+            second = pool.submit(pages._page, ("slow",), slow)
+            assert pool.submit(pages._page, ("other",), lambda: "other").result(timeout=5) == b"other"
+        finally:
+            answered.set()
+        assert first.result() == second.result() == b"slow" and made == ["slow"]
