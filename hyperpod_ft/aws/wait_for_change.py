@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import Report, format_minutes
+from hyperpod_ft.progress import ChangeReporter, Report, format_minutes
 
 _POLLS_UNTIL_BEGUN = 8  # after these, HyperPod has nothing to change
 
@@ -31,14 +31,12 @@ def wait_for_change(
     `command`: shows the state later. Raises UserError at the timeout.
     """
     deadline, begun, polls = time.monotonic() + timeout_seconds, False, 0
-    reported: dict[str, str] = {}
+    report_change = ChangeReporter(report)
     while True:
         seen = look()
         begun, polls = begun or seen.begun, polls + 1
         for name, state in seen.states.items() if begun else ():
-            if reported.get(name) != state:
-                reported[name] = state
-                report(f"{name}: {state}")
+            report_change(name, state)
         if not seen.changing and (begun or polls >= _POLLS_UNTIL_BEGUN):
             return seen.state, begun
         if time.monotonic() > deadline:
