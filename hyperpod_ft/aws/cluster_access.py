@@ -79,14 +79,7 @@ class ClusterAccess:
         return list_nodes(self.sagemaker, self.name)
 
     def watch(self) -> ClusterWatch:
-        return ClusterWatch(
-            self.sagemaker,
-            self.session.client("logs"),
-            self.name,
-            self.target.arguments,
-            self.report,
-            self.poll_seconds,
-        )
+        return ClusterWatch(self.sagemaker, self.session.client("logs"), self.target, self.report, self.poll_seconds)
 
     def wait(self, minutes: float, awaited: Awaited) -> Cluster:
         """Wait until the cluster is complete and as awaited."""
