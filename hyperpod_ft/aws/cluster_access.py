@@ -1,6 +1,5 @@
 """One cluster in AWS: what every command of `hyperpod-ft cluster` asks about it, and how they wait for it."""
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -32,8 +31,7 @@ class ClusterAccess:
 
     @classmethod
     def of(cls, target: ClusterReference, profile: str | None, report: Report) -> "ClusterAccess":
-        session = Session(target.region, profile or os.environ.get("AWS_PROFILE"))
-        return cls(target, session, report, poll_seconds(POLL_SECONDS))
+        return cls(target, Session(target.region, profile), report, poll_seconds(POLL_SECONDS))
 
     @property
     def name(self) -> str:

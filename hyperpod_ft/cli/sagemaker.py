@@ -1,6 +1,5 @@
 """`hyperpod-ft sagemaker`: what training jobs and endpoints need in an account. boto3 is imported late."""
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -78,7 +77,7 @@ def validate(
     from hyperpod_ft.runs.run import Run
 
     run = Run.of(run_files.load(run_files.find(run_file), overrides or ()))
-    client = None if offline else validation.client_of(run, profile or os.environ.get("AWS_PROFILE"))
+    client = None if offline else validation.client_of(run, profile)
     checked = validation.validate(run, client)
     raise typer.Exit(show_cluster.validated(checked, as_json))
 
@@ -119,4 +118,4 @@ def delete(
 def _session(region: str | None, profile: str | None) -> "Session":
     from hyperpod_ft.aws.session import Session
 
-    return Session(region, profile or os.environ.get("AWS_PROFILE"))
+    return Session(region, profile)

@@ -82,6 +82,14 @@ def test_a_region_of_its_own_and_one_client_for_each_service(aws: Aws) -> None:
     assert aws.region != "us-east-2"
 
 
+def test_the_environments_profile_unless_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read once, since ssh's configuration and the AWS CLI get it as an argument."""
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    session = Session()
+    monkeypatch.setenv("AWS_PROFILE", "")
+    assert (session.profile, Session(profile="other").profile, Session().profile) == ("mine", "other", None)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -1,5 +1,7 @@
 """The stack of training jobs by the commands of `hyperpod-ft sagemaker`, on the stand-in for AWS."""
 
+import functools
+
 import cfnlint.api
 import pytest
 import yaml
@@ -16,14 +18,19 @@ from tests.aws.kit import Kit
 from tests.aws.world import ACCOUNT
 
 POLL = 0.02
-SESSION = Session()
+
+
+@functools.cache
+def session() -> Session:
+    """One for all tests, since making clients takes long; made in the first, whose environment has no AWS_PROFILE."""
+    return Session()
 
 
 def quiet(_: StackEvent) -> None: ...
 
 
 def made(file_system: bool = False) -> TrainingResources:
-    return deploy(SESSION, quiet, name=STACK, file_system=file_system, poll_seconds=POLL)
+    return deploy(session(), quiet, name=STACK, file_system=file_system, poll_seconds=POLL)
 
 
 def allowed(aws: Aws, role: str, action: str, resource: str = "*", **context: str) -> bool:
@@ -50,7 +57,7 @@ def test_it_is_deployed_once_and_again(aws: Aws) -> None:
         aws.client("cloudformation").create_stack(
             StackName="other", TemplateBody='{"Resources": {"B": {"Type": "AWS::S3::Bucket", "Properties": {}}}}'
         )
-        deploy(SESSION, quiet, name="other", poll_seconds=POLL)
+        deploy(session(), quiet, name="other", poll_seconds=POLL)
 
 
 def test_the_role_may_do_what_containers_do_and_no_more(aws: Aws) -> None:
@@ -94,13 +101,13 @@ def test_a_file_system_adds_the_network_and_it_stays(aws: Aws) -> None:
 def test_deleting_keeps_the_bucket_unless_asked(aws: Aws) -> None:
     found = made()
     aws.client("s3").put_object(Bucket=found.bucket, Key="ft/x", Body=b"12")
-    left = delete(SESSION, quiet, name=STACK, poll_seconds=POLL)
+    left = delete(session(), quiet, name=STACK, poll_seconds=POLL)
     assert left is not None
     assert (left.name, left.objects, left.bytes) == (found.bucket, 1, 2)
-    assert delete(SESSION, quiet, name=STACK, poll_seconds=POLL) is None
+    assert delete(session(), quiet, name=STACK, poll_seconds=POLL) is None
     again = made()
     aws.client("s3").put_object(Bucket=again.bucket, Key="ft/x", Body=b"12")
-    assert delete(SESSION, quiet, name=STACK, delete_data=True, poll_seconds=POLL) is None
+    assert delete(session(), quiet, name=STACK, delete_data=True, poll_seconds=POLL) is None
     names = [bucket["Name"] for bucket in aws.client("s3").list_buckets()["Buckets"]]
     assert names == [found.bucket]
 
@@ -113,7 +120,7 @@ def test_a_stack_of_somebody_else_is_left_alone(aws: Aws) -> None:
         StackName=STACK, TemplateBody=text, Parameters=parameters, Capabilities=["CAPABILITY_IAM"]
     )
     with pytest.raises(UserError, match="was not created by this kit"):
-        delete(SESSION, quiet, name=STACK, delete_data=True, poll_seconds=POLL)
+        delete(session(), quiet, name=STACK, delete_data=True, poll_seconds=POLL)
     with pytest.raises(UserError, match="was not created by this kit"):
         made()
 
@@ -123,7 +130,7 @@ def test_a_failed_stack_says_why_and_what_to_do(aws: Aws) -> None:
     with pytest.raises(UserError, match=r"ExecutionRole.*iam:CreateRole.*hyperpod-ft sagemaker delete"):
         made()
     aws.scenario(fail_resources={"AWS::IAM::Role": ""})
-    delete(SESSION, quiet, name=STACK, poll_seconds=POLL)
+    delete(session(), quiet, name=STACK, poll_seconds=POLL)
 
 
 def test_a_change_set_that_was_not_executed_is_not_waited_for(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +145,7 @@ def test_a_change_set_that_was_not_executed_is_not_waited_for(aws: Aws, monkeypa
     )
     with pytest.raises(UserError, match=r"REVIEW_IN_PROGRESS.*hyperpod-ft sagemaker delete"):
         made()
-    assert delete(SESSION, quiet, name=STACK, poll_seconds=POLL) is None
+    assert delete(session(), quiet, name=STACK, poll_seconds=POLL) is None
     made()
 
 

@@ -1,6 +1,5 @@
 """The operations of `hyperpod-ft deploy`: decide, send requests to AWS, wait, ask, compare, delete."""
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -55,8 +54,7 @@ class EndpointOperations:
 
     @classmethod
     def of(cls, region: str | None, profile: str | None, report: Report) -> "EndpointOperations":
-        session = Session(region, profile or os.environ.get("AWS_PROFILE"))
-        return cls(session, report, poll_seconds(POLL_SECONDS))
+        return cls(Session(region, profile), report, poll_seconds(POLL_SECONDS))
 
     @property
     def region(self) -> str:
