@@ -227,6 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0)
     port = parser.parse_args().port
+    os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # over a thousand at each reset; no test has instances of EC2
     account.offer_newer_types()
     account.add_managed_policies()
     server = make_server("127.0.0.1", port, app=lambda *_: [], threaded=True, request_handler=_Quiet)
