@@ -1,6 +1,5 @@
 """From a cluster file to a cluster. Each step first looks at what exists, so an interrupted `create` can be rerun."""
 
-import time
 from typing import Any
 
 from hyperpod_ft.aws.cluster_access import ClusterAccess
@@ -11,13 +10,13 @@ from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import Session, error_code, error_message
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources, of_existing
-from hyperpod_ft.aws.stack.events import describe, in_progress
+from hyperpod_ft.aws.stack.events import POLL_SECONDS, describe, in_progress
 from hyperpod_ft.aws.stack.filesystem import is_kept
 from hyperpod_ft.aws.stack.operations import outputs, parameters
-from hyperpod_ft.aws.stack.stack import POLL_SECONDS, StackParameters
+from hyperpod_ft.aws.stack.stack import StackParameters
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import poll_seconds
+from hyperpod_ft.polling import pause
 from hyperpod_ft.progress import Report
 
 _ROLE_ATTEMPTS = 12
@@ -98,7 +97,7 @@ def _create_cluster(config: ClusterConfig, session: Session, request: dict[str, 
             unknown = error_code(error) == "ValidationException" and "assume" in message and "role" in message
             if not unknown or attempt == _ROLE_ATTEMPTS - 1:
                 raise
-        time.sleep(poll_seconds(POLL_SECONDS))
+        pause(POLL_SECONDS)
     return True
 
 
@@ -136,7 +135,6 @@ def ensure_resources(config: ClusterConfig, session: Session, report: Report) ->
         session,
         StackParameters.of(config),
         lambda event: report(f"stack {config.stack_name}: {event}") if event.worth_reporting else None,
-        poll_seconds=poll_seconds(POLL_SECONDS),
     )
 
 

@@ -3,10 +3,9 @@
 from hyperpod_ft.aws.cluster_access import ClusterAccess
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.stack import stack
-from hyperpod_ft.aws.stack.stack import POLL_SECONDS, Remaining
+from hyperpod_ft.aws.stack.stack import Remaining
 from hyperpod_ft.config.cluster_config import stack_name
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import poll_seconds
 
 
 def remove(access: ClusterAccess, *, delete_data: bool, timeout_seconds: float) -> Remaining:
@@ -25,7 +24,6 @@ def remove(access: ClusterAccess, *, delete_data: bool, timeout_seconds: float) 
                     name,
                     lambda event: access.report(f"stack {name}: {event}") if event.worth_reporting else None,
                     delete_data=delete_data,
-                    poll_seconds=poll_seconds(POLL_SECONDS),
                 )
             except UserError as error:
                 if api.find(access.sagemaker, access.name) is None:

@@ -8,7 +8,6 @@ from hyperpod_ft.cli.confirmation import typed
 from hyperpod_ft.cli.options import Json, Profile
 from hyperpod_ft.cli.output import show_cluster, tables
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import poll_seconds
 
 if TYPE_CHECKING:
     from hyperpod_ft.aws.session import Session
@@ -50,7 +49,6 @@ def setup(
         lambda event: tables.progress(f"stack {name}: {event}") if event.worth_reporting else None,
         name=name,
         file_system=file_system,
-        poll_seconds=poll_seconds(training_resources.POLL_SECONDS),
     )
     print("For the run file:\n")
     print(f"sagemaker:\n  region: {made.region}\n  role: {made.role_arn}")
@@ -107,7 +105,6 @@ def delete(
         lambda event: tables.progress(f"stack {name}: {event}") if event.worth_reporting else None,
         name=name,
         delete_data=delete_data,
-        poll_seconds=poll_seconds(training_resources.POLL_SECONDS),
     )
     if left:
         print(f"Kept, and billed by its size: s3://{left.name} ({format_bytes(left.bytes)})")

@@ -122,6 +122,7 @@ def aws(_server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
     for name, value in _server.environment.items():
         if name.startswith(("AWS_", "NO_PROXY")):
             monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HYPERPOD_FT_POLL_SECONDS", "0.02")
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     return _server
 

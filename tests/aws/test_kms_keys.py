@@ -23,7 +23,7 @@ def test_file_system_bucket_and_volumes_have_them_and_the_role_may_use_them(aws:
     file = config(kms_keys={"volumes": volumes, "fsx": fsx, "bucket": bucket})
     assert validate_offline(file).findings == ()
     assert check(aws, kms_keys=file.kms_keys.model_dump()).findings == ()
-    resources = deploy(Session(region=REGION), StackParameters.of(file), poll_seconds=0.02)
+    resources = deploy(Session(region=REGION), StackParameters.of(file))
 
     (volume,) = aws.client("fsx").describe_file_systems()["FileSystems"]
     assert volume["KmsKeyId"] == fsx
@@ -45,7 +45,7 @@ def test_file_system_bucket_and_volumes_have_them_and_the_role_may_use_them(aws:
 
 
 def test_without_keys_aws_encrypts_with_its_own(aws: Aws) -> None:
-    resources = deploy(Session(region=REGION), StackParameters.of(config()), poll_seconds=0.02)
+    resources = deploy(Session(region=REGION), StackParameters.of(config()))
     answer = aws.client("s3").get_bucket_encryption(Bucket=resources.bucket)
     (rule,) = answer["ServerSideEncryptionConfiguration"]["Rules"]
     assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
@@ -55,7 +55,7 @@ def test_the_key_of_a_file_system_does_not_change(aws: Aws) -> None:
     """CloudFormation would replace the file system by an empty one."""
     mine, other = key(aws), key(aws)
     parameters = dataclasses.replace(StackParameters.of(config()), fsx_key=mine)
-    deploy(Session(region=REGION), parameters, poll_seconds=0.02)
+    deploy(Session(region=REGION), parameters)
     assert check(aws, kms_keys={"fsx": mine}).findings == ()
     for changed in ({}, {"fsx": other}):
         finding = only(check(aws, kms_keys=changed).findings)

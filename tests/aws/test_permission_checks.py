@@ -62,7 +62,7 @@ def test_the_role_reads_the_secret_of_an_accounting_database(place: Place) -> No
     allow(clients(place.aws)("iam"), "hyperpod", *ROLE_ACTIONS, "secretsmanager:GetSecretValue")
     assert of(place.check(**rds), ROLE) == []
 
-    resources = deploy(Session(region=REGION), StackParameters.of(config(**rds)), poll_seconds=0.02)
+    resources = deploy(Session(region=REGION), StackParameters.of(config(**rds)))
     statements = role_statements(place.aws.client("iam"), resources.role_arn.rpartition("/")[2])
     read = "secretsmanager:GetSecretValue"
     assert [evaluate(statements, read, arn, {})[0] for arn in (secret, other)] == [True, False]

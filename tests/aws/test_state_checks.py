@@ -68,7 +68,7 @@ STACK = StackParameters(name="hyperpod-demo", zone_id=ZONE_ID)
 
 
 def test_a_stack_of_that_name_is_continued(aws: Aws) -> None:
-    deploy(Session(region=REGION), STACK, poll_seconds=0.05)
+    deploy(Session(region=REGION), STACK)
     assert check(aws).findings == ()
 
 
@@ -76,7 +76,7 @@ def test_a_stack_that_failed_is_reported_as_by_create(aws: Aws) -> None:
     """In the same words: advice about a broken stack must not cost the data that it holds."""
     aws.scenario(fail_resources={"AWS::EC2::NatGateway": "no more"})
     with pytest.raises(UserError) as refused:
-        deploy(Session(region=REGION), STACK, poll_seconds=0.05)
+        deploy(Session(region=REGION), STACK)
     finding = only(check(aws).findings)
     assert (finding.verdict, finding.name) == ("error", "name")
     assert str(refused.value) == f"{finding.found}; {finding.remedy}"

@@ -17,8 +17,6 @@ from tests.aws.conftest import REGION, Aws
 from tests.aws.kit import Kit
 from tests.aws.world import ACCOUNT
 
-POLL = 0.02
-
 
 @functools.cache
 def session() -> Session:
@@ -30,7 +28,7 @@ def quiet(_: StackEvent) -> None: ...
 
 
 def made(file_system: bool = False) -> TrainingResources:
-    return deploy(session(), quiet, name=STACK, file_system=file_system, poll_seconds=POLL)
+    return deploy(session(), quiet, name=STACK, file_system=file_system)
 
 
 def allowed(aws: Aws, role: str, action: str, resource: str = "*", **context: str) -> bool:
@@ -57,7 +55,7 @@ def test_it_is_deployed_once_and_again(aws: Aws) -> None:
         aws.client("cloudformation").create_stack(
             StackName="other", TemplateBody='{"Resources": {"B": {"Type": "AWS::S3::Bucket", "Properties": {}}}}'
         )
-        deploy(session(), quiet, name="other", poll_seconds=POLL)
+        deploy(session(), quiet, name="other")
 
 
 def test_the_role_may_do_what_containers_do_and_no_more(aws: Aws) -> None:
@@ -101,13 +99,13 @@ def test_a_file_system_adds_the_network_and_it_stays(aws: Aws) -> None:
 def test_deleting_keeps_the_bucket_unless_asked(aws: Aws) -> None:
     found = made()
     aws.client("s3").put_object(Bucket=found.bucket, Key="ft/x", Body=b"12")
-    left = delete(session(), quiet, name=STACK, poll_seconds=POLL)
+    left = delete(session(), quiet, name=STACK)
     assert left is not None
     assert (left.name, left.objects, left.bytes) == (found.bucket, 1, 2)
-    assert delete(session(), quiet, name=STACK, poll_seconds=POLL) is None
+    assert delete(session(), quiet, name=STACK) is None
     again = made()
     aws.client("s3").put_object(Bucket=again.bucket, Key="ft/x", Body=b"12")
-    assert delete(session(), quiet, name=STACK, delete_data=True, poll_seconds=POLL) is None
+    assert delete(session(), quiet, name=STACK, delete_data=True) is None
     names = [bucket["Name"] for bucket in aws.client("s3").list_buckets()["Buckets"]]
     assert names == [found.bucket]
 
@@ -120,7 +118,7 @@ def test_a_stack_of_somebody_else_is_left_alone(aws: Aws) -> None:
         StackName=STACK, TemplateBody=text, Parameters=parameters, Capabilities=["CAPABILITY_IAM"]
     )
     with pytest.raises(UserError, match="was not created by this kit"):
-        delete(session(), quiet, name=STACK, delete_data=True, poll_seconds=POLL)
+        delete(session(), quiet, name=STACK, delete_data=True)
     with pytest.raises(UserError, match="was not created by this kit"):
         made()
 
@@ -130,7 +128,7 @@ def test_a_failed_stack_says_why_and_what_to_do(aws: Aws) -> None:
     with pytest.raises(UserError, match=r"ExecutionRole.*iam:CreateRole.*hyperpod-ft sagemaker delete"):
         made()
     aws.scenario(fail_resources={"AWS::IAM::Role": ""})
-    delete(session(), quiet, name=STACK, poll_seconds=POLL)
+    delete(session(), quiet, name=STACK)
 
 
 def test_a_change_set_that_was_not_executed_is_not_waited_for(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +143,7 @@ def test_a_change_set_that_was_not_executed_is_not_waited_for(aws: Aws, monkeypa
     )
     with pytest.raises(UserError, match=r"REVIEW_IN_PROGRESS.*hyperpod-ft sagemaker delete"):
         made()
-    assert delete(session(), quiet, name=STACK, poll_seconds=POLL) is None
+    assert delete(session(), quiet, name=STACK) is None
     made()
 
 

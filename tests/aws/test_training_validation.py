@@ -26,7 +26,7 @@ IMAGE_ACCOUNT = "123456789012"  # moto's: images are looked up in one's own acco
 @pytest.fixture
 def section(aws: Aws) -> dict[str, Any]:
     """What `sagemaker setup` prints, and an image in ECR."""
-    made = deploy(Session(), lambda _: None, name=STACK, poll_seconds=0.02)
+    made = deploy(Session(), lambda _: None, name=STACK)
     return {
         "region": made.region,
         "role": made.role_arn,
@@ -150,7 +150,7 @@ def test_training_plans(aws: Aws, check: Callable[..., ValidationResult]) -> Non
 
 
 def test_a_file_system(place: Place, aws: Aws, check: Callable[..., ValidationResult]) -> None:
-    deploy(Session(), lambda _: None, name=STACK, file_system=True, poll_seconds=0.02)
+    deploy(Session(), lambda _: None, name=STACK, file_system=True)
     mounted = {
         "id": place.fsx,
         "directory": "/abcdefgh/ft",

@@ -147,9 +147,8 @@ def test_a_bucket_of_thousands_is_deleted(kit: Kit) -> None:
 
 
 @pytest.fixture
-def access(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> ClusterAccess:
+def access(kit: Kit) -> ClusterAccess:
     """For what only this process can do: stop at a line, or at a request."""
-    monkeypatch.setenv("HYPERPOD_FT_POLL_SECONDS", "0.02")
     return ClusterAccess.of(cluster_reference.find(str(kit.file), None), None, print)
 
 

@@ -13,10 +13,11 @@ from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import INSTANCE_ID, RUNNING, Node, list_nodes
 from hyperpod_ft.aws.session import explained
+from hyperpod_ft.aws.wait_for_change import POLL_SECONDS
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.polling import pause
 from hyperpod_ft.progress import ChangeReporter, Report, format_minutes
 
-POLL_SECONDS = 15.0
 _LOG_LINES = 40  # of a failing node's lifecycle log: its end holds the error
 _ATTEMPTS = 3  # of a node under continuous provisioning: health checks of EFA often fail once, then pass
 _NO_REASON = "HyperPod gave no reason"
@@ -47,7 +48,6 @@ class ClusterWatch:
     logs: Any
     target: ClusterReference
     report: Report
-    poll_seconds: float = POLL_SECONDS
     _failed: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # instances, by group and logical id
 
     def until_complete(self, timeout_seconds: float, awaited: Awaited) -> Cluster:
@@ -99,7 +99,7 @@ class ClusterWatch:
                     + f"check: hyperpod-ft cluster status {arguments}; or give up: hyperpod-ft cluster scale"
                     f" {arguments} GROUP COUNT",
                 )
-            time.sleep(self.poll_seconds)
+            pause(POLL_SECONDS)
 
     def until_gone(self, timeout_seconds: float) -> None:
         """Delete the cluster as soon as HyperPod accepts that, and wait. Raises UserError on failure or timeout."""
@@ -123,7 +123,7 @@ class ClusterWatch:
                     f"cluster {self.name}: after {format_minutes(timeout_seconds)} still {cluster.status}",
                     "run the command again to keep waiting; until then everything costs money",
                 )
-            time.sleep(self.poll_seconds)
+            pause(POLL_SECONDS)
         self.report(f"cluster {self.name}: no longer exists")
 
     def _report(self, cluster: Cluster, nodes: list[Node], missing: Mapping[str, str]) -> None:

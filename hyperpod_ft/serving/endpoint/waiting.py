@@ -8,12 +8,13 @@ from typing import Any
 
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.polling import pause
 from hyperpod_ft.progress import ChangeReporter, Report, format_minutes
 from hyperpod_ft.serving.endpoint import endpoint_logs
 from hyperpod_ft.serving.endpoint.endpoints import CREATING, DELETING, FAILED, IN_SERVICE, Endpoints
 from hyperpod_ft.terminal import printable
 
-POLL_SECONDS = 15.0
+_POLL_SECONDS = 15.0
 _LOG_WIDTH = 160
 
 
@@ -30,7 +31,6 @@ class Watch:
     name: str
     scales_to_zero: bool
     report: Report
-    poll_seconds: float = POLL_SECONDS
 
     @cached_property
     def _report_change(self) -> ChangeReporter:
@@ -54,7 +54,7 @@ class Watch:
                     f"{what} {self.name}: after {format_minutes(timeout_seconds)} still not deleted",
                     "run the command again; it costs money until it is deleted",
                 )
-            time.sleep(self.poll_seconds)
+            pause(_POLL_SECONDS)
 
     def _until(self, state_of: Callable[[], tuple[str, str]], timeout_seconds: float, what: str) -> None:
         started = time.monotonic()
@@ -75,7 +75,7 @@ class Watch:
                     f"{what} {self.name}: after {format_minutes(timeout_seconds)} still {status}",
                     "run the command again to keep waiting",
                 )
-            time.sleep(self.poll_seconds)
+            pause(_POLL_SECONDS)
 
     def _endpoint_state(self) -> tuple[str, str]:
         found = self.endpoints.find(self.name)
