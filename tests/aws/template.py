@@ -12,8 +12,8 @@ from tests.aws.wire import AwsError
 _VARIABLE = re.compile(r"\$\{([^!}][^}]*)\}")
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with CloudFormation's tags: `!Sub x` is {"Fn::Sub": x}."""
+class _Loader(yaml.CSafeLoader):
+    """CSafeLoader with CloudFormation's tags: `!Sub x` is {"Fn::Sub": x}."""
 
 
 def _tagged(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dict[str, Any]:
