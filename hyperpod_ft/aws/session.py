@@ -114,8 +114,7 @@ def explained(subject: str, remedies: Mapping[str, str] | None = None) -> Iterat
         from botocore import exceptions  # noqa: PLC0415
     except ImportError as error:
         raise UserError(
-            f"{subject}: boto3 is not installed",
-            f"install it: {sys.executable} -m pip install 'hyperpod-ft[aws]'",
+            f"{subject}: boto3 is not installed", f"install it: {sys.executable} -m pip install 'hyperpod-ft[aws]'"
         ) from error
     try:
         yield

@@ -18,6 +18,7 @@ from tests.aws.ssh_nodes import USER, Nodes
 from tests.aws.test_server import until
 
 AWS_CLI = ssm.AwsCli(REGION)
+Reach = Callable[..., ssh.SshRoute]  # from the user's home directory, with fields of SshRequest
 
 
 def a_cluster(*names: str, roles: bool = True) -> Cluster:
@@ -50,7 +51,7 @@ def sagemaker(aws: Aws, place: Place, nodes: Nodes) -> Any:
 
 
 @pytest.fixture
-def reachable(sagemaker: Any) -> Callable[..., ssh.SshRoute]:
+def reachable(sagemaker: Any) -> Reach:
     def make(home: Path, **request: Any) -> ssh.SshRoute:
         cluster = api.require(sagemaker, "c")
         nodes, roles = list_nodes(sagemaker, "c"), Roles.of(cluster, None)

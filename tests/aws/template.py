@@ -71,10 +71,7 @@ class Resolver:
     """Evaluates expressions, given the parameters and the attributes of resources."""
 
     def __init__(
-        self,
-        template: dict[str, Any],
-        variables: dict[str, Any],
-        attribute: Callable[[str, str], Any],
+        self, template: dict[str, Any], variables: dict[str, Any], attribute: Callable[[str, str], Any]
     ) -> None:
         """`attribute(logical id, name)`: of a resource that exists; an empty name means its Ref."""
         self._template, self._variables, self._attribute = template, variables, attribute

@@ -8,18 +8,7 @@ from hyperpod_ft.aws.stack.stack import StackParameters, deploy
 from hyperpod_ft.aws.validation.permission_checks import ROLE
 from hyperpod_ft.aws.validation.validate import validate_account
 from hyperpod_ft.findings import Finding
-from tests.aws.account_place import (
-    ROLE_ACTIONS,
-    Place,
-    allow,
-    check,
-    clients,
-    config,
-    of,
-    of_caller,
-    only,
-    trust,
-)
+from tests.aws.account_place import ROLE_ACTIONS, Place, allow, check, clients, config, of, of_caller, only, trust
 from tests.aws.conftest import REGION, kit_session
 from tests.aws.permissions import evaluate, role_statements
 from tests.aws.world import ACCOUNT

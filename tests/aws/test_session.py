@@ -26,11 +26,7 @@ def list_clusters(session: Session) -> None:
         ),
         ("UnauthorizedOperation", "You are not authorized.", "access denied to ListClusters (UnauthorizedOperation)"),
         ("ExpiredTokenException", "expired", "the AWS credentials have expired (ExpiredTokenException); renew"),
-        (
-            "UnrecognizedClientException",
-            "no",
-            "AWS rejected the credentials (UnrecognizedClientException); renew",
-        ),
+        ("UnrecognizedClientException", "no", "AWS rejected the credentials (UnrecognizedClientException); renew"),
         ("RequestTimeTooSkewed", "too large", "AWS rejected the credentials (RequestTimeTooSkewed); renew"),
         ("ThrottlingException", "Rate exceeded", "AWS throttled ListClusters (ThrottlingException); wait a minute"),
         ("ValidationException", "x is bad", "AWS refused ListClusters with ValidationException: x is bad"),

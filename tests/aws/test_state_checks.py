@@ -9,14 +9,7 @@ import pytest
 from hyperpod_ft.aws.stack.stack import StackParameters, deploy
 from hyperpod_ft.aws.validation.validate import validate_account
 from hyperpod_ft.errors import UserError
-from tests.aws.account_place import (
-    Place,
-    check,
-    clients,
-    cluster,
-    only,
-    own_client,
-)
+from tests.aws.account_place import Place, check, clients, cluster, only, own_client
 from tests.aws.conftest import ZONE_ID, Aws, kit_session
 
 

@@ -96,11 +96,7 @@ def _silent(_: StackEvent) -> None:
     pass
 
 
-def deploy(
-    session: Session,
-    parameters: StackParameters,
-    progress: OnStackEvent = _silent,
-) -> ClusterResources:
+def deploy(session: Session, parameters: StackParameters, progress: OnStackEvent = _silent) -> ClusterResources:
     """Create the stack, or update it to these parameters and this template, and wait. Succeeds if nothing changes.
 
     Raises UserError if AWS refuses or a resource fails; names the first one that failed, and what to do.
@@ -144,13 +140,7 @@ def subnet_id(config: ClusterConfig, client: Any) -> str:
     return outputs(describe(client, config.stack_name) or {}).get("PrivateSubnetId", "")
 
 
-def delete(
-    session: Session,
-    name: str,
-    progress: OnStackEvent = _silent,
-    *,
-    delete_data: bool = False,
-) -> Remaining:
+def delete(session: Session, name: str, progress: OnStackEvent = _silent, *, delete_data: bool = False) -> Remaining:
     """Remove what costs money except the data; with `delete_data` everything, irrevocably. Returns what remains.
 
     The caller has deleted the cluster, so nothing uses the file system and the bucket. A stack whose creation failed is

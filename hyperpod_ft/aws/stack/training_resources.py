@@ -32,13 +32,7 @@ def template() -> str:
     return (shipped("templates") / "sagemaker" / "resources.yaml").read_text()
 
 
-def deploy(
-    session: Session,
-    progress: OnStackEvent,
-    *,
-    name: str,
-    file_system: bool = False,
-) -> TrainingResources:
+def deploy(session: Session, progress: OnStackEvent, *, name: str, file_system: bool = False) -> TrainingResources:
     """Create the stack, or update it to this template, and wait. Succeeds if nothing changes.
 
     `file_system`: whether the role may attach jobs to a VPC. Once allowed, it stays so. Raises UserError if AWS refuses
@@ -63,13 +57,7 @@ def deploy(
         return _resources(describe(client, stack_id) or {})
 
 
-def delete(
-    session: Session,
-    progress: OnStackEvent,
-    *,
-    name: str,
-    delete_data: bool = False,
-) -> Bucket | None:
+def delete(session: Session, progress: OnStackEvent, *, name: str, delete_data: bool = False) -> Bucket | None:
     """Delete the stack; with `delete_data` the bucket too, irrevocably. Returns the bucket that is left.
 
     Succeeds if there is no stack.
