@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -14,6 +15,21 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 Report = Callable[[str], None]  # takes one line of progress
+
+
+@dataclass(frozen=True)
+class ChangeReporter:
+    """Reports the states of what is followed, each when it differs from the last one under its name."""
+
+    report: Report
+    _states: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, name: str, state: str, before: str = "") -> None:
+        """`before`: stands before the state in the line, and is no part of it."""
+        if self._states.get(name) != state:
+            self._states[name] = state
+            self.report(f"{name}: {before}{state}")
+
 
 GB = 1e9
 _UNITS = {"GB": GB, "MB": 1e6, "kB": 1e3}  # bytes, from the largest to the smallest

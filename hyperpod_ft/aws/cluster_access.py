@@ -1,6 +1,5 @@
 """One cluster in AWS: what every command of `hyperpod-ft cluster` asks about it, and how they wait for it."""
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -10,14 +9,13 @@ from hyperpod_ft.aws.cluster_reference import ClusterReference
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
-from hyperpod_ft.aws.hyperpod.waiting import POLL_SECONDS, Awaited, ClusterWatch
+from hyperpod_ft.aws.hyperpod.waiting import Awaited, ClusterWatch
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.ssh.ssm import AwsCli
 from hyperpod_ft.aws.stack.events import describe
 from hyperpod_ft.aws.wait_for_change import Observed, Seen, wait_for_change
 from hyperpod_ft.config.cluster_config import ClusterConfig, stack_name
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.progress import Report
 
 
@@ -28,12 +26,10 @@ class ClusterAccess:
     target: ClusterReference
     session: Session
     report: Report
-    poll_seconds: float = POLL_SECONDS
 
     @classmethod
     def of(cls, target: ClusterReference, profile: str | None, report: Report) -> "ClusterAccess":
-        session = Session(target.region, profile or os.environ.get("AWS_PROFILE"))
-        return cls(target, session, report, poll_seconds(POLL_SECONDS))
+        return cls(target, Session(target.region, profile), report)
 
     @property
     def name(self) -> str:
@@ -79,14 +75,7 @@ class ClusterAccess:
         return list_nodes(self.sagemaker, self.name)
 
     def watch(self) -> ClusterWatch:
-        return ClusterWatch(
-            self.sagemaker,
-            self.session.client("logs"),
-            self.name,
-            self.target.arguments,
-            self.report,
-            self.poll_seconds,
-        )
+        return ClusterWatch(self.sagemaker, self.session.client("logs"), self.target, self.report)
 
     def wait(self, minutes: float, awaited: Awaited) -> Cluster:
         """Wait until the cluster is complete and as awaited."""
@@ -106,7 +95,6 @@ class ClusterAccess:
             explained_look,
             self.report,
             timeout_seconds=minutes * 60,
-            poll_seconds=self.poll_seconds,
             command=f"hyperpod-ft cluster {command} {self.target.arguments}",
         )
 

@@ -1,45 +1,45 @@
 """From a cluster file to a cluster. Each step first looks at what exists, so an interrupted `create` can be rerun."""
 
-import time
 from typing import Any
 
+from hyperpod_ft.aws.cluster_access import ClusterAccess
 from hyperpod_ft.aws.hyperpod import api, lifecycle_files, requests
 from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
 from hyperpod_ft.aws.s3 import listing, small_objects
 from hyperpod_ft.aws.s3.location import Location
-from hyperpod_ft.aws.session import Session, error_code, error_message, explained
+from hyperpod_ft.aws.session import Session, error_code, error_message
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources, of_existing
-from hyperpod_ft.aws.stack.events import describe, in_progress
+from hyperpod_ft.aws.stack.events import POLL_SECONDS, describe, in_progress
 from hyperpod_ft.aws.stack.filesystem import is_kept
 from hyperpod_ft.aws.stack.operations import outputs, parameters
-from hyperpod_ft.aws.stack.stack import POLL_SECONDS, StackParameters
+from hyperpod_ft.aws.stack.stack import StackParameters
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.polling import pause
 from hyperpod_ft.progress import Report
 
 _ROLE_ATTEMPTS = 12
 
 
-def create(
-    config: ClusterConfig, session: Session, report: Report, poll_seconds: float = POLL_SECONDS
-) -> dict[str, int]:
+def create(config: ClusterConfig, access: ClusterAccess) -> dict[str, int]:
     """Create what is missing of stack, lifecycle files and cluster; does not wait for the cluster's nodes.
 
     An existing cluster keeps its instance groups; missing groups are added, and new nodes run the new lifecycle
     files. Returns the number of instances requested for each group. Raises UserError, also for a cluster of this
     name that this cluster file did not create.
     """
-    with explained(f"cluster {config.name}"):
-        sagemaker = session.client("sagemaker")
+    session, report = access.session, access.report
+    with access.explained():
+        sagemaker = access.sagemaker
         # fail before anything costs money
         _find(sagemaker, config, stack.subnet_id(config, session.client("cloudformation")))
-        resources = ensure_resources(config, session, report, poll_seconds)
+        resources = ensure_resources(config, session, report)
         content = lifecycle_files.files(config, resources)
         uri = f"s3://{resources.bucket}/{upload(config, resources.bucket, content, session.client('s3'), report)}"
         request = requests.create_cluster(config, resources, uri)
         described = _find(sagemaker, config, resources.subnet_id)
-        if described is None and _create_cluster(config, session, request, poll_seconds):
+        if described is None and _create_cluster(config, session, request):
             report(f"cluster {config.name}: requested {_instances(config)}; billed by the hour from now on")
             return {group.name: group.count for group in config.groups}
         described = described or _find(sagemaker, config, resources.subnet_id)
@@ -79,7 +79,7 @@ def _require_deployed(config: ClusterConfig, session: Session) -> None:
         )
 
 
-def _create_cluster(config: ClusterConfig, session: Session, request: dict[str, Any], poll_seconds: float) -> bool:
+def _create_cluster(config: ClusterConfig, session: Session, request: dict[str, Any]) -> bool:
     """False if the cluster exists: created by another command, or by this request when its first answer was lost.
 
     A new IAM role takes seconds to propagate; until then HyperPod cannot assume it.
@@ -97,7 +97,7 @@ def _create_cluster(config: ClusterConfig, session: Session, request: dict[str, 
             unknown = error_code(error) == "ValidationException" and "assume" in message and "role" in message
             if not unknown or attempt == _ROLE_ATTEMPTS - 1:
                 raise
-        time.sleep(poll_seconds)
+        pause(POLL_SECONDS)
     return True
 
 
@@ -126,7 +126,7 @@ def _bring_up_to_date(
     return found.added
 
 
-def ensure_resources(config: ClusterConfig, session: Session, report: Report, poll_seconds: float) -> ClusterResources:
+def ensure_resources(config: ClusterConfig, session: Session, report: Report) -> ClusterResources:
     """Deploy the stack, or look up the existing resources that the cluster file names."""
     if config.existing is not None:
         return of_existing(config.existing, session)
@@ -135,7 +135,6 @@ def ensure_resources(config: ClusterConfig, session: Session, report: Report, po
         session,
         StackParameters.of(config),
         lambda event: report(f"stack {config.stack_name}: {event}") if event.worth_reporting else None,
-        poll_seconds=poll_seconds,
     )
 
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.cluster_access import ClusterAccess
-from hyperpod_ft.aws.hyperpod import api, batches, idle, instance_groups, software
+from hyperpod_ft.aws.hyperpod import api, batches, instance_groups, software
 from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import Node, rebooting, ssm_target, tally
 from hyperpod_ft.aws.hyperpod.software import NodeImage
 from hyperpod_ft.aws.hyperpod.waiting import Awaited
+from hyperpod_ft.aws.idle_nodes import without_jobs
 from hyperpod_ft.aws.ssh import controller
-from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS
 from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.errors import UserError
 
@@ -59,7 +60,7 @@ class Maintenance:
             cluster, nodes = self._changeable(group), self.access.nodes()
             with _with_alternative("name the nodes to delete"):
                 states = controller.node_states(self.access.aws_cli, self._controller(cluster, nodes))
-        return idle.without_jobs(cluster.group(group), nodes, states, count)
+        return without_jobs(cluster.group(group), nodes, states, count)
 
     def replace(self, nodes: list[Node], timeout: float | None) -> None:
         with self.access.explained():
@@ -103,25 +104,18 @@ class Maintenance:
         are none."""
         with self.access.explained():
             cluster = self._changeable(*names)
-        config, (login, _) = self.access.config, USUAL_GROUPS
-        heads = {self._controller_group(cluster), config.login.name if config and config.login else login}
-        # without roles, as for the controller, names decide
-        compute = [
-            group.name
-            for group in cluster.groups
-            if (group.node_type == "Compute" if group.node_type else group.name not in heads)
-        ]
-        if not (names or compute):
+        chosen = names or self._roles(cluster).workers
+        if not chosen:
             raise UserError(
                 f"cluster {cluster.name} has no group of workers",
                 "add one to the cluster file and run `cluster create`",
             )
-        return list(dict.fromkeys(names)) or compute
+        return list(dict.fromkeys(chosen))
 
     def has_controller(self, groups: Sequence[str]) -> bool:
         with self.access.explained():
             cluster = self.access.cluster()
-        return any(self._is_controller(cluster, group) for group in groups)
+        return self._roles(cluster).controller in groups
 
     def back_up(self) -> None:
         """Copy what an update wipes on the controller to the shared volume."""
@@ -177,23 +171,19 @@ class Maintenance:
         """The cluster. Raises UserError if it has no such groups, or if one is the controller's."""
         cluster = self.access.cluster()
         for group in groups:
-            if self._is_controller(cluster, group):
+            if cluster.group(group).name == self._roles(cluster).controller:
                 raise UserError(f"{group} is the controller group, which always has one instance", "name another group")
         return cluster
 
-    def _is_controller(self, cluster: Cluster, group: str) -> bool:
-        return cluster.group(group).name == self._controller_group(cluster)
-
-    def _controller_group(self, cluster: Cluster) -> str:
-        # HyperPod reports roles only for clusters whose Slurm it set up; for others the group's name decides
-        named = [group.name for group in cluster.groups if group.node_type == "Controller"]
-        config = self.access.config
-        return named[0] if named else config.controller.name if config else USUAL_GROUPS[-1]
+    def _roles(self, cluster: Cluster) -> Roles:
+        return Roles.of(cluster, self.access.config)
 
     def _controller(self, cluster: Cluster, nodes: list[Node]) -> str:
         """SSM's target of the controller. Raises UserError if it is not Running."""
-        group = cluster.group(self._controller_group(cluster))
-        there = [node for node in nodes if node.group == group.name]
+        controller = self._roles(cluster).controller
+        if controller is None:
+            raise UserError(f"{cluster.name}: no controller group found", "pass the cluster file, which names it")
+        there = [node for node in nodes if node.group == controller]
         for node in there:
             if node.running:
                 return ssm_target(cluster.id, node)

@@ -27,11 +27,9 @@ class Observability:
         if settings is not None:
             _check(settings)
         with self.access.explained():
-            arn = self.access.cluster().arn
-            described = self.access.description()
-            if described.get("NodeProvisioningMode") != "Continuous" or "Slurm" not in described.get(
-                "Orchestrator", {}
-            ):
+            cluster = self.access.cluster()
+            arn = cluster.arn
+            if cluster.kubernetes or not cluster.continuous:
                 raise UserError(
                     f"cluster {self.access.name}: HyperPod has extensions only for Slurm clusters with continuous"
                     " provisioning",

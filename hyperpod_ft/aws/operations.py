@@ -10,20 +10,20 @@ from hyperpod_ft.aws.create import create
 from hyperpod_ft.aws.hyperpod import api, cluster_logs, events, lifecycle_files
 from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.events import Event
+from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import INSTANCE_ID, Node
 from hyperpod_ft.aws.hyperpod.waiting import Awaited
 from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.s3 import small_objects
 from hyperpod_ft.aws.ssh import connect as ssh
 from hyperpod_ft.aws.ssh import key as ssh_key
-from hyperpod_ft.aws.ssh.choice import USUAL_GROUPS, login_user
+from hyperpod_ft.aws.ssh.choice import login_user
 from hyperpod_ft.aws.ssh.config import SshFiles
 from hyperpod_ft.aws.ssh.connect import SshRequest, SshRoute
-from hyperpod_ft.aws.stack.stack import POLL_SECONDS, Remaining
+from hyperpod_ft.aws.stack.stack import Remaining
 from hyperpod_ft.aws.validation.validate import ValidationResult, validate_account, validate_offline
-from hyperpod_ft.config.cluster_config import ClusterConfig, User, stack_name
+from hyperpod_ft.config.cluster_config import ClusterConfig, User
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import poll_seconds
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ClusterOperations:
             self.access.report(str(finding))
         if found.has_errors:
             raise UserError(f"cluster {config.name}: validation failed, nothing was created", "fix the errors above")
-        asked = create(config, self.access.session, self.access.report, poll_seconds(POLL_SECONDS))
+        asked = create(config, self.access)
         return None if timeout is None else self.access.wait(timeout, Awaited(targets=asked))
 
     def validate(self, config: ClusterConfig) -> ValidationResult:
@@ -128,11 +128,9 @@ class ClusterOperations:
 
     def ssh_route(self, request: SshRequest) -> SshRoute:
         """The ssh route to the requested node."""
-        config = self.access.config
-        usual = tuple(group.name for group in (config.login, config.controller) if group) if config else USUAL_GROUPS
         with self.access.explained():
             cluster, nodes, aws_cli = self.access.cluster(), self.access.nodes(), self.access.aws_cli
-        return ssh.choose_route(cluster, nodes, aws_cli, request, Path.home(), usual)
+        return ssh.choose_route(cluster, nodes, Roles.of(cluster, self.access.config), aws_cli, request, Path.home())
 
     def delete(self, delete_data: bool, timeout: float) -> Remaining:
         config = self.access.config
@@ -141,15 +139,6 @@ class ClusterOperations:
                 "--delete-data: the file system and the bucket are your own (`existing`)",
                 "leave --delete-data out; delete them with the AWS CLI",
             )
-        with self.access.explained():
-            left = remove(
-                self.access.name,
-                stack_name(self.access.name),
-                self.access.session,
-                self.access.watch(),
-                delete_data=delete_data,
-                timeout_seconds=timeout * 60,
-                poll_seconds=poll_seconds(POLL_SECONDS),
-            )
+        left = remove(self.access, delete_data=delete_data, timeout_seconds=timeout * 60)
         SshFiles(self.access.name, Path.home()).forget()
         return left

@@ -51,12 +51,18 @@ _SECRET = re.compile(
 
 @dataclass(frozen=True)
 class Session:
-    """One region and one profile; None means boto3's default (AWS_REGION and AWS_PROFILE, or the user's files)."""
+    """One region and one profile; None means boto3's default (AWS_REGION and AWS_PROFILE, or the user's files).
+
+    AWS_PROFILE is read once: programs that get the profile as an argument, perhaps later, then use the same one.
+    """
 
     region: str | None = None
     profile: str | None = None
     _clients: dict[tuple[str, int], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "profile", self.profile or os.environ.get("AWS_PROFILE") or None)
 
     def client(self, service: str, *, connections: int = _CONNECTIONS) -> Any:
         """A cached boto3 client with up to `connections` connections. Only inside `explained`.
@@ -108,8 +114,7 @@ def explained(subject: str, remedies: Mapping[str, str] | None = None) -> Iterat
         from botocore import exceptions  # noqa: PLC0415
     except ImportError as error:
         raise UserError(
-            f"{subject}: boto3 is not installed",
-            f"install it: {sys.executable} -m pip install 'hyperpod-ft[aws]'",
+            f"{subject}: boto3 is not installed", f"install it: {sys.executable} -m pip install 'hyperpod-ft[aws]'"
         ) from error
     try:
         yield

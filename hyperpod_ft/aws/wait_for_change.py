@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import Report, format_minutes
+from hyperpod_ft.polling import pause
+from hyperpod_ft.progress import ChangeReporter, Report, format_minutes
 
+POLL_SECONDS = 15.0
 _POLLS_UNTIL_BEGUN = 8  # after these, HyperPod has nothing to change
 
 Observed = TypeVar("Observed")
@@ -24,21 +26,19 @@ class Seen(Generic[Observed]):
 
 
 def wait_for_change(
-    look: Callable[[], Seen[Observed]], report: Report, *, timeout_seconds: float, poll_seconds: float, command: str
+    look: Callable[[], Seen[Observed]], report: Report, *, timeout_seconds: float, command: str
 ) -> tuple[Observed, bool]:
     """The state once HyperPod has stopped changing it, and whether it ever showed the request.
 
     `command`: shows the state later. Raises UserError at the timeout.
     """
     deadline, begun, polls = time.monotonic() + timeout_seconds, False, 0
-    reported: dict[str, str] = {}
+    report_change = ChangeReporter(report)
     while True:
         seen = look()
         begun, polls = begun or seen.begun, polls + 1
         for name, state in seen.states.items() if begun else ():
-            if reported.get(name) != state:
-                reported[name] = state
-                report(f"{name}: {state}")
+            report_change(name, state)
         if not seen.changing and (begun or polls >= _POLLS_UNTIL_BEGUN):
             return seen.state, begun
         if time.monotonic() > deadline:
@@ -46,4 +46,4 @@ def wait_for_change(
             raise UserError(
                 f"{still}, after {format_minutes(timeout_seconds)}", f"HyperPod continues; check with `{command}`"
             )
-        time.sleep(poll_seconds)
+        pause(POLL_SECONDS)

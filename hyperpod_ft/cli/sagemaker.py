@@ -1,6 +1,5 @@
 """`hyperpod-ft sagemaker`: what training jobs and endpoints need in an account. boto3 is imported late."""
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,7 +8,6 @@ from hyperpod_ft.cli.confirmation import typed
 from hyperpod_ft.cli.options import Json, Profile
 from hyperpod_ft.cli.output import show_cluster, tables
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import poll_seconds
 
 if TYPE_CHECKING:
     from hyperpod_ft.aws.session import Session
@@ -51,7 +49,6 @@ def setup(
         lambda event: tables.progress(f"stack {name}: {event}") if event.worth_reporting else None,
         name=name,
         file_system=file_system,
-        poll_seconds=poll_seconds(training_resources.POLL_SECONDS),
     )
     print("For the run file:\n")
     print(f"sagemaker:\n  region: {made.region}\n  role: {made.role_arn}")
@@ -78,7 +75,7 @@ def validate(
     from hyperpod_ft.runs.run import Run
 
     run = Run.of(run_files.load(run_files.find(run_file), overrides or ()))
-    client = None if offline else validation.client_of(run, profile or os.environ.get("AWS_PROFILE"))
+    client = None if offline else validation.client_of(run, profile)
     checked = validation.validate(run, client)
     raise typer.Exit(show_cluster.validated(checked, as_json))
 
@@ -108,7 +105,6 @@ def delete(
         lambda event: tables.progress(f"stack {name}: {event}") if event.worth_reporting else None,
         name=name,
         delete_data=delete_data,
-        poll_seconds=poll_seconds(training_resources.POLL_SECONDS),
     )
     if left:
         print(f"Kept, and billed by its size: s3://{left.name} ({format_bytes(left.bytes)})")
@@ -119,4 +115,4 @@ def delete(
 def _session(region: str | None, profile: str | None) -> "Session":
     from hyperpod_ft.aws.session import Session
 
-    return Session(region, profile or os.environ.get("AWS_PROFILE"))
+    return Session(region, profile)

@@ -111,9 +111,7 @@ def config(**changes: Any) -> ClusterConfig:
 
 
 def workers(**changes: Any) -> dict[str, Any]:
-    return {
-        "workers": [{"name": "worker-group-1", "instance_type": "ml.trn1.32xlarge", "count": 2, **changes}],
-    }
+    return {"workers": [{"name": "worker-group-1", "instance_type": "ml.trn1.32xlarge", "count": 2, **changes}]}
 
 
 def check(aws: Aws, **changes: Any) -> ValidationResult:

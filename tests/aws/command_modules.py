@@ -1,9 +1,21 @@
-"""What commands that ask AWS import: forks of the process that has imported it start at once (tests/forking.py)."""
+"""What commands that ask AWS import and parse: forks of the process that has it start at once (tests/forking.py)."""
 
-import boto3  # noqa: F401
+import functools
+
+import boto3
+import botocore.session
+import rich.console
+import rich.table  # noqa: F401
 
 import hyperpod_ft.aws.maintenance
 import hyperpod_ft.aws.observability
 import hyperpod_ft.aws.operations
 import hyperpod_ft.cli.main
 import hyperpod_ft.serving.endpoint.operations  # noqa: F401
+from hyperpod_ft.aws.validation import service_model
+
+# botocore's descriptions of services: each session would parse them anew, a tenth of a second for a large one
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)
+for service in ("sagemaker", "cloudformation", "ec2", "iam", "s3", "fsx", "service-quotas", "sts", "logs"):
+    boto3.Session("-", "-").client(service, "us-west-2")
+service_model.model("sagemaker")

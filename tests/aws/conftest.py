@@ -1,5 +1,6 @@
 """A server that stands in for AWS (server.py) for every test here; AWS itself cannot be reached."""
 
+import functools
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from hyperpod_ft.aws.session import Session
 from tests.aws.kit import NAME, ROOT, WORKERS, Kit
 
 if TYPE_CHECKING:
@@ -24,6 +26,12 @@ REGION = "us-west-2"
 ZONE_ID = "usw2-az4"
 _CREDENTIALS = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
 _LOOPBACK = ("127.", "::1", "localhost")
+
+
+@functools.cache
+def kit_session() -> Session:
+    """The kit's session, for tests that use `aws`: shared, since making clients takes longer than many of them."""
+    return Session()
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,7 @@ def aws(_server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
     for name, value in _server.environment.items():
         if name.startswith(("AWS_", "NO_PROXY")):
             monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HYPERPOD_FT_POLL_SECONDS", "0.02")
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     return _server
 

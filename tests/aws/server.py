@@ -228,10 +228,19 @@ def _end_with_parent(server: Server) -> None:
         os._exit(0)
 
 
+def _remember_what_moto_looks_up() -> None:
+    """It lists its directory and the methods of a service's class at each request."""
+    modules = tuple(moto.backends.list_of_moto_modules())
+    moto.backends.list_of_moto_modules = lambda: modules
+    moto.core.responses.method_names_from_class = functools.cache(moto.core.responses.method_names_from_class)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0)
     port = parser.parse_args().port
+    os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # over a thousand at each reset; no test has instances of EC2
+    _remember_what_moto_looks_up()
     account.offer_newer_types()
     account.add_managed_policies()
     server = make_server("127.0.0.1", port, app=lambda *_: [], threaded=True, request_handler=_Quiet)

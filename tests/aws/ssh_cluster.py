@@ -8,6 +8,7 @@ import pytest
 
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.hyperpod.api import Cluster, GroupState
+from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.ssh import connect as ssh
 from hyperpod_ft.aws.ssh import ssm
@@ -17,6 +18,7 @@ from tests.aws.ssh_nodes import USER, Nodes
 from tests.aws.test_server import until
 
 AWS_CLI = ssm.AwsCli(REGION)
+Reach = Callable[..., ssh.SshRoute]  # from the user's home directory, with fields of SshRequest
 
 
 def a_cluster(*names: str, roles: bool = True) -> Cluster:
@@ -49,10 +51,11 @@ def sagemaker(aws: Aws, place: Place, nodes: Nodes) -> Any:
 
 
 @pytest.fixture
-def reachable(sagemaker: Any) -> Callable[..., ssh.SshRoute]:
+def reachable(sagemaker: Any) -> Reach:
     def make(home: Path, **request: Any) -> ssh.SshRoute:
         cluster = api.require(sagemaker, "c")
-        return ssh.choose_route(cluster, list_nodes(sagemaker, "c"), AWS_CLI, ssh.SshRequest(USER, **request), home)
+        nodes, roles = list_nodes(sagemaker, "c"), Roles.of(cluster, None)
+        return ssh.choose_route(cluster, nodes, roles, AWS_CLI, ssh.SshRequest(USER, **request), home)
 
     return make
 

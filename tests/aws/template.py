@@ -12,8 +12,8 @@ from tests.aws.wire import AwsError
 _VARIABLE = re.compile(r"\$\{([^!}][^}]*)\}")
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with CloudFormation's tags: `!Sub x` is {"Fn::Sub": x}."""
+class _Loader(yaml.CSafeLoader):
+    """CSafeLoader with CloudFormation's tags: `!Sub x` is {"Fn::Sub": x}."""
 
 
 def _tagged(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dict[str, Any]:
@@ -71,10 +71,7 @@ class Resolver:
     """Evaluates expressions, given the parameters and the attributes of resources."""
 
     def __init__(
-        self,
-        template: dict[str, Any],
-        variables: dict[str, Any],
-        attribute: Callable[[str, str], Any],
+        self, template: dict[str, Any], variables: dict[str, Any], attribute: Callable[[str, str], Any]
     ) -> None:
         """`attribute(logical id, name)`: of a resource that exists; an empty name means its Ref."""
         self._template, self._variables, self._attribute = template, variables, attribute

@@ -5,11 +5,10 @@ import dataclasses
 import pytest
 
 from hyperpod_ft.aws.hyperpod import requests
-from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack.stack import StackParameters, deploy
 from hyperpod_ft.aws.validation.validate import validate_offline
 from tests.aws.account_place import ROLE_ACTIONS, Place, allow, check, clients, config, of, only
-from tests.aws.conftest import REGION, Aws
+from tests.aws.conftest import Aws, kit_session
 from tests.aws.permissions import evaluate, role_statements
 
 
@@ -23,7 +22,7 @@ def test_file_system_bucket_and_volumes_have_them_and_the_role_may_use_them(aws:
     file = config(kms_keys={"volumes": volumes, "fsx": fsx, "bucket": bucket})
     assert validate_offline(file).findings == ()
     assert check(aws, kms_keys=file.kms_keys.model_dump()).findings == ()
-    resources = deploy(Session(region=REGION), StackParameters.of(file), poll_seconds=0.02)
+    resources = deploy(kit_session(), StackParameters.of(file))
 
     (volume,) = aws.client("fsx").describe_file_systems()["FileSystems"]
     assert volume["KmsKeyId"] == fsx
@@ -45,7 +44,7 @@ def test_file_system_bucket_and_volumes_have_them_and_the_role_may_use_them(aws:
 
 
 def test_without_keys_aws_encrypts_with_its_own(aws: Aws) -> None:
-    resources = deploy(Session(region=REGION), StackParameters.of(config()), poll_seconds=0.02)
+    resources = deploy(kit_session(), StackParameters.of(config()))
     answer = aws.client("s3").get_bucket_encryption(Bucket=resources.bucket)
     (rule,) = answer["ServerSideEncryptionConfiguration"]["Rules"]
     assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
@@ -55,7 +54,7 @@ def test_the_key_of_a_file_system_does_not_change(aws: Aws) -> None:
     """CloudFormation would replace the file system by an empty one."""
     mine, other = key(aws), key(aws)
     parameters = dataclasses.replace(StackParameters.of(config()), fsx_key=mine)
-    deploy(Session(region=REGION), parameters, poll_seconds=0.02)
+    deploy(kit_session(), parameters)
     assert check(aws, kms_keys={"fsx": mine}).findings == ()
     for changed in ({}, {"fsx": other}):
         finding = only(check(aws, kms_keys=changed).findings)

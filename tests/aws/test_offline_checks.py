@@ -159,12 +159,6 @@ def test_lifecycle_scripts_that_bash_would_not_run(scripts, text, said):
 def test_what_no_account_can_hold_is_refused_before(changes, said):
     from hyperpod_ft.config.cluster_config import CLUSTER_FILE
 
-    values = {
-        "name": "demo",
-        "region": "us-west-2",
-        "availability_zone_id": "usw2-az4",
-        **workers(),
-        **changes,
-    }
+    values = {"name": "demo", "region": "us-west-2", "availability_zone_id": "usw2-az4", **workers(), **changes}
     with pytest.raises(ConfigError, match=said):
         validate(CLUSTER_FILE, values, "cluster.yaml")

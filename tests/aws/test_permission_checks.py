@@ -4,24 +4,12 @@ import json
 
 import pytest
 
-from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack.stack import StackParameters, deploy
 from hyperpod_ft.aws.validation.permission_checks import ROLE
 from hyperpod_ft.aws.validation.validate import validate_account
 from hyperpod_ft.findings import Finding
-from tests.aws.account_place import (
-    ROLE_ACTIONS,
-    Place,
-    allow,
-    check,
-    clients,
-    config,
-    of,
-    of_caller,
-    only,
-    trust,
-)
-from tests.aws.conftest import REGION
+from tests.aws.account_place import ROLE_ACTIONS, Place, allow, check, clients, config, of, of_caller, only, trust
+from tests.aws.conftest import REGION, kit_session
 from tests.aws.permissions import evaluate, role_statements
 from tests.aws.world import ACCOUNT
 
@@ -62,7 +50,7 @@ def test_the_role_reads_the_secret_of_an_accounting_database(place: Place) -> No
     allow(clients(place.aws)("iam"), "hyperpod", *ROLE_ACTIONS, "secretsmanager:GetSecretValue")
     assert of(place.check(**rds), ROLE) == []
 
-    resources = deploy(Session(region=REGION), StackParameters.of(config(**rds)), poll_seconds=0.02)
+    resources = deploy(kit_session(), StackParameters.of(config(**rds)))
     statements = role_statements(place.aws.client("iam"), resources.role_arn.rpartition("/")[2])
     read = "secretsmanager:GetSecretValue"
     assert [evaluate(statements, read, arn, {})[0] for arn in (secret, other)] == [True, False]

@@ -26,11 +26,7 @@ def list_clusters(session: Session) -> None:
         ),
         ("UnauthorizedOperation", "You are not authorized.", "access denied to ListClusters (UnauthorizedOperation)"),
         ("ExpiredTokenException", "expired", "the AWS credentials have expired (ExpiredTokenException); renew"),
-        (
-            "UnrecognizedClientException",
-            "no",
-            "AWS rejected the credentials (UnrecognizedClientException); renew",
-        ),
+        ("UnrecognizedClientException", "no", "AWS rejected the credentials (UnrecognizedClientException); renew"),
         ("RequestTimeTooSkewed", "too large", "AWS rejected the credentials (RequestTimeTooSkewed); renew"),
         ("ThrottlingException", "Rate exceeded", "AWS throttled ListClusters (ThrottlingException); wait a minute"),
         ("ValidationException", "x is bad", "AWS refused ListClusters with ValidationException: x is bad"),
@@ -80,6 +76,14 @@ def test_a_region_of_its_own_and_one_client_for_each_service(aws: Aws) -> None:
     assert session.client("fsx") is session.client("fsx")
     assert session.client("fsx").meta.region_name == "us-east-2"
     assert aws.region != "us-east-2"
+
+
+def test_the_environments_profile_unless_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read once, since ssh's configuration and the AWS CLI get it as an argument."""
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    session = Session()
+    monkeypatch.setenv("AWS_PROFILE", "")
+    assert (session.profile, Session(profile="other").profile, Session().profile) == ("mine", "other", None)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,12 @@ from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.errors import UserError
 from tests.aws import ssh_cluster, ssh_nodes
 from tests.aws.conftest import REGION, Aws
-from tests.aws.ssh_cluster import AWS_CLI, instance_of, replace
+from tests.aws.ssh_cluster import AWS_CLI, Reach, instance_of, replace
 from tests.aws.ssh_nodes import USER, Nodes
 from tests.aws.test_server import until
 
 nodes, sagemaker, reachable = ssh_nodes.nodes, ssh_cluster.sagemaker, ssh_cluster.reachable  # fixtures
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class TestTheConfiguration:
@@ -52,11 +53,7 @@ class TestTheConfigurationInUse:
     """As scp, rsync and VS Code use it: host names only, with the node looked up at each connection."""
 
     @pytest.fixture
-    def run(
-        self,
-        nodes: Nodes,
-        reachable: Callable[..., ssh.SshRoute],
-    ) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(self, nodes: Nodes, reachable: Reach) -> Run:
         route = reachable(nodes.home)
         ssh.connect(route, ssh.SshRequest(USER, command=("true",)), print)
 
@@ -68,12 +65,7 @@ class TestTheConfigurationInUse:
 
         return run
 
-    def test_a_replaced_node_raises_no_alarm(
-        self,
-        nodes: Nodes,
-        sagemaker: Any,
-        run: Callable[..., subprocess.CompletedProcess[str]],
-    ) -> None:
+    def test_a_replaced_node_raises_no_alarm(self, nodes: Nodes, sagemaker: Any, run: Run) -> None:
         assert run("ssh", "c.worker-group-1", "echo hello").stdout == "hello\n"
         old, new = replace(sagemaker, nodes, "worker-group-1")
         done = run("ssh", "c.worker-group-1", "echo hello")
@@ -83,37 +75,26 @@ class TestTheConfigurationInUse:
         assert keys[0] != keys[1]
         assert "added" not in run("ssh", "c.worker-group-1", "true").stderr, "its key is known now"
 
-    def test_another_key_of_the_same_instance_is_refused(
-        self,
-        nodes: Nodes,
-        sagemaker: Any,
-        run: Callable[..., subprocess.CompletedProcess[str]],
-    ) -> None:
+    def test_another_key_of_the_same_instance_is_refused(self, nodes: Nodes, sagemaker: Any, run: Run) -> None:
         nodes.new_host_key(instance_of(sagemaker, "controller-machine"))
         for host in ("c", "c.controller-machine"):
             done = run("ssh", host, "echo hello")
             assert (done.stdout, done.returncode) == ("", 255)
             assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in done.stderr
 
-    def test_from_any_directory(
-        self, run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_from_any_directory(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "argparse.py").write_text("raise SystemExit('not Python's own argparse')\n")
         monkeypatch.chdir(tmp_path)
         done = run("ssh", "c", "echo hello")
         assert done.stdout == "hello\n", done.stderr
 
-    def test_files_are_copied(self, run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    def test_files_are_copied(self, run: Run, tmp_path: Path) -> None:
         source, copy = tmp_path / "source", tmp_path / "copy"
         source.write_text("data")
         assert run("scp", "-q", str(source), f"c:{copy}").returncode == 0
         assert copy.read_text() == "data"
 
-    def test_included_by_the_users_own_configuration(
-        self,
-        nodes: Nodes,
-        reachable: Callable[..., ssh.SshRoute],
-    ) -> None:
+    def test_included_by_the_users_own_configuration(self, nodes: Nodes, reachable: Reach) -> None:
         text = ssh.write_config(reachable(nodes.home), ssh.SshRequest(USER))
         (include,) = [line.removeprefix("#").strip() for line in text.splitlines() if "Include" in line]
         assert include == "Include ~/.ssh/hyperpod-ft/*/hosts"
@@ -151,9 +132,7 @@ class TestTheConfigurationInUse:
             assert proxy.wait(10) == 0
             assert proxy.stderr.read() == b""
 
-    def test_no_node_says_why_in_a_line(
-        self, sagemaker: Any, run: Callable[..., subprocess.CompletedProcess[str]], aws: Aws
-    ) -> None:
+    def test_no_node_says_why_in_a_line(self, sagemaker: Any, run: Run, aws: Aws) -> None:
         aws.scenario(seconds={"node.launch": 60})
         sagemaker.batch_replace_cluster_nodes(ClusterName="c", NodeIds=[instance_of(sagemaker, "worker-group-1")])
         until(lambda: not any(n.running and n.group == "worker-group-1" for n in list_nodes(sagemaker, "c")))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.aws.hyperpod import api
+from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import list_nodes
 from hyperpod_ft.aws.ssh import connect as ssh
 from hyperpod_ft.digests import file_sha256
@@ -20,24 +21,20 @@ from hyperpod_ft.errors import UserError
 from tests.aws import ssh_cluster, ssh_nodes
 from tests.aws.account_place import Place, cluster_request
 from tests.aws.conftest import Aws
-from tests.aws.ssh_cluster import AWS_CLI, a_node, instance_of
+from tests.aws.ssh_cluster import AWS_CLI, Reach, a_node, instance_of
 from tests.aws.ssh_nodes import USER, Nodes, new_key
 from tests.aws.test_server import until
 from tests.aws.test_ssh_key import COMMENT
 
 nodes, sagemaker, reachable = ssh_nodes.nodes, ssh_cluster.sagemaker, ssh_cluster.reachable  # fixtures
+Connect = Callable[..., tuple[int, str, str]]  # exit status, stdout, stderr
 
 
 class TestConnecting:
     """With real ssh; `connect` runs in this process, with ssh and all that it starts as children."""
 
     @pytest.fixture
-    def connect(
-        self,
-        nodes: Nodes,
-        reachable: Callable[..., ssh.SshRoute],
-        capfd: pytest.CaptureFixture[str],
-    ) -> Callable[..., tuple[int, str, str]]:
+    def connect(self, nodes: Nodes, reachable: Reach, capfd: pytest.CaptureFixture[str]) -> Connect:
         def run(*command: str, **request: Any) -> tuple[int, str, str]:
             wanted = ssh.SshRequest(USER, command=command, **request)
             capfd.readouterr()
@@ -47,21 +44,14 @@ class TestConnecting:
         return run
 
     def test_a_command_on_the_controller_and_its_exit_status(
-        self,
-        nodes: Nodes,
-        sagemaker: Any,
-        connect: Callable[..., tuple[int, str, str]],
+        self, nodes: Nodes, sagemaker: Any, connect: Connect
     ) -> None:
         status, out, _ = connect("echo $((40 + 2)); exit 7")
         assert (status, out.splitlines()[-1]) == (7, "42")
         assert f"controller-machine {instance_of(sagemaker, 'controller-machine')}" in out
         assert nodes.authorized_keys.read_text().splitlines() == [nodes.public_key]
 
-    def test_the_key_goes_up_once(
-        self,
-        nodes: Nodes,
-        connect: Callable[..., tuple[int, str, str]],
-    ) -> None:
+    def test_the_key_goes_up_once(self, nodes: Nodes, connect: Connect) -> None:
         assert "now accepts the key" in connect("true")[1]
         assert "now accepts the key" not in connect("true", group="worker-group-1")[1]
         assert nodes.sessions() == ["AWS-StartNonInteractiveCommand", "AWS-StartSSHSession", "AWS-StartSSHSession"]
@@ -71,11 +61,7 @@ class TestConnecting:
         assert connect("true")[0] == 0, "after a failure the key is uploaded again"
         assert nodes.authorized_keys.read_text().splitlines() == [nodes.public_key]
 
-    def test_what_is_piped_in_reaches_the_command(
-        self,
-        tmp_path: Path,
-        connect: Callable[..., tuple[int, str, str]],
-    ) -> None:
+    def test_what_is_piped_in_reaches_the_command(self, tmp_path: Path, connect: Connect) -> None:
         """docs/cluster.md copies the kit's source this way, before any key was uploaded."""
         sent, own_input = tmp_path / "sent", os.dup(0)
         sent.write_bytes(os.urandom(200_000))
@@ -88,29 +74,20 @@ class TestConnecting:
             os.close(own_input)
         assert (status, out.split()[-2:]) == (0, [file_sha256(sent), "-"])
 
-    def test_another_key_with_an_awkward_name(self, nodes: Nodes, connect: Callable[..., tuple[int, str, str]]) -> None:
+    def test_another_key_with_an_awkward_name(self, nodes: Nodes, connect: Connect) -> None:
         given = nodes.home / ".ssh" / "100% mine"
         new_key(given, COMMENT)
         assert connect("true", identity=given)[0] == 0
         assert nodes.authorized_keys.read_text() == given.with_name("100% mine.pub").read_text()
 
-    def test_files_are_the_users_alone(
-        self,
-        nodes: Nodes,
-        connect: Callable[..., tuple[int, str, str]],
-    ) -> None:
+    def test_files_are_the_users_alone(self, nodes: Nodes, connect: Connect) -> None:
         connect("true")
         kits = nodes.home / ".ssh" / "hyperpod-ft"
         for path in (kits, *(path for path in kits.rglob("*") if path.is_dir()), *kits.glob("c/*")):
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
         assert not (nodes.home / ".ssh" / "config").exists()
 
-    def test_exactly_the_group_or_node_asked_for(
-        self,
-        nodes: Nodes,
-        sagemaker: Any,
-        connect: Callable[..., tuple[int, str, str]],
-    ) -> None:
+    def test_exactly_the_group_or_node_asked_for(self, nodes: Nodes, sagemaker: Any, connect: Connect) -> None:
         one, ten = instance_of(sagemaker, "worker-group-1"), instance_of(sagemaker, "worker-group-10")
         connect("true", group="worker-group-1")
         connect("true", node=ten)
@@ -120,12 +97,7 @@ class TestConnecting:
             f"worker-group-10-{ten}",
         ]
 
-    def test_a_port_is_forwarded(
-        self,
-        nodes: Nodes,
-        connect: Callable[..., tuple[int, str, str]],
-        tmp_path: Path,
-    ) -> None:
+    def test_a_port_is_forwarded(self, nodes: Nodes, connect: Connect, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as free:
             far, near = server.getsockname()[1], free.getsockname()[1]
             with pytest.raises(UserError, match="ssh failed"):
@@ -153,22 +125,12 @@ class TestConnecting:
             thread.join()
             assert got == [b"through"]
 
-    def test_no_such_user(
-        self,
-        nodes: Nodes,
-        sagemaker: Any,
-        connect: Callable[..., tuple[int, str, str]],
-    ) -> None:
+    def test_no_such_user(self, nodes: Nodes, sagemaker: Any, connect: Connect) -> None:
         nodes.user(instance_of(sagemaker, "controller-machine"), "nobody", nodes.shared)
         with pytest.raises(UserError, match=f"no user {USER} on this node; pass --user"):
             connect("true")
 
-    def test_sessions_that_fail(
-        self,
-        nodes: Nodes,
-        sagemaker: Any,
-        connect: Callable[..., tuple[int, str, str]],
-    ) -> None:
+    def test_sessions_that_fail(self, nodes: Nodes, sagemaker: Any, connect: Connect) -> None:
         instance = instance_of(sagemaker, "controller-machine")
         nodes.says(instance, "Unable to start command: failed to start pty since RunAs user ubuntu does not exist")
         with pytest.raises(UserError, match=r"logs in as ubuntu \(Run As\)"):
@@ -176,24 +138,19 @@ class TestConnecting:
         nodes.says(instance, "Cannot perform start session: EOF", "")
         assert connect("true")[0] == 0, "AWS's plugin now and then says so; asking again helps"
 
-    def test_not_connected(self, nodes: Nodes, reachable: Callable[..., ssh.SshRoute]) -> None:
+    def test_not_connected(self, nodes: Nodes, reachable: Reach) -> None:
         route = reachable(nodes.home)
         gone = dataclasses.replace(route, node=a_node("controller-machine", "i-0"))
         with pytest.raises(UserError, match="controller-machine i-0: its SSM agent is not connected"):
             ssh.connect(gone, ssh.SshRequest(USER), print)
 
-    def test_a_shell_without_ssh(
-        self,
-        nodes: Nodes,
-        reachable: Callable[..., ssh.SshRoute],
-        capfd: pytest.CaptureFixture[str],
-    ) -> None:
+    def test_a_shell_without_ssh(self, nodes: Nodes, reachable: Reach, capfd: pytest.CaptureFixture[str]) -> None:
         route = reachable(nodes.home)
         assert ssh.shell(route, print) == 0
         assert f"a shell on {route.node.instance_id}" in capfd.readouterr().out
         assert nodes.sessions() == ["shell"]
 
-    def test_a_preview_does_nothing(self, nodes: Nodes, reachable: Callable[..., ssh.SshRoute], aws: Aws) -> None:
+    def test_a_preview_does_nothing(self, nodes: Nodes, reachable: Reach, aws: Aws) -> None:
         route = reachable(nodes.home)
         before = sorted(nodes.home.rglob("*"))
         text = ssh.preview(route, ssh.SshRequest(USER, forwards=("8888:localhost:8888",), command=("-x",)))
@@ -215,8 +172,9 @@ def test_a_node_among_120(aws: Aws, place: Place, nodes: Nodes) -> None:
     assert len(there) == 120
     (wanted,) = [node for node in there if node.group == "worker-group-1"]
     cluster = api.require(client, "c")
-    route = ssh.choose_route(cluster, there, AWS_CLI, ssh.SshRequest(group="worker-group-1"), nodes.home)
+    roles = Roles.of(cluster, None)
+    route = ssh.choose_route(cluster, there, roles, AWS_CLI, ssh.SshRequest(group="worker-group-1"), nodes.home)
     assert route.node == wanted
     assert route.node_name == f"worker-group-1 {wanted.instance_id} {wanted.hostname}"
-    crowd = ssh.choose_route(cluster, there, AWS_CLI, ssh.SshRequest(group="worker-group-10"), nodes.home)
+    crowd = ssh.choose_route(cluster, there, roles, AWS_CLI, ssh.SshRequest(group="worker-group-10"), nodes.home)
     assert crowd.node_name.endswith(" (one of 118 Running)")

@@ -117,14 +117,7 @@ class TestOnTheNode:
             (f'from="10.0.0.0/8" {ED25519}', f'from="10.0.0.0/8" {ED25519}', "present"),
         ],
     )
-    def test_exactly_once(
-        self,
-        nodes: Nodes,
-        put: Callable[..., str],
-        before: str,
-        after: str,
-        said: str,
-    ) -> None:
+    def test_exactly_once(self, nodes: Nodes, put: Callable[..., str], before: str, after: str, said: str) -> None:
         nodes.authorized_keys.parent.mkdir()
         nodes.authorized_keys.write_text(before)
         nodes.authorized_keys.chmod(0o644)
@@ -143,12 +136,7 @@ class TestOnTheNode:
         assert sorted(said) == ["added"] + 7 * ["present"]
         assert nodes.authorized_keys.read_text() == f"{ED25519}\n"
 
-    def test_a_comment_is_text(
-        self,
-        nodes: Nodes,
-        put: Callable[..., str],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_a_comment_is_text(self, nodes: Nodes, put: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(nodes.shared)
         assert put(f"{ED25519} {COMMENT}") == "added"
         assert nodes.authorized_keys.read_text() == f"{ED25519} {COMMENT}\n"
@@ -163,9 +151,7 @@ class TestOnTheNode:
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
     def test_as_root_all_is_the_users_and_no_link_of_theirs_is_followed_further(
-        self,
-        nodes: Nodes,
-        put: Callable[..., str],
+        self, nodes: Nodes, put: Callable[..., str]
     ) -> None:
         with tempfile.TemporaryDirectory() as directory:
             home = Path(directory)

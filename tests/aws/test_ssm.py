@@ -30,10 +30,7 @@ class TestSessions:
             ("The config profile (x y) could not be found", "no AWS profile x y"),
             ("An error occurred (AccessDeniedException) when calling", "allow ssm:StartSession"),
             ("An error occurred (InvalidDocument) when calling", "use --ssm"),
-            (
-                "\nStarting session with SessionId: a-1\nboom AKIAABCDEFGHIJKLMNOP\n",
-                r"no session: boom \.\.\.; ",
-            ),
+            ("\nStarting session with SessionId: a-1\nboom AKIAABCDEFGHIJKLMNOP\n", r"no session: boom \.\.\.; "),
             ("", "gave no error message"),
         ],
     )

@@ -9,16 +9,13 @@ import cfnlint.api
 import pytest
 from botocore.exceptions import ClientError
 
-from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack import events, stack
 from hyperpod_ft.aws.stack.events import StackEvent
 from hyperpod_ft.aws.stack.stack import Remaining, StackParameters, delete, deploy, remains
 from hyperpod_ft.errors import UserError
-from tests.aws.conftest import ZONE_ID, Aws
+from tests.aws.conftest import ZONE_ID, Aws, kit_session
 from tests.aws.world import ACCOUNT
 
-POLL = 0.02
-SESSION = Session()  # shared: creating boto3 clients takes longer than the tests themselves
 HP = StackParameters("hp", ZONE_ID, tags={"team": "research"})
 
 
@@ -39,7 +36,7 @@ def nat_gateways(aws: Aws) -> list[str]:
 
 def test_a_stack_is_deployed(aws: Aws) -> None:
     seen: list[StackEvent] = []
-    found = deploy(SESSION, HP, seen.append, poll_seconds=POLL)
+    found = deploy(kit_session(), HP, seen.append)
     reported = outputs(aws)
     assert (reported["Region"], reported["AvailabilityZoneId"]) == (aws.region, ZONE_ID)
     assert found.fsx_dns_name == f"{reported['FsxId']}.fsx.{aws.region}.amazonaws.com"
@@ -53,7 +50,7 @@ def test_a_stack_is_deployed(aws: Aws) -> None:
 
 
 def test_its_network_is_what_hyperpod_and_efa_need(aws: Aws) -> None:
-    found, ec2 = deploy(SESSION, HP, poll_seconds=POLL), aws.client("ec2")
+    found, ec2 = deploy(kit_session(), HP), aws.client("ec2")
     group = ec2.describe_security_groups(GroupIds=list(found.security_group_ids))["SecurityGroups"][0]
 
     def names_itself(rules: list[dict[str, Any]]) -> bool:
@@ -72,7 +69,7 @@ def test_its_network_is_what_hyperpod_and_efa_need(aws: Aws) -> None:
 
 
 def test_hyperpod_takes_its_role_network_and_bucket(aws: Aws) -> None:
-    found, sagemaker = deploy(SESSION, HP, poll_seconds=POLL), aws.client("sagemaker")
+    found, sagemaker = deploy(kit_session(), HP), aws.client("sagemaker")
     aws.client("s3").put_object(Bucket=found.bucket, Key="lifecycle/1/provision.sh", Body=b"#!/bin/bash\n")
     storage = {"DnsName": found.fsx_dns_name, "MountName": found.fsx_mount_name, "MountPath": "/fsx"}
     controller = {
@@ -99,7 +96,7 @@ def test_nodes_cannot_change_the_scripts_that_the_next_node_runs_as_root(
         text = re.sub(r" +- Sid: NodesOnlyReadTheScripts.*?\n\n", "\n", stack.template(), flags=re.DOTALL)
         assert text != stack.template()
         monkeypatch.setattr(stack, "template", lambda: text)
-    found, mine = deploy(SESSION, HP, poll_seconds=POLL), aws.client("s3")
+    found, mine = deploy(kit_session(), HP), aws.client("s3")
     script = {"Bucket": found.bucket, "Key": "lifecycle/c/0123/provision.sh"}
     mine.put_object(**script, Body=b"#!/bin/bash\n")
     if without == "role":
@@ -128,28 +125,28 @@ def test_nodes_cannot_change_the_scripts_that_the_next_node_runs_as_root(
 
 
 def test_the_role_is_for_sagemaker_in_this_account(aws: Aws) -> None:
-    name = deploy(SESSION, HP, poll_seconds=POLL).role_arn.rpartition("/")[2]
+    name = deploy(kit_session(), HP).role_arn.rpartition("/")[2]
     (trust,) = aws.client("iam").get_role(RoleName=name)["Role"]["AssumeRolePolicyDocument"]["Statement"]
     assert trust["Principal"] == {"Service": "sagemaker.amazonaws.com"}
     assert trust["Condition"] == {"StringEqualsIfExists": {"aws:SourceAccount": ACCOUNT}}
 
 
 def test_deploying_again_changes_nothing(aws: Aws) -> None:
-    first = deploy(SESSION, HP, poll_seconds=POLL)
-    assert deploy(SESSION, HP, poll_seconds=POLL) == first
+    first = deploy(kit_session(), HP)
+    assert deploy(kit_session(), HP) == first
     assert statuses(aws) == {"hp": "CREATE_COMPLETE"}
 
 
 def test_a_file_system_grows_and_does_not_shrink(aws: Aws) -> None:
-    first = deploy(SESSION, HP, poll_seconds=POLL)
+    first = deploy(kit_session(), HP)
     grown = StackParameters("hp", ZONE_ID, fsx_gib=2400, tags={"team": "research"})
-    assert deploy(SESSION, grown, poll_seconds=POLL) == first
-    found = remains(SESSION, "hp").filesystem
+    assert deploy(kit_session(), grown) == first
+    found = remains(kit_session(), "hp").filesystem
     assert found
     assert (found.gib, found.throughput, found.lifecycle) == (2400, 250, "AVAILABLE")
     with pytest.raises(UserError, match=r"hp is UPDATE_ROLLBACK_COMPLETE: FileSystem .*at least 10 percent more"):
-        deploy(SESSION, HP, poll_seconds=POLL)
-    assert deploy(SESSION, grown, poll_seconds=POLL) == first
+        deploy(kit_session(), HP)
+    assert deploy(kit_session(), grown) == first
 
 
 def test_an_interrupted_deployment_is_waited_for(aws: Aws) -> None:
@@ -160,9 +157,9 @@ def test_an_interrupted_deployment_is_waited_for(aws: Aws) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        deploy(SESSION, HP, interrupted, poll_seconds=POLL)
+        deploy(kit_session(), HP, interrupted)
     assert statuses(aws) == {"hp": "CREATE_IN_PROGRESS"}
-    assert deploy(SESSION, HP, poll_seconds=POLL).fsx_dns_name
+    assert deploy(kit_session(), HP).fsx_dns_name
     assert aws.requests().count(("cloudformation", "CreateStack")) == 1
 
 
@@ -171,31 +168,31 @@ def test_a_deployment_that_fails_says_why_and_can_be_done_again(aws: Aws) -> Non
     failed = r"hp is ROLLBACK_COMPLETE: Nat \(AWS::EC2::NatGateway\): The maximum .*`hyperpod-ft cluster delete"
     for _ in range(2):
         with pytest.raises(UserError, match=failed):
-            deploy(SESSION, HP, poll_seconds=POLL)
+            deploy(kit_session(), HP)
     assert aws.client("fsx").describe_file_systems()["FileSystems"] == [], "a failed creation keeps no file system"
     assert aws.client("s3").list_buckets()["Buckets"] == []
-    assert delete(SESSION, "hp", poll_seconds=POLL) == Remaining()
+    assert delete(kit_session(), "hp") == Remaining()
     aws.scenario(fail_resources={"AWS::EC2::NatGateway": ""})
-    assert deploy(SESSION, HP, poll_seconds=POLL).fsx_dns_name
+    assert deploy(kit_session(), HP).fsx_dns_name
 
 
 def test_what_a_failed_creation_leaves_goes_with_it(aws: Aws) -> None:
     reason = {"AWS::FSx::FileSystem": "Rate exceeded"}
     aws.scenario(fail_resources={"AWS::EC2::NatGateway": "no more"}, fail_deletions=reason)
     with pytest.raises(UserError, match="hp is ROLLBACK_FAILED: Nat"):
-        deploy(SESSION, HP, poll_seconds=POLL)
+        deploy(kit_session(), HP)
     assert len(aws.client("fsx").describe_file_systems()["FileSystems"]) == 1
-    assert delete(SESSION, "hp", poll_seconds=POLL) == Remaining()
+    assert delete(kit_session(), "hp") == Remaining()
     assert aws.client("fsx").describe_file_systems()["FileSystems"] == []
     assert statuses(aws) == {}
 
 
 def test_deleting_keeps_the_data_and_nothing_else_that_costs_money(aws: Aws) -> None:
-    first = deploy(SESSION, HP, poll_seconds=POLL)
+    first = deploy(kit_session(), HP)
     aws.client("s3").put_object(Bucket=first.bucket, Key="checkpoints/1", Body=b"x" * 1000)
-    left = remains(SESSION, "hp")
+    left = remains(kit_session(), "hp")
     assert (left.nat_gateway_id, left.elastic_ip) != ("", "")
-    kept = delete(SESSION, "hp", poll_seconds=POLL)
+    kept = delete(kit_session(), "hp")
     assert (kept.nat_gateway_id, kept.elastic_ip) == ("", "")
     assert nat_gateways(aws) == []
     assert aws.client("ec2").describe_addresses()["Addresses"] == []
@@ -203,79 +200,79 @@ def test_deleting_keeps_the_data_and_nothing_else_that_costs_money(aws: Aws) -> 
     assert first.fsx_dns_name.startswith(f"{kept.filesystem.id}.")
     assert kept.bucket
     assert (kept.bucket.objects, kept.bucket.bytes) == (1, 1000)
-    assert delete(SESSION, "hp", poll_seconds=POLL) == kept, "twice is as once"
-    assert deploy(SESSION, HP, poll_seconds=POLL) == first, "the same file system, bucket and network again"
+    assert delete(kit_session(), "hp") == kept, "twice is as once"
+    assert deploy(kit_session(), HP) == first, "the same file system, bucket and network again"
     assert len(nat_gateways(aws)) == 1
 
 
 def test_a_state_from_before_the_request_is_not_believed(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-    deploy(SESSION, HP, poll_seconds=POLL)
+    deploy(kit_session(), HP)
     aws.scenario(seconds={"stack.resource": 0.05})
     stale, describe = [{"StackStatus": "CREATE_COMPLETE"}] * 2, events.describe
     monkeypatch.setattr(events, "describe", lambda *a: stale.pop() if stale else describe(*a))
-    assert delete(SESSION, "hp", poll_seconds=POLL).nat_gateway_id == ""
+    assert delete(kit_session(), "hp").nat_gateway_id == ""
 
 
 def test_deleting_with_data_leaves_nothing(aws: Aws) -> None:
-    first, s3 = deploy(SESSION, HP, poll_seconds=POLL), aws.client("s3")
+    first, s3 = deploy(kit_session(), HP), aws.client("s3")
     s3.put_bucket_versioning(Bucket=first.bucket, VersioningConfiguration={"Status": "Enabled"})
     for body in (b"old", b"new"):
         s3.put_object(Bucket=first.bucket, Key="a", Body=body)
     s3.delete_object(Bucket=first.bucket, Key="a")
-    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remaining()
+    assert delete(kit_session(), "hp", delete_data=True) == Remaining()
     assert statuses(aws) == {}
     assert aws.client("fsx").describe_file_systems()["FileSystems"] == []
     assert s3.list_buckets()["Buckets"] == []
     assert [vpc for vpc in aws.client("ec2").describe_vpcs()["Vpcs"] if not vpc["IsDefault"]] == []
     assert aws.client("iam").list_roles()["Roles"] == []
-    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remaining(), "no stack is success"
+    assert delete(kit_session(), "hp", delete_data=True) == Remaining(), "no stack is success"
 
 
 def test_deleting_with_data_continues_after_an_interruption(aws: Aws) -> None:
-    deploy(SESSION, HP, poll_seconds=POLL)
+    deploy(kit_session(), HP)
     aws.scenario(errors=[{"service": "cloudformation", "operation": "DeleteStack", "code": "AccessDenied"}])
     with pytest.raises(UserError, match="access denied to DeleteStack"):
-        delete(SESSION, "hp", delete_data=True, poll_seconds=POLL)
-    assert remains(SESSION, "hp").filesystem is None
-    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remaining()
+        delete(kit_session(), "hp", delete_data=True)
+    assert remains(kit_session(), "hp").filesystem is None
+    assert delete(kit_session(), "hp", delete_data=True) == Remaining()
 
 
 def test_a_stack_deleted_outside_the_kit_keeps_its_data_and_its_network(aws: Aws) -> None:
     """Why `delete` updates: AWS cannot delete the network of a file system that must be kept."""
-    deploy(SESSION, HP, poll_seconds=POLL)
+    deploy(kit_session(), HP)
     stack_id = aws.client("cloudformation").describe_stacks(StackName="hp")["Stacks"][0]["StackId"]
     before = events.last_event(aws.client("cloudformation"), stack_id)
     aws.client("cloudformation").delete_stack(StackName="hp")
-    status = events.settle(aws.client("cloudformation"), stack_id, lambda _: None, after=before, poll_seconds=POLL)
+    status = events.settle(aws.client("cloudformation"), stack_id, lambda _: None, after=before)
     assert status == "DELETE_FAILED"
     with pytest.raises(UserError, match=r"DELETE_FAILED: .*(has dependencies|dependent object)"):
-        deploy(SESSION, HP, poll_seconds=POLL)
+        deploy(kit_session(), HP)
     assert len(aws.client("fsx").describe_file_systems()["FileSystems"]) == 1
-    assert delete(SESSION, "hp", delete_data=True, poll_seconds=POLL) == Remaining()
+    assert delete(kit_session(), "hp", delete_data=True) == Remaining()
     assert aws.client("fsx").describe_file_systems()["FileSystems"] == []
     assert statuses(aws) == {}
 
 
 def test_two_stacks_share_an_account(aws: Aws) -> None:
-    first = deploy(SESSION, HP, poll_seconds=POLL)
-    second = deploy(SESSION, StackParameters("hp-2", ZONE_ID), poll_seconds=POLL)
+    first = deploy(kit_session(), HP)
+    second = deploy(kit_session(), StackParameters("hp-2", ZONE_ID))
     assert [name for name, value in vars(first).items() if vars(second)[name] == value] == []
-    delete(SESSION, "hp", delete_data=True, poll_seconds=POLL)
-    assert deploy(SESSION, StackParameters("hp-2", ZONE_ID), poll_seconds=POLL) == second
+    delete(kit_session(), "hp", delete_data=True)
+    assert deploy(kit_session(), StackParameters("hp-2", ZONE_ID)) == second
 
 
 def test_a_stack_of_another_kind_is_refused(aws: Aws) -> None:
     other = json.dumps({"Resources": {"V": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.9.0.0/16"}}}})
     aws.client("cloudformation").create_stack(StackName="hp", TemplateBody=other)
     with pytest.raises(UserError, match="stack hp was not created by this kit"):
-        deploy(SESSION, HP, poll_seconds=POLL)
+        deploy(kit_session(), HP)
     with pytest.raises(UserError, match="stack hp was not created by this kit"):
-        delete(SESSION, "hp", delete_data=True, poll_seconds=POLL)
+        delete(kit_session(), "hp", delete_data=True)
     assert statuses(aws) == {"hp": "CREATE_COMPLETE"}
 
 
 def test_no_stack(aws: Aws) -> None:
-    assert remains(SESSION, "hp") == Remaining()
+    assert remains(kit_session(), "hp") == Remaining()
 
 
 def test_cfn_lint_reports_nothing() -> None:

@@ -6,19 +6,11 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack.stack import StackParameters, deploy
 from hyperpod_ft.aws.validation.validate import validate_account
 from hyperpod_ft.errors import UserError
-from tests.aws.account_place import (
-    Place,
-    check,
-    clients,
-    cluster,
-    only,
-    own_client,
-)
-from tests.aws.conftest import REGION, ZONE_ID, Aws
+from tests.aws.account_place import Place, check, clients, cluster, only, own_client
+from tests.aws.conftest import ZONE_ID, Aws, kit_session
 
 
 def test_a_bucket_that_s3_sends_elsewhere(place: Place) -> None:
@@ -68,7 +60,7 @@ STACK = StackParameters(name="hyperpod-demo", zone_id=ZONE_ID)
 
 
 def test_a_stack_of_that_name_is_continued(aws: Aws) -> None:
-    deploy(Session(region=REGION), STACK, poll_seconds=0.05)
+    deploy(kit_session(), STACK)
     assert check(aws).findings == ()
 
 
@@ -76,7 +68,7 @@ def test_a_stack_that_failed_is_reported_as_by_create(aws: Aws) -> None:
     """In the same words: advice about a broken stack must not cost the data that it holds."""
     aws.scenario(fail_resources={"AWS::EC2::NatGateway": "no more"})
     with pytest.raises(UserError) as refused:
-        deploy(Session(region=REGION), STACK, poll_seconds=0.05)
+        deploy(kit_session(), STACK)
     finding = only(check(aws).findings)
     assert (finding.verdict, finding.name) == ("error", "name")
     assert str(refused.value) == f"{finding.found}; {finding.remedy}"

@@ -77,9 +77,7 @@ def test_what_is_done_here_is_pushed_once(machine: Callable[[str], tuple[Run, Pl
     assert len([call for call in aws.requests() if call == ("s3", "PUT")]) == before
 
 
-def test_discarding_removes_records_but_not_those_of_a_training(
-    machine: Callable[[str], tuple[Run, Place]],
-) -> None:
+def test_discarding_removes_records_but_not_those_of_a_training(machine: Callable[[str], tuple[Run, Place]]) -> None:
     client, here = machine("client")
     for stage in ("train", "merge"):
         finish(client, stage, client.directory / stage / "file")

@@ -4,26 +4,22 @@ import cfnlint.api
 import pytest
 import yaml
 
-from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack import events
 from hyperpod_ft.aws.stack.events import StackEvent
 from hyperpod_ft.aws.stack.training_resources import TrainingResources, delete, deploy, template
 from hyperpod_ft.cli.sagemaker import STACK
 from hyperpod_ft.config.sections.sagemaker import SageMaker
 from hyperpod_ft.errors import UserError
-from tests.aws.conftest import REGION, Aws
+from tests.aws.conftest import REGION, Aws, kit_session
 from tests.aws.kit import Kit
 from tests.aws.world import ACCOUNT
-
-POLL = 0.02
-SESSION = Session()
 
 
 def quiet(_: StackEvent) -> None: ...
 
 
 def made(file_system: bool = False) -> TrainingResources:
-    return deploy(SESSION, quiet, name=STACK, file_system=file_system, poll_seconds=POLL)
+    return deploy(kit_session(), quiet, name=STACK, file_system=file_system)
 
 
 def allowed(aws: Aws, role: str, action: str, resource: str = "*", **context: str) -> bool:
@@ -50,7 +46,7 @@ def test_it_is_deployed_once_and_again(aws: Aws) -> None:
         aws.client("cloudformation").create_stack(
             StackName="other", TemplateBody='{"Resources": {"B": {"Type": "AWS::S3::Bucket", "Properties": {}}}}'
         )
-        deploy(SESSION, quiet, name="other", poll_seconds=POLL)
+        deploy(kit_session(), quiet, name="other")
 
 
 def test_the_role_may_do_what_containers_do_and_no_more(aws: Aws) -> None:
@@ -94,13 +90,13 @@ def test_a_file_system_adds_the_network_and_it_stays(aws: Aws) -> None:
 def test_deleting_keeps_the_bucket_unless_asked(aws: Aws) -> None:
     found = made()
     aws.client("s3").put_object(Bucket=found.bucket, Key="ft/x", Body=b"12")
-    left = delete(SESSION, quiet, name=STACK, poll_seconds=POLL)
+    left = delete(kit_session(), quiet, name=STACK)
     assert left is not None
     assert (left.name, left.objects, left.bytes) == (found.bucket, 1, 2)
-    assert delete(SESSION, quiet, name=STACK, poll_seconds=POLL) is None
+    assert delete(kit_session(), quiet, name=STACK) is None
     again = made()
     aws.client("s3").put_object(Bucket=again.bucket, Key="ft/x", Body=b"12")
-    assert delete(SESSION, quiet, name=STACK, delete_data=True, poll_seconds=POLL) is None
+    assert delete(kit_session(), quiet, name=STACK, delete_data=True) is None
     names = [bucket["Name"] for bucket in aws.client("s3").list_buckets()["Buckets"]]
     assert names == [found.bucket]
 
@@ -113,7 +109,7 @@ def test_a_stack_of_somebody_else_is_left_alone(aws: Aws) -> None:
         StackName=STACK, TemplateBody=text, Parameters=parameters, Capabilities=["CAPABILITY_IAM"]
     )
     with pytest.raises(UserError, match="was not created by this kit"):
-        delete(SESSION, quiet, name=STACK, delete_data=True, poll_seconds=POLL)
+        delete(kit_session(), quiet, name=STACK, delete_data=True)
     with pytest.raises(UserError, match="was not created by this kit"):
         made()
 
@@ -123,7 +119,7 @@ def test_a_failed_stack_says_why_and_what_to_do(aws: Aws) -> None:
     with pytest.raises(UserError, match=r"ExecutionRole.*iam:CreateRole.*hyperpod-ft sagemaker delete"):
         made()
     aws.scenario(fail_resources={"AWS::IAM::Role": ""})
-    delete(SESSION, quiet, name=STACK, poll_seconds=POLL)
+    delete(kit_session(), quiet, name=STACK)
 
 
 def test_a_change_set_that_was_not_executed_is_not_waited_for(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +134,7 @@ def test_a_change_set_that_was_not_executed_is_not_waited_for(aws: Aws, monkeypa
     )
     with pytest.raises(UserError, match=r"REVIEW_IN_PROGRESS.*hyperpod-ft sagemaker delete"):
         made()
-    assert delete(SESSION, quiet, name=STACK, poll_seconds=POLL) is None
+    assert delete(kit_session(), quiet, name=STACK) is None
     made()
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack.training_resources import deploy
 from hyperpod_ft.aws.validation.validate import ValidationResult
 from hyperpod_ft.cli.sagemaker import STACK
@@ -16,7 +15,7 @@ from hyperpod_ft.findings import Finding
 from hyperpod_ft.launch.sagemaker.validation import validate
 from hyperpod_ft.runs.run import Run
 from tests.aws.account_place import PLAN, Place, allow, clients, of, only, trust
-from tests.aws.conftest import REGION, Aws
+from tests.aws.conftest import REGION, Aws, kit_session
 from tests.aws.kit import Kit
 from tests.conftest import run_file_values
 
@@ -26,7 +25,7 @@ IMAGE_ACCOUNT = "123456789012"  # moto's: images are looked up in one's own acco
 @pytest.fixture
 def section(aws: Aws) -> dict[str, Any]:
     """What `sagemaker setup` prints, and an image in ECR."""
-    made = deploy(Session(), lambda _: None, name=STACK, poll_seconds=0.02)
+    made = deploy(kit_session(), lambda _: None, name=STACK)
     return {
         "region": made.region,
         "role": made.role_arn,
@@ -150,7 +149,7 @@ def test_training_plans(aws: Aws, check: Callable[..., ValidationResult]) -> Non
 
 
 def test_a_file_system(place: Place, aws: Aws, check: Callable[..., ValidationResult]) -> None:
-    deploy(Session(), lambda _: None, name=STACK, file_system=True, poll_seconds=0.02)
+    deploy(kit_session(), lambda _: None, name=STACK, file_system=True)
     mounted = {
         "id": place.fsx,
         "directory": "/abcdefgh/ft",

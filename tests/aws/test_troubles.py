@@ -3,21 +3,22 @@
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import boto3
 import pytest
 from botocore.stub import Stubber
 
+from hyperpod_ft.aws import cluster_reference
+from hyperpod_ft.aws.cluster_access import ClusterAccess
 from hyperpod_ft.aws.create import create
 from hyperpod_ft.aws.hyperpod import api, cluster_logs
 from hyperpod_ft.aws.hyperpod.specification import group_specification
-from hyperpod_ft.aws.hyperpod.waiting import ClusterWatch
 from hyperpod_ft.aws.remove import remove
-from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stack import stack
-from hyperpod_ft.config import cluster_config
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import Report
 from tests.aws.kit import NAME, Kit
 
 DENIED = {"code": "AccessDeniedException", "message": "User: x is not authorized to perform: y:Z", "times": 99}
@@ -145,16 +146,32 @@ def test_a_bucket_of_thousands_is_deleted(kit: Kit) -> None:
     assert "Nothing that costs money" in kit.run("delete", "--confirm", NAME, "--delete-data")
 
 
-def test_create_continues_if_another_was_quicker(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def access(kit: Kit) -> ClusterAccess:
+    """For what only this process can do: stop at a line, or at a request."""
+    return ClusterAccess.of(cluster_reference.find(str(kit.file), None), None, print)
+
+
+def create_with(access: ClusterAccess, report: Report = print) -> None:
+    assert access.config
+    create(access.config, replace(access, report=report))
+
+
+def delete(access: ClusterAccess, report: Report = print, *, data: bool = False) -> None:
+    remove(replace(access, report=report), delete_data=data, timeout_seconds=60)
+
+
+def test_create_continues_if_another_was_quicker(
+    kit: Kit, access: ClusterAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between its check and its request; also when botocore retries because an answer was lost."""
-    config, session = cluster_config.load(kit.file), Session("us-west-2")
-    create(config, session, print, 0.02)
+    create_with(access)
     describe, settled = api.describe, stack.settled
     clusters: list[None] = [None, None]
     stacks: list[None] = [None]
     monkeypatch.setattr(api, "describe", lambda *a: clusters.pop() if clusters else describe(*a))
     monkeypatch.setattr(stack, "settled", lambda *a: stacks.pop() if stacks else settled(*a))
-    create(config, session, print, 0.02)
+    create_with(access)
     operations = [operation for _, operation in kit.aws.requests()]
     assert (operations.count("CreateStack"), operations.count("CreateCluster")) == (2, 2)
 
@@ -165,40 +182,32 @@ def assert_nothing_costs_money_but_the_data(kit: Kit) -> None:
     assert [gateway for gateway in gateways if gateway["State"] == "available"] == []
 
 
-def delete(session: Session, say: Callable[[str], None], *, data: bool = False) -> None:
-    watch = ClusterWatch(session.client("sagemaker"), session.client("logs"), NAME, NAME, say, 0.02)
-    remove(NAME, f"hyperpod-{NAME}", session, watch, delete_data=data, timeout_seconds=60, poll_seconds=0.02)
-
-
-def test_a_delete_during_create_leaves_no_cluster(kit: Kit) -> None:
+def test_a_delete_during_create_leaves_no_cluster(kit: Kit, access: ClusterAccess) -> None:
     """`delete` ends after the stack was made and before the cluster is requested."""
-    config, session = cluster_config.load(kit.file), Session("us-west-2")
 
     def during(line: str) -> None:
         if line.startswith("lifecycle: "):
-            delete(session, print)
+            delete(access)
 
     with pytest.raises(UserError, match="was deleted meanwhile"):
-        create(config, session, during, 0.02)
+        create_with(access, during)
     assert_nothing_costs_money_but_the_data(kit)
 
 
-def test_a_delete_between_two_requests_leaves_no_cluster(kit: Kit) -> None:
+def test_a_delete_between_two_requests_leaves_no_cluster(kit: Kit, access: ClusterAccess) -> None:
     """`create` requests it again while the new role is not known everywhere."""
-    config, session = cluster_config.load(kit.file), Session("us-west-2")
     refusal = {"code": "ValidationException", "message": "Could not assume role x"}
     kit.aws.scenario(errors=[{"service": "sagemaker", "operation": "CreateCluster", **refusal}])
-    events = session.client("sagemaker").meta.events
-    events.register("after-call.sagemaker.CreateCluster", lambda **_: delete(session, print))
+    events = access.sagemaker.meta.events
+    events.register("after-call.sagemaker.CreateCluster", lambda **_: delete(access))
     with pytest.raises(UserError, match="was deleted meanwhile"):
-        create(config, session, print, 0.02)
+        create_with(access)
     assert_nothing_costs_money_but_the_data(kit)
 
 
 @pytest.mark.parametrize("seconds", [60, 0], ids=["deleting", "gone"])
-def test_no_cluster_is_created_without_its_file_system(kit: Kit, seconds: int) -> None:
+def test_no_cluster_is_created_without_its_file_system(kit: Kit, access: ClusterAccess, seconds: int) -> None:
     """`delete --delete-data` deletes it first, which takes minutes: until then the stack is as it was."""
-    config, session = cluster_config.load(kit.file), Session("us-west-2")
     fsx = kit.aws.client("fsx")
 
     def during(line: str) -> None:
@@ -209,7 +218,7 @@ def test_no_cluster_is_created_without_its_file_system(kit: Kit, seconds: int) -
                 pass
 
     with pytest.raises(UserError, match="was deleted meanwhile"):
-        create(config, session, during, 0.02)
+        create_with(access, during)
     assert ("sagemaker", "CreateCluster") not in kit.aws.requests()
 
 
@@ -221,11 +230,10 @@ def request_again(sagemaker: Any) -> Callable[[], None]:
     return lambda: sagemaker.create_cluster(ClusterName=NAME, InstanceGroups=groups, **kept)
 
 
-def test_a_create_during_delete_leaves_no_cluster(kit: Kit) -> None:
+def test_a_create_during_delete_leaves_no_cluster(kit: Kit, access: ClusterAccess) -> None:
     """The cluster is requested after `delete` has looked for it, while the stack changes."""
-    config, session = cluster_config.load(kit.file), Session("us-west-2")
-    create(config, session, print, 0.02)
-    request = request_again(session.client("sagemaker"))
+    create_with(access)
+    request = request_again(access.sagemaker)
     lines: list[str] = []
 
     def during(line: str) -> None:
@@ -233,19 +241,18 @@ def test_a_create_during_delete_leaves_no_cluster(kit: Kit) -> None:
         if "Nat (AWS::EC2::NatGateway): DELETE_COMPLETE" in line:
             request()
 
-    delete(session, during)
+    delete(access, during)
     assert lines.count(f"cluster {NAME}: no longer exists") == 2
     assert_nothing_costs_money_but_the_data(kit)
 
 
-def test_a_create_during_delete_of_the_data_leaves_nothing(kit: Kit) -> None:
+def test_a_create_during_delete_of_the_data_leaves_nothing(kit: Kit, access: ClusterAccess) -> None:
     """The new cluster keeps CloudFormation from deleting its subnet: the deletion fails, and is tried again."""
-    config, session = cluster_config.load(kit.file), Session("us-west-2")
-    create(config, session, print, 0.02)
-    requests, lines = [request_again(session.client("sagemaker"))], []
-    events = session.client("fsx").meta.events
+    create_with(access)
+    requests, lines = [request_again(access.sagemaker)], []
+    events = access.session.client("fsx").meta.events
     events.register("after-call.fsx.DeleteFileSystem", lambda **_: requests and requests.pop()())
-    delete(session, lines.append, data=True)
+    delete(access, lines.append, data=True)
     assert any("has been created meanwhile" in line for line in lines)
     assert lines.count(f"cluster {NAME}: no longer exists") == 2
     assert_nothing_costs_money_but_the_data(kit)

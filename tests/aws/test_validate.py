@@ -31,7 +31,7 @@ def test_what_the_kits_own_stack_makes_passes_as_existing(aws: Aws) -> None:
     """The stack's network, security group, file system, role with its policies, and bucket satisfy the checks."""
     session = Session(region=REGION)
     stack = StackParameters(name="hyperpod-demo", zone_id=ZONE_ID)
-    made = deploy(session, stack, poll_seconds=0.05)
+    made = deploy(session, stack)
     existing = {
         "subnet_id": made.subnet_id,
         "security_group_ids": list(made.security_group_ids),

@@ -1,11 +1,13 @@
 """AWS's protocols, from botocore's models, for the operations that the extension answers itself.
 
-moto's parsers and serializers handle the bytes (JSON 1.1 for SageMaker, FSx, Service Quotas and SSM; Query for
-CloudFormation); an operation is a function from its parameters to its result, both in boto3's form."""
+The bytes are JSON 1.1 for SageMaker, FSx, Service Quotas and SSM; for CloudFormation and IAM they are Query, which
+moto's parsers and serializers handle. An operation is a function from its parameters to its result, both in boto3's
+form."""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 Answer = tuple[int, list[tuple[str, str]], bytes]
 Operation = Callable[["Region", dict[str, Any]], dict[str, Any]]
+_JSON = "application/x-amz-json-1.1"
 OPERATIONS: dict[tuple[str, str], Operation] = {}
 
 
@@ -72,6 +75,9 @@ class Call:
         return parameters
 
     def answer(self, result: dict[str, Any]) -> Answer:
+        if self._protocol == "json":
+            text = json.dumps(_without_none(result), default=datetime.timestamp)
+            return 200, [("Content-Type", _JSON)], text.encode()
         service = get_service_model(self.service)
         model = service.operation_model(self.operation)
         serialized = get_serializer_class(self.service, service.metadata["protocol"])(operation_model=model)
@@ -96,4 +102,11 @@ class Call:
             )
             return error.status, [("Content-Type", "text/xml")], body.encode()
         body = json.dumps({"__type": error.code, "message": error.message})
-        return error.status, [("Content-Type", "application/x-amz-json-1.1")], body.encode()
+        return error.status, [("Content-Type", _JSON)], body.encode()
+
+
+def _without_none(value: Any) -> Any:
+    """A result without members that AWS would leave out."""
+    if isinstance(value, dict):
+        return {key: _without_none(member) for key, member in value.items() if member is not None}
+    return [_without_none(member) for member in value] if isinstance(value, list | tuple) else value

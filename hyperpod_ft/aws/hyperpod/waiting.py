@@ -4,16 +4,20 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from hyperpod_ft.aws.cluster_reference import ClusterReference
 from hyperpod_ft.aws.hyperpod import api, cluster_logs, events
 from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import INSTANCE_ID, RUNNING, Node, list_nodes
 from hyperpod_ft.aws.session import explained
+from hyperpod_ft.aws.wait_for_change import POLL_SECONDS
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import Report, format_minutes
+from hyperpod_ft.polling import pause
+from hyperpod_ft.progress import ChangeReporter, Report, format_minutes
 
-POLL_SECONDS = 15.0
 _LOG_LINES = 40  # of a failing node's lifecycle log: its end holds the error
 _ATTEMPTS = 3  # of a node under continuous provisioning: health checks of EFA often fail once, then pass
 _NO_REASON = "HyperPod gave no reason"
@@ -38,15 +42,12 @@ class Awaited:
 
 @dataclass
 class ClusterWatch:
-    """Follows one cluster and reports each change. `arguments` name the cluster in commands, for remedies."""
+    """Follows one cluster and reports each change."""
 
     sagemaker: Any
     logs: Any
-    name: str
-    arguments: str
+    target: ClusterReference
     report: Report
-    poll_seconds: float = POLL_SECONDS
-    _reported: dict[str, str] = field(default_factory=dict)
     _failed: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # instances, by group and logical id
 
     def until_complete(self, timeout_seconds: float, awaited: Awaited) -> Cluster:
@@ -55,7 +56,7 @@ class ClusterWatch:
         Raises UserError if the cluster or a node fails, after printing the node's lifecycle log, or at the timeout.
         Under continuous provisioning, where HyperPod tries again, a node has failed after three attempts.
         """
-        deadline, changing = time.monotonic() + timeout_seconds, False
+        arguments, deadline, changing = self.target.arguments, time.monotonic() + timeout_seconds, False
         while True:
             cluster = api.find(self.sagemaker, self.name)
             if cluster is None:
@@ -69,8 +70,7 @@ class ClusterWatch:
                 self._explain(cluster, nodes)
                 raise UserError(
                     f"cluster {self.name}: failed: {cluster.failure or _NO_REASON}",
-                    f"fix the cause, run `hyperpod-ft cluster delete {self.arguments}` (keeps /fsx), then create it"
-                    " again",
+                    f"fix the cause, run `hyperpod-ft cluster delete {arguments}` (keeps /fsx), then create it again",
                 )
             if changing and cluster.status == api.IN_SERVICE and not awaited.targets_set(cluster):
                 self._explain(cluster, nodes)
@@ -96,10 +96,10 @@ class ClusterWatch:
                     f"cluster {self.name}: after {format_minutes(timeout_seconds)} still"
                     f" {_pending(cluster, nodes, missing)}",
                     ("HyperPod keeps requesting capacity; " if cluster.continuous else "")
-                    + f"check: hyperpod-ft cluster status {self.arguments}; or give up: hyperpod-ft cluster scale"
-                    f" {self.arguments} GROUP COUNT",
+                    + f"check: hyperpod-ft cluster status {arguments}; or give up: hyperpod-ft cluster scale"
+                    f" {arguments} GROUP COUNT",
                 )
-            time.sleep(self.poll_seconds)
+            pause(POLL_SECONDS)
 
     def until_gone(self, timeout_seconds: float) -> None:
         """Delete the cluster as soon as HyperPod accepts that, and wait. Raises UserError on failure or timeout."""
@@ -123,7 +123,7 @@ class ClusterWatch:
                     f"cluster {self.name}: after {format_minutes(timeout_seconds)} still {cluster.status}",
                     "run the command again to keep waiting; until then everything costs money",
                 )
-            time.sleep(self.poll_seconds)
+            pause(POLL_SECONDS)
         self.report(f"cluster {self.name}: no longer exists")
 
     def _report(self, cluster: Cluster, nodes: list[Node], missing: Mapping[str, str]) -> None:
@@ -156,22 +156,22 @@ class ClusterWatch:
 
     def _remedy(self, cluster: Cluster, node: Node) -> str:
         """A replaced node would fail again in the same scripts; HyperPod does not replace controllers."""
-        if cluster.group(node.group).node_type == "Controller":
-            return (
-                f"fix it there: hyperpod-ft cluster ssh {self.arguments} --ssm; or delete the cluster and create it"
-                " again"
-            )
-        stop = f"; to end the attempts: hyperpod-ft cluster scale {self.arguments} {node.group} COUNT"
+        arguments = self.target.arguments
+        if node.group == Roles.of(cluster, self.target.config).controller:
+            return f"fix it there: hyperpod-ft cluster ssh {arguments} --ssm; or delete the cluster and create it again"
+        stop = f"; to end the attempts: hyperpod-ft cluster scale {arguments} {node.group} COUNT"
         return (
             "if the lifecycle scripts failed, fix the cause and run `hyperpod-ft cluster create` to update them; then"
-            f" hyperpod-ft cluster replace-node {self.arguments} {node.instance_id}"
-            + (stop if cluster.continuous else "")
+            f" hyperpod-ft cluster replace-node {arguments} {node.instance_id}" + (stop if cluster.continuous else "")
         )
 
-    def _report_change(self, what: str, state: str) -> None:
-        if self._reported.get(what) != state:
-            self._reported[what] = state
-            self.report(f"{what}: {state}")
+    @property
+    def name(self) -> str:
+        return self.target.name
+
+    @cached_property
+    def _report_change(self) -> ChangeReporter:
+        return ChangeReporter(self.report)
 
     def _explain(self, cluster: Cluster, nodes: list[Node]) -> None:
         """Print the end of the failed node's lifecycle log, or why it cannot be read."""

@@ -3,31 +3,22 @@
 from collections.abc import Sequence
 
 from hyperpod_ft.aws.hyperpod.api import Cluster, find_node
+from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.config.cluster_config import User
 from hyperpod_ft.errors import UserError
 
-# names used by AWS's scripts and this kit; HyperPod reports roles only for clusters whose Slurm it set up
-USUAL_GROUPS = ("login-group", "controller-machine")
 IMAGE_USER = "ubuntu"
 
 
-def login_group(cluster: Cluster, usual: Sequence[str] = USUAL_GROUPS) -> str:
-    """The login group, or else the controller's. `usual`: their names, where HyperPod reports no roles.
-
-    Raises UserError if neither roles nor names identify one.
-    """
-    for role in ("Login", "Controller"):
-        for group in cluster.groups:
-            if group.node_type == role:
-                return group.name
-    names = [group.name for group in cluster.groups]
-    for name in usual:
-        if name in names:
-            return name
-    raise UserError(
-        f"{cluster.name}: no login or controller group found", f"pass --group with one of: {', '.join(names)}"
-    )
+def chosen_node(cluster: Cluster, nodes: list[Node], roles: Roles, node: str | None, group: str | None) -> Node:
+    """The node of this id or host name, or one of this group, or else one to log in to. Raises UserError."""
+    if node:
+        return by_name(cluster, nodes, node)
+    if name := group or roles.entry:
+        return in_group(cluster, nodes, name)
+    names = ", ".join(known.name for known in cluster.groups)
+    raise UserError(f"{cluster.name}: no login or controller group found", f"pass --group with one of: {names}")
 
 
 def login_user(users: Sequence[User], public_key: str) -> str:

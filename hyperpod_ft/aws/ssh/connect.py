@@ -2,16 +2,16 @@
 
 import shlex
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import Node, ssm_target
 from hyperpod_ft.aws.ssh import key as ssh_key
 from hyperpod_ft.aws.ssh import ssm
-from hyperpod_ft.aws.ssh.choice import IMAGE_USER, USUAL_GROUPS, by_name, in_group, login_group
+from hyperpod_ft.aws.ssh.choice import IMAGE_USER, chosen_node
 from hyperpod_ft.aws.ssh.config import SshFiles, proxy_command, quoted
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
@@ -43,7 +43,7 @@ class SshRoute:
     aws_cli: ssm.AwsCli
     node: Node
     running: int  # how many nodes of its group are Running
-    login_group: str
+    login_group: str  # where the cluster's name leads in the ssh configuration
     files: SshFiles
 
     @property
@@ -57,18 +57,12 @@ class SshRoute:
 
 
 def choose_route(
-    cluster: Cluster,
-    nodes: list[Node],
-    aws_cli: ssm.AwsCli,
-    request: SshRequest,
-    home: Path,
-    usual: Sequence[str] = USUAL_GROUPS,
+    cluster: Cluster, nodes: list[Node], roles: Roles, aws_cli: ssm.AwsCli, request: SshRequest, home: Path
 ) -> SshRoute:
-    """Choose the node. `usual`: names of the login and the controller group. Raises UserError."""
-    login = login_group(cluster, usual)
-    node = by_name(cluster, nodes, request.node) if request.node else in_group(cluster, nodes, request.group or login)
+    """Choose the node. Raises UserError."""
+    node = chosen_node(cluster, nodes, roles, request.node, request.group)
     running = sum(one.running and one.group == node.group for one in nodes)
-    return SshRoute(cluster, aws_cli, node, running, login, SshFiles(cluster.name, home))
+    return SshRoute(cluster, aws_cli, node, running, roles.entry or node.group, SshFiles(cluster.name, home))
 
 
 def ssh_command(route: SshRoute, request: SshRequest, identity: Path) -> list[str]:

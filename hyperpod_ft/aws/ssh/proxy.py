@@ -31,13 +31,14 @@ def main() -> NoReturn:
     given = parser.parse_args()
     try:
         with explained(f"cluster {given.cluster}"):
-            client = Session(given.region, given.profile).client("sagemaker")
+            session = Session(given.region, given.profile)
+            client = session.client("sagemaker")
             cluster, nodes = api.require(client, given.cluster), list_nodes(client, given.cluster)
         node = by_name(cluster, nodes, given.node) if given.node else in_group(cluster, nodes, given.group)
         if given.group:
             files = SshFiles(given.cluster, Path.home())
             files.lead_to(files.host(given.group), node.instance_id)
-        ssm.tunnel(ssm.AwsCli(given.region, given.profile), ssm_target(cluster.id, node))
+        ssm.tunnel(ssm.AwsCli(given.region, session.profile), ssm_target(cluster.id, node))
     except UserError as error:
         print(f"hyperpod-ft: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)

@@ -25,10 +25,7 @@ SSH_DOCUMENT = "AWS-StartSSHSession"  # a tunnel from stdin and stdout to a port
 COMMAND_DOCUMENT = "AWS-StartNonInteractiveCommand"
 
 _PAGES = {
-    "aws": (
-        "the AWS CLI (aws)",
-        "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
-    ),
+    "aws": ("the AWS CLI (aws)", "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html"),
     "session-manager-plugin": (
         "AWS's session-manager-plugin",
         "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html",

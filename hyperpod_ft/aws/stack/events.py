@@ -11,7 +11,9 @@ from typing import Any
 
 from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.polling import pause
 
+POLL_SECONDS = 5.0
 DEADLINE_SECONDS = 3600.0  # a file system takes ten minutes, rarely more than thirty
 _DONE = ("CREATE_COMPLETE", "UPDATE_COMPLETE")
 # CloudFormation's reasons for resources that were cancelled because another one failed.
@@ -95,7 +97,7 @@ def last_event(client: Any, stack_id: str) -> str:
     return str(page["StackEvents"][0]["EventId"])
 
 
-def settle(client: Any, stack_id: str, progress: OnStackEvent, *, after: str, poll_seconds: float) -> str:
+def settle(client: Any, stack_id: str, progress: OnStackEvent, *, after: str) -> str:
     """Wait until CloudFormation has finished a request; each of its events goes to `progress`.
 
     `after` is the newest event before the request; empty for a request already in progress, and for a new stack.
@@ -117,7 +119,7 @@ def settle(client: Any, stack_id: str, progress: OnStackEvent, *, after: str, po
                 f"stack {_name(stack_id)}: still {status} after {DEADLINE_SECONDS / 60:.0f} minutes",
                 "AWS continues; run the command again to keep waiting",
             )
-        time.sleep(poll_seconds)
+        pause(POLL_SECONDS)
 
 
 def why(client: Any, stack_id: str) -> str:

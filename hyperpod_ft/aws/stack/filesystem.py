@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.session import Session
-from hyperpod_ft.aws.stack.events import DEADLINE_SECONDS
+from hyperpod_ft.aws.stack.events import DEADLINE_SECONDS, POLL_SECONDS
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.polling import pause
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def is_kept(session: Session, fsx_id: str) -> bool:
     return found is not None and found.lifecycle != "DELETING"
 
 
-def delete_filesystem(session: Session, fsx_id: str, poll_seconds: float) -> None:
+def delete_filesystem(session: Session, fsx_id: str) -> None:
     """Delete it and wait: until it is deleted, its network interfaces keep the subnet in use."""
     end = time.monotonic() + DEADLINE_SECONDS
     while fsx_id and (found := _describe(session, fsx_id)):
@@ -46,7 +47,7 @@ def delete_filesystem(session: Session, fsx_id: str, poll_seconds: float) -> Non
             session.client("fsx").delete_file_system(FileSystemId=fsx_id)
         if time.monotonic() > end:
             raise UserError(f"file system {fsx_id} is still {found['Lifecycle']}", "run the command again")
-        time.sleep(poll_seconds)
+        pause(POLL_SECONDS)
 
 
 def _describe(session: Session, fsx_id: str) -> dict[str, Any] | None:

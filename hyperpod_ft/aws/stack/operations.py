@@ -9,16 +9,16 @@ from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.aws.stack.events import OnStackEvent, describe, in_progress, last_event, settle
 
 
-def settled(client: Any, name: str, progress: OnStackEvent, poll_seconds: float) -> dict[str, Any] | None:
+def settled(client: Any, name: str, progress: OnStackEvent) -> dict[str, Any] | None:
     """The stack, once CloudFormation has finished any earlier request; None if it does not exist."""
     stack = describe(client, name)
     if stack and in_progress(str(stack["StackStatus"])):
-        settle(client, str(stack["StackId"]), progress, after="", poll_seconds=poll_seconds)
+        settle(client, str(stack["StackId"]), progress, after="")
         stack = describe(client, name)
     return stack
 
 
-def update(client: Any, stack_id: str, request: dict[str, Any], progress: OnStackEvent, poll_seconds: float) -> str:
+def update(client: Any, stack_id: str, request: dict[str, Any], progress: OnStackEvent) -> str:
     """Update and wait. Returns the stack's final state, UPDATE_COMPLETE if nothing changes."""
     before = last_event(client, stack_id)
     try:
@@ -27,7 +27,7 @@ def update(client: Any, stack_id: str, request: dict[str, Any], progress: OnStac
         if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
             return "UPDATE_COMPLETE"
         raise
-    return settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds)
+    return settle(client, stack_id, progress, after=before)
 
 
 def parameters(stack: dict[str, Any]) -> dict[str, str]:

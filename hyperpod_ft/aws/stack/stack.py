@@ -25,7 +25,6 @@ from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped
 
-POLL_SECONDS = 5.0
 # After a failed creation CloudFormation can only delete the stack; its resources hold no data yet.
 _NEVER_CREATED = ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "REVIEW_IN_PROGRESS")
 
@@ -97,31 +96,25 @@ def _silent(_: StackEvent) -> None:
     pass
 
 
-def deploy(
-    session: Session,
-    parameters: StackParameters,
-    progress: OnStackEvent = _silent,
-    *,
-    poll_seconds: float = POLL_SECONDS,
-) -> ClusterResources:
+def deploy(session: Session, parameters: StackParameters, progress: OnStackEvent = _silent) -> ClusterResources:
     """Create the stack, or update it to these parameters and this template, and wait. Succeeds if nothing changes.
 
     Raises UserError if AWS refuses or a resource fails; names the first one that failed, and what to do.
     """
     with explained(f"stack {parameters.name}"):
         client = session.client("cloudformation")
-        stack = settled(client, parameters.name, progress, poll_seconds)
+        stack = settled(client, parameters.name, progress)
         request = _request(parameters)
         if stack is None and (stack_id := _create(client, request)):
-            status = settle(client, stack_id, progress, after="", poll_seconds=poll_seconds)
+            status = settle(client, stack_id, progress, after="")
             require(client, stack_id, status)
         else:
-            stack = stack or settled(client, parameters.name, progress, poll_seconds)
+            stack = stack or settled(client, parameters.name, progress)
             assert stack is not None, "CreateStack answered AlreadyExists"
             stack_id = str(stack["StackId"])
             _require_ours(stack)
             _require_updatable(client, stack)
-            require(client, stack_id, update(client, stack_id, request, progress, poll_seconds))
+            require(client, stack_id, update(client, stack_id, request, progress))
         found = describe(client, stack_id)
         assert found is not None, "a stack is found by its id even after deletion"
         if not is_kept(session, outputs(found)["FsxId"]):
@@ -147,14 +140,7 @@ def subnet_id(config: ClusterConfig, client: Any) -> str:
     return outputs(describe(client, config.stack_name) or {}).get("PrivateSubnetId", "")
 
 
-def delete(
-    session: Session,
-    name: str,
-    progress: OnStackEvent = _silent,
-    *,
-    delete_data: bool = False,
-    poll_seconds: float = POLL_SECONDS,
-) -> Remaining:
+def delete(session: Session, name: str, progress: OnStackEvent = _silent, *, delete_data: bool = False) -> Remaining:
     """Remove what costs money except the data; with `delete_data` everything, irrevocably. Returns what remains.
 
     The caller has deleted the cluster, so nothing uses the file system and the bucket. A stack whose creation failed is
@@ -162,17 +148,17 @@ def delete(
     """
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
-        stack = settled(client, name, progress, poll_seconds)
+        stack = settled(client, name, progress)
         if stack is None:
             return Remaining()
         _require_ours(stack)
         if delete_data or stack["StackStatus"] in _NEVER_CREATED:
             resources = _resources(client, stack)
-            delete_filesystem(session, resources.get("FileSystem", ""), poll_seconds)
+            delete_filesystem(session, resources.get("FileSystem", ""))
             buckets.delete(session.client("s3"), resources.get("Bucket", ""))
-            _delete_stack(client, str(stack["StackId"]), progress, poll_seconds)
+            _delete_stack(client, str(stack["StackId"]), progress)
         else:
-            _keep_data_only(client, stack, progress, poll_seconds)
+            _keep_data_only(client, stack, progress)
     return remains(session, name)
 
 
@@ -255,7 +241,7 @@ def _resources(client: Any, stack: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _keep_data_only(client: Any, stack: dict[str, Any], progress: OnStackEvent, poll_seconds: float) -> None:
+def _keep_data_only(client: Any, stack: dict[str, Any], progress: OnStackEvent) -> None:
     stack_id = str(stack["StackId"])
     _require_updatable(client, stack)
     kept = [key for key in parameters(stack) if key != "NatGateway"]
@@ -268,12 +254,12 @@ def _keep_data_only(client: Any, stack: dict[str, Any], progress: OnStackEvent, 
         ],
         "Capabilities": ["CAPABILITY_IAM"],
     }
-    require(client, stack_id, update(client, stack_id, request, progress, poll_seconds))
+    require(client, stack_id, update(client, stack_id, request, progress))
 
 
-def _delete_stack(client: Any, stack_id: str, progress: OnStackEvent, poll_seconds: float) -> None:
+def _delete_stack(client: Any, stack_id: str, progress: OnStackEvent) -> None:
     before = last_event(client, stack_id)
     client.delete_stack(StackName=stack_id)
-    status = settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds)
+    status = settle(client, stack_id, progress, after=before)
     if status != "DELETE_COMPLETE":
         require(client, stack_id, status)

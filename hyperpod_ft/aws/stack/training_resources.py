@@ -15,7 +15,6 @@ from hyperpod_ft.aws.stack.operations import outputs, parameters, settled, updat
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped
 
-POLL_SECONDS = 5.0
 _COMPLETE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 
 
@@ -33,14 +32,7 @@ def template() -> str:
     return (shipped("templates") / "sagemaker" / "resources.yaml").read_text()
 
 
-def deploy(
-    session: Session,
-    progress: OnStackEvent,
-    *,
-    name: str,
-    file_system: bool = False,
-    poll_seconds: float = POLL_SECONDS,
-) -> TrainingResources:
+def deploy(session: Session, progress: OnStackEvent, *, name: str, file_system: bool = False) -> TrainingResources:
     """Create the stack, or update it to this template, and wait. Succeeds if nothing changes.
 
     `file_system`: whether the role may attach jobs to a VPC. Once allowed, it stays so. Raises UserError if AWS refuses
@@ -49,37 +41,30 @@ def deploy(
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
         request = {"StackName": name, "TemplateBody": template(), "Capabilities": ["CAPABILITY_IAM"]}
-        stack = settled(client, name, progress, poll_seconds)
+        stack = settled(client, name, progress)
         if stack is None:
             chosen = {"ParameterKey": "FileSystem", "ParameterValue": str(file_system).lower()}
             stack_id = str(client.create_stack(**request, Parameters=[chosen])["StackId"])
-            status = settle(client, stack_id, progress, after="", poll_seconds=poll_seconds)
+            status = settle(client, stack_id, progress, after="")
         else:
             stack_id = str(stack["StackId"])
             _require_ours(stack)
             _require_complete(client, name, stack_id, stack["StackStatus"])
             given = file_system or parameters(stack)["FileSystem"] == "true"
             chosen = {"ParameterKey": "FileSystem", "ParameterValue": str(given).lower()}
-            status = update(client, stack_id, request | {"Parameters": [chosen]}, progress, poll_seconds)
+            status = update(client, stack_id, request | {"Parameters": [chosen]}, progress)
         _require_complete(client, name, stack_id, status)
         return _resources(describe(client, stack_id) or {})
 
 
-def delete(
-    session: Session,
-    progress: OnStackEvent,
-    *,
-    name: str,
-    delete_data: bool = False,
-    poll_seconds: float = POLL_SECONDS,
-) -> Bucket | None:
+def delete(session: Session, progress: OnStackEvent, *, name: str, delete_data: bool = False) -> Bucket | None:
     """Delete the stack; with `delete_data` the bucket too, irrevocably. Returns the bucket that is left.
 
     Succeeds if there is no stack.
     """
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
-        stack = settled(client, name, progress, poll_seconds)
+        stack = settled(client, name, progress)
         if stack is None:
             return None
         _require_ours(stack)
@@ -88,7 +73,7 @@ def delete(
             buckets.delete(session.client("s3"), bucket)
         before = last_event(client, stack_id)
         client.delete_stack(StackName=stack_id)
-        status = settle(client, stack_id, progress, after=before, poll_seconds=poll_seconds)
+        status = settle(client, stack_id, progress, after=before)
         if status != "DELETE_COMPLETE":
             raise UserError(f"stack {name} is {status}: {why(client, stack_id)}", "fix the cause, then delete it again")
         return buckets.measure(session.client("s3"), bucket)

@@ -141,9 +141,7 @@ def validate_offline(config: ClusterConfig) -> ValidationResult:
 
 
 def validate_account(
-    config: ClusterConfig,
-    client: Callable[[str], object],
-    offline: Iterable[Finding] = (),
+    config: ClusterConfig, client: Callable[[str], object], offline: Iterable[Finding] = ()
 ) -> ValidationResult:
     """Every check of the account; changes nothing.
 
@@ -187,10 +185,7 @@ def run_checks(
 
 
 def _identify(config: ClusterConfig, clients: dict[str, object]) -> tuple[CheckInput | None, tuple[Finding, ...]]:
-    from botocore.exceptions import (  # noqa: PLC0415 - only in the account
-        BotoCoreError,
-        ClientError,
-    )
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - only in the account
 
     try:
         identity = clients["sts"].get_caller_identity()  # type: ignore[attr-defined]

@@ -3,10 +3,9 @@
 States are given in Slurm's words, as every launcher does.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
@@ -48,11 +47,10 @@ class TrainingJobs:
     """The training jobs of an account in one region. Methods raise UserError."""
 
     region: str
-    profile: str | None = field(default_factory=lambda: os.environ.get("AWS_PROFILE"))
 
     @cached_property
     def session(self) -> Session:
-        return Session(self.region, self.profile)
+        return Session(self.region)
 
     def create(self, request: Mapping[str, Any]) -> bool:
         """Create a job; False if its name is in use: names are unique, so that no job is created twice."""

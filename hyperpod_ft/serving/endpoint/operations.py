@@ -1,6 +1,5 @@
 """The operations of `hyperpod-ft deploy`: decide, send requests to AWS, wait, ask, compare, delete."""
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.progress import Report
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint import account, bearer_token, endpoint_logs
@@ -22,7 +20,7 @@ from hyperpod_ft.serving.endpoint.endpoints import Endpoint, Endpoints, require
 from hyperpod_ft.serving.endpoint.invoking import stream
 from hyperpod_ft.serving.endpoint.proof import Proof
 from hyperpod_ft.serving.endpoint.remove import remove
-from hyperpod_ft.serving.endpoint.waiting import POLL_SECONDS, Watch
+from hyperpod_ft.serving.endpoint.waiting import Watch
 from hyperpod_ft.serving.models import TUNED
 
 
@@ -51,12 +49,10 @@ class EndpointOperations:
 
     session: Session
     report: Report
-    poll_seconds: float = POLL_SECONDS
 
     @classmethod
     def of(cls, region: str | None, profile: str | None, report: Report) -> "EndpointOperations":
-        session = Session(region, profile or os.environ.get("AWS_PROFILE"))
-        return cls(session, report, poll_seconds(POLL_SECONDS))
+        return cls(Session(region, profile), report)
 
     @property
     def region(self) -> str:
@@ -147,7 +143,7 @@ class EndpointOperations:
         return Endpoints(self.session.client("sagemaker"), self.report)
 
     def _watch(self, name: str, *, scales: bool = False) -> Watch:
-        return Watch(self._endpoints, self.session.client("logs"), name, scales, self.report, self.poll_seconds)
+        return Watch(self._endpoints, self.session.client("logs"), name, scales, self.report)
 
     def _explained(self, name: str) -> AbstractContextManager[None]:
         return explained(f"endpoint {name}")

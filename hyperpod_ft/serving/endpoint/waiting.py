@@ -2,17 +2,19 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import Report, format_minutes
+from hyperpod_ft.polling import pause
+from hyperpod_ft.progress import ChangeReporter, Report, format_minutes
 from hyperpod_ft.serving.endpoint import endpoint_logs
 from hyperpod_ft.serving.endpoint.endpoints import CREATING, DELETING, FAILED, IN_SERVICE, Endpoints
 from hyperpod_ft.terminal import printable
 
-POLL_SECONDS = 15.0
+_POLL_SECONDS = 15.0
 _LOG_WIDTH = 160
 
 
@@ -20,7 +22,7 @@ class EndpointFailedError(UserError):
     """SageMaker reports the endpoint or its component as failed; the problem is its reason."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Watch:
     """Follows one endpoint, and its inference component if it has one."""
 
@@ -29,8 +31,10 @@ class Watch:
     name: str
     scales_to_zero: bool
     report: Report
-    poll_seconds: float = POLL_SECONDS
-    _reported: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def _report_change(self) -> ChangeReporter:
+        return ChangeReporter(self.report)
 
     def until_endpoint(self, timeout_seconds: float) -> None:
         """Wait until the endpoint is in service. Raises EndpointFailedError, or UserError at the timeout."""
@@ -44,20 +48,20 @@ class Watch:
         """Wait for a deletion. Raises UserError at the timeout."""
         deadline = time.monotonic() + timeout_seconds
         while exists():
-            self._report(what, DELETING)
+            self._report_change(what, DELETING)
             if time.monotonic() > deadline:
                 raise UserError(
                     f"{what} {self.name}: after {format_minutes(timeout_seconds)} still not deleted",
                     "run the command again; it costs money until it is deleted",
                 )
-            time.sleep(self.poll_seconds)
+            pause(_POLL_SECONDS)
 
     def _until(self, state_of: Callable[[], tuple[str, str]], timeout_seconds: float, what: str) -> None:
         started = time.monotonic()
         while True:
             status, failure = state_of()
             waited = time.monotonic() - started
-            self._report(what, status)
+            self._report_change(what, status)
             if status == IN_SERVICE:
                 return
             if status in (FAILED, "OutOfService"):
@@ -71,7 +75,7 @@ class Watch:
                     f"{what} {self.name}: after {format_minutes(timeout_seconds)} still {status}",
                     "run the command again to keep waiting",
                 )
-            time.sleep(self.poll_seconds)
+            pause(_POLL_SECONDS)
 
     def _endpoint_state(self) -> tuple[str, str]:
         found = self.endpoints.find(self.name)
@@ -97,9 +101,4 @@ class Watch:
         except UserError:
             return
         for line in last:
-            self._report("container", printable(line.strip())[:_LOG_WIDTH], f"after {waited / 60:.0f} min: ")
-
-    def _report(self, what: str, state: str, before: str = "") -> None:
-        if self._reported.get(what) != state:
-            self._reported[what] = state
-            self.report(f"{what}: {before}{state}")
+            self._report_change("container", printable(line.strip())[:_LOG_WIDTH], f"after {waited / 60:.0f} min: ")

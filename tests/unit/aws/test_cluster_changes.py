@@ -37,10 +37,7 @@ def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edited", "said"),
     [
-        (
-            {"workers": [{**WORKER, "count": 5}]},
-            "workers.0.count: workers-1 has 2 instances, not 5",
-        ),
+        ({"workers": [{**WORKER, "count": 5}]}, "workers.0.count: workers-1 has 2 instances, not 5"),
         (
             {"workers": [{**WORKER, "instance_type": "ml.trn1n.32xlarge", "partition": "trn1"}]},
             "workers.0.instance_type: workers-1 has",
@@ -48,10 +45,7 @@ def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
         ({"workers": [{**WORKER, "partition": "gpu"}]}, "workers.0.partition: workers-1 has"),
         ({"workers": [{**WORKER, "threads_per_core": 2}]}, "workers.0.threads_per_core: workers-1 has 1, not 2"),
         ({"workers": [{**WORKER, "volume_gb": 600}]}, "workers.0.volume_gb: workers-1 has"),
-        (
-            {"workers": [{**WORKER, "deep_health_checks": ["InstanceStress"]}]},
-            "workers.0.deep_health_checks:",
-        ),
+        ({"workers": [{**WORKER, "deep_health_checks": ["InstanceStress"]}]}, "workers.0.deep_health_checks:"),
         (
             {"workers": [{**WORKER, "auto_patch": "WhenIdle"}]},
             "workers.0.auto_patch: workers-1 has none, not {'PatchingStrategy': 'WhenIdle'}:"
@@ -62,10 +56,7 @@ def test_nothing_differs_from_what_was_asked_for(tmp_path: Path) -> None:
             "workers.0.image_id: workers-1 has none, not ami-0123456789abcdef0:"
             " hyperpod-ft cluster update ml --group workers-1 --image ami-0123456789abcdef0 --region us-west-2",
         ),
-        (
-            {"controller": {"instance_type": "ml.m5.xlarge"}},
-            "controller.instance_type: controller-machine",
-        ),
+        ({"controller": {"instance_type": "ml.m5.xlarge"}}, "controller.instance_type: controller-machine"),
         (
             {"node_recovery": "None"},
             "node_recovery: is Automatic, not None: hyperpod-ft cluster node-recovery ml None --region us-west-2",

@@ -14,11 +14,14 @@ BEFORE, DURING, AFTER = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPERPOD_FT_POLL_SECONDS", "0")
+
+
 def followed(looks: Iterator[Seen[str]], timeout_seconds: float = 60) -> tuple[tuple[str, bool], list[str]]:
     lines: list[str] = []
-    found = wait_for_change(
-        lambda: next(looks), lines.append, timeout_seconds=timeout_seconds, poll_seconds=0, command="hyperpod-ft x"
-    )
+    found = wait_for_change(lambda: next(looks), lines.append, timeout_seconds=timeout_seconds, command="hyperpod-ft x")
     return found, lines
 
 
