@@ -3,12 +3,11 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.processes import ProcessIdentity
+from tests.waiting import wait_for
 
 # Leaves its session and its parent, as a daemon does, and says which process it became.
 ESCAPEE = "setsid sh -c 'sleep 300 & echo $! > \"$0\"' {file} </dev/null >/dev/null 2>&1 &"
@@ -29,13 +28,6 @@ def run(cluster: LocalCluster, *argv: str, cwd: Path | None = None) -> str:
 
 def start_python(code: str, *arguments: object) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdin=subprocess.DEVNULL)
-
-
-def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def job_state(cluster: LocalCluster, job: str) -> str:
@@ -75,8 +67,8 @@ def submit_escaping_job(cluster: LocalCluster, directory: Path) -> ProcessIdenti
     file = directory / "escapee"
     script = f"{ESCAPEE.format(file=file)} srun -N2 sleep 300 & wait"
     run(cluster, "sbatch", "-N2", "-o", str(directory / "out"), "--wrap", script, cwd=directory)
-    wait_until(lambda: file.exists() and file.read_text().endswith("\n"))
-    wait_until(lambda: sum(" sleep" in process for process in processes_of(cluster)) == 3)
+    wait_for(lambda: file.exists() and file.read_text().endswith("\n"))
+    wait_for(lambda: sum(" sleep" in process for process in processes_of(cluster)) == 3)
     identity = ProcessIdentity.of(int(file.read_text()))
     assert identity is not None
     return identity

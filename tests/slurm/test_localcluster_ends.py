@@ -17,8 +17,8 @@ from tests.slurm.local_clusters import (
     run,
     start_python,
     submit_escaping_job,
-    wait_until,
 )
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 
@@ -48,7 +48,7 @@ def test_daemon_watch_killed_leaves_nothing(own: LocalCluster) -> None:
     own.up()
     escapee = submit_escaping_job(own, own.directory)
     os.kill(own.status().pid or 0, signal.SIGKILL)
-    wait_until(lambda: processes_of(own) == [], seconds=10)
+    wait_for(lambda: processes_of(own) == [], seconds=10)
     assert not escapee.is_alive()
     assert not own.status().running
     assert own.up()
@@ -65,8 +65,8 @@ def test_guard_killed_leaves_nothing_on_its_node(own: LocalCluster) -> None:
     )
     guard = int(Path(f"/proc/{slurmd}/stat").read_text().split()[3])
     os.kill(guard, signal.SIGKILL)
-    wait_until(lambda: not escapee.is_alive(), seconds=10)
-    wait_until(lambda: not Path(f"/proc/{slurmd}").exists())
+    wait_for(lambda: not escapee.is_alive(), seconds=10)
+    wait_for(lambda: not Path(f"/proc/{slurmd}").exists())
     own.start_node("node1")
     assert run(own, "srun", "-w", "node1", "echo", "back") == "back\n"
 
@@ -91,14 +91,14 @@ def test_controller_death_ends_the_cluster(own: LocalCluster) -> None:
     own.up(nodes=1)
     pid = int((own.conf.parent / "slurmctld.pid").read_text())
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: processes_of(own) == [], seconds=10)
+    wait_for(lambda: processes_of(own) == [], seconds=10)
     assert "slurmctld ended" in (own.logs / "daemons.log").read_text()
 
 
 def test_runtime_directory_removed_ends_the_cluster(own: LocalCluster) -> None:
     own.up(nodes=1)
     shutil.rmtree(own.conf.parent, ignore_errors=True)
-    wait_until(lambda: processes_of(own) == [], seconds=10)
+    wait_for(lambda: processes_of(own) == [], seconds=10)
 
 
 def test_bound_cluster_ends_with_its_killed_starter(own: LocalCluster) -> None:
@@ -109,11 +109,11 @@ def test_bound_cluster_ends_with_its_killed_starter(own: LocalCluster) -> None:
         LocalCluster(Path(sys.argv[1])).up(bound_to_parent=True)
         time.sleep(300)"""
     starter = start_python(code, own.directory)
-    wait_until(lambda: (own.status().running and own.status().nodes[1].state == "idle") or starter.poll())
+    wait_for(lambda: (own.status().running and own.status().nodes[1].state == "idle") or starter.poll())
     escapee = submit_escaping_job(own, own.directory)
     starter.kill()
     starter.wait()
-    wait_until(lambda: processes_of(own) == [], seconds=10)
+    wait_for(lambda: processes_of(own) == [], seconds=10)
     assert not escapee.is_alive()
     assert_gone(own)
 
@@ -135,10 +135,10 @@ def test_starter_stopped_during_up_leaves_nothing(own: LocalCluster, with_signal
         LocalCluster._node_states = lambda *_: {}  # no node is ever idle: `up` does not end before the signal
         LocalCluster(Path(sys.argv[1])).up(nodes=1)"""
     starter = start_python(code, own.directory)
-    wait_until((own.logs / moment).exists, seconds=50)
+    wait_for((own.logs / moment).exists, seconds=50)
     starter.send_signal(with_signal)
     assert starter.wait() != 0
-    wait_until(lambda: is_unlocked(own), seconds=50)
+    wait_for(lambda: is_unlocked(own), seconds=50)
     assert processes_of(own) == []
     assert own.down() is False
     assert_gone(own)

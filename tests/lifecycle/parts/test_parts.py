@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from provision.steps.neuron import count_devices
 from tests.lifecycle.instances import CONTROLLER, SETTINGS
 from tests.lifecycle.nodes import LIFECYCLE
 from tests.programs import write_program
+from tests.waiting import wait_for
 
 
 def test_it_is_python_3_8() -> None:
@@ -247,8 +247,7 @@ def test_the_lock_of_another_account_program_stays(node: Node, tmp_path: Path) -
     program.write_bytes(Path("/bin/sleep").read_bytes())
     program.chmod(0o755)
     with subprocess.Popen([program, "60"]) as process:
-        while Path(f"/proc/{process.pid}/comm").read_text() != "gpasswd\n":
-            time.sleep(0.01)
+        wait_for(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "gpasswd\n")
         node.path("/etc/group.lock").write_text(f"{process.pid}\0")
         _clear_stale_locks(node)
         assert node.path("/etc/group.lock").exists()

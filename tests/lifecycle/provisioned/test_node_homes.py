@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.lifecycle.nodes import SCRIPTS, Node, kill_tree
 from tests.lifecycle.provisioned.provisioned_nodes import assert_right, outcomes
+from tests.waiting import wait_for
 
 
 def test_ids_of_others_are_named(node: Node) -> None:
@@ -112,8 +111,7 @@ def test_homes_that_are_there_stay_as_they_are(node: Node) -> None:
 def test_a_job_that_runs_already_does_not_keep_its_user_from_the_new_home(node: Node) -> None:
     """HyperPod may put a node back into Slurm before it runs these scripts. A sleep stands in for the job."""
     with node.start("runuser", "-u", "ubuntu", "--", "sleep", "60") as job:
-        while not node.run("pgrep", "-u", "ubuntu", check=False).stdout:
-            time.sleep(0.01)
+        wait_for(lambda: node.run("pgrep", "-u", "ubuntu", check=False).stdout)
         node.provision()
         assert node.run("getent", "passwd", "ubuntu").stdout.split(":")[5] == "/fsx/ubuntu"
         assert job.poll() is None

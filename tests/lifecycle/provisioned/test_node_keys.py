@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tests.lifecycle.instances import CONTROLLER, SETTINGS
 from tests.lifecycle.nodes import LIGHT, Node, container
 from tests.lifecycle.provisioned.provisioned_nodes import assert_right, nodes, outcomes
 from tests.programs import write_program
+from tests.waiting import wait_for
 
 
 def test_the_first_key_stays(tmp_path: Path) -> None:
@@ -25,8 +25,7 @@ def test_the_first_key_stays(tmp_path: Path) -> None:
         key = slow.path("/srv/lustre/ubuntu/.ssh/id_ed25519")
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(slow.provision)
-            while not any(key.parent.glob(".*.id_ed25519.pub")):
-                time.sleep(0.01)
+            wait_for(lambda: any(key.parent.glob(".*.id_ed25519.pub")), every=0.01)
             fast.provision()
             first = key.read_bytes()
             other.result()

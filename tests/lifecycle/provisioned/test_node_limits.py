@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from tests.lifecycle.nodes import SCRIPTS, Node
 from tests.lifecycle.provisioned.provisioned_nodes import nodes, outcomes
 from tests.programs import write_program
+from tests.waiting import wait_for
 
 
 def _efa(node: Node) -> None:
@@ -135,8 +135,7 @@ def test_the_epilog_ends_what_a_job_left_behind(node: Node) -> None:
     node.run("runuser", "-u", "alice", "--", "bash", "-c", "trap '' TERM; setsid sleep 999 >/dev/null 2>&1 & true")
     _epilog(node, "echo 7")
     # SIGKILL is sent; the process goes when the node's init has reaped it.
-    while node.run(*alive, "alice", check=False).stdout != "0\n":
-        time.sleep(0.05)
+    wait_for(lambda: node.run(*alive, "alice", check=False).stdout == "0\n", every=0.05)
     assert node.run("ls", "/dev/shm").stdout == "c\n"
     assert node.run(*alive, "bob").stdout == "1\n"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tests.lifecycle.cluster import snapshot
 from tests.lifecycle.instances import CONTROLLER
 from tests.lifecycle.nodes import SCRIPTS, Node
 from tests.lifecycle.provisioned.provisioned_nodes import assert_right, node_number, nodes, outcomes
+from tests.waiting import wait_for
 
 # Of the system, or of pyenv.
 _PYTHON_38 = next(
@@ -118,8 +118,7 @@ def test_what_a_killed_run_left_at_work_is_waited_for(legacy_node: Node, tmp_pat
     _slow_mount(legacy_node, 2)
     script = f"cd {SCRIPTS} && exec python3 -B -m provision --only fsx"
     with legacy_node.start("bash", "-c", script, log=tmp_path / "killed.log"):
-        while legacy_node.run("pgrep", "-x", "sleep", check=False).returncode:
-            time.sleep(0.05)
+        wait_for(lambda: legacy_node.run("pgrep", "-x", "sleep", check=False).returncode == 0, every=0.05)
         legacy_node.run("pkill", "-KILL", "--oldest", "-f", "python3 -B -m provision")
     legacy_node.provision()
     # Mounted by what the killed run left, and not once more on top.

@@ -31,6 +31,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 from tests.unit.checkpoint.tensors_to_write import outgoing, some_values, write
 from tests.unit.small_volume import small_volume
+from tests.waiting import wait_for
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -258,10 +259,7 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, how: signal.Signa
             return []
 
     try:
-        deadline = time.monotonic() + 60
-        while len(finished()) < 2:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: len(finished()) >= 2, every=0.01, process=process)
         process.send_signal(how)
     finally:
         if sys.exc_info()[0]:

@@ -1,15 +1,16 @@
 """Stage dataset as a program: what it imports, and that SIGKILL at any moment does not change what it publishes."""
 
+import functools
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.unit.stage_runs import finished, start, tree
 from tests.unit.stages.dataset_runs import dolly, prepared_run
+from tests.waiting import wait_for
 
 
 def chats() -> bytes:
@@ -60,6 +61,10 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def _all_ended(pids: list[int]) -> bool:
+    return not any(_alive(pid) for pid in pids)
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
     rows = dolly(6_000)
@@ -74,21 +79,14 @@ def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
     }
     for moment, reached in moments.items():
         process = start("dataset", run)
-        deadline = time.monotonic() + 60
-        while not reached(process):
-            assert process.poll() is None, f"ended before {moment}"
-            assert time.monotonic() < deadline
-            time.sleep(0.0005)
+        wait_for(functools.partial(reached, process), what=moment, every=0.0005, process=process)
         workers = _children(process.pid)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL
         assert not run.dataset_path.exists()
         assert run.record("dataset") is None
-        deadline = time.monotonic() + 10
-        while any(_alive(worker) for worker in workers):
-            assert time.monotonic() < deadline, "workers outlive the stage"
-            time.sleep(0.05)
+        wait_for(functools.partial(_all_ended, workers), 10, "workers outlive the stage")
 
     status, output = finished("dataset", run)
     assert status == 0, output

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 from tests.unit import tiny_checkpoints
 from tests.unit.checkpoint.merge.tiny_merge import edit_config, edit_weights, files, make, run
+from tests.waiting import wait_for
 
 SLOW_MERGE = """
 import sys, time
@@ -35,10 +35,8 @@ merge(root / "base", [WeightedAdapter(root / "adapter")], root / "merged", max_s
 def kill_when(tmp_path: Path, shards: int) -> None:
     """Kill a merge that has begun this many shards, or one more."""
     process = subprocess.Popen([sys.executable, "-c", SLOW_MERGE, str(tmp_path), str(shards)])
-    deadline = time.monotonic() + 60
-    while len(list((tmp_path / ".merged.partial").glob("model-*"))) < shards:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.002)
+    partial = tmp_path / ".merged.partial"
+    wait_for(lambda: len(list(partial.glob("model-*"))) >= shards, every=0.002, process=process)
     process.send_signal(signal.SIGKILL)
     process.wait()
 
