@@ -5,13 +5,14 @@ import contextlib
 import json
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import wait_for
 
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the protocol's key of an element's reference
 ENTER, ESCAPE, SHIFT, TAB, RELEASE = "\ue007", "\ue00c", "\ue008", "\ue004", "\ue000"
@@ -42,11 +43,7 @@ class Browser:
 
     def wait_for(self, condition: Callable[[], Any], seconds: float = 30) -> Any:
         """The first true value of the condition."""
-        deadline = time.monotonic() + seconds
-        while not (value := condition()):
-            assert time.monotonic() < deadline, self.text("body")
-            time.sleep(0.02)
-        return value
+        return wait_for(condition, seconds, lambda: self.text("body"))
 
     def text(self, selector: str) -> str:
         return str(self.run("return document.querySelector(arguments[0]).innerText", selector))

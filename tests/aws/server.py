@@ -80,9 +80,6 @@ class Server:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._moto = DomainDispatcherApplication(create_backend_app)
-        # moto finds these anew for each request, in a third of its time
-        self._moto.get_backend_for_host = functools.cache(self._moto.get_backend_for_host)  # type: ignore[method-assign]
-        moto.core.responses.method_names_from_class = functools.cache(moto.core.responses.method_names_from_class)
         self._lock = threading.RLock()
         self.world = World(endpoint)
         threading.Thread(target=self._tick, daemon=True).start()
@@ -229,9 +226,9 @@ def _end_with_parent(server: Server) -> None:
 
 
 def _remember_what_moto_looks_up() -> None:
-    """It lists its directory and the methods of a service's class at each request."""
-    modules = tuple(moto.backends.list_of_moto_modules())
-    moto.backends.list_of_moto_modules = lambda: modules
+    """At each request it lists its directory, tries patterns, and lists the methods of a service's class."""
+    dispatcher = DomainDispatcherApplication
+    dispatcher.get_backend_for_host = functools.cache(dispatcher.get_backend_for_host)  # type: ignore[method-assign]
     moto.core.responses.method_names_from_class = functools.cache(moto.core.responses.method_names_from_class)
 
 

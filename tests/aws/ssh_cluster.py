@@ -15,7 +15,7 @@ from hyperpod_ft.aws.ssh import ssm
 from tests.aws.account_place import Place, cluster_request
 from tests.aws.conftest import REGION, Aws
 from tests.aws.ssh_nodes import USER, Nodes
-from tests.aws.test_server import until
+from tests.waiting import wait_for
 
 AWS_CLI = ssm.AwsCli(REGION)
 Reach = Callable[..., ssh.SshRoute]  # from the user's home directory, with fields of SshRequest
@@ -44,7 +44,7 @@ def sagemaker(aws: Aws, place: Place, nodes: Nodes) -> Any:
     client = aws.client("sagemaker")
     workers = ("worker-group-10", 1, "ml.trn2.48xlarge"), ("worker-group-1", 1, "ml.trn1.32xlarge")
     client.create_cluster(**cluster_request(place, "c", "lifecycle", *workers))
-    until(lambda: client.describe_cluster(ClusterName="c")["ClusterStatus"] == "InService")
+    wait_for(lambda: client.describe_cluster(ClusterName="c")["ClusterStatus"] == "InService")
     for node in list_nodes(client, "c"):
         nodes.add(node.instance_id)
     return client
@@ -69,8 +69,8 @@ def replace(sagemaker: Any, nodes: Nodes, name: str) -> tuple[str, str]:
     """Have HyperPod replace the node of a group; returns the instances before and after."""
     old = instance_of(sagemaker, name)
     sagemaker.batch_replace_cluster_nodes(ClusterName="c", NodeIds=[old])
-    until(lambda: any(n.running and n.group == name and n.instance_id != old for n in list_nodes(sagemaker, "c")))
-    until(lambda: not any(n.instance_id == old for n in list_nodes(sagemaker, "c")))
+    wait_for(lambda: any(n.running and n.group == name and n.instance_id != old for n in list_nodes(sagemaker, "c")))
+    wait_for(lambda: not any(n.instance_id == old for n in list_nodes(sagemaker, "c")))
     new = instance_of(sagemaker, name)
     nodes.add(new)
     return old, new

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,19 +13,12 @@ from botocore.exceptions import ClientError
 
 from tests.aws.account_place import Place, cluster_request
 from tests.aws.conftest import ROOT, Aws
+from tests.waiting import wait_for
 
 
 def request(place: Place, workers: int = 2, **more: Any) -> dict[str, Any]:
     groups = ("worker", workers, "ml.trn1.32xlarge"), ("worker-2", 1, "ml.trn2.48xlarge")
     return {**cluster_request(place, "c", "lifecycle", *groups), **more}
-
-
-def until(condition: Callable[[], Any], seconds: float = 10) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)
-    return found
 
 
 def status(sagemaker: Any) -> str:
@@ -55,7 +47,7 @@ def test_a_cluster_from_creation_to_nothing(aws: Aws, place: Place) -> None:
     assert status(sagemaker) == "Creating"
     assert refusal(sagemaker.update_cluster, ClusterName="c", NodeRecovery="None")[0] == "ConflictException"
     assert refusal(sagemaker.create_cluster, **request(place))[0] == "ResourceInUse"
-    until(lambda: status(sagemaker) == "InService")
+    wait_for(lambda: status(sagemaker) == "InService")
     assert len(running(sagemaker)) == 4
     assert len(running(sagemaker, "worker")) == 3, "a substring, as AWS's: worker-2 too"
     node = running(sagemaker)[0]
@@ -68,7 +60,7 @@ def test_a_cluster_from_creation_to_nothing(aws: Aws, place: Place) -> None:
     assert refusal(aws.client("ssm").start_session, Target=target + "0")[0] == "TargetNotConnected"
     sagemaker.delete_cluster(ClusterName="c")
     assert status(sagemaker) == "Deleting"
-    until(lambda: not sagemaker.list_clusters()["ClusterSummaries"])
+    wait_for(lambda: not sagemaker.list_clusters()["ClusterSummaries"])
     assert refusal(sagemaker.describe_cluster, ClusterName="c")[0] == "ResourceNotFound"
 
 
@@ -76,14 +68,14 @@ def test_continuous_provisioning_is_in_service_before_its_nodes(aws: Aws, place:
     sagemaker = aws.client("sagemaker")
     aws.scenario(capacity={"ml.trn1.32xlarge": 1}, seconds={"capacity.wait": 0.02})
     sagemaker.create_cluster(**request(place, NodeProvisioningMode="Continuous"))
-    until(lambda: len(running(sagemaker)) == 3)
+    wait_for(lambda: len(running(sagemaker)) == 3)
     worker = sagemaker.describe_cluster(ClusterName="c")["InstanceGroups"][1]
     assert (worker["CurrentCount"], worker["TargetCount"]) == (1, 2)
     assert all(node["InstanceId"] for node in sagemaker.list_cluster_nodes(ClusterName="c")["ClusterNodeSummaries"])
     nodes = sagemaker.list_cluster_nodes(ClusterName="c", IncludeNodeLogicalIds=True)["ClusterNodeSummaries"]
     (waiting,) = [node for node in nodes if not node["InstanceId"]]
     assert waiting["InstanceStatus"] == {"Status": "Pending", "Message": ""}
-    *_, first = until(
+    *_, first = wait_for(
         lambda: [e for e in sagemaker.list_cluster_events(ClusterName="c")["Events"] if e["EventLevel"] == "Error"]
     )
     assert first["Description"] == "Failed to provision EC2 Instance in Cluster c and InstanceGroup worker"
@@ -92,12 +84,12 @@ def test_continuous_provisioning_is_in_service_before_its_nodes(aws: Aws, place:
     assert about["NodeLogicalId"] == waiting["NodeLogicalId"]
     assert "sufficient capacity" in about["FailureMessage"]
     aws.scenario(capacity={"ml.trn1.32xlarge": 9})
-    until(lambda: len(running(sagemaker)) == 4)
+    wait_for(lambda: len(running(sagemaker)) == 4)
     added = sagemaker.batch_add_cluster_nodes(
         ClusterName="c", NodesToAdd=[{"InstanceGroupName": "worker", "IncrementTargetCountBy": 1}]
     )
     assert added["Successful"][0]["Status"] == "Pending"
-    until(lambda: len(running(sagemaker)) == 5)
+    wait_for(lambda: len(running(sagemaker)) == 5)
 
 
 def test_what_hyperpod_refuses(aws: Aws, place: Place) -> None:
@@ -144,7 +136,7 @@ def test_it_ends_with_its_parent(aws: Aws) -> None:
         with socket.socket() as client:
             return client.connect_ex(("127.0.0.1", port)) != 0
 
-    until(gone)
+    wait_for(gone)
     assert pid
 
 

@@ -18,7 +18,7 @@ from tests.aws import ssh_cluster, ssh_nodes
 from tests.aws.conftest import REGION, Aws
 from tests.aws.ssh_cluster import AWS_CLI, Reach, instance_of, replace
 from tests.aws.ssh_nodes import USER, Nodes
-from tests.aws.test_server import until
+from tests.waiting import wait_for
 
 nodes, sagemaker, reachable = ssh_nodes.nodes, ssh_cluster.sagemaker, ssh_cluster.reachable  # fixtures
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -135,7 +135,7 @@ class TestTheConfigurationInUse:
     def test_no_node_says_why_in_a_line(self, sagemaker: Any, run: Run, aws: Aws) -> None:
         aws.scenario(seconds={"node.launch": 60})
         sagemaker.batch_replace_cluster_nodes(ClusterName="c", NodeIds=[instance_of(sagemaker, "worker-group-1")])
-        until(lambda: not any(n.running and n.group == "worker-group-1" for n in list_nodes(sagemaker, "c")))
+        wait_for(lambda: not any(n.running and n.group == "worker-group-1" for n in list_nodes(sagemaker, "c")))
         done = run("ssh", "c.worker-group-1", "true")
         assert "hyperpod-ft: c: no node of worker-group-1 is Running (" in done.stderr
         assert "Traceback" not in done.stderr

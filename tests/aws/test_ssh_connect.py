@@ -23,8 +23,8 @@ from tests.aws.account_place import Place, cluster_request
 from tests.aws.conftest import Aws
 from tests.aws.ssh_cluster import AWS_CLI, Reach, a_node, instance_of
 from tests.aws.ssh_nodes import USER, Nodes, new_key
-from tests.aws.test_server import until
 from tests.aws.test_ssh_key import COMMENT
+from tests.waiting import wait_for
 
 nodes, sagemaker, reachable = ssh_nodes.nodes, ssh_cluster.sagemaker, ssh_cluster.reachable  # fixtures
 Connect = Callable[..., tuple[int, str, str]]  # exit status, stdout, stderr
@@ -113,7 +113,7 @@ class TestConnecting:
                     except ConnectionRefusedError:
                         return None
 
-                with until(dial, 30) as there, server.accept()[0] as here:
+                with wait_for(dial, 30) as there, server.accept()[0] as here:
                     there.sendall(b"through")
                     got.append(here.recv(7))
                 done.touch()
@@ -167,7 +167,7 @@ def test_a_node_among_120(aws: Aws, place: Place, nodes: Nodes) -> None:
     aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 130})
     workers = ("worker-group-10", 118, "ml.trn1.32xlarge"), ("worker-group-1", 1, "ml.trn1.32xlarge")
     client.create_cluster(**cluster_request(place, "c", "lifecycle", *workers))
-    until(lambda: client.describe_cluster(ClusterName="c")["ClusterStatus"] == "InService", 30)
+    wait_for(lambda: client.describe_cluster(ClusterName="c")["ClusterStatus"] == "InService", 30)
     there = list_nodes(client, "c")
     assert len(there) == 120
     (wanted,) = [node for node in there if node.group == "worker-group-1"]

@@ -1,7 +1,6 @@
 """What already exists in the account: a bucket, cluster or stack of this name."""
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from hyperpod_ft.aws.validation.validate import validate_account
 from hyperpod_ft.errors import UserError
 from tests.aws.account_place import Place, check, clients, cluster, only, own_client
 from tests.aws.conftest import ZONE_ID, Aws, kit_session
+from tests.waiting import wait_for
 
 
 def test_a_bucket_that_s3_sends_elsewhere(place: Place) -> None:
@@ -79,6 +79,5 @@ def test_a_stack_of_that_name_that_is_not_the_kits(aws: Aws) -> None:
     template = {"Resources": {"Bucket": {"Type": "AWS::S3::Bucket", "Properties": {}}}}
     client = clients(aws)("cloudformation")
     client.create_stack(StackName="hyperpod-demo", TemplateBody=json.dumps(template))
-    while "PROGRESS" in client.describe_stacks(StackName="hyperpod-demo")["Stacks"][0]["StackStatus"]:
-        time.sleep(0.02)
+    wait_for(lambda: "PROGRESS" not in client.describe_stacks(StackName="hyperpod-demo")["Stacks"][0]["StackStatus"])
     assert "was not created by this kit" in only(check(aws).findings).found

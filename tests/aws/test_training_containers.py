@@ -2,7 +2,6 @@
 
 import random
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +12,9 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
 from tests.aws import training_run
-from tests.aws.training_command import Command, wait_for
+from tests.aws.training_command import Command
 from tests.aws.training_run import Jobs, results, resumed_from
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -28,10 +28,7 @@ STEPS = {"max_steps": 60, "save_every_steps": 12}
 def by_process(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run by launcher `process`: all four ranks on this machine, without containers."""
     run = training_run.make(tmp_path_factory.mktemp("by-process"), "process", **STEPS)
-    deadline = time.monotonic() + training_run.SECONDS
-    while Launchers().active(run):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: not Launchers().active(run), training_run.SECONDS, every=0.1)
     assert run.is_done("generate")
     return run
 
@@ -52,9 +49,9 @@ def test_begun_on_slurm_and_finished_as_training_jobs(
     command = Command(tmp_path, aws, training_run.values(tmp_path / "fsx" / "ft", **STEPS), slurm)
     command.run("submit", "run.yaml", "--launcher", "slurm")
     run = command.opened
-    wait_for(lambda: run.metrics_path.exists() and len(run.metrics_path.read_text().splitlines()) > 12)
+    wait_for(lambda: run.metrics_path.exists() and len(run.metrics_path.read_text().splitlines()) > 12, 600, every=0.5)
     assert "cancelled train" in command.run("cancel")
-    wait_for(lambda: not Launchers().active(run))
+    wait_for(lambda: not Launchers().active(run), 600, every=0.5)
     assert not run.is_done("train")
     output = command.run("submit", "run.yaml", "--launcher", "sagemaker")
     assert "Submitted quick/" in output

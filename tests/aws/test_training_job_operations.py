@@ -2,8 +2,6 @@
 
 import json
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +10,7 @@ from botocore.exceptions import ClientError
 
 from tests.aws.kit import ROOT
 from tests.aws.training_run import BUCKET, FSX, Jobs
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -69,14 +68,7 @@ def until_log_has(jobs: Jobs, text: str, name: str = "job") -> None:
         except ClientError:  # no log group yet
             return False
 
-    wait_for(there, jobs, name)
-
-
-def wait_for(condition: Callable[[], object], jobs: Jobs, name: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, jobs.describe(name)
-        time.sleep(0.02)
+    wait_for(there, what=lambda: jobs.describe(name))
 
 
 LOOKS_AROUND = """
@@ -209,7 +201,7 @@ def test_a_spot_job_starts_again_on_other_instances(jobs: Jobs, aws: "Aws") -> N
     )
     until_log_has(jobs, "ready")
     aws.scenario(interruptions={name: [("spot", 0)]})
-    wait_for(lambda: printed(jobs).count("ready") == 2, jobs, name)
+    wait_for(lambda: printed(jobs).count("ready") == 2, what=lambda: jobs.describe(name))
     jobs.sagemaker.stop_training_job(TrainingJobName=name)
     ended = jobs.wait(name)
     told = ["Starting", "Downloading", "Training", "Interrupted", "Starting", "Downloading", "Training"]
@@ -224,7 +216,7 @@ def test_internal_errors_are_retried_if_the_job_says_so(jobs: Jobs, aws: "Aws", 
     until_log_has(jobs, "ready")
     aws.scenario(interruptions={name: [("internal error", 0)]})
     if retries:
-        wait_for(lambda: printed(jobs).count("ready") == 2, jobs, name)
+        wait_for(lambda: printed(jobs).count("ready") == 2, what=lambda: jobs.describe(name))
         assert "Restarting" in history(jobs.describe(name))
     else:
         assert jobs.wait(name)["FailureReason"].startswith("InternalServerError")

@@ -12,7 +12,8 @@ import pytest
 from hyperpod_ft.processes import all_pids
 from hyperpod_ft.runs.signals import NOTICE
 from tests.aws import training_run
-from tests.aws.training_command import Command, wait_for
+from tests.aws.training_command import Command
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -83,7 +84,9 @@ def test_a_run_in_a_store_continues_unwatched(in_store: Command, tmp_path: Path)
 def freeze_until_notice(command: Command) -> None:
     """Suspend the training rank until the notice of the time limit has reached it."""
     wait_for(
-        lambda: "train-1" in command.created() and "\nstep 1/400" in training_run.log(command.aws, command.jobs()[1])
+        lambda: "train-1" in command.created() and "\nstep 1/400" in training_run.log(command.aws, command.jobs()[1]),
+        600,
+        every=0.5,
     )
     (rank,) = (pid for pid in all_pids() if is_rank(pid, str(command.directory)))
     os.kill(rank, signal.SIGSTOP)
@@ -94,7 +97,7 @@ def freeze_until_notice(command: Command) -> None:
         return found is not None and bool(int(found[1], 16) & 1 << NOTICE - 1)
 
     try:
-        wait_for(is_told)
+        wait_for(is_told, 600, every=0.5)
     finally:
         os.kill(rank, signal.SIGCONT)
 

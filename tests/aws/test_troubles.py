@@ -20,6 +20,7 @@ from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import Report
 from tests.aws.kit import NAME, Kit
+from tests.waiting import wait_for
 
 DENIED = {"code": "AccessDeniedException", "message": "User: x is not authorized to perform: y:Z", "times": 99}
 
@@ -214,8 +215,8 @@ def test_no_cluster_is_created_without_its_file_system(kit: Kit, access: Cluster
         if line.startswith("lifecycle: "):
             kit.aws.scenario(seconds={"fsx.delete": seconds})
             fsx.delete_file_system(FileSystemId=fsx.describe_file_systems()["FileSystems"][0]["FileSystemId"])
-            while not seconds and fsx.describe_file_systems()["FileSystems"]:
-                pass
+            if not seconds:
+                wait_for(lambda: not fsx.describe_file_systems()["FileSystems"])
 
     with pytest.raises(UserError, match="was deleted meanwhile"):
         create_with(access, during)

@@ -1,8 +1,7 @@
 """The commands of a user who runs training jobs, against the stand-in for AWS."""
 
 import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import yaml
 
 from hyperpod_ft.runs.run import Run
 from tests.aws.kit import Started, environment_of, start
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -45,13 +45,13 @@ class Command:
 
     def wait_until_ended(self) -> None:
         """A job that was told to stop has two minutes for it."""
-        jobs, deadline = self.aws.client("sagemaker"), time.monotonic() + 130
-        while any(
-            jobs.list_training_jobs(StatusEquals=status)["TrainingJobSummaries"]
-            for status in ("InProgress", "Stopping")
-        ):
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        jobs = self.aws.client("sagemaker")
+
+        def ended() -> bool:
+            unended = ("InProgress", "Stopping")
+            return not any(jobs.list_training_jobs(StatusEquals=status)["TrainingJobSummaries"] for status in unended)
+
+        wait_for(ended, 130, every=0.5)
 
     def jobs(self) -> list[str]:
         """The names of the training jobs, oldest first."""
@@ -61,10 +61,3 @@ class Command:
     def created(self) -> list[str]:
         """The training jobs, by group and number, oldest first."""
         return ["-".join(name.split("-")[-2:]) for name in self.jobs()]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 600) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)

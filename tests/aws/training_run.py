@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -31,7 +31,7 @@ _FILE_SYSTEM = {
 
 
 def values(root: Path, nodes: int = 2, **changes: Any) -> dict[str, Any]:
-    """A run file like the quickstart's, shorter: two ranks on each of two hosts. `changes`: of section training.
+    """A run file like the quickstart's, shorter: a rank on each of two hosts. `changes`: of section training.
 
     Below `fsx/ft`, `root` is the directory of the file system; elsewhere the run is in a store.
     """
@@ -56,7 +56,7 @@ def values(root: Path, nodes: int = 2, **changes: Any) -> dict[str, Any]:
         "model": {"source": "example:tiny-llama"},
         "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256, "loss_on": "completion"},
         "training": {"precision": "fp32", "max_steps": 8, "save_every_steps": 3, "learning_rate": 8e-3, **changes},
-        "parallelism": {"tensor_parallel": 2, "ranks_per_node": 2},
+        "parallelism": {"ranks_per_node": 1},
         "generate": {"max_new_tokens": 4, "train_samples": 2, "validation_samples": 0, "prompts": []},
     }
 
@@ -87,14 +87,13 @@ class Jobs:
 
     def wait(self, name: str, until: Callable[[dict[str, Any]], bool] | None = None) -> dict[str, Any]:
         """Until the job has ended, or `until` says so."""
-        deadline = time.monotonic() + SECONDS
-        while True:
+
+        def reached() -> dict[str, Any] | None:
             found = self.describe(name)
             ended = found["TrainingJobStatus"] in ("Completed", "Failed", "Stopped")
-            if ended or (until and until(found)):
-                return found
-            assert time.monotonic() < deadline, (found["SecondaryStatus"], self.log(name))
-            time.sleep(0.2)
+            return found if ended or (until and until(found)) else None
+
+        return wait_for(reached, SECONDS, lambda: (self.describe(name)["SecondaryStatus"], self.log(name)), every=0.2)
 
     def names(self, run: Run) -> list[str]:
         """Of the jobs that exist, in the order of their creation."""
@@ -103,14 +102,16 @@ class Jobs:
 
     def wait_for_the_run(self, run: Run) -> None:
         """Until every stage is done; fails when a job does."""
-        deadline = time.monotonic() + SECONDS
-        while not all(run.is_done(stage.name) for stage in run.plan.stages):
+
+        def done() -> bool:
             Launchers().advance(run)  # a run in a store is known here by what this brings
             for name in self.names(run):
                 found = self.describe(name)
                 assert found["TrainingJobStatus"] != "Failed", (found["FailureReason"], self.log(name))
-            assert time.monotonic() < deadline, [self.log(name) for name in self.names(run)]
-            time.sleep(2)  # each look costs dozens of requests
+            return all(run.is_done(stage.name) for stage in run.plan.stages)
+
+        # each look costs dozens of requests
+        wait_for(done, SECONDS, lambda: [self.log(name) for name in self.names(run)], every=2)
 
     def fetch(self, run: Run) -> None:
         """Bring the results of a run in a store here."""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tests.lifecycle import hyperpod
 from tests.lifecycle.instances import SETTINGS, WORKERS, Instance, slurm_conf
-from tests.lifecycle.nodes import Container, Node, wait_until
+from tests.lifecycle.nodes import Container, Node
+from tests.waiting import wait_for
 
 USER = "alice"
 # One line from each node, and a file in the user's home that the user wrote.
@@ -98,7 +99,7 @@ class Cluster:
             thread.join()
         if self.api:
             self.start_slurm(nodes)
-            wait_until(lambda: USER in self.controller.run("sacctmgr", "-n", "show", "association").stdout)
+            wait_for(lambda: USER in self.controller.run("sacctmgr", "-n", "show", "association").stdout, every=0.1)
 
     def start_slurm(self, nodes: Iterable[Node]) -> None:
         """What HyperPod does on the API-driven path, the controller first."""
@@ -128,13 +129,15 @@ class Cluster:
 
     def wait_for_job(self, number: int, seconds: float = 30) -> str:
         """The state in which a job ended."""
-        deadline = time.monotonic() + seconds
-        while True:
-            shown = self.controller.run("scontrol", "show", "job", str(number), "--oneliner").stdout
-            state = next(word for word in shown.split() if word.startswith("JobState=")).partition("=")[2]
-            if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") or time.monotonic() > deadline:
-                return state
-            time.sleep(0.1)
+
+        def shown() -> str:
+            return self.controller.run("scontrol", "show", "job", str(number), "--oneliner").stdout
+
+        def ended() -> str:
+            state = next(word for word in shown().split() if word.startswith("JobState=")).partition("=")[2]
+            return "" if state in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else state
+
+        return wait_for(ended, seconds, shown, every=0.1)
 
 
 def runs_a_job(cluster: Cluster, node: Node) -> None:
@@ -149,7 +152,9 @@ def runs_a_job(cluster: Cluster, node: Node) -> None:
 def provisioning_again_changes_nothing(cluster: Cluster) -> None:
     """On all nodes at once, while a job runs on the workers."""
     number = cluster.submit(cluster.controller, "srun sleep 6", "--nodes=2", "--output=/dev/null")
-    wait_until(lambda: "RUNNING" in cluster.controller.run("squeue", "-h", "-j", str(number), "-o", "%T").stdout)
+    wait_for(
+        lambda: "RUNNING" in cluster.controller.run("squeue", "-h", "-j", str(number), "-o", "%T").stdout, every=0.1
+    )
     home = shared_disk(cluster.controller)
     before = [(disk(node), daemons(node)) for node in cluster.nodes]
 

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from tests.lifecycle.instances import FSX_SOURCE, Instance
 from tests.lifecycle.instances import slurm_conf as base_slurm_conf
-from tests.lifecycle.nodes import Node, wait_until
+from tests.lifecycle.nodes import Node
+from tests.waiting import wait_for
 
 ETC = "opt/slurm/etc"
 _LOGROTATE = """\
@@ -81,7 +82,7 @@ def start_slurm(node: Node, controller: Node) -> None:
     if node is controller:
         _start_slurmdbd(node)
         node.run("systemctl", "start", "slurmctld")
-        wait_until(lambda: " UP" in node.run("scontrol", "ping", check=False).stdout)
+        wait_for(lambda: " UP" in node.run("scontrol", "ping", check=False).stdout, every=0.1)
     elif not node.instance.group.startswith("login"):
         node.run("systemctl", "start", "slurmd")
     elif not (conf := node.root / ETC / "slurm.conf").exists():
@@ -97,4 +98,4 @@ def _start_slurmdbd(node: Node) -> None:
         conf.chmod(0o600)
         node.run("chown", "slurm:slurm", f"/{ETC}/slurmdbd.conf")
     node.run("systemctl", "start", "slurmdbd")
-    wait_until(lambda: node.run("timeout", "5", "sacctmgr", "show", "cluster", check=False).returncode == 0)
+    wait_for(lambda: node.run("timeout", "5", "sacctmgr", "show", "cluster", check=False).returncode == 0, every=0.1)

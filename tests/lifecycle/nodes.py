@@ -21,8 +21,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +32,7 @@ from hyperpod_ft.config import cluster_config
 from hyperpod_ft.processes import descendants
 from tests.lifecycle.image import write_image, write_instance
 from tests.lifecycle.instances import FSX_SOURCE, SETTINGS, Instance
+from tests.waiting import wait_for
 
 HERE = Path(__file__).parent
 LIFECYCLE = HERE.parents[1] / "lifecycle"
@@ -168,15 +168,17 @@ class Node:
     init: int = field(default=0)
 
     def wait_until_up(self) -> None:
-        """Until its services run, or `TimeoutError` with what the console shows."""
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and self.switch.poll() is None:
+        """Until its services run, or `AssertionError` with what the console shows."""
+
+        def is_up() -> bool:
             below = descendants(self.switch.pid)
             self.init = next((pid for pid in below if _command(pid) in ("init", "systemd")), 0)
-            if self.init and self.run(*self.kind.ready, check=False).returncode == 0:
-                return
-            time.sleep(0.05)
-        raise TimeoutError(f"{self.instance.hostname} does not start:\n{(self.files / 'console.log').read_text()}")
+            return self.init > 0 and self.run(*self.kind.ready, check=False).returncode == 0
+
+        def shown() -> str:
+            return f"{self.instance.hostname} does not start:\n{(self.files / 'console.log').read_text()}"
+
+        wait_for(is_up, 30, shown, every=0.05, process=self.switch)
 
     @property
     def root(self) -> Path:
@@ -266,14 +268,6 @@ class Node:
         """Cut the power: every process of the node is gone."""
         os.kill(self.init, signal.SIGKILL)
         self.switch.wait(30)
-
-
-def wait_until(so: Callable[[], bool], seconds: float = 30) -> None:
-    """Until it is so; `AssertionError` when it still is not."""
-    deadline = time.monotonic() + seconds
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def kill_tree(pid: int) -> None:

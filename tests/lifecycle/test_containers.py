@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from hyperpod_ft.processes import ProcessIdentity, descendants
 from tests.lifecycle.instances import CONTROLLER, FSX_SOURCE, WORKERS
 from tests.lifecycle.nodes import container
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.lifecycle
 
@@ -45,10 +45,7 @@ def test_nothing_is_left_however_the_owner_ends(nodes_possible: None, tmp_path: 
     owner.wait(90)
     owner.stdout.close()
 
-    deadline = time.monotonic() + 90
-    while [each for each in processes if each.is_alive()] or _groups(group):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: not any(each.is_alive() for each in processes) and not _groups(group), 90, every=0.1)
     assert not list(tmp_path.iterdir())
 
 

@@ -3,7 +3,6 @@
 import base64
 import re
 import shlex
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from tests.lifecycle.cluster import USER, Cluster
 from tests.lifecycle.instances import CONTROLLER, WORKERS
 from tests.lifecycle.nodes import container
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.lifecycle
 
@@ -29,12 +29,13 @@ def restore_commands(backup: str, state: str) -> str:
 
 
 def accounted(cluster: Cluster, number: int) -> str:
-    deadline, shown = time.monotonic() + 30, ""
-    while "COMPLETED" not in shown and time.monotonic() < deadline:
-        time.sleep(0.2)
-        words = ("sacct", "-n", "-P", "-X", "-j", str(number), "-o", "user,state")
+    words = ("sacct", "-n", "-P", "-X", "-j", str(number), "-o", "user,state")
+
+    def completed() -> str:
         shown = cluster.controller.run(*words, check=False).stdout
-    return shown.strip()
+        return shown.strip() if "COMPLETED" in shown else ""
+
+    return wait_for(completed, 30, every=0.2)
 
 
 def test_queue_and_accounting_survive_a_new_root_volume(
@@ -66,10 +67,7 @@ def test_queue_and_accounting_survive_a_new_root_volume(
 
         controller.run("sh", "-ec", restore_commands(found[1], state))
 
-        deadline = time.monotonic() + 30
-        while " UP" not in controller.run("scontrol", "ping", check=False).stdout:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_for(lambda: " UP" in controller.run("scontrol", "ping", check=False).stdout, 30, every=0.2)
         assert "JobState=PENDING" in controller.run("scontrol", "show", "job", str(held)).stdout
         assert accounted(cluster, done) == f"{USER}|COMPLETED"
         assert cluster.submit(controller, "true", "--hold") > held, "no number is given twice"

@@ -10,7 +10,8 @@ import pytest
 
 from tests.lifecycle.cluster import USER, Cluster, log_of, provisioning_again_changes_nothing, runs_a_job
 from tests.lifecycle.instances import CONTROLLER, LOGIN, WORKERS, Instance
-from tests.lifecycle.nodes import Node, container, wait_until
+from tests.lifecycle.nodes import Node, container
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.lifecycle
 
@@ -42,7 +43,7 @@ def test_what_jobs_took_is_accounted(cluster: Cluster) -> None:
     number = cluster.submit(cluster.nodes[-1], "true", "--nodes=2")
     cluster.wait_for_job(number)
     words = ("sacct", "-n", "-P", "-X", "-j", str(number), "-o", "user,account,nnodes,state")
-    wait_until(lambda: cluster.controller.run(*words, user=USER).stdout.strip() == f"{USER}|root|2|COMPLETED")
+    wait_for(lambda: cluster.controller.run(*words, user=USER).stdout.strip() == f"{USER}|root|2|COMPLETED", every=0.1)
 
 
 def test_the_password_of_the_database_is_slurmdbds_alone(cluster: Cluster) -> None:
@@ -113,7 +114,7 @@ def test_a_worker_that_slurm_conf_does_not_name_yet_joins_when_it_does(cluster: 
     cluster.controller.run("rm", "/opt/slurm/etc/topology.conf")
     cluster.controller.run("systemctl", "restart", "slurmctld")
     cluster.provision([cluster.controller])
-    wait_until(lambda: "idle" in cluster.controller.run("sinfo", "-h", "-n", new.hostname, "-o", "%T").stdout)
+    wait_for(lambda: "idle" in cluster.controller.run("sinfo", "-h", "-n", new.hostname, "-o", "%T").stdout, every=0.1)
     assert cluster.job(node, "hostname", f"--nodelist={new.hostname}").strip() == new.hostname
     node.power_off()
     cluster.instances.remove(new)
@@ -133,8 +134,10 @@ def test_accounting_can_be_turned_on_later(nodes_possible: None, tmp_path_factor
 
         assert cluster.wait_for_job(number) == "COMPLETED"
         words = ("sacct", "-n", "-X", "-j", str(number), "-o", "user")
-        wait_until(lambda: cluster.controller.run(*words, user=USER).stdout.strip() == USER)
-        wait_until(lambda: "accounting_storage/slurmdbd" in worker.run("sh", "-c", "cat /run/slurm/conf/*").stdout)
+        wait_for(lambda: cluster.controller.run(*words, user=USER).stdout.strip() == USER, every=0.1)
+        wait_for(
+            lambda: "accounting_storage/slurmdbd" in worker.run("sh", "-c", "cat /run/slurm/conf/*").stdout, every=0.1
+        )
 
 
 def _later(seconds: float, node: Node, path: str) -> None:

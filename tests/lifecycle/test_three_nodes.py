@@ -14,7 +14,8 @@ import pytest
 
 from tests.lifecycle.cluster import USER, Cluster, daemons, disk, log_of, provisioning_again_changes_nothing, runs_a_job
 from tests.lifecycle.instances import CONTROLLER, LOGIN, WORKERS, Instance
-from tests.lifecycle.nodes import Node, container, kill_tree, wait_until
+from tests.lifecycle.nodes import Node, container, kill_tree
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.lifecycle
 
@@ -56,7 +57,7 @@ def test_users_may_submit_and_what_jobs_took_is_accounted(cluster: Cluster) -> N
     cluster.wait_for_job(number)
     words = ("sacct", "-n", "-P", "-X", "-j", str(number), "-o", "user,account,nnodes,state")
     wanted = f"{USER}|root|2|COMPLETED"
-    wait_until(lambda: cluster.controller.run(*words, user=USER).stdout.strip() == wanted)
+    wait_for(lambda: cluster.controller.run(*words, user=USER).stdout.strip() == wanted, every=0.1)
 
 
 def test_users_reach_every_node_by_ssh_without_being_asked(cluster: Cluster) -> None:
@@ -127,15 +128,17 @@ def test_the_epilog_is_where_slurm_looks_for_it(cluster: Cluster) -> None:
     worker = cluster.compute[0]
     place = (f"--nodelist={worker.instance.hostname}", "--ntasks=1")
     cluster.job(cluster.controller, "setsid sleep 602 >/dev/null 2>&1 &", *place)
-    wait_until(lambda: worker.run("pgrep", "-u", USER, check=False).returncode == 1)
+    wait_for(lambda: worker.run("pgrep", "-u", USER, check=False).returncode == 1, every=0.1)
 
 
 def test_the_end_of_a_job_leaves_the_users_other_jobs_alone(cluster: Cluster) -> None:
     name = WORKER_NAMES[0]
     stopped = cluster.submit(cluster.controller, "srun sleep 600", f"--nodelist={name}", "--ntasks=1")
-    wait_until(lambda: "sleep" in cluster.compute[0].run("pgrep", "-lu", USER, check=False).stdout)
+    wait_for(lambda: "sleep" in cluster.compute[0].run("pgrep", "-lu", USER, check=False).stdout, every=0.1)
     cluster.controller.run("scancel", "--full", "--signal=STOP", str(stopped))
-    wait_until(lambda: "STOPPED" in cluster.controller.run("squeue", "-h", "-o", "%T", "-j", str(stopped)).stdout)
+    wait_for(
+        lambda: "STOPPED" in cluster.controller.run("squeue", "-h", "-o", "%T", "-j", str(stopped)).stdout, every=0.1
+    )
     cluster.job(cluster.controller, "true", f"--nodelist={name}", "--ntasks=1")
     assert "sleep" in cluster.compute[0].run("pgrep", "-lu", USER).stdout
     cluster.controller.run("scancel", "--signal=KILL", str(stopped))
@@ -175,7 +178,7 @@ def test_a_user_who_is_added_later_may_submit_too(cluster: Cluster) -> None:
         node.path("/usr/local/bin/aws").chmod(0o755)
         commands = block.replace("BUCKET/lifecycle/NAME", str(folder.parent.relative_to("/srv/s3")))
         node.run("bash", "-c", "cd; " + commands.replace("DIGEST", folder.name))
-    wait_until(lambda: "carol" in cluster.controller.run("sacctmgr", "-n", "show", "association").stdout)
+    wait_for(lambda: "carol" in cluster.controller.run("sacctmgr", "-n", "show", "association").stdout, every=0.1)
     assert cluster.job(cluster.controller, "id -un", user="carol").strip() == "carol"
 
 

@@ -1,4 +1,4 @@
-"""The head node of a user, with the local cluster of this test process."""
+"""The head node of a user, with the local cluster of this test process; and a cluster of a test's own."""
 
 import os
 from collections.abc import Iterator
@@ -10,6 +10,14 @@ from hyperpod_ft.localcluster import LocalCluster
 from tests.slurm.head import Head
 
 TOKEN = "hf_veryverysecrettokenveryverysecret"
+
+
+@pytest.fixture
+def own(slurm_installed: None, tmp_path: Path) -> Iterator[LocalCluster]:
+    """A cluster of the test's own, not yet up."""
+    cluster = LocalCluster(tmp_path / "cluster")
+    yield cluster
+    cluster.down()
 
 
 @pytest.fixture

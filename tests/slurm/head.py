@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.waiting import wait_for
 
 
 @dataclass
@@ -59,10 +60,7 @@ class Head:
         ).stdout
 
     def wait(self, condition: Callable[[], object], seconds: float = 240) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, self.run("status").stdout
-            time.sleep(0.5)
+        wait_for(condition, seconds, lambda: self.run("status").stdout, every=0.5)
 
     def wait_for_the_queue(self, seconds: float = 240) -> None:
         """Until Slurm has no job left."""

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from hyperpod_ft.launch.submit import cancel, prepare, submit
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
 MakeRun = Callable[..., Run]
@@ -29,8 +29,7 @@ def slurm(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sl
         monkeypatch.setenv(name, value)
     yield SlurmLauncher()
     subprocess.run(["scancel", "--user", str(os.getuid())], check=True, timeout=30)
-    while queue():
-        time.sleep(0.1)
+    wait_for(lambda: not queue(), what=queue, every=0.1)
 
 
 def queue() -> list[str]:
@@ -69,16 +68,14 @@ def test_jobs_that_a_killed_submission_left_are_found_and_cancelled(
         "submit(Run.open(pathlib.Path(sys.argv[1])), Launchers(), Selection())\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, run.directory]) as submission:
-        while len(queue()) < 2:
-            time.sleep(0.05)
+        wait_for(lambda: len(queue()) >= 2, what=queue, every=0.05, process=submission)
         submission.send_signal(signal.SIGKILL)
     assert len(run.jobs()) == 1, "the second was made, and nobody wrote it down"
     with pytest.raises(UserError, match=r"still at work: (env .*download|download .*env)"):
         submit(run, Launchers(slurm), Selection())
     assert len(run.jobs()) == 2
     slurm.cancel(run, Launchers(slurm).active(run))
-    while queue():
-        time.sleep(0.1)
+    wait_for(lambda: not queue(), what=queue, every=0.1)
     assert Launchers(slurm).active(run) == []
 
 
@@ -102,10 +99,7 @@ def test_an_interrupted_submission_cancels_what_it_made(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(UserError, match="sbatch dataset: oops"):
         submit(run, Launchers(slurm), Selection())
-    deadline = time.monotonic() + 20
-    while queue():
-        assert time.monotonic() < deadline, queue()
-        time.sleep(0.1)
+    wait_for(lambda: not queue(), what=queue, every=0.1)
 
 
 def test_site_customizations_of_slurm(
@@ -140,10 +134,7 @@ def test_the_jobs_of_another_user_are_left_alone(
         jobs = submit(mine, Launchers(slurm), Selection())
         assert names_and_comments() >= {(mine.job_name(job.stage), mine.job_comment) for job in jobs}
         assert {job.job_id for job in cancel(mine, Launchers(slurm))} == {job.job_id for job in jobs}
-        deadline = time.monotonic() + 30
-        while len(queue()) > 1:
-            assert time.monotonic() < deadline, queue()
-            time.sleep(0.1)
+        wait_for(lambda: len(queue()) <= 1, what=queue, every=0.1)
         assert queue()[0].split()[0] == other
     finally:
         subprocess.run(["scancel", other], check=True, timeout=30)
@@ -186,9 +177,6 @@ def test_two_runs_of_one_recipe_below_two_roots_are_two(
     assert [set(states) for states in both] == [{job.job_id for job in jobs} for jobs in (of_first, of_second)]
     assert {job.job_id for job in slurm.active(second, of_first)} == {job.job_id for job in of_second}
     assert cancel(second, Launchers(slurm)) == of_second
-    deadline = time.monotonic() + 30
-    while len(queue()) > len(of_first):
-        assert time.monotonic() < deadline, queue()
-        time.sleep(0.1)
+    wait_for(lambda: len(queue()) <= len(of_first), what=queue, every=0.1)
     assert {entry.state for entry in status(first, Launchers(slurm)).stages} == {"pending"}
     assert {entry.state for entry in status(second, Launchers(slurm)).stages} == {"cancelled"}

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import MakeRun, curve, make_run, tiny_llama, train_here  # noqa: F401 - a fixture
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(300)]
 
@@ -56,10 +56,12 @@ def test_two_nodes_train_as_one_rank(
     alone = make_run("alone", settings | ALONE, model=model)
     train_here(alone)
     expected = exported(alone)
-    deadline = time.monotonic() + 240
-    while _slurm("squeue", "--noheader", f"--jobs={','.join(jobs.values())}"):
-        assert time.monotonic() < deadline, {name: said(run) for name, run in runs.items()}
-        time.sleep(0.5)
+    wait_for(
+        lambda: not _slurm("squeue", "--noheader", f"--jobs={','.join(jobs.values())}"),
+        240,
+        lambda: {name: said(run) for name, run in runs.items()},
+        every=0.5,
+    )
     for name, run in runs.items():
         assert run.record("train") is not None, said(run)
         for found, alike in zip(curve(run), curve(alone), strict=True):

@@ -6,7 +6,6 @@
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
 from tests import neuron_stand_ins
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
 MakeRun = Callable[..., Run]
@@ -35,11 +35,8 @@ def test_every_node_traces_and_the_first_records(cluster: LocalCluster, make_run
     job = subprocess.run(
         ["sbatch", "--parsable", run.script("precompile")], env=environment, capture_output=True, text=True, check=True
     ).stdout.strip()
-    deadline = time.monotonic() + 200
     queue = ["squeue", "--noheader", f"--jobs={job}"]
-    while subprocess.run(queue, env=environment, capture_output=True, check=True).stdout:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_for(lambda: not subprocess.run(queue, env=environment, capture_output=True, check=True).stdout, 200, every=0.2)
     log = "".join(path.read_text() for path in run.logs.glob("*.out"))
     record = run.record("precompile")
     assert record is not None, log

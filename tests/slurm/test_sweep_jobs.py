@@ -2,9 +2,8 @@
 
 import os
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from hyperpod_ft.sweep.submission import cancel_sweep, resume_sweep, submit_swee
 from hyperpod_ft.sweep.sweep import Sweep
 from tests.conftest import run_file_values
 from tests.quick_stages import interpreter, most_at_a_time
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
 
@@ -47,7 +47,7 @@ def killing(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
     yield directory
     subprocess.run(["scancel", "--user", str(os.getuid())], check=True, timeout=30)
-    wait(lambda: not queue("%i"))
+    wait_for_the_queue()
 
 
 def queue(columns: str) -> list[str]:
@@ -55,11 +55,8 @@ def queue(columns: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def wait(condition: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, queue("%i %j %T %r")
-        time.sleep(0.1)
+def wait_for_the_queue() -> None:
+    wait_for(lambda: not queue("%i"), 120, lambda: queue("%i %j %T %r"), every=0.1)
 
 
 def plan(tmp_path: Path) -> PlannedSweep:
@@ -105,7 +102,7 @@ def test_a_sweep_that_is_killed_at_every_job_loses_and_doubles_nothing(killing: 
     # a shared stage fails: what waits for it is cancelled, and resume submits it again, once
     (root / "fail-dataset").touch()
     subprocess.run(["scontrol", "release", ",".join(queue("%i"))], check=True, timeout=30)
-    wait(lambda: not queue("%i"))
+    wait_for_the_queue()
     sweep = Sweep.open(planned.sweep.directory)
     assert [point.state for point in sweep_result(sweep).points] == ["failed", "cancelled", "cancelled"]
     (root / "fail-dataset").unlink()
@@ -113,7 +110,7 @@ def test_a_sweep_that_is_killed_at_every_job_loses_and_doubles_nothing(killing: 
     after = ["train", "consolidate", "merge", "generate"]
     assert resumed == {1: ["dataset", *after], 2: after, 3: after}
     subprocess.run(["scontrol", "release", ",".join(queue("%i"))], check=True, timeout=30)
-    wait(lambda: not queue("%i"))
+    wait_for_the_queue()
 
     result = sweep_result(sweep)
     assert [point.state for point in result.points] == ["done"] * 3
@@ -130,6 +127,6 @@ def test_cancel_starts_no_run_that_waited(killing: Path, tmp_path: Path) -> None
     jobs = {job.job_id for run in planned.runs for job in run.jobs()}
     cancelled = {job.job_id for _, of_run in cancel_sweep(planned.sweep) for job in of_run}
     assert cancelled == jobs
-    wait(lambda: not queue("%i"))
+    wait_for_the_queue()
     assert not (planned.sweep.root / "trained").exists()
     assert {point.state for point in sweep_result(planned.sweep).points} == {"cancelled"}

@@ -21,6 +21,7 @@ from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(300)]
 MakeRun = Callable[..., Run]
@@ -103,12 +104,13 @@ def state(cluster: LocalCluster, job: str) -> str:
     return slurm(cluster, "squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}").strip()
 
 
-def wait_for(cluster: LocalCluster, job: str, wanted: str, seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while (now := state(cluster, job)) != wanted:
-        assert now not in ("FAILED", "COMPLETED", "CANCELLED", "TIMEOUT"), now
-        assert time.monotonic() < deadline, now
-        time.sleep(0.5)
+def wait_for_state(cluster: LocalCluster, job: str, wanted: str, seconds: float = 240) -> None:
+    def reached() -> bool:
+        now = state(cluster, job)
+        assert now == wanted or now not in ("FAILED", "COMPLETED", "CANCELLED", "TIMEOUT"), now
+        return now == wanted
+
+    wait_for(reached, seconds, lambda: state(cluster, job), every=0.5)
 
 
 def submit(cluster: LocalCluster, run: Run, program: str, *options: str) -> str:
@@ -131,7 +133,7 @@ def test_four_nodes_find_each_other(four_nodes: LocalCluster, make_run: MakeRun)
     """torchrun, health check, node names, port: all as in training; eight ranks on four nodes."""
     run = make_run(cluster__nodes=4)
     job = submit(four_nodes, run, ALL_REDUCE)
-    wait_for(four_nodes, job, "COMPLETED")
+    wait_for_state(four_nodes, job, "COMPLETED")
     ranks: list[dict[str, Any]] = [
         json.loads((run.directory / f"rank-{rank}.json").read_text()) for rank in range(run.plan.degrees.world_size)
     ]
@@ -179,10 +181,14 @@ def test_a_node_that_hangs_after_the_record_is_written_does_not_hold_the_job(
     run = make_run(cluster__nodes=2, parallelism={"ranks_per_node": 1, "tensor_parallel": 1})
     Record("train", run.plan["train"].fingerprint, {}, (), {}, "", 0.0, "", "").write(run.directory / "record")
     job = submit(four_nodes, run, HANGS_AT_THE_END)
-    wait_for(four_nodes, job, "RUNNING")
-    while not run.record_path("train").exists():
-        assert state(four_nodes, job) == "RUNNING"
-        time.sleep(0.5)
+    wait_for_state(four_nodes, job, "RUNNING")
+
+    def recorded() -> bool:
+        exists = run.record_path("train").exists()
+        assert exists or state(four_nodes, job) == "RUNNING"
+        return exists
+
+    wait_for(recorded, 240, every=0.5)
     recorded_at = time.monotonic()
     wait_for_end(four_nodes, job)
     assert state(four_nodes, job) == "COMPLETED"
@@ -192,10 +198,12 @@ def test_a_node_that_hangs_after_the_record_is_written_does_not_hold_the_job(
 
 
 def wait_for_end(cluster: LocalCluster, job: str) -> None:
-    deadline = time.monotonic() + 120
-    while state(cluster, job) not in ("FAILED", "COMPLETED", "CANCELLED"):
-        assert time.monotonic() < deadline, state(cluster, job)
-        time.sleep(0.5)
+    wait_for(
+        lambda: state(cluster, job) in ("FAILED", "COMPLETED", "CANCELLED"),
+        120,
+        lambda: state(cluster, job),
+        every=0.5,
+    )
 
 
 def test_a_time_limit_that_is_too_short_only_takes_longer(four_nodes: LocalCluster, make_run: MakeRun) -> None:
@@ -206,7 +214,7 @@ def test_a_time_limit_that_is_too_short_only_takes_longer(four_nodes: LocalClust
     following = slurm(
         four_nodes, "sbatch", "--parsable", f"--output={out}", f"--dependency=afterok:{job}", "--wrap", "true"
     ).strip()
-    wait_for(four_nodes, following, "COMPLETED")
+    wait_for_state(four_nodes, following, "COMPLETED")
     assert state(four_nodes, job) == "COMPLETED"
     assert "requeued and resumes from step 1" in said(run, job)
     assert [(restart.cause, restart.checkpoint) for restart in restarts.history(run, "train")] == [("time limit", 1)]
@@ -218,7 +226,7 @@ def test_crashes_are_retried_until_they_repeat_themselves(four_nodes: LocalClust
     ends = run.directory / "ends"
     ends.write_text("3 4 0")
     job = submit(four_nodes, run, CRASHES)
-    wait_for(four_nodes, job, "COMPLETED")
+    wait_for_state(four_nodes, job, "COMPLETED")
     assert [restart.reason for restart in restarts.history(run, "train")] == [
         "rank 0: exit 3 at step 3",
         "rank 0: exit 4 at step 4",

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from hyperpod_ft.runs.signals import NOTICE
 from hyperpod_ft.stages import stage, train
 from tests.forking import Forked, ForkServer
 from tests.unit import tiny_t5
+from tests.waiting import wait_for
 
 VOCABULARY = 128
 ENVIRONMENT = {
@@ -119,11 +119,7 @@ class Launched:
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 120) -> None:
         """Wait until the condition holds; the job must not end before."""
-        deadline = time.monotonic() + timeout
-        while not condition():
-            assert self.process.poll() is None, self.text()
-            assert time.monotonic() < deadline, self.text()
-            time.sleep(0.01)
+        wait_for(condition, timeout, self.text, every=0.01, process=self.process)
 
     def kill(self) -> None:
         """Kill -9 every process of the job at once, as a dying node does."""

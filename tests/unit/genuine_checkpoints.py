@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tests.unit.nxd_shards import Layout, Model
+from tests.unit.nxd_models import Layout, Model
 
 DIRECTORY = Path(__file__).resolve().parents[1] / "data" / "nxd"
 

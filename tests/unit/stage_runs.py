@@ -1,4 +1,4 @@
-"""Runs in a temporary root, for tests of the download and dataset stages."""
+"""Runs in a temporary root, and records of the stages that a test does not run."""
 
 import os
 import subprocess
@@ -13,6 +13,7 @@ from hyperpod_ft import digests
 from hyperpod_ft.config import run_file
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection, choose
 
 
 def make_run(base: Path, model: str, dataset: dict[str, Any], revision: str | None = None) -> Run:
@@ -41,6 +42,18 @@ def finish(run: Run, stage: str, *outputs: Path, digests: bool = True) -> None:
     """Write the record of a stage that this test does not run, and that wrote these outputs."""
     found = run.outputs_of(outputs, digests=digests)
     Record(stage, run.plan[stage].fingerprint, {}, found, {}, utc_now(), 0.0, "test", "").write(run.record_path(stage))
+
+
+def finish_all(run: Run, *, but: str = "") -> None:
+    """Write the records of all stages, or of all but one, without outputs."""
+    for stage_plan in run.plan.stages:
+        if stage_plan.name != but:
+            finish(run, stage_plan.name)
+
+
+def chosen(run: Run, **selection: object) -> list[str]:
+    """The stages that a submission would run."""
+    return [stage_plan.name for stage_plan in choose(run, Selection(**selection))]  # type: ignore[arg-type]
 
 
 def start(stage: str, run: Run, **environment: str) -> "subprocess.Popen[str]":

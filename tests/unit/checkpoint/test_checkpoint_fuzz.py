@@ -16,7 +16,7 @@ from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
-from tests.unit import nxd_shards, tiny_checkpoints
+from tests.unit import nxd_adapters, nxd_files, nxd_models, tiny_checkpoints
 
 CASES = 50  # of each kind
 SECONDS = 30
@@ -55,9 +55,9 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kind]:
 
 
 def nxd(directory: Path, *, xser: bool) -> Path:
-    model, layout, lora = nxd_shards.Model(), nxd_shards.Layout(tensor_parallel=2, xser=xser), nxd_shards.Lora()
-    adapter = nxd_shards.random_adapter(model, layout, lora, torch.float32)
-    return nxd_shards.save_adapters(directory, model, layout, model.random(), [(lora, adapter)])
+    model, layout, lora = nxd_models.Model(), nxd_models.Layout(tensor_parallel=2, xser=xser), nxd_models.Lora()
+    adapter = nxd_adapters.random_adapter(model, layout, lora, torch.float32)
+    return nxd_files.save_adapters(directory, model, layout, model.random(), [(lora, adapter)])
 
 
 class Payload:

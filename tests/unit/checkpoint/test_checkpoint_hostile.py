@@ -15,15 +15,15 @@ import torch
 from hyperpod_ft.checkpoint.formats import safe_pickle, torch_file
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
-from tests.unit import nxd_shards
+from tests.unit import nxd_adapters, nxd_files, nxd_models
 
 
 def checkpoint(directory: Path, *names: str) -> Path:
     """With an adapter of each name."""
-    model, layout = nxd_shards.Model(), nxd_shards.Layout()
-    lora = nxd_shards.Lora()
-    tensors = nxd_shards.random_adapter(model, layout, lora, torch.float32)
-    nxd_shards.save_adapters(directory, model, layout, model.random(), [(lora, tensors)])
+    model, layout = nxd_models.Model(), nxd_models.Layout()
+    lora = nxd_models.Lora()
+    tensors = nxd_adapters.random_adapter(model, layout, lora, torch.float32)
+    nxd_files.save_adapters(directory, model, layout, model.random(), [(lora, tensors)])
     for name in names:
         (directory / "adapter_default").rename(directory / f"adapter_{name}")
     return directory

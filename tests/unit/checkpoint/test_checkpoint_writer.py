@@ -1,4 +1,4 @@
-"""The writer and the reader: what safetensors reads is what was meant, whatever the disk and the user do."""
+"""The writer: what safetensors reads is what was meant, whatever the disk and the user do."""
 
 import errno
 import json
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,39 +25,13 @@ from hyperpod_ft.checkpoint.formats.resumable import JOURNAL, resumable_director
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_model
 from hyperpod_ft.checkpoint.tensors import direct, reading
-from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
-from hyperpod_ft.checkpoint.tensors.layout import TORCH_NAME_OF_DTYPE, LogicalTensor, Piece
+from hyperpod_ft.checkpoint.tensors.elements import Stored
+from hyperpod_ft.checkpoint.tensors.layout import TORCH_NAME_OF_DTYPE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
+from tests.unit.checkpoint.tensors_to_write import outgoing, some_values, write
 from tests.unit.small_volume import small_volume
-
-
-def outgoing(name: str, dtype: str, values: Stored) -> Outgoing:
-    flat = values.reshape(-1)
-
-    def fill(begin: int, end: int, out: Stored) -> None:
-        out[:] = flat[begin:end]
-
-    return Outgoing(name, dtype, values.shape, fill)
-
-
-def some_values(seed: int = 0) -> dict[str, tuple[str, Stored]]:
-    """A tensor of every dtype; some larger than a block, some empty, one without dimensions."""
-    random = np.random.default_rng(seed)
-    shapes = [(3, 5), (0, 4), (), (1,), (1100, 1031), (7, 3, 2)]
-    found = {}
-    for number, dtype in enumerate(sorted(STORED)):
-        shape = shapes[number % len(shapes)]
-        content = random.bytes(int(np.prod(shape)) * STORED[dtype].itemsize)
-        values = np.frombuffer(content, STORED[dtype] if dtype != "BOOL" else "u1").reshape(shape)
-        found[f"layers.{number}.{dtype}"] = (dtype, values % 2 == 1 if dtype == "BOOL" else values)
-    return found
-
-
-def write(target: Path, values: dict[str, tuple[str, Stored]], max_shard_bytes: int = 1 << 40, **identity: Any) -> None:
-    tensors = [outgoing(name, dtype, array) for name, (dtype, array) in values.items()]
-    with resumable_directory(target, identity) as directory:
-        write_model(directory, tensors, max_shard_bytes, ByteProgress("test", 1))
+from tests.waiting import wait_for
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -262,7 +235,7 @@ from pathlib import Path
 from hyperpod_ft.checkpoint.tensors import direct
 # a shell's background job ignores it
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from tests.unit.checkpoint.test_checkpoint_writer import some_values, write
+from tests.unit.checkpoint.tensors_to_write import some_values, write
 real = direct.DirectWriter.write
 def slow(*arguments):
     time.sleep(0.02)
@@ -286,10 +259,7 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, how: signal.Signa
             return []
 
     try:
-        deadline = time.monotonic() + 60
-        while len(finished()) < 2:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: len(finished()) >= 2, every=0.01, process=process)
         process.send_signal(how)
     finally:
         if sys.exc_info()[0]:
@@ -313,64 +283,3 @@ def test_what_another_input_left_is_not_used(tmp_path: Path) -> None:
     write(tmp_path / "model", some_values(1), 3_000_000, seed=1)
     write(tmp_path / "expected", some_values(1), 3_000_000)
     assert content(tmp_path / "model") == content(tmp_path / "expected")
-
-
-def test_any_range_of_any_division(tmp_path: Path) -> None:
-    """Pieces are boxes with any strides: rows, columns, permuted heads, transposed, cut in both directions."""
-    random = np.random.default_rng(0)
-    for trial in range(60):
-        shape = tuple(random.integers(1, 40, random.integers(1, 4)).tolist())
-        whole = random.integers(0, 1 << 16, shape).astype("<u2")
-        file = tmp_path / f"{trial}.bin"
-        pieces, stored = [], random.bytes(int(random.integers(0, 9)))
-        for box in boxes(shape, random):
-            part = whole[tuple(slice(low, high) for low, high in box)]
-            order = random.permutation(len(shape))
-            laid = np.ascontiguousarray(part.transpose(order))
-            strides = np.empty(len(shape), int)
-            strides[order] = np.array(laid.strides) // 2
-            start, size = tuple(low for low, _ in box), tuple(high - low for low, high in box)
-            pieces.append(Piece(file, len(stored), start, size, tuple(strides.tolist())))
-            stored += laid.tobytes() + random.bytes(int(random.integers(0, 9)))
-        file.write_bytes(stored)
-        tensor = LogicalTensor("t", "BF16", shape, tuple(pieces))
-        assert (reading.read(tensor) == whole).all()
-        low, high = sorted(random.integers(0, whole.size + 1, 2).tolist())
-        out = np.empty(high - low, "<u2")
-        reading.fill(tensor, low, high, out)
-        assert (out == whole.reshape(-1)[low:high]).all()
-        assert (np.concatenate([block.copy() for block in reading.blocks(tensor, 64)]) == whole.reshape(-1)).all()
-
-
-def boxes(shape: tuple[int, ...], random: np.random.Generator) -> list[list[tuple[int, int]]]:
-    """Boxes that together cover a shape exactly once."""
-    found: list[list[tuple[int, int]]] = [[]]
-    for size in shape:
-        cuts = sorted({0, size, *random.integers(0, size + 1, 2).tolist()})
-        found = [[*box, edge] for box in found for edge in pairwise(cuts)]
-    return found
-
-
-def test_more_files_than_may_be_open(tmp_path: Path) -> None:
-    rows = np.arange(3000, dtype="<u2").reshape(3000, 1)
-    pieces = []
-    for number, row in enumerate(rows):
-        (tmp_path / f"{number}").write_bytes(row.tobytes())
-        pieces.append(Piece(tmp_path / f"{number}", 0, (number, 0), (1, 1), (1, 1)))
-    tensor = LogicalTensor("t", "BF16", rows.shape, tuple(pieces))
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    assert (reading.read(tensor) == rows).all()
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 130
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_a_file_that_ends_early_or_is_gone(tmp_path: Path) -> None:
-    write(tmp_path / "model", {"large": ("U8", np.zeros(20_000_000, np.uint8))})
-    (tensor,) = read_model(tmp_path / "model")
-    file = tmp_path / "model" / "model.safetensors"
-    os.truncate(file, 10_000_000)
-    with pytest.raises(UserError, match="is truncated: it ends at byte"):
-        reading.read(tensor)
-    file.unlink()
-    with pytest.raises(UserError, match="cannot be read: No such file"):
-        reading.read(tensor)

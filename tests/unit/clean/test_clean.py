@@ -29,6 +29,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from hyperpod_ft.serving import program
 from hyperpod_ft.serving.models import Models
+from tests.waiting import wait_for
 
 MakeRun = Callable[..., Run]
 
@@ -205,14 +206,10 @@ def test_a_submission_that_begins_later_sees_what_is_gone(make_run: MakeRun, cap
         {**record.__dict__, "outputs": [one.__dict__ for one in done.outputs_of([done.base_model])]},
     )
     new = make_run(name="new", training__learning_rate=0.5)
-    printed = ""
     with ThreadPoolExecutor() as pool:
         with volume_lock.removing(done.root):
             submission = pool.submit(submit, new, Launchers(process=Noting()), Selection(), "process")
-            deadline = time.monotonic() + 30
-            while "waiting for hyperpod-ft clean" not in printed:
-                assert time.monotonic() < deadline
-                printed += capfd.readouterr().out
+            wait_for(lambda: "waiting for hyperpod-ft clean" in capfd.readouterr().out)
             publish.discard(done.base_model)
         submission.result(timeout=30)
     assert (done.root / "submitted").read_text().split()[0] == "download"
@@ -222,14 +219,10 @@ def test_a_submission_that_waited_for_the_removal_of_its_run_makes_it_again(
     make_run: MakeRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run()
-    printed = ""
     with ThreadPoolExecutor() as pool:
         with volume_lock.removing(run.root):
             submission = pool.submit(prepare, run, Launchers())
-            deadline = time.monotonic() + 30
-            while "waiting for hyperpod-ft clean" not in printed:
-                assert time.monotonic() < deadline
-                printed += capfd.readouterr().out
+            wait_for(lambda: "waiting for hyperpod-ft clean" in capfd.readouterr().out)
             publish.discard(run.directory)
         submission.result(timeout=30)
     assert Run.open(run.directory).logs.is_dir(), "Slurm fails a job whose log it cannot open"

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from hyperpod_ft.runs.run import Run
 from tests.unit.hub_server import GOOD_TOKEN, OTHER_TOKEN, Hub, Repository, serve
 from tests.unit.stage_runs import finished, make_run, start, tree, weights
+from tests.waiting import wait_for
 
 ROWS = b'{"instruction": "a", "context": "", "response": "b"}\n'
 SHARDS = {"first": "model-00001-of-00002.safetensors", "second": "model-00002-of-00002.safetensors"}
@@ -219,15 +219,15 @@ def test_killed_it_goes_on_where_it_stopped(tmp_path: Path, hub: Hub) -> None:
     run = hub_run(tmp_path)
     process = start("download", run, **environment(hub, tmp_path))
     partial = run.base_model.with_name(f".{run.base_model.name}.partial")
-    deadline = time.monotonic() + 60
-    while not (
-        any(_size(file) >= 20_000_000 for file in partial.rglob("*.incomplete"))
-        and _noted(partial, "tokenizer.model")
-        and len(hub.fetched()) == len(MODEL)
-    ):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(
+        lambda: (
+            any(_size(file) >= 20_000_000 for file in partial.rglob("*.incomplete"))
+            and _noted(partial, "tokenizer.model")
+            and len(hub.fetched()) == len(MODEL)
+        ),
+        every=0.01,
+        process=process,
+    )
     process.kill()
     process.communicate()
     assert not run.base_model.exists()

@@ -16,6 +16,7 @@ from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.run import Run
+from tests.waiting import wait_for
 
 MakeRun = Callable[..., Run]
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -62,13 +63,6 @@ def scontrol(directory: Path, text: str) -> dict[str, str]:
     return {"PATH": f"{directory}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_command_is_tried_again_until_it_succeeds(run: Run) -> None:
     status, output = finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }"))
     assert status == 0
@@ -110,7 +104,7 @@ def finished_training(run: Run) -> str:
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "], ids=["ends at SIGTERM", "ignores SIGTERM"])
 def test_a_peer_that_hangs_after_the_record_is_written_does_not_hold_the_job(run: Run, trap: str) -> None:
     process = start(run, f"{trap}{finished_training(run)}; while :; do sleep 0.2; done", program=IMPATIENT)
-    wait_for(run.record_path("train"))
+    wait_for(run.record_path("train").exists)
     recorded_at = time.monotonic()
     status, output = finish(process)
     assert status == 0
@@ -151,7 +145,7 @@ def test_restarts_of_another_submission_do_not_count(run: Run) -> None:
 
 def test_a_cancelled_job_is_not_tried_again(run: Run) -> None:
     process = start(run, "trap 'exit 1' TERM; touch started; while :; do sleep 0.1; done")
-    wait_for(run.directory / "started")
+    wait_for((run.directory / "started").exists)
     subprocess.run(["pkill", "-TERM", "-P", str(process.pid)], check=True)  # Slurm signals both, in any order
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 143
@@ -168,17 +162,17 @@ def test_the_notice_reaches_the_command_and_the_job_is_requeued(run: Run, tmp_pa
     save = "mkdir -p checkpoints/step-00000004"
     if when == "running":
         process = start(run, f"trap '{save}; exit 138' USR1; touch started; while :; do sleep 0.1; done", **slurm)
-        wait_for(run.directory / "started")
+        wait_for((run.directory / "started").exists)
     else:
         # the second crash has a pause of 2 s
         rank = '{"node": "a", "rank": 0, "status": 1, "time": %s}'
         crash = f"printf '{rank}' $SECONDS >$HYPERPOD_FT_ATTEMPT/failure-0-a.json; exit 1"
         process = start(run, f"{save}; [[ -e once ]] && {{ touch started; {crash}; }}; touch once; {crash}", **slurm)
         (run.directory / "metrics.jsonl").write_text('{"step": 4}')
-        wait_for(run.directory / "once")
+        wait_for((run.directory / "once").exists)
         time.sleep(1.5)
     process.send_signal(signal.SIGUSR1)
-    wait_for(tmp_path / "asked")
+    wait_for((tmp_path / "asked").exists)
     assert (tmp_path / "asked").read_text() == "requeue 7\n"
     process.send_signal(signal.SIGTERM)  # as Slurm does then
     assert finish(process)[0] == 143
@@ -192,9 +186,9 @@ def test_ranks_that_hang_do_not_keep_the_job_from_being_requeued(make_run: MakeR
     slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
     save = "mkdir -p checkpoints/step-00000004"
     process = start(run, f"trap '' USR1; {save}; touch started; exec sleep 60", **slurm)
-    wait_for(run.directory / "started")
+    wait_for((run.directory / "started").exists)
     process.send_signal(signal.SIGUSR1)
-    wait_for(tmp_path / "asked")
+    wait_for((tmp_path / "asked").exists)
     subprocess.run(["pkill", "-KILL", "-P", str(process.pid)], check=True)
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 143
@@ -279,7 +273,7 @@ SAVES = "mkdir -p checkpoints/step-00000004"
 
 def test_the_last_job_before_the_limit_leaves_the_rest_to_the_next_training_job(run: Run) -> None:
     process = start(run, f"trap '{SAVES}; exit 138' USR1; touch started; while :; do sleep 0.1; done", **HOST)
-    wait_for(run.directory / "started")
+    wait_for((run.directory / "started").exists)
     process.send_signal(signal.SIGUSR1)
     status, output = finish(process)
     assert status == 138 and "the next job resumes from step 4" in output
@@ -293,7 +287,7 @@ def test_a_training_job_waits_for_its_checkpoint_as_long_as_its_own_notice_allow
     run.freeze()
     hangs = f"trap '{SAVES}' USR1; touch started; until [[ -e over ]]; do sleep 0.1; done"
     process = start(run, hangs, HYPERPOD_FT_MAX_RUNTIME="15", **HOST)
-    wait_for(run.directory / "started")
+    wait_for((run.directory / "started").exists)
     process.send_signal(signal.SIGUSR1)
     try:
         process.wait(30)
@@ -305,7 +299,7 @@ def test_a_training_job_waits_for_its_checkpoint_as_long_as_its_own_notice_allow
 
 def test_a_training_job_that_saved_nothing_before_its_limit_is_not_continued(run: Run) -> None:
     process = start(run, "trap 'exit 138' USR1; touch started; while :; do sleep 0.1; done", **HOST)
-    wait_for(run.directory / "started")
+    wait_for((run.directory / "started").exists)
     process.send_signal(signal.SIGUSR1)
     status, output = finish(process)
     assert status == 2 and "cluster.time_limit" in output
@@ -315,7 +309,7 @@ def test_a_training_job_that_saved_nothing_before_its_limit_is_not_continued(run
 def test_a_stop_of_a_training_job_has_the_ranks_save(run: Run) -> None:
     """SageMaker signals PID 1 alone, and torchrun would kill its ranks half a minute after SIGTERM."""
     process = start(run, f"trap '{SAVES}; exit 138' USR1; touch started; while :; do sleep 0.1; done", **HOST)
-    wait_for(run.directory / "started")
+    wait_for((run.directory / "started").exists)
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 143
     assert (run.directory / "checkpoints" / "step-00000004").exists()
@@ -326,7 +320,7 @@ def test_ranks_that_were_not_ready_are_told_again(run: Run) -> None:
     """A torchrun without ranks has nobody to pass the notice on to."""
     late = f"trap '{SAVES}; exit 138' USR1; while :; do sleep 0.1; done"
     process = start(run, f"trap '' USR1; touch started; until [[ -e ready ]]; do sleep 0.1; done; {late}", **HOST)
-    wait_for(run.directory / "started")
+    wait_for((run.directory / "started").exists)
     process.send_signal(signal.SIGTERM)
     (run.directory / "ready").touch()
     assert finish(process)[0] == 143

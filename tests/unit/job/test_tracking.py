@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from hyperpod_ft.processes import descendants, is_running
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.tracking.state import TrackerState
 from tests.unit.tracking.conftest import MakeRun, finish, log, losses, tracked
+from tests.waiting import wait_for
 
 __all__ = ["tracked"]  # a fixture
 
@@ -78,18 +78,11 @@ def test_nothing_is_left_when_the_supervisor_is_killed(tracked: MakeRun, tmp_pat
     run = tracked("tensorboard")
     log(run, range(1, 4))
     process = supervise(run, "touch started; exec sleep 1000")
-    _wait_until(lambda: TrackerState.read(run, "tensorboard").step == 3)
+    wait_for(lambda: TrackerState.read(run, "tensorboard").step == 3)
     below = descendants(process.pid)
     process.kill()
     process.wait()
     assert len(below) == 3
-    _wait_until(lambda: sum(map(is_running, below)) == 1)
+    wait_for(lambda: sum(map(is_running, below)) == 1)
     [ranks] = filter(is_running, below)  # Slurm ends them with the job
     os.kill(ranks, signal.SIGKILL)
-
-
-def _wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
+from tests.waiting import wait_for
 
 MakeRun = Callable[..., Run]
 
@@ -29,13 +29,6 @@ def prepared(make_run: MakeRun, **scripts: str) -> Run:
     for name, text in scripts.items():
         run.script(name).write_text(f"#!/bin/bash\nset -e\n{text}\n")
     return run
-
-
-def wait(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
 
 
 def states(run: Run) -> dict[str, str]:
@@ -68,7 +61,7 @@ def test_scripts_run_in_order_and_a_failure_cancels_what_needs_it(
     )
     monkeypatch.setenv("SLURM_JOB_ID", "99")
     ProcessLauncher().submit(run, run.plan.stages[:5], run.add_job)
-    wait(lambda: ended(run))
+    wait_for(lambda: ended(run))
     assert states(run) == {
         "env": "COMPLETED",
         "download": "COMPLETED",
@@ -92,7 +85,7 @@ def test_an_interrupted_submission_leaves_nothing_running(
     monkeypatch.setattr(sys, "executable", str(slow))
 
     def interrupt() -> None:
-        wait(lambda: pid_file.exists() and pid_file.read_text().strip())
+        wait_for(lambda: pid_file.exists() and pid_file.read_text().strip())
         os.kill(os.getpid(), signal.SIGINT)
 
     with ThreadPoolExecutor() as pool:
@@ -101,7 +94,7 @@ def test_an_interrupted_submission_leaves_nothing_running(
             submit(run, Launchers(), Selection(), "process")
         done.result()
     begin.touch()
-    wait(lambda: not alive(int(pid_file.read_text())))
+    wait_for(lambda: not alive(int(pid_file.read_text())))
     assert not run.log("env", "p1").exists(), "no script was started"
     assert Launchers().active(run) == []
 
@@ -110,9 +103,9 @@ def test_cancel_ends_every_process_also_one_in_a_session_of_its_own(make_run: Ma
     run = prepared(make_run, env="setsid sleep 300 & echo $! >pid; wait")
     ProcessLauncher().submit(run, run.plan.stages[:2], run.add_job)
     pid_file = run.directory / "pid"
-    wait(lambda: pid_file.exists() and pid_file.read_text().strip())
+    wait_for(lambda: pid_file.exists() and pid_file.read_text().strip())
     # the chain runner writes it after it has started the script
-    wait(lambda: states(run) == {"env": "RUNNING", "download": "PENDING"})
+    wait_for(lambda: states(run) == {"env": "RUNNING", "download": "PENDING"})
     ProcessLauncher().cancel(run, run.jobs())
     assert states(run) == {"env": "CANCELLED", "download": "CANCELLED"}
     assert not alive(int(pid_file.read_text()))
@@ -122,9 +115,9 @@ def test_what_a_killed_chain_runner_left_is_seen_and_can_be_stopped(make_run: Ma
     run = prepared(make_run, env="echo $$ >pid; setsid sleep 300 & wait")
     ProcessLauncher().submit(run, run.plan.stages[:2], run.add_job)
     pid_file = run.directory / "pid"
-    wait(lambda: pid_file.exists() and pid_file.read_text().strip())
+    wait_for(lambda: pid_file.exists() and pid_file.read_text().strip())
     # the chain runner records the script's process after it has started it
-    wait(lambda: states(run) == {"env": "RUNNING", "download": "PENDING"})
+    wait_for(lambda: states(run) == {"env": "RUNNING", "download": "PENDING"})
     script = int(pid_file.read_text())
     chain_runner = int(Path(f"/proc/{script}/stat").read_text().split()[3])
     os.kill(chain_runner, signal.SIGKILL)

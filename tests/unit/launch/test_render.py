@@ -6,7 +6,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.launch.render import Kit, render
 from hyperpod_ft.runs.job_files import BANNER, banner
 from hyperpod_ft.runs.run import Run
+from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 KIT = Kit(Path("/fsx/hyperpod-ft/kit/bin/python"), Path("/fsx/hyperpod-ft/code"))
@@ -185,8 +185,7 @@ def test_a_script_that_is_terminated_says_so_in_its_exit_status(make_run: MakeRu
     script.write_text(render(run, KIT)["merge"])
     environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
     with subprocess.Popen(["bash", script], cwd=tmp_path, env=environment, start_new_session=True) as job:
-        while not (run.directory / "started").exists():
-            time.sleep(0.01)
+        wait_for((run.directory / "started").exists, process=job)
         os.killpg(job.pid, signal.SIGTERM)  # as Slurm does: everything in the step
     assert job.returncode == 143
     assert run.exit_marker("merge", "7").read_text() == "143\n"

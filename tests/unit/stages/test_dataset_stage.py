@@ -4,10 +4,7 @@ import json
 import os
 import re
 import shutil
-import signal
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,36 +13,18 @@ from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.data.samples import draw
 from hyperpod_ft.data.tokenizer import encode, prompt_ids
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset as stage
 from hyperpod_ft.stages.stage import perform
 from tests.unit import tiny_t5
 from tests.unit.small_volume import small_volume
-from tests.unit.stage_runs import finish, finished, make_run, start, tree
-from tests.unit.tiny_tokenizer import make, save
+from tests.unit.stage_runs import finished, tree
+from tests.unit.stages.dataset_runs import TOKENIZER, dolly, prepared_run
 
-TOKENIZER: Any = make()
 # 7,473 rows of real text, 4 MB: not in the repository, but perhaps in a directory beside it.
 GSM8K = Path(
     os.environ.get("HYPERPOD_FT_GSM8K")
     or next(Path(__file__).resolve().parents[4].glob("*/data/gsm8k-train.jsonl"), "gsm8k-train.jsonl")
 )
-
-
-def prepared_run(base: Path, rows: bytes | Path, **dataset: Any) -> Run:
-    """A run whose env and download stages are done: tokenizer and raw file are in place."""
-    base.mkdir(exist_ok=True)
-    save(base / "model", TOKENIZER)
-    source = rows if isinstance(rows, Path) else base / "rows.jsonl"
-    if isinstance(rows, bytes):
-        source.write_bytes(rows)
-    values = {"source": str(source), "format": "dolly", "max_length": 64} | dataset
-    run = make_run(base, str(base / "model"), values)
-    shutil.copytree(base / "model", run.base_model)
-    run.raw_dataset.mkdir(parents=True)
-    shutil.copy(source, run.raw_dataset)
-    finish(run, "download")
-    return run
 
 
 def test_unknown_tokens_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,16 +39,6 @@ def test_unknown_tokens_are_counted(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (facts["unknown_tokens"], facts["unknown_in"]) == (4, 2)
     printed = capsys.readouterr().out
     assert "unknown tokens: 4, in 2 examples: the tokenizer has no token for some of their characters" in printed
-
-
-def dolly(count: int) -> bytes:
-    words = ["the", "quick", "brown", "fox", "how", "many", "clips"]
-    generator = np.random.default_rng(count)
-    rows = [
-        {"instruction": f"{' '.join(generator.choice(words, 3))} {n}?", "context": "", "response": f"answer {n}"}
-        for n in range(count)
-    ]
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def test_what_is_published(tmp_path: Path) -> None:
@@ -249,91 +218,6 @@ def test_a_full_volume_is_one_line(tmp_path: Path) -> None:
         assert "Traceback" not in output
         assert not list(run.dataset_path.parent.glob("*.partial"))
         assert not run.dataset_path.exists()
-
-
-def chats() -> bytes:
-    messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "fox"}]
-    return json.dumps({"messages": messages}).encode()
-
-
-@pytest.mark.parametrize("format_", ["dolly", "chat"])
-def test_torch_is_not_imported(tmp_path: Path, format_: str) -> None:
-    """Chats are rendered by transformers, which would import it if it could."""
-    run = prepared_run(tmp_path, dolly(3) if format_ == "dolly" else chats(), format=format_)
-    # a module of that name that cannot be imported: whoever tries fails
-    (tmp_path / "poison" / "torch").mkdir(parents=True)
-    (tmp_path / "poison" / "torch" / "__init__.py").write_text("raise RuntimeError('torch was imported')")
-    status, output = finished("dataset", run, PYTHONPATH=str(tmp_path / "poison"))
-    assert status == 0, output
-
-
-def test_transformers_is_imported_for_chats_only(tmp_path: Path) -> None:
-    (tmp_path / "poison" / "transformers").mkdir(parents=True)
-    (tmp_path / "poison" / "transformers" / "__init__.py").write_text("raise RuntimeError('it was imported')")
-    run = prepared_run(tmp_path / "dolly", dolly(3))
-    status, output = finished("dataset", run, PYTHONPATH=str(tmp_path / "poison"))
-    assert status == 0, output
-    chat = prepared_run(tmp_path / "chat", chats(), format="chat")
-    status, output = finished("dataset", chat, PYTHONPATH=str(tmp_path / "poison"))
-    assert status != 0
-    assert "it was imported" in output
-
-
-def _children(pid: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
-    rows = dolly(6_000)
-    undisturbed = prepared_run(tmp_path / "undisturbed", rows, workers=2, validation_share=0.1)
-    assert finished("dataset", undisturbed)[0] == 0
-
-    run = prepared_run(tmp_path / "killed", rows, workers=2, validation_share=0.1)
-    partial = run.dataset_path.with_name(f".{run.dataset_path.name}.partial")
-    moments = {
-        "tokenizing": lambda process: len(_children(process.pid)) == 2,
-        "writing": lambda process: (partial / "train" / "input_ids.npy").exists(),
-    }
-    for moment, reached in moments.items():
-        process = start("dataset", run)
-        deadline = time.monotonic() + 60
-        while not reached(process):
-            assert process.poll() is None, f"ended before {moment}"
-            assert time.monotonic() < deadline
-            time.sleep(0.0005)
-        workers = _children(process.pid)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGKILL
-        assert not run.dataset_path.exists()
-        assert run.record("dataset") is None
-        deadline = time.monotonic() + 10
-        while any(_alive(worker) for worker in workers):
-            assert time.monotonic() < deadline, "workers outlive the stage"
-            time.sleep(0.05)
-
-    status, output = finished("dataset", run)
-    assert status == 0, output
-    assert tree(run.dataset_path) == tree(undisturbed.dataset_path)
-    assert not partial.exists()
-    assert finished("dataset", run) == (0, "dataset: already done, nothing to do\n")
 
 
 @pytest.mark.skipif(not GSM8K.is_file(), reason="no real dataset to prepare: HYPERPOD_FT_GSM8K names no file")

@@ -1,7 +1,6 @@
 """A sweep with launcher process: the limit, what is shared, failures, and what the commands print."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from hyperpod_ft.sweep.submission import cancel_sweep, resume_sweep, submit_swee
 from hyperpod_ft.sweep.sweep import Sweep
 from tests.conftest import run_file_values
 from tests.quick_stages import interpreter, most_at_a_time
+from tests.waiting import wait_for
 
 
 def sweep_of(directory: Path, launcher: str = "process", **changes: Any) -> PlannedSweep:
@@ -40,13 +40,12 @@ def sweep_of(directory: Path, launcher: str = "process", **changes: Any) -> Plan
 
 def ended(sweep: Sweep) -> SweepResult:
     """The result once nothing is at work."""
-    deadline = time.monotonic() + 60
-    while True:
-        result = sweep_result(sweep)
-        if not {point.state for point in result.points} & {"pending", "running"}:
-            return result
-        assert time.monotonic() < deadline, result
-        time.sleep(0.1)
+
+    def at_rest() -> bool:
+        return not {point.state for point in sweep_result(sweep).points} & {"pending", "running"}
+
+    wait_for(at_rest, what=lambda: sweep_result(sweep), every=0.1)
+    return sweep_result(sweep)
 
 
 def command(*arguments: str) -> int:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from hyperpod_ft.tracking.follower import Shutdown, follow
 from hyperpod_ft.tracking.redaction import redacted
 from hyperpod_ft.tracking.state import TrackerState
 from tests.unit.tracking.conftest import MakeRun, finish, log, losses
+from tests.waiting import wait_for
 
 # A tracker's interpreter, in shell: it keeps every request, and answers as CASE says.
 STAND_IN = """#!/bin/bash
@@ -62,26 +62,19 @@ def catch_up(run: Run, seconds: float = 30) -> dict[str, TrackerState]:
     return follow(run, shutdown)
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_each_step_is_published_once_by_followers_that_are_killed(tracked: MakeRun) -> None:
     """With TensorBoard's own files. The training goes back to its checkpoint meanwhile, and makes steps again."""
     run = tracked("tensorboard")
     log(run, range(1, 6))
     program = [sys.executable, "-m", "hyperpod_ft.tracking", str(run.directory)]
     first = subprocess.Popen(program, stdin=subprocess.PIPE)
-    wait_until(lambda: TrackerState.read(run, "tensorboard").step == 5)
+    wait_for(lambda: TrackerState.read(run, "tensorboard").step == 5)
     first.send_signal(signal.SIGKILL)
     first.wait()
     run.metrics_path.unlink()
     log(run, [*range(1, 4), *range(4, 8)])  # resumed from step 3
     second = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    wait_until(lambda: TrackerState.read(run, "tensorboard").step == 7)
+    wait_for(lambda: TrackerState.read(run, "tensorboard").step == 7)
     log(run, [8])
     finish(run, final_loss=0.25)
     output, _ = second.communicate("", timeout=60)
@@ -127,10 +120,10 @@ def test_a_tracker_that_fails_catches_up_with_a_later_row(stand_in: Run, capfd: 
     thread.start()
     log(stand_in, [1, 2])
     starts = stand_in.tracking / "starts"
-    wait_until(lambda: starts.exists() and len(starts.read_text().splitlines()) >= 3)
+    wait_for(lambda: starts.exists() and len(starts.read_text().splitlines()) >= 3)
     assert TrackerState.read(stand_in, "mlflow").problem == "ConnectionError: no route"
     broken.unlink()
-    wait_until(lambda: TrackerState.read(stand_in, "mlflow").step == 2)
+    wait_for(lambda: TrackerState.read(stand_in, "mlflow").step == 2)
     log(stand_in, [3])
     shutdown.begin(30)
     thread.join(30)
@@ -184,7 +177,7 @@ def test_two_followers_take_turns(stand_in: Run) -> None:
     shutdown = Shutdown()
     thread = threading.Thread(target=follow, args=(stand_in, shutdown))
     thread.start()
-    wait_until(lambda: published(stand_in) == [1])
+    wait_for(lambda: published(stand_in) == [1])
     log(stand_in, [2])
     assert "locked by another process" in catch_up(stand_in)["mlflow"].problem
     shutdown.begin(30)
@@ -291,10 +284,10 @@ def test_an_error_of_the_run_does_not_end_the_tracker(stand_in: Run, monkeypatch
     thread = threading.Thread(target=follow, args=(stand_in, shutdown))
     thread.start()
     try:
-        wait_until((stand_in.tracking / "mlflow.json").exists)
+        wait_for((stand_in.tracking / "mlflow.json").exists)
         assert TrackerState.read(stand_in, "mlflow").problem == "records/eval.json: is damaged"
         log(stand_in, [1])
-        wait_until(lambda: published(stand_in) == [1])
+        wait_for(lambda: published(stand_in) == [1])
     finally:
         shutdown.begin(30)
         thread.join(30)

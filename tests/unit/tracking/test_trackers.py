@@ -8,7 +8,6 @@ import signal
 import socket
 import struct
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hyperpod_ft.tracking.content import description, points
 from hyperpod_ft.tracking.publisher_process import Publisher
 from hyperpod_ft.tracking.trackers.interface import TrackerRun
 from tests.unit.tracking.conftest import MakeRun, row
+from tests.waiting import wait_for
 
 FINAL = {"final/final_loss": 0.4, "final/exact_train/tuned": 7.0}
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -99,6 +99,12 @@ def test_mlflow_in_files(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch)
     assert found.data.tags["hyperpod_ft.run"] == given["name"]
 
 
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
 @pytest.mark.mlflow
 def test_mlflow_server(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A server with a database, on this machine."""
@@ -112,11 +118,7 @@ def test_mlflow_server(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, t
     command = [program, "server", "--port", str(port), "--backend-store-uri", "sqlite:///server.db", "--workers", "1"]
     server = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
     try:
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            assert server.poll() is None
-            time.sleep(0.2)
+        wait_for(lambda: _answers(port), every=0.2, process=server)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
         run = publish(mlflow_runs, given)
         assert run.where.startswith(f"http://127.0.0.1:{port}/#/experiments/")

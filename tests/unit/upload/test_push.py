@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hyperpod_ft.runs.run import Run
 from tests.unit.hub_server import GOOD_TOKEN, OTHER_TOKEN, Hub, Repository, serve
 from tests.unit.stage_runs import make_run, tree, weights
 from tests.unit.tracking.conftest import finish
+from tests.waiting import wait_for
 
 NAME = "org/tuned"
 SHARDS = {f"model-0000{number}-of-00003.safetensors": weights(weight=os.urandom(4096)) for number in (1, 2, 3)}
@@ -99,10 +99,11 @@ def test_killed_it_uploads_only_what_is_missing(trained: Run, hub: Hub) -> None:
     last = digests.pop("model-00003-of-00003.safetensors")
     hub.stalling.add(last)
     process = start(trained, hub)
-    deadline = time.monotonic() + 60
-    while set(hub.large) != set(digests.values()) or ("PUT", f"/lfs/{last}", "") not in hub.requests:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(
+        lambda: set(hub.large) == set(digests.values()) and ("PUT", f"/lfs/{last}", "") in hub.requests,
+        every=0.01,
+        process=process,
+    )
     process.kill()
     process.communicate()
     assert hub.repositories[NAME].files == {} and not hub.commits

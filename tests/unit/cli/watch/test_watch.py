@@ -24,6 +24,7 @@ from hyperpod_ft.launch.submit import cancel, prepare
 from hyperpod_ft.processes import descendants
 from hyperpod_ft.runs.run import Run
 from tests.conftest import run_file_values
+from tests.waiting import wait_for
 
 SECONDS = 60
 CANCEL_HINT = "No longer watching. Stop the run: hyperpod-ft cancel"
@@ -161,10 +162,7 @@ def test_without_a_terminal_there_are_lines(run: Run, tmp_path: Path) -> None:
             stdout=output,
             env=os.environ | {"TERM": "xterm"},
         )
-    deadline = time.monotonic() + SECONDS
-    while not re.fullmatch(r"\d\d:\d\d:\d\d  env          running\n", lines.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: re.fullmatch(r"\d\d:\d\d:\d\d  env          running\n", lines.read_text()), what=lines.read_text)
     watching.send_signal(signal.SIGINT)
     assert watching.wait(SECONDS) == 130
     assert CANCEL_HINT in lines.read_text() and "\x1b" not in lines.read_text()

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.waiting import wait_for
+
 REPOSITORY = Path(__file__).resolve().parents[4]
 
 # One script of a stage, as the entry runs it. Prints what it knows of it afterwards.
@@ -41,13 +43,6 @@ def end(process: "subprocess.Popen[str]") -> list[str]:
     return output.splitlines()
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_its_output_is_shown_and_kept_and_its_error_is_known(tmp_path: Path) -> None:
     text = 'echo "$GIVEN"; echo "error: dataset: no rows; add some" >&2; echo "Traceback"; exit 2'
     assert end(start(tmp_path, text)) == [
@@ -68,7 +63,7 @@ def test_sigterm_ends_every_process_of_a_stage(tmp_path: Path) -> None:
     process = start(
         tmp_path, "trap 'exit 143' TERM\n(trap 'touch told; exit 1' TERM; touch started; while :; do sleep 0.05; done)"
     )
-    wait_for(tmp_path / "started")
+    wait_for((tmp_path / "started").exists)
     process.send_signal(signal.SIGTERM)
     assert end(process)[-1].startswith("status 143") and (tmp_path / "told").exists()
 
@@ -76,7 +71,7 @@ def test_sigterm_ends_every_process_of_a_stage(tmp_path: Path) -> None:
 def test_sigterm_reaches_the_supervisor_alone(tmp_path: Path) -> None:
     rank = "(trap 'touch rank' TERM; touch started; while [[ ! -e done ]]; do sleep 0.05; done) &"
     process = start(tmp_path, f"trap 'touch done; wait; exit 143' TERM\n{rank}\nwait", stage="train")
-    wait_for(tmp_path / "started")
+    wait_for((tmp_path / "started").exists)
     process.send_signal(signal.SIGTERM)
     assert end(process)[-1].startswith("status 143") and not (tmp_path / "rank").exists()
 
@@ -84,7 +79,7 @@ def test_sigterm_reaches_the_supervisor_alone(tmp_path: Path) -> None:
 def test_another_host_has_its_ranks_save_at_sigterm(tmp_path: Path) -> None:
     text = "trap 'touch saved; exit 138' USR1; touch started; while :; do sleep 0.05; done"
     process = start(tmp_path, text, stage="train", leads=False)
-    wait_for(tmp_path / "started")
+    wait_for((tmp_path / "started").exists)
     process.send_signal(signal.SIGTERM)
     assert end(process)[-1].startswith("status 138") and (tmp_path / "saved").exists()
 
@@ -92,7 +87,7 @@ def test_another_host_has_its_ranks_save_at_sigterm(tmp_path: Path) -> None:
 def test_the_time_after_sigterm_is_limited(tmp_path: Path) -> None:
     text = "trap '' TERM; echo $$ >pid; mv pid started; while :; do sleep 0.05; done"
     process = start(tmp_path, text, stage="train")
-    wait_for(tmp_path / "started")
+    wait_for((tmp_path / "started").exists)
     try:
         process.send_signal(signal.SIGTERM)
         assert end(process)[-1].startswith("status 143")

@@ -6,8 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOST_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker import messages, step
+from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 FIRST = "localhost"
@@ -99,13 +99,6 @@ def lead(
 def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
     output, _ = process.communicate(timeout=60)
     return process.returncode, output
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_every_host_runs_the_stages_script_and_knows_the_attempt(job: str) -> None:
@@ -230,13 +223,12 @@ def drip(connection: socket.socket, over: threading.Event) -> None:
 
 
 def connected(job: str) -> socket.socket:
-    deadline = time.monotonic() + 30
-    while True:
-        try:
+    def connection() -> socket.socket | None:
+        with suppress(OSError):
             return socket.create_connection((FIRST, messages.port(job)))
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        return None
+
+    return wait_for(connection)
 
 
 def test_a_host_that_never_comes_is_named(job: str) -> None:

@@ -22,6 +22,7 @@ from hyperpod_ft.runs.results import figures, usage
 from hyperpod_ft.runs.results.samples import ExactCount
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.steps import steps
+from tests.waiting import wait_for
 
 MakeRun = Callable[..., Run]
 TRN1 = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
@@ -89,10 +90,7 @@ def test_an_attempt_that_is_killed_is_counted_until_then(make_run: MakeRun) -> N
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(run.directory)])
     try:
-        deadline = time.monotonic() + 30
-        while not any(attempt.seconds >= 0.1 for attempt in usage.read(run)):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: any(attempt.seconds >= 0.1 for attempt in usage.read(run)), process=process)
     finally:
         process.kill()
         process.wait()

@@ -4,6 +4,7 @@ import threading
 from itertools import pairwise
 
 from hyperpod_ft.serving.answers.fair_lock import FairLock
+from tests.waiting import wait_for
 
 
 def test_two_threads_alternate() -> None:
@@ -23,8 +24,7 @@ def test_two_threads_alternate() -> None:
     for thread in threads:
         thread.start()
     ready.wait()
-    while len(lock._waiting) < 2:
-        threading.Event().wait(0.001)
+    wait_for(lambda: len(lock._waiting) == 2, every=0.001)
     lock.release()
     for thread in threads:
         thread.join(10)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +25,7 @@ from hyperpod_ft.serving.view.server import ViewServer
 from tests.browser import Browser, browser, installed
 from tests.conftest import run_file_values
 from tests.unit.stage_runs import tree
+from tests.waiting import wait_for
 
 BACKSPACE = "\ue003"  # https://www.w3.org/TR/webdriver2/#keyboard-actions
 # where to leave pictures of the pages, to look at
@@ -56,10 +56,7 @@ def working(base: Path) -> Iterator[Run]:
     prepare(run, Launchers())
     run.script("env").write_text("echo ready; exec sleep 300\n")
     ProcessLauncher().submit(run, run.plan.stages[:1], run.add_job)
-    deadline = time.monotonic() + 60
-    while not list(run.logs.glob("*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: list(run.logs.glob("*")))
     log_steps(run, 1, 2)
     yield run
     cancel(run, Launchers())
@@ -124,9 +121,7 @@ def test_the_report_of_a_run_at_work_is_always_new(ask: Ask, working: Run, idle:
     assert 'data-refresh-seconds="1"' in ask(f"runs/{working.full_name}")[1]
     assert "data-refresh-seconds" not in ask(f"runs/{idle.full_name}")[1]
     log_steps(working, 3)
-    deadline = time.monotonic() + 30
-    while "1.3333" not in ask(f"runs/{working.full_name}")[1]:
-        assert time.monotonic() < deadline
+    wait_for(lambda: "1.3333" in ask(f"runs/{working.full_name}")[1])
 
 
 def test_only_who_knows_the_token_sees_anything(server: ViewServer, ask: Ask, idle: Run) -> None:

@@ -13,7 +13,7 @@ from hyperpod_ft.checkpoint.sharded import dcp
 from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_checkpoints
-from tests.unit.nxd_shards import TORCH_DTYPE, gather
+from tests.unit.tensor_values import TORCH_DTYPE, gather
 from tests.unit.tiny_checkpoints import Sharding
 
 TENSORS = {

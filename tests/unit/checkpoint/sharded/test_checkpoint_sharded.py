@@ -13,7 +13,7 @@ from torch import Tensor
 from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
-from tests.unit.nxd_shards import gather
+from tests.unit.tensor_values import gather
 
 LORA = {"r": 2, "alpha": 4, "dropout": 0.1, "target_modules": ["q_proj"], "rslora": True, "dora": False}
 FACTORS = {

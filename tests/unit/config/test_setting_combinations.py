@@ -1,0 +1,117 @@
+"""Settings that do not go together are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.config.run_files import load, refused
+
+
+def test_templates_belong_to_their_format(tmp_path: Path) -> None:
+    assert "completion_template" in refused(tmp_path, dataset__format="template")
+    assert "format template, not dolly" in refused(tmp_path, dataset__prompt_template="x")
+
+
+def test_engine_neuron_on_several_nodes_needs_a_volume(tmp_path: Path) -> None:
+    section = {"region": "us-west-2", "role": "arn:aws:iam::111122223333:role/r", "store": "s3://bucket/ft"}
+    neuron = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "sagemaker": section}
+    assert "set sagemaker.file_system instead" in refused(tmp_path, cluster__nodes=2, **neuron)
+    assert load(tmp_path, **neuron).sagemaker
+
+
+def test_engines_and_instances_fit(tmp_path: Path) -> None:
+    assert "engine neuron needs a trn instance" in refused(tmp_path, engine="neuron")
+    assert "unknown instance type" in refused(tmp_path, cluster__instance_type="trn9")
+    assert "does not run on trn1" in refused(tmp_path, cluster__instance_type="trn1.32xlarge")
+    assert load(tmp_path, cluster__instance_type="ml.p5.48xlarge").cluster.instance_type == "p5.48xlarge"
+    assert "merge.dtype" in refused(tmp_path, training__method="full", merge__dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("parallelism__offload", "optimizer"),
+        ("parallelism__offload", "parameters"),
+        ("training__activation_offload", True),
+        ("training__optimizer_state", "int8"),
+        ("lora__quantization", "nf4"),
+        ("cluster__environment", {"TORCH_NEURONX_NEFF_CACHE_DIR": "/tmp/cache"}),
+        ("cluster__environment", {"TORCH_NEURONX_NEFF_DISABLE_CACHE": "1"}),
+        ("cluster__environment", {"NEURON_LOGICAL_NC_CONFIG": "1"}),
+    ],
+)
+def test_what_engine_torch_has_not_on_trainium(tmp_path: Path, key: str, value: object) -> None:
+    trainium = {"cluster__instance_type": "trn2.48xlarge", "env": {}, "parallelism__tensor_parallel": 1}
+    assert load(tmp_path, **trainium).env.python is None, "stage env installs TorchNeuron"
+    said = refused(tmp_path, **trainium, **{key: value})
+    assert key.replace("__", ".") in said and len(said.splitlines()) == 1
+    if key != "cluster__environment":
+        assert load(tmp_path, cluster__instance_type="p5.48xlarge", parallelism__tensor_parallel=1, **{key: value})
+
+
+@pytest.mark.parametrize(("key", "value"), [("dora", True), ("plus_ratio", 16), ("quantization", "nf4")])
+def test_variants_of_lora_are_for_engine_torch(tmp_path: Path, key: str, value: object) -> None:
+    lora = {f"lora__{key}": value, "parallelism": {"tensor_parallel": 1}}
+    assert getattr(load(tmp_path, **lora).lora, key) == value
+    said = refused(tmp_path, engine="neuron", cluster__instance_type="trn1.32xlarge", **lora)
+    assert f"lora.{key}: engine neuron does not support it" in said and len(said.splitlines()) == 1
+
+
+def test_weights_in_4_bits_are_not_divided(tmp_path: Path) -> None:
+    four = {"lora__quantization": "nf4"}
+    assert "lora.quantization" in refused(tmp_path, **four, training__method="full")
+    assert "set parallelism.tensor_parallel to 1" in refused(tmp_path, **four, parallelism={"tensor_parallel": 2})
+
+
+PREFERENCE = {"training__objective": "dpo", "dataset__format": "preference"}
+
+
+def test_objective_and_format_go_together(tmp_path: Path) -> None:
+    config = load(tmp_path, **PREFERENCE, dpo={"beta": 0.3})
+    assert (config.dpo.beta, config.dpo.label_smoothing, config.dataset.documents_per_example) == (0.3, 0.0, 2)
+    for key, value in PREFERENCE.items():
+        assert "objective dpo and format preference go together" in refused(tmp_path, **{key: value})
+    assert "dpo.label_smoothing" in refused(tmp_path, **PREFERENCE, dpo={"label_smoothing": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dataset__packing": "wrapped"}, "dataset.packing: wrapped would cut pairs"),
+        ({"dataset__loss_on": "all"}, "dataset.loss_on: "),
+        (
+            {"parallelism": {"pipeline_parallel": 2}},
+            "parallelism.pipeline_parallel: objective dpo does not support pipelines; set it to 1",
+        ),
+        (
+            {"parallelism": {"context_parallel": 2}},
+            "parallelism.context_parallel: objective dpo needs all tokens of a pair on one rank",
+        ),
+        ({"cluster__instance_type": "trn2.48xlarge", "env__python": "/opt/python"}, "use a GPU instance type"),
+        ({"engine": "neuron", "cluster__instance_type": "trn1.32xlarge"}, "only engine torch supports dpo"),
+    ],
+)
+def test_what_preferences_do_not_go_with_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    assert words in refused(tmp_path, **PREFERENCE, **changes)
+
+
+def test_a_schedule_without_a_pipeline_is_refused(tmp_path: Path) -> None:
+    for schedule in ("interleaved", "gpipe"):
+        given = {"parallelism": {"pipeline_schedule": schedule}}
+        assert "parallelism.pipeline_schedule: has no effect without a pipeline" in refused(tmp_path, **given)
+    given = {"parallelism": {"pipeline_parallel": 2, "virtual_pipeline_parallel": 4}}
+    assert "has no effect without pipeline_schedule interleaved" in refused(tmp_path, **given)
+
+
+def test_activations_that_the_engine_does_not_recompute_are_refused(tmp_path: Path) -> None:
+    every = {"training__activation_checkpointing_every": 2}
+    assert "activation_checkpointing_every: has no effect" in refused(tmp_path, **every)
+    neuron = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge"}
+    for settings, key in (
+        ({"training__activation_checkpointing": "selective"}, "activation_checkpointing"),
+        ({"training__activation_checkpointing": "full"} | every, "activation_checkpointing"),
+        ({"training__activation_offload": True}, "activation_offload"),
+        ({"training__compile": True}, "compile"),
+    ):
+        assert f"training.{key}: " in refused(tmp_path, **neuron, **settings)

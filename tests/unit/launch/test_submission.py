@@ -1,0 +1,248 @@
+"""A submission: which stages it chooses by their records, what it prepares, and the status of its jobs."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft import publish
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import snapshot as snapshots
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.snapshot import snapshot
+from hyperpod_ft.launch.status import status
+from hyperpod_ft.launch.submit import prepare, submit
+from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.references import all_runs
+from hyperpod_ft.runs.results import usage
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection, choose
+from hyperpod_ft.stages import stage
+from hyperpod_ft.tracking.state import TrackerState
+from tests.unit.stage_runs import chosen, finish, finish_all
+
+MakeRun = Callable[..., Run]
+
+
+def test_shared_stages_are_shared_between_runs(make_run: MakeRun) -> None:
+    finish_all(make_run())
+    other = make_run(training__learning_rate=1.0)
+    assert chosen(other) == ["train", "consolidate", "merge", "generate"]
+
+
+def test_choice(make_run: MakeRun) -> None:
+    run = make_run()
+    everything = [stage_plan.name for stage_plan in run.plan.stages]
+    assert chosen(run) == everything
+    assert chosen(run, only="env") == ["env"]
+    finish_all(run)
+    assert chosen(run) == []
+    assert chosen(run, force=True) == everything
+    assert chosen(run, start="merge", force=True) == ["merge", "generate"]
+    assert chosen(run, only="merge", force=True) == ["merge"]
+    run.record_path("consolidate").unlink()
+    assert chosen(run) == ["consolidate"]
+    with pytest.raises(UserError, match="stage consolidate is needed and has not run"):
+        choose(run, Selection(start="merge", force=True))
+    with pytest.raises(UserError, match="no stage 'mrege' in this run"):
+        choose(run, Selection(only="mrege"))
+
+
+def test_what_is_no_longer_needed_is_not_made_again(make_run: MakeRun) -> None:
+    run = make_run()
+    finish_all(run, but="train")
+    assert chosen(run) == [], "checkpoints may be deleted once they are consolidated"
+
+
+def test_a_prepared_run_directory_stands_alone(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    scripts = prepare(run, Launchers())
+    assert Run.open(run.directory) == run
+    assert [script.stem for script in scripts] == [stage_plan.name for stage_plan in run.plan.stages]
+    assert json.loads(run.plan_path.read_text())["run_id"] == run.plan.run_id
+    moved = tmp_path / "moved"
+    run.directory.rename(moved)
+    with pytest.raises(UserError, match="was edited or moved"):
+        Run.open(moved)
+
+
+def test_the_snapshot_runs_by_itself_and_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = snapshot(tmp_path)
+    hashed: list[Path] = []
+    monkeypatch.setattr(snapshots.digests, "file_sha256", hashed.append)
+    assert snapshot(tmp_path) == code and not hashed, "three callers for one submission"
+    program = (
+        "import hyperpod_ft.launch.render, hyperpod_ft.shipped as s; print(s.__file__, s.shipped('templates').is_dir())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(code)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(code / "hyperpod_ft" / "shipped.py"), "True"]
+
+
+def test_what_was_deleted_is_made_again_by_the_stage_that_made_it(make_run: MakeRun) -> None:
+    run = make_run()
+    model = run.base_model / "config.json"
+    publish.write_text(model, "{}")
+    finish_all(run)
+    finish(run, "download", run.base_model)
+    model.unlink()
+    assert chosen(run) == [], "nothing left needs the base model"
+    other = make_run(merge__dtype="float32")
+    assert chosen(other) == ["download", "merge", "generate"]
+    with pytest.raises(UserError, match="needs stage download"):
+        stage.perform(other, "merge", lambda run: stage.Result())
+
+
+def test_status_of_a_run_whose_checkpoints_were_deleted_is_done(make_run: MakeRun) -> None:
+    run = make_run()
+    prepare(run, Launchers())
+    finish_all(run, but="train")
+    current = status(run, Launchers())
+    assert current.state == "done"
+    train = next(entry for entry in current.stages if entry.stage == "train")
+    assert train.detail == "has not run, and nothing needs it"
+
+
+def test_a_run_of_another_version_of_the_kit_can_be_seen_but_not_gone_on_with(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    prepare(run, Launchers())
+    values = json.loads(run.plan_path.read_text())
+    for stage_plan in values["stages"]:
+        stage_plan["fingerprint"] = f"0123{stage_plan['fingerprint'][4:]}"
+    older = run.directory.with_name(values["stages"][3]["fingerprint"][:12])
+    run.directory.rename(older)
+    (older / "plan.json").write_text(json.dumps(values))
+    opened = Run.open(older)
+    assert status(opened, Launchers()).state == "not run"
+    with pytest.raises(UserError, match="planned by another version"):
+        submit(opened, Launchers(), Selection(), "process")
+    broken = older.with_name("broken")
+    broken.mkdir()
+    (broken / "run.yaml").write_text("name: x\n")
+    assert all_runs(run.root) == [opened]
+    assert str(broken) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("marker", "log", "state"),
+    [("143\n", True, "failed"), ("0\n", True, "not run"), (None, True, "failed"), (None, False, "not run")],
+)
+def test_a_job_that_slurm_has_forgotten_is_judged_by_its_exit_status(
+    make_run: MakeRun, marker: str | None, log: bool, state: str
+) -> None:
+    class Forgetful(SlurmLauncher):
+        def states(self, run: Run, jobs: object) -> dict[str, JobState]:
+            return {}
+
+    run = make_run()
+    prepare(run, Launchers())
+    run.add_job(Job("env", "7", "slurm", ""))
+    if marker is not None:
+        publish.write_text(run.exit_marker("env", "7"), marker)
+    if log:
+        publish.write_text(run.log("env", "7"), "")
+    assert status(run, Launchers(Forgetful())).stages[0].state == state
+
+
+def test_a_slurm_that_does_not_answer_leaves_what_the_records_say(make_run: MakeRun) -> None:
+    class Silent(SlurmLauncher):
+        def states(self, run: Run, jobs: object) -> dict[str, JobState]:
+            raise UserError("squeue: no answer in 60 s")
+
+    run = make_run()
+    prepare(run, Launchers())
+    finish(run, "download")
+    for name in ("env", "download"):
+        run.add_job(Job(name, "7", "slurm", ""))
+    current = status(run, Launchers(Silent()))
+    assert {entry.stage: entry.state for entry in current.stages[:3]} == {
+        "env": "unknown",
+        "download": "done",
+        "dataset": "not run",
+    }
+    assert "no answer" in current.note
+
+
+def test_the_jobs_of_a_cluster_that_is_gone_are_gone(make_run: MakeRun, tmp_path: Path) -> None:
+    class Other(SlurmLauncher):
+        def states(self, run: Run, jobs: object) -> dict[str, JobState]:
+            raise AssertionError("another cluster is not asked")
+
+    run = make_run()
+    prepare(run, Launchers())
+    run.add_job(Job("env", "7", "slurm", "", str(tmp_path / "gone" / "slurm.conf")))
+    assert status(run, Launchers(Other())).stages[0].state == "not run"
+    run.cancel_marker("env", "7").parent.mkdir()
+    run.cancel_marker("env", "7").touch()
+    assert status(run, Launchers(Other())).stages[0].state == "cancelled"
+
+
+def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun) -> None:
+    class Refusing(ProcessLauncher):
+        def submit(self, run: Run, stages: object, *other: object) -> None:
+            raise UserError("sbatch train: no such partition")
+
+    run = make_run()
+    finish_all(run)
+    publish.write_text(run.checkpoints / "step-00000001" / "x", "")
+    publish.write_text(run.metrics_path, "")
+    before = sorted(path for path in run.root.rglob("*") if path.suffix != ".lock")
+    for selection in (Selection(start="train", force=True), Selection(only="download", force=True)):
+        with pytest.raises(UserError, match="no such partition"):
+            submit(run, Launchers(process=Refusing()), selection, "process")
+        assert choose(run) == ()
+        assert set(before) <= set(run.root.rglob("*"))
+
+
+def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
+    class Accepting(ProcessLauncher):
+        def submit(self, run: Run, stages: object, *other: object) -> None: ...
+
+    run = make_run()
+    finish_all(run)
+    with usage.recorded(run):
+        pass
+    before = TrackerState.read(run, "wandb")
+    before.write(run, "wandb")
+    submit(run, Launchers(process=Accepting()), Selection(only="merge", force=True), "process")
+    assert TrackerState.read(run, "wandb") == before
+    assert usage.totals(run)["attempts"] == 1
+    submit(run, Launchers(process=Accepting()), Selection(only="train", force=True), "process")
+    assert usage.totals(run)["attempts"] == 0
+    assert len(list(run.directory.glob("attempts/usage.discarded-*/*.json"))) == 1
+    assert TrackerState.read(run, "wandb").key != before.key, "in trackers it is another run"
+
+
+def test_a_plan_that_cannot_be_read_is_not_called_damaged(make_run: MakeRun) -> None:
+    """After an I/O error a user repairs the volume, and submits nothing anew."""
+    run = make_run()
+    run.freeze()
+    run.plan_path.unlink()
+    run.plan_path.mkdir()
+    with pytest.raises(UserError, match=r"its plan.json cannot be read: Is a directory; repair the volume"):
+        Run.open(run.directory)
+    run.plan_path.rmdir()
+    with pytest.raises(UserError, match=r"its plan.json is missing or damaged"):
+        Run.open(run.directory)
+
+
+def test_a_damaged_list_of_jobs_is_one_line(make_run: MakeRun) -> None:
+    run = make_run()
+    prepare(run, Launchers())
+    run.jobs_path.write_text('[{"stage": "env", "jo')
+    with pytest.raises(UserError, match="is damaged"):
+        status(run, Launchers())

@@ -1,0 +1,36 @@
+"""Estimates of memory for the models and runs of tests."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.planning.memory import Memory
+from hyperpod_ft.planning.model_fit import estimate
+from hyperpod_ft.planning.model_shape import ModelShape, model_shape
+from hyperpod_ft.planning.parallelism import check_model, degrees_of
+from hyperpod_ft.runs.run import Run
+
+MakeRun = Callable[..., Run]
+
+
+def shape_of(model_config: dict[str, Any]) -> ModelShape:
+    shape = model_shape(model_config)
+    assert shape is not None
+    return shape
+
+
+def trn1(make_run: MakeRun, **overrides: Any) -> RunConfig:
+    values = {
+        "engine": "neuron",
+        "cluster__instance_type": "trn1.32xlarge",
+        "parallelism": {"tensor_parallel": 8},
+        "dataset__max_length": 2048,
+        "training__activation_checkpointing": "full",
+    }
+    return make_run(**values | overrides).config
+
+
+def estimated(config: RunConfig, model_config: dict[str, Any]) -> Memory:
+    shape = shape_of(model_config)
+    check_model(config, degrees_of(config), shape)
+    return estimate(config, degrees_of(config), shape)

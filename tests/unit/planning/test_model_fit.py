@@ -1,0 +1,172 @@
+"""Models that do not fit into accelerator memory are refused, with what would make them fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore
+
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.memory import Memory, available
+from hyperpod_ft.planning.model_fit import check_memory, check_model_directory
+from hyperpod_ft.planning.parallelism import degrees_of
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import download, train
+from hyperpod_ft.stages.stage import perform
+from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B
+from tests.unit.planning.memory_estimates import MakeRun, estimated, shape_of, trn1
+from tests.unit.stage_runs import finish, weights
+
+
+@pytest.mark.parametrize(
+    ("overrides", "model_config", "remedy"),
+    [
+        (
+            {"training__activation_checkpointing": "none", "training__method": "full", "training__micro_batch_size": 8},
+            LLAMA_3_8B,
+            "training.activation_checkpointing: full",
+        ),
+        (
+            {"training__micro_batch_size": 64},
+            LLAMA_3_8B,
+            "training.micro_batch_size: 32, training.gradient_accumulation_steps: 2",
+        ),
+        ({}, LLAMA_3_70B, "parallelism.tensor_parallel: 16"),
+        (
+            {
+                "training__method": "full",
+                "neuron": {"zero_1": False, "master_weights": False},
+                "parallelism": {"tensor_parallel": 4},
+            },
+            LLAMA_3_8B,
+            "GiB: neuron.zero_1: true",
+        ),
+        ({"training__method": "full"}, LLAMA_3_70B, "training.method: lora"),
+        ({}, LLAMA_3_70B | {"num_attention_heads": 8, "head_dim": 1024}, "parallelism.pipeline_parallel: 2"),
+        (
+            {"parallelism": {"tensor_parallel": 32}},
+            LLAMA_3_70B | {"num_hidden_layers": 280},
+            "parallelism.pipeline_parallel: 2, cluster.nodes: 2",
+        ),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_what_would(
+    make_run: MakeRun, overrides: dict[str, Any], model_config: dict[str, Any], remedy: str
+) -> None:
+    config = trn1(make_run, **overrides)
+    with pytest.raises(UserError) as error:
+        check_memory(config, degrees_of(config), shape_of(model_config))
+    assert "14.4 of its 16 GiB" in str(error.value)
+    assert "GiB per rank (weights " in str(error.value)
+    assert remedy in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("length", "changes"),
+    [
+        (16384, "training.activation_checkpointing: selective"),
+        (32768, "training.activation_checkpointing: full"),
+    ],
+)
+def test_activations_are_the_first_to_go_on_engine_torch(make_run: MakeRun, length: int, changes: str) -> None:
+    config = make_run(cluster__instance_type="p5.48xlarge", parallelism={}, dataset__max_length=length).config
+    with pytest.raises(UserError, match=f"GiB: {changes}"):
+        check_memory(config, degrees_of(config), shape_of(LLAMA_3_8B))
+
+
+def test_offload_leaves_two_layers_on_the_device(make_run: MakeRun) -> None:
+    def kept(**training: Any) -> float:
+        settings = {f"training__{key}": value for key, value in training.items()}
+        return estimated(
+            make_run(cluster__instance_type="p5.48xlarge", parallelism={}, **settings).config, LLAMA_3_8B
+        ).activations
+
+    assert kept(activation_offload=True) == pytest.approx(kept() / 16)
+    full, second = (
+        kept(activation_checkpointing="full"),
+        kept(activation_checkpointing="full", activation_checkpointing_every=2),
+    )
+    inputs = 2048 * 4096 * 2
+    assert full - kept(activation_checkpointing="full", activation_offload=True) == 30 * inputs
+    assert second - full == pytest.approx(16 * (kept() / 32 - inputs))
+
+
+def test_a_model_that_fits_nowhere(make_run: MakeRun) -> None:
+    config = trn1(make_run)
+    shape = shape_of(LLAMA_3_70B | {"hidden_size": 1 << 16, "intermediate_size": 1 << 18, "head_dim": 1024})
+    with pytest.raises(UserError, match="choose a smaller model"):
+        check_memory(config, degrees_of(config), shape)
+
+
+def test_cpus_have_no_such_limit(make_run: MakeRun) -> None:
+    config = make_run().config
+    assert available(config) == 0
+    assert check_memory(config, degrees_of(config), shape_of(LLAMA_3_70B)) is None
+
+
+ROTARY_OF_5 = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+
+
+def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+
+    def check(config: RunConfig, values: Any) -> Memory | None:
+        file.write_text(json.dumps(values))
+        return check_model_directory(config, degrees_of(config), tmp_path).memory
+
+    config = trn1(make_run)
+    assert check(config, LLAMA_3_8B) == estimated(config, LLAMA_3_8B)
+    for values, words in (
+        (LLAMA_3_70B, "this would fit"),
+        ({"model_type": "gpt2"}, "gpt2"),
+        ({}, "models of type ''"),
+        ([], "config.json: is not a JSON object"),
+        (LLAMA_3_8B | {"num_attention_heads": 36}, "36 attention heads"),
+        (LLAMA_3_8B | ROTARY_OF_5, "rope_parameters .* repeat them there as rope_theta"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check(config, values)
+    assert check(config, LLAMA_3_8B | ROTARY_OF_5 | {"rope_theta": 5e5})
+    assert check(make_run().config, LLAMA_3_8B | ROTARY_OF_5) is None
+    assert check(make_run().config, {"model_type": "gpt_neox"}) is None, "left to engine torch"
+
+
+@pytest.fixture
+def too_large(make_run: MakeRun, tmp_path: Path) -> Run:
+    """A run whose model, of which only the configuration is real, takes more than a core has."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(LLAMA_3_70B))
+    (model / "model.safetensors").write_bytes(weights(norm=b"1234"))
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "context": "", "response": "b"}\n')
+    run = make_run(
+        engine="neuron",
+        cluster__instance_type="trn1.32xlarge",
+        parallelism={"tensor_parallel": 8},
+        model={"source": str(model)},
+        dataset={"source": str(tmp_path / "rows.jsonl"), "format": "dolly"},
+    )
+    run.freeze()
+    finish(run, "env")
+    return run
+
+
+def test_download_refuses_what_cannot_fit(too_large: Run) -> None:
+    with pytest.raises(UserError, match="this would fit"):
+        perform(too_large, "download", download.work)
+    assert not too_large.is_done("download")
+
+
+def test_training_refuses_what_cannot_fit_before_it_begins(too_large: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is already there, as if another run had fetched it. One process stands in for all ranks."""
+    too_large.base_model.mkdir(parents=True)
+    (too_large.base_model / "config.json").write_text(json.dumps(LLAMA_3_70B))
+    monkeypatch.setattr(train, "engine", lambda _: None)
+    monkeypatch.setattr(train.stage, "main", lambda _, work: work(too_large))
+    store = HashStore()
+    with pytest.raises(UserError, match="this would fit"):
+        train._run_rank_0(Processes(0, 32, 0, store))
+    assert store.get("hyperpod_ft/train/decision") == b"leave", "the other ranks leave too"

@@ -1,0 +1,95 @@
+"""Stage dataset as a program: what it imports, and that SIGKILL at any moment does not change what it publishes."""
+
+import functools
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.unit.stage_runs import finished, start, tree
+from tests.unit.stages.dataset_runs import dolly, prepared_run
+from tests.waiting import wait_for
+
+
+def chats() -> bytes:
+    messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "fox"}]
+    return json.dumps({"messages": messages}).encode()
+
+
+@pytest.mark.parametrize("format_", ["dolly", "chat"])
+def test_torch_is_not_imported(tmp_path: Path, format_: str) -> None:
+    """Chats are rendered by transformers, which would import it if it could."""
+    run = prepared_run(tmp_path, dolly(3) if format_ == "dolly" else chats(), format=format_)
+    # a module of that name that cannot be imported: whoever tries fails
+    (tmp_path / "poison" / "torch").mkdir(parents=True)
+    (tmp_path / "poison" / "torch" / "__init__.py").write_text("raise RuntimeError('torch was imported')")
+    status, output = finished("dataset", run, PYTHONPATH=str(tmp_path / "poison"))
+    assert status == 0, output
+
+
+def test_transformers_is_imported_for_chats_only(tmp_path: Path) -> None:
+    (tmp_path / "poison" / "transformers").mkdir(parents=True)
+    (tmp_path / "poison" / "transformers" / "__init__.py").write_text("raise RuntimeError('it was imported')")
+    run = prepared_run(tmp_path / "dolly", dolly(3))
+    status, output = finished("dataset", run, PYTHONPATH=str(tmp_path / "poison"))
+    assert status == 0, output
+    chat = prepared_run(tmp_path / "chat", chats(), format="chat")
+    status, output = finished("dataset", chat, PYTHONPATH=str(tmp_path / "poison"))
+    assert status != 0
+    assert "it was imported" in output
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _all_ended(pids: list[int]) -> bool:
+    return not any(_alive(pid) for pid in pids)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
+    rows = dolly(6_000)
+    undisturbed = prepared_run(tmp_path / "undisturbed", rows, workers=2, validation_share=0.1)
+    assert finished("dataset", undisturbed)[0] == 0
+
+    run = prepared_run(tmp_path / "killed", rows, workers=2, validation_share=0.1)
+    partial = run.dataset_path.with_name(f".{run.dataset_path.name}.partial")
+    moments = {
+        "tokenizing": lambda process: len(_children(process.pid)) == 2,
+        "writing": lambda process: (partial / "train" / "input_ids.npy").exists(),
+    }
+    for moment, reached in moments.items():
+        process = start("dataset", run)
+        wait_for(functools.partial(reached, process), what=moment, every=0.0005, process=process)
+        workers = _children(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
+        assert not run.dataset_path.exists()
+        assert run.record("dataset") is None
+        wait_for(functools.partial(_all_ended, workers), 10, "workers outlive the stage")
+
+    status, output = finished("dataset", run)
+    assert status == 0, output
+    assert tree(run.dataset_path) == tree(undisturbed.dataset_path)
+    assert not partial.exists()
+    assert finished("dataset", run) == (0, "dataset: already done, nothing to do\n")
