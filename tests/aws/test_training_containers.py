@@ -26,7 +26,7 @@ STEPS = {"max_steps": 60, "save_every_steps": 12}
 
 @pytest.fixture(scope="module")
 def by_process(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run by launcher `process`: all four ranks on this machine, without containers."""
+    """The run by launcher `process`: both ranks on this machine, without containers."""
     run = training_run.make(tmp_path_factory.mktemp("by-process"), "process", **STEPS)
     wait_for(lambda: not Launchers().active(run), training_run.SECONDS, every=0.1)
     assert run.is_done("generate")
