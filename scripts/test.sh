@@ -15,7 +15,8 @@ setup_slurm slurmdbd mariadb-server openssh-server || has_slurm || die "the test
 setup_chromium || say "Without Chromium, the tests of the chat page are skipped"
 
 export HYPERPOD_FT_REQUIRE_SLURM=1 PATH="$PWD/.venv/bin:$PATH:/usr/local/sbin:/usr/sbin:/sbin"
-unset SLURM_CONF HF_TOKEN
+# without compiled modules, each of the hundreds of programs that the tests start compiles the kit's again
+unset SLURM_CONF HF_TOKEN PYTHONDONTWRITEBYTECODE
 
 say "ruff, import-linter, mypy, shellcheck"
 ruff check .
