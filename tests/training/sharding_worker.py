@@ -2,8 +2,8 @@
 
     python -m torch.distributed.run ... -m sharding_worker OUT_DIRECTORY RUN_DIR...
 
-`shardings.json` in a run's directory lists [mode, shard_ranks, offload]. Under each: four steps, with a checkpoint
-after two; the last two again from that checkpoint; and again from the one that the sharding before it wrote. Rank 0
+`shardings.json` in a run's directory lists [mode, shard_ranks, offload]. Under each: three steps, with a checkpoint
+after two; the last one again from that checkpoint; and again from the one that the sharding before it wrote. Rank 0
 writes the parameters and the losses of all three, and whether any rank saw other bits in the second.
 """
 
@@ -27,7 +27,7 @@ from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
-SAVED, STEPS = 2, 4
+SAVED, STEPS = 2, 3
 Tensors = dict[str, torch.Tensor]
 
 
@@ -49,7 +49,7 @@ class Worker:
             yield TrainingLoop(run, processes, device, meshes, sharding)
 
     def resumed(self, run: Run, sharding: Sharding) -> Tensors:
-        """The result of the last steps, from the checkpoint on disk."""
+        """The result of the last step, from the checkpoint on disk."""
         with self.attempt(run, sharding) as loop:
             assert loop.state.resume(loop.steps).step == SAVED
             return result(loop, [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)])

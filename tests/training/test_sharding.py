@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from sharding_worker import STEPS
 from test_layouts import differences, reference
 
 from hyperpod_ft.runs.run import Run
@@ -84,10 +85,10 @@ def settings(ranks: int, micro_batch_size: int, accumulation: int, **changes: An
 
 
 def expected_of(run: Run) -> dict[str, torch.Tensor]:
-    """After four steps, by plain transformers and torch.optim in one process."""
-    tensors = reference(run, 4)
+    """After all steps, by plain transformers and torch.optim in one process."""
+    tensors = reference(run, STEPS)
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("gradient")}
-    return kept | {"loss": tensors["loss"][:4]}
+    return kept | {"loss": tensors["loss"][:STEPS]}
 
 
 def test_two_ranks(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
