@@ -17,7 +17,8 @@ class Finding:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.verdict}: {self.name}: {self.found}; {self.remedy}"
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{self.verdict}: {self.name}: {self.found}{remedy}"
 
 
 def ok(name: str, found: str) -> Finding:

@@ -36,6 +36,11 @@ _UNITS = {"GB": GB, "MB": 1e6, "kB": 1e3}  # bytes, from the largest to the smal
 _SECONDS = 5.0
 
 
+def count(number: int, noun: str) -> str:
+    """A number with its noun: `1 node`, `1,200 steps`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def format_bytes(size: float) -> str:
     """A size in decimal units, as disks and networks are sold: `1.5 GB`."""
     name, unit = next((known for known in _UNITS.items() if size >= known[1]), ("kB", _UNITS["kB"]))

@@ -23,12 +23,12 @@ def without_jobs(group: GroupState, nodes: Sequence[Node], states: Mapping[str, 
             f"{group.name}: HyperPod is removing {running - group.target} of its {running} nodes",
             "run the command again once `hyperpod-ft cluster nodes` lists no more than the group should have",
         )
-    there = [node for node in nodes if node.group == group.name and (node.running or node.failed)]
-    free = [node for node in there if states.get(node.hostname) in _WITHOUT_JOBS]
+    in_group = [node for node in nodes if node.group == group.name and (node.running or node.failed)]
+    free = [node for node in in_group if states.get(node.hostname) in _WITHOUT_JOBS]
     if len(free) < count:
         others = ", ".join(
             f"{node.instance_id} ({states.get(node.hostname, 'unknown to Slurm')})"
-            for node in there
+            for node in in_group
             if node not in free
         )
         raise UserError(

@@ -183,11 +183,11 @@ class Maintenance:
         controller = self._roles(cluster).controller
         if controller is None:
             raise UserError(f"{cluster.name}: no controller group found", "pass the cluster file, which names it")
-        there = [node for node in nodes if node.group == controller]
-        for node in there:
+        in_group = [node for node in nodes if node.group == controller]
+        for node in in_group:
             if node.running:
                 return ssm_target(cluster.id, node)
-        state = tally(there) or "it has no instance"
+        state = tally(in_group) or "it has no instance"
         raise UserError(f"{cluster.name}: the controller is not Running ({state})", "wait until it is")
 
     def _mount_path(self) -> str:

@@ -83,4 +83,6 @@ def _check(settings: str) -> None:
     except ValueError as error:
         raise UserError(f"--settings: not JSON: {error}", "pass a JSON object") from None
     if not isinstance(value, dict) or len(settings) > _MAX_SETTINGS:
-        raise UserError(f"--settings: not a JSON object of at most {_MAX_SETTINGS:,} characters", "correct it")
+        raise UserError(
+            f"--settings: not a JSON object of at most {_MAX_SETTINGS:,} characters", "pass a shorter JSON object"
+        )

@@ -49,8 +49,8 @@ class ClusterOperations:
             self.access.report(str(finding))
         if found.has_errors:
             raise UserError(f"cluster {config.name}: validation failed, nothing was created", "fix the errors above")
-        asked = create(config, self.access)
-        return None if timeout is None else self.access.wait(timeout, Awaited(targets=asked))
+        requested = create(config, self.access)
+        return None if timeout is None else self.access.wait(timeout, Awaited(targets=requested))
 
     def validate(self, config: ClusterConfig) -> ValidationResult:
         """Run every check; changes nothing."""

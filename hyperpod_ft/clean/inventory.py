@@ -191,8 +191,12 @@ def _judged(item: Item, unfinished: NeedIndex, finished: NeedIndex) -> Item:
         return _kept(item, f"belongs to {owner}")
     if waiting := unfinished.runs_that_need(name):
         return _kept(item, f"needed by {_named(waiting)}, not finished")
-    if item.kind == "code" and is_held(item.path):
-        return _kept(item, "a server imports from it")
+    if item.kind == "code":
+        try:
+            if is_held(item.path):
+                return _kept(item, "a server imports from it")
+        except OSError as error:
+            return _kept(item, f"cannot tell whether a server imports from it: {error.strerror}")
     if not leftover and (used := finished.runs_that_need(name)):
         return replace(item, only_by_name=f"used by {_named(used)}, finished")
     return item

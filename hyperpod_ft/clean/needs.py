@@ -51,7 +51,7 @@ def _code(run: Run) -> Iterator[Path]:
             continue
         if code:
             yield Path(shlex.split(code[1])[0])
-    # jobs of an earlier submission run its scripts, which a later one has replaced in the directory
+    # a later submission overwrites the scripts here; sbatch has copied those that jobs of an earlier one run
     yield from (Path(submission.code) for submission in run.submissions())
 
 

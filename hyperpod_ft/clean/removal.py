@@ -54,7 +54,7 @@ def select(inventory: Inventory, wanted: Removal) -> Selected:
                 f"{name}: not found below {inventory.root}", f"hyperpod-ft clean {inventory.root} lists what there is"
             )
         if item.kept:
-            raise UserError(f"{name}: {item.kept}", "it stays")
+            raise UserError(f"{name}: {item.kept}", f"hyperpod-ft clean {inventory.root} lists what can be removed")
         named.append(item)
     by_kind = [
         item for item in inventory.items if item.kind in wanted.kinds and not item.kept and not item.only_by_name
@@ -137,10 +137,10 @@ def _at_work(known: KnownRun) -> str:
     try:
         active = launchers.active_or_by_hand(run)
     except UserError as error:
-        return f"it cannot be seen whether it is at work: {error.problem}"
+        return f"cannot tell whether it has active jobs: {error.problem}"
     try:
         serving = node_job.active(run, launchers.slurm) if run.serving.is_dir() else []
     except UserError as error:
-        return f"it cannot be seen whether a job serves it: {error.problem}"
+        return f"cannot tell whether a job serves it: {error.problem}"
     jobs = ", ".join(f"{job.stage} {job.job_id}" for job in [*active, *serving])
     return f"is at work: {jobs}" if jobs else ""

@@ -14,7 +14,7 @@ import typer
 from hyperpod_ft.cli.options import Json
 from hyperpod_ft.cli.output.tables import print_json
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import format_bytes
+from hyperpod_ft.progress import count, format_bytes
 from hyperpod_ft.terminal import printable
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def merge(
     written_as, shard_bytes = _dtype(dtype), _shard_bytes(max_shard_size)
     weights = weight or [1.0] * len(adapter)
     if len(weights) != len(adapter):
-        raise UserError(f"--weight: {len(weights)} for {_count(len(adapter), 'adapter')}", "give one for each, or none")
+        raise UserError(f"--weight: {len(weights)} for {count(len(adapter), 'adapter')}", "give one for each, or none")
     for one in adapter:
         kinds.expect("--adapter", one, "adapter")
     kinds.expect("--base", base, "model")
@@ -108,8 +108,8 @@ def merge(
         _print_facts(output, "model", done.tensors, done.nbytes, done.seconds, **counts)
         return
     print(
-        f"{done.merged} of {_count(done.tensors, 'tensor')} merged, {format_bytes(done.nbytes)} in"
-        f" {_count(done.shards, 'file')} -> {output}, {_pace(done.nbytes, done.seconds)}"
+        f"{done.merged} of {count(done.tensors, 'tensor')} merged, {format_bytes(done.nbytes)} in"
+        f" {count(done.shards, 'file')} -> {output}, {_pace(done.nbytes, done.seconds)}"
     )
     if done.lost_in_rounding:
         print(
@@ -180,15 +180,15 @@ def _print_consolidated(output: Path, opened: "ShardedCheckpoint", nbytes: int, 
         directory = below if len(opened.adapters) > 1 and below.is_dir() else output
         size = sum(tensor.nbytes for tensor in adapter.tensors)
         print(
-            f"adapter {adapter.name}: rank {adapter.config['r']}, {_count(len(adapter.tensors), 'tensor')},"
+            f"adapter {adapter.name}: rank {adapter.config['r']}, {count(len(adapter.tensors), 'tensor')},"
             f" {format_bytes(size)} in 1 file -> {directory}, {seconds:.1f} s"
         )
     if opened.adapters:
         print(f"next: hyperpod-ft merge --base BASE --adapter {output} -o merged")
     else:
-        files = _count(_files(output), "file")
+        files = count(_files(output), "file")
         print(
-            f"model: {_count(len(opened.model), 'tensor')}, {format_bytes(nbytes)} in {files} -> {output},"
+            f"model: {count(len(opened.model), 'tensor')}, {format_bytes(nbytes)} in {files} -> {output},"
             f" {_pace(nbytes, seconds)}"
         )
         print(f"next: hyperpod-ft verify {output}")
@@ -196,10 +196,6 @@ def _print_consolidated(output: Path, opened: "ShardedCheckpoint", nbytes: int, 
 
 def _files(output: Path) -> int:
     return len(list(output.glob("**/*.safetensors")))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _pace(nbytes: int, seconds: float) -> str:
@@ -239,7 +235,7 @@ def verify(
 
 def _print_verification(found: "Verification") -> None:
     print(
-        f"{found.directory}: {found.kind}, {_count(found.files, 'file')}, {_count(found.tensors, 'tensor')},"
+        f"{found.directory}: {found.kind}, {count(found.files, 'file')}, {count(found.tensors, 'tensor')},"
         f" {format_bytes(found.nbytes)} in {_pace(found.nbytes, found.seconds)}"
     )
     print(f"checksums  {found.checksums}")

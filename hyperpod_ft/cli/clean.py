@@ -55,9 +55,9 @@ def clean(
     kinds = tuple(kind for kind in KINDS if kind in (what or ()))
     for given in what or ():
         if given not in KINDS:
-            raise UserError(f"--what {given}: is no kind{did_you_mean(given, KINDS)}", f"kinds: {', '.join(KINDS)}")
+            raise UserError(f"--what {given}: is not a kind{did_you_mean(given, KINDS)}", f"kinds: {', '.join(KINDS)}")
     if older_than is not None and not kinds:
-        raise UserError("--older-than: needs --what", "name the kinds")
+        raise UserError("--older-than: needs --what", "add --what KIND")
     chosen = (root or references.last_run().root).resolve()
     listed = tuple(name.rstrip("/") for name in names or ())
     wanted = Removal(listed, kinds, None if older_than is None else time.time() - older_than * _DAY)

@@ -47,7 +47,7 @@ def doctor(
     """
     if cluster is not None:
         if run_file or overrides or nodes:
-            raise UserError("--cluster looks from outside", "leave the run file, --set and --nodes out")
+            raise UserError("--cluster: not together with a run file, --set or --nodes", "leave them out")
         rows, text = _outside(cluster, region, profile)
     else:
         rows, text = _inside(run_file, overrides or (), nodes)
@@ -66,7 +66,7 @@ def _inside(run_file: str | None, overrides: Sequence[str], nodes: bool) -> "tup
 
     config = run_files.load(run_files.find(run_file), overrides) if run_file else None
     if overrides and config is None:
-        raise UserError("--set changes a run file", "give one, or the name of a recipe")
+        raise UserError("--set: needs a run file", "give one, or the name of a recipe")
     expected = Expectations.of(config, Path(config.cluster.root if config else Cluster().root))
     rows = head_node.inside(expected, nodes)
     return rows, report.text(rows, expected)

@@ -9,7 +9,7 @@ from hyperpod_ft.aws.operations import ClusterOperations, ClusterOverview
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.validation.lifecycle_checks import SCRIPTS
-from hyperpod_ft.aws.validation.quota_checks import limits_of
+from hyperpod_ft.aws.validation.quota_checks import limits_of, not_listed
 from hyperpod_ft.aws.validation.state_checks import FOR_A_NEW_CLUSTER
 from hyperpod_ft.doctor.assumption import Assumption, examine
 from hyperpod_ft.findings import Finding, error, ok, warning
@@ -83,7 +83,7 @@ def _quotas(operations: ClusterOperations, found: Cluster) -> Iterator[Finding]:
         wanted = sum(group.target for group in found.groups if group.instance_type == name)
         quota, row = f"{name} for cluster usage", f"quota of {name}"
         if quota not in limits:
-            yield warning(row, f"Service Quotas does not list `{quota}`")
+            yield warning(row, *not_listed(quota))
         elif limits[quota]["Value"] < wanted:
             what = f"`{quota}` is {limits[quota]['Value']:g}, and this cluster wants {wanted}"
             yield error(row, what, "request an increase in the Service Quotas console")

@@ -64,15 +64,17 @@ def _packages(expected: Expectations) -> Finding:
     config, name = expected.config, expected.environment_name
     if config is None:
         return warning("packages", "which ones depends on the engine", "give a run file")
-    if name is None:
+    # stage tasks makes the second, with env.python too
+    evaluation = EVALUATION_ENVIRONMENT if config.eval and config.eval.python is None else None
+    names = [made for made in (name, evaluation) if made]
+    if not names:
         return ok("packages", "env.python has its own; stage env imports them")
-    return _pinned(config, name)
+    pins = tuple(pin for made in names for pin in requirements(made))
+    return _pinned(config, environment_kind(name) if name else "torch", pins)
 
 
-def _pinned(config: RunConfig, name: str) -> Finding:
-    kind, pins, repositories = environment_kind(name), requirements(name), config.env.package_repositories
-    if config.eval and config.eval.python is None:  # stage tasks installs these as well
-        pins += requirements(EVALUATION_ENVIRONMENT)
+def _pinned(config: RunConfig, kind: str, pins: tuple[str, ...]) -> Finding:
+    repositories = config.env.package_repositories
     version = next(iter(PYTHON_VERSIONS.get(kind, (_this_python(),))))
     if kind != "torch" and (found := interpreters.find(PYTHON_VERSIONS[kind])):
         version = interpreters.version_of(found)

@@ -80,7 +80,8 @@ def main() -> None:
         _start_ranks(Path(directory), step, precompile=options == [_PRECOMPILE])
     except UserError as error:
         print_error(step.node, str(error))
-        sys.exit(EXIT_USER_ERROR)
+        # an error of the volume is not the user's: the ranks are started again after it
+        sys.exit(1 if isinstance(error.__cause__, OSError) else EXIT_USER_ERROR)
     except OSError as error:
         message, status = volume_failure(error)
         print_error(step.node, message)

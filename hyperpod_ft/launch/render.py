@@ -19,7 +19,7 @@ from hyperpod_ft.runs.job_files import JOB_ID, banner
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE, shell_templates
 
-# Stages that run with the kit's interpreter and use the network. What the others use, these have brought.
+# Stages that run with the kit's interpreter and use the network. The others work offline, with what these have fetched.
 _WITH_NETWORK = ("env", "download", "tasks")
 # For ranks that compute on CPUs. By default glibc takes blocks of more than 32 MB from the kernel whenever they are
 # allocated, one page fault for every 4 KB, and returns what is free at the end of its heap; a training step would pay

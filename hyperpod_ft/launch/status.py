@@ -1,7 +1,6 @@
 """The current state of a run: from its records, then the launchers, then the files that its scripts left."""
 
 import math
-import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.records import ISO_UTC
+from hyperpod_ft.runs.records import unix_time
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.figures import Figures, figures
@@ -247,7 +246,7 @@ def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | N
     if training is None or training.state == "done" or job is None or not run.metrics_path.exists():
         return None
     # rows of an earlier job say nothing about this one
-    if time.strftime(ISO_UTC, time.gmtime(run.metrics_path.stat().st_mtime)) < job.submitted:
+    if run.metrics_path.stat().st_mtime < unix_time(job.submitted):
         return None
     row = metrics.last_row(run.metrics_path)
     if row is None:
@@ -256,7 +255,7 @@ def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | N
     return TrainingProgress(
         step=row["step"],
         total_steps=known.total if known else None,
-        loss=row.get("loss", math.nan),
+        loss=math.nan if row.get("loss") is None else row["loss"],
         tokens_per_second=row.get("tokens_per_second"),
         rows_per_second=row.get("rows_per_second"),
         mfu=row.get("mfu"),

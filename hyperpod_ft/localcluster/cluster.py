@@ -11,12 +11,12 @@ from typing import IO, NamedTuple
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster.ports import is_listening, reserve_ports
 from hyperpod_ft.localcluster.programs import Programs, find_programs
-from hyperpod_ft.localcluster.runtime import ANSWER_S, Runtime
+from hyperpod_ft.localcluster.runtime import ANSWER_SECONDS, Runtime
 from hyperpod_ft.localcluster.slurm_conf import MAX_NODES, ClusterSpec
 from hyperpod_ft.processes import ProcessIdentity
 from hyperpod_ft.shipped import state_directory
 
-_UP_S = 60.0
+_UP_SECONDS = 60.0
 _TAKES_JOBS = ("idle", "mixed", "allocated")
 
 
@@ -90,7 +90,7 @@ class LocalCluster:
         owner = None if bound_to is None else ProcessIdentity.of(bound_to)
         if bound_to is not None and owner is None:
             raise UserError(f"no process {bound_to} to bind the cluster to", "pass the pid of a running process")
-        deadline = time.monotonic() + _UP_S
+        deadline = time.monotonic() + _UP_SECONDS
         lock = self._lock_unless_up(deadline)
         if lock is None:
             self._require_spec(nodes, cpus)
@@ -136,7 +136,7 @@ class LocalCluster:
         was_running = self._runtime.ask("stop") is not None
         if not self.directory.is_dir():
             return was_running
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + ANSWER_SECONDS
         while (lock := self._runtime.try_lock()) is None:  # the guards of a killed watch are still running
             if time.monotonic() > deadline:
                 raise UserError(
@@ -162,7 +162,7 @@ class LocalCluster:
         spec = self._require_node(name)
         programs = find_programs()
         self._command(f"start {name}")
-        deadline = time.monotonic() + _UP_S
+        deadline = time.monotonic() + _UP_SECONDS
         while not is_listening(spec.ports[1 + spec.node_names.index(name)]) and time.monotonic() < deadline:
             time.sleep(0.02)
         while (state := self._node_states(programs).get(name, "unknown")) not in _TAKES_JOBS:
@@ -182,7 +182,7 @@ class LocalCluster:
         """Start slurmctld again, from the state that it saved, and return when it answers."""
         self.require_running()
         self._command("start slurmctld")
-        deadline = time.monotonic() + _UP_S
+        deadline = time.monotonic() + _UP_SECONDS
         while not self._node_states(find_programs()):
             if time.monotonic() > deadline:
                 raise self._failure("slurmctld does not answer")
@@ -253,7 +253,7 @@ class LocalCluster:
             if states == dict.fromkeys(spec.node_names, "idle"):
                 return
             if time.monotonic() > deadline:
-                raise self._failure(f"after {_UP_S:.0f} s its nodes are {states}")
+                raise self._failure(f"after {_UP_SECONDS:.0f} s its nodes are {states}")
             time.sleep(0.05)
 
     def _command(self, words: str) -> None:
@@ -282,7 +282,7 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=ANSWER_S,
+                timeout=ANSWER_SECONDS,
                 check=False,
             ).stdout
         return ""

@@ -37,7 +37,7 @@ from hyperpod_ft.processes import (
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESTART = signal.SIGUSR1  # has a guard kill its daemon alone, and start it again
-_TICK_S = 0.2
+_TICK_SECONDS = 0.2
 _CORE = ("munged", "slurmctld")
 
 
@@ -138,7 +138,7 @@ class DaemonWatch:
                 raise _StopError(f"{name} ended: see {name}.log and {name}.out")
 
     def _answer(self) -> None:
-        if not select.select([self.control], [], [], _TICK_S)[0]:
+        if not select.select([self.control], [], [], _TICK_SECONDS)[0]:
             return
         connection, _ = self.control.accept()
         connection.settimeout(1)

@@ -26,7 +26,7 @@ from hyperpod_ft.localcluster.slurm_conf import ClusterSpec, render_cgroup_conf,
 from hyperpod_ft.localcluster.strays import kill_strays
 from hyperpod_ft.processes import ProcessIdentity
 
-ANSWER_S = 15.0
+ANSWER_SECONDS = 15.0
 
 
 class Runtime:
@@ -129,7 +129,7 @@ class Runtime:
     def ask(self, words: str) -> str | None:
         """Send the daemon watch a command and return its answer; None when it does not run."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
-            control.settimeout(ANSWER_S)
+            control.settimeout(ANSWER_SECONDS)
             try:
                 control.connect(str(self.path / "control"))
                 control.sendall(words.encode())

@@ -9,6 +9,7 @@ from hyperpod_ft.planning.degrees import Degrees, check_divides, listed_divisors
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.lora_targets import check_targets
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.progress import count
 
 
 def ranks_per_node(config: RunConfig) -> int:
@@ -38,8 +39,8 @@ def degrees_of(config: RunConfig) -> Degrees:
         context = f" x context_parallel {result.context_parallel}" if result.context_parallel > 1 else ""
         raise UserError(
             f"parallelism: tensor_parallel {result.tensor_parallel} x pipeline_parallel {result.pipeline_parallel}"
-            f"{context} = {result.model_ranks} does not divide {_count(result.nodes, 'node')} x"
-            f" {_count(ranks, 'rank')} = {result.world_size}",
+            f"{context} = {result.model_ranks} does not divide {count(result.nodes, 'node')} x"
+            f" {count(ranks, 'rank')} = {result.world_size}",
             f"choose degrees whose product is {listed_divisors(result.world_size)}",
         )
     if ranks % result.tensor_parallel:
@@ -50,10 +51,6 @@ def degrees_of(config: RunConfig) -> Degrees:
         )
     rules.check_degrees(config, result)
     return result
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:

@@ -1,6 +1,7 @@
 """The figures, counts and lists on the page about one run."""
 
-from hyperpod_ft.report.numbers import count, duration, number, percent
+from hyperpod_ft.progress import count
+from hyperpod_ft.report.numbers import duration, number, percent
 from hyperpod_ft.report.run_report import Accelerators, RunReport
 from hyperpod_ft.runs.jobs import Submission
 

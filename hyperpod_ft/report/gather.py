@@ -10,8 +10,8 @@ from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.launch.status import ACTIVE, MAY_CHANGE, RunStatus, StageStatus, State
 from hyperpod_ft.planning.training_steps import rows_per_step
+from hyperpod_ft.progress import count
 from hyperpod_ft.report import job_times
-from hyperpod_ft.report.numbers import count
 from hyperpod_ft.report.run_report import Accelerators, ResumePoint, RunReport, StageSummary, TimelineSpan
 from hyperpod_ft.report.timeline import timeline
 from hyperpod_ft.runs import restarts
@@ -25,6 +25,11 @@ from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import steps
+
+_DATASET_FACTS = (
+    *("rows_read", "rows_used", "bad_rows", "train_examples", "validation_examples", "train_rows", "validation_rows"),
+    *("tokens", "label_tokens", "padding_share", "truncated", "dropped", "unknown_tokens"),
+)
 
 
 def gather(run: Run, status: RunStatus | None = None) -> RunReport:
@@ -101,8 +106,8 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     if config.dataset.max_target_length:
         lengths += f", {config.dataset.max_target_length:,} of the target"
     method = f"LoRA, r {lora.r}, alpha {lora.alpha:g}" if training.method == "lora" else "every parameter"
-    trained, total = facts.get("trainable_parameters"), facts.get("total_parameters")
-    share = f" ({trained:,} of {total:,} parameters)" if trained and total else ""
+    trained, total = (_number(facts.get(name)) for name in ("trainable_parameters", "total_parameters"))
+    share = f" ({trained:,.0f} of {total:,.0f} parameters)" if trained and total else ""
     rows = rows_per_step(training, degrees.data_parallel)
     ranks = count(degrees.world_size, "rank")
     known = steps(run)
@@ -141,7 +146,8 @@ def _resume_points(
         point(attempt.checkpoint, max(0, attempt.step - attempt.checkpoint), attempt.reason)
         for attempt in restarts.history(run, "train")
     ]
-    unexplained = list(facts.get("resumed_from", ()))
+    resumed = facts.get("resumed_from")
+    unexplained = [step for step in resumed if isinstance(step, int)] if isinstance(resumed, list) else []
     for known in found:
         if known.step in unexplained:
             unexplained.remove(known.step)
@@ -189,8 +195,10 @@ def _accelerators(run: Run, spans: Sequence[TimelineSpan]) -> Accelerators | Non
 
 
 def _dataset(records: Mapping[str, Record]) -> Mapping[str, Any]:
+    """The facts about the rows; none if the record lacks one, or one is damaged."""
     facts = records["dataset"].facts if "dataset" in records else {}
-    return facts if facts.get("tokens") else {}
+    is_whole = facts.get("tokens") and all(_number(facts.get(name)) is not None for name in _DATASET_FACTS)
+    return facts if is_whole else {}
 
 
 def _samples(run: Run, records: Mapping[str, Record]) -> Samples | None:

@@ -1,7 +1,8 @@
 """What the headings of the page about one run say: the finding of each section in one sentence."""
 
 from hyperpod_ft.config.sources import Asset
-from hyperpod_ft.report.numbers import count, duration, last_known, moment, number, percent
+from hyperpod_ft.progress import count
+from hyperpod_ft.report.numbers import duration, last_known, moment, number, percent
 from hyperpod_ft.report.run_report import RunReport
 
 

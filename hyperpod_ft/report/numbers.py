@@ -58,14 +58,6 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.095 or share == 0 else f"{share:.1%}"
 
 
-def count(number_of: int, what: str) -> str:
-    """
-    >>> count(1, "node"), count(1200, "step")
-    ('1 node', '1,200 steps')
-    """
-    return f"{number_of:,} {what}{'s' * (number_of != 1)}"
-
-
 def last_known(values: Sequence[float | None]) -> float | None:
     """The last value that is not None, if there is one."""
     return next((value for value in reversed(values) if value is not None), None)

@@ -39,7 +39,7 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
         if name not in selected:
             raise UserError(
                 f"stage {name} is needed and {run.why_not_done(name)}",
-                f"submit without --from and --only, or --from {name}",
+                f"submit with --from {name}, or without --from and --only",
             )
         chosen.add(name)
         targets += run.plan[name].needs

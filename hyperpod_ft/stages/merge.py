@@ -6,6 +6,7 @@ python -m hyperpod_ft.stages.merge RUN_DIR
 from dataclasses import asdict
 
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
+from hyperpod_ft.progress import count
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.model_card import model_card
 from hyperpod_ft.stages.stage import Result, main
@@ -23,7 +24,7 @@ def work(run: Run) -> Result:
     )
     print(
         f"merge: {done.merged} of {done.tensors} tensors merged ({done.lost_in_rounding} lost in rounding), the others"
-        f" copied; {done.nbytes / 1e6:.1f} MB in {done.shards} file(s) -> {run.tuned_model}",
+        f" copied; {done.nbytes / 1e6:.1f} MB in {count(done.shards, 'file')} -> {run.tuned_model}",
         flush=True,
     )
     return Result((run.tuned_model,), asdict(done))

@@ -88,7 +88,8 @@ def sweep_reports(sweep: Sweep) -> list[RunReport]:
         return reports
     short = {key: key.rpartition(".")[2] for key in sweep.keys}
     keys = short if len(set(short.values())) == len(short) else {key: key for key in short}
-    return [_named_after(point.settings, keys, report) for (point, _), report in zip(submitted, reports, strict=True)]
+    named = [_named_after(point.settings, keys, report) for (point, _), report in zip(submitted, reports, strict=True)]
+    return named if len({report.name for report in named}) == len(named) else reports
 
 
 def _named_after(settings: Settings, keys: Mapping[str, str], report: RunReport) -> RunReport:

@@ -91,8 +91,9 @@ class Follower:
                     stack.push(held.pop_all())
                     return True
             except (UserError, OSError) as error:
+                self._report(str(error))
+                self.state = replace(self.state, problem=str(error))
                 if self._shutdown.has_begun:
-                    self.state = replace(self.state, problem=str(error))
                     return False
             self._shutdown.wait(_POLL_SECONDS)
 
@@ -153,10 +154,13 @@ class Follower:
             self._publisher = None
         self._not_before = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
-        if problem != self.state.problem:
-            print(f"tracking: {self._tracker}: {problem}; training is not affected", flush=True)
+        self._report(problem)
         with contextlib.suppress(OSError):
             self._keep(problem=problem)
+
+    def _report(self, problem: str) -> None:
+        if problem != self.state.problem:
+            print(f"tracking: {self._tracker}: {problem}; training is not affected", flush=True)
 
     def _end(self) -> None:
         if self._publisher is None:

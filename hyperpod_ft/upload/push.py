@@ -34,7 +34,7 @@ def push(upload: Upload, repository: str, message: str, *, public: bool = False)
     repository that has all files already gets no commit. Raises UserError.
     """
     if not _REPOSITORY.fullmatch(repository):
-        raise UserError(f"push: {shortened(repository)}: must be ORG/NAME or USER/NAME", "correct it")
+        raise UserError(f"push: {shortened(repository)}: must be ORG/NAME or USER/NAME", "for example my-org/my-model")
     disable_progress_bars()  # lines are printed instead
     if get_token() is None:
         raise UserError("push: there is no Hugging Face token", "export HF_TOKEN with a token that may write")

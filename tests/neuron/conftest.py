@@ -25,7 +25,7 @@ __all__ = ["jobs", "make_training_run"]
 HERE = Path(__file__).parent
 # the last one: importing torch._inductor would start a process for each CPU
 ON_CPU = {"PJRT_DEVICE": "CPU", "NXD_CPU_MODE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-PATIENCE_S = 1800  # sixteen ranks on two processors
+PATIENCE_SECONDS = 1800  # sixteen ranks on two processors
 MakeRun = Callable[..., Run]
 
 
@@ -61,7 +61,7 @@ class NeuronJobs(Jobs):
 
     def train(self, run: Run, expect: int = 0) -> str:
         job = self.start_train(run)
-        assert job.wait(PATIENCE_S) == expect, job.text()
+        assert job.wait(PATIENCE_SECONDS) == expect, job.text()
         return job.text()
 
 

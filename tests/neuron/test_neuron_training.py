@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge, stage
-from tests.neuron.conftest import PATIENCE_S, MakeRun, llama
+from tests.neuron.conftest import PATIENCE_SECONDS, MakeRun, llama
 from tests.neuron.probe import probe
 from tests.training.conftest import Jobs, curve
 
@@ -29,7 +29,7 @@ FP32_TOLERANCE, BF16_TOLERANCE = 1e-5, 2e-2
 def train(jobs: Jobs, run: Run, out: Path) -> torch.Tensor:
     """The live model's logits after training."""
     job = jobs.start(run.plan.degrees.world_size, ["worker", str(run.directory), str(out)])
-    assert job.wait(PATIENCE_S) == 0, job.text()
+    assert job.wait(PATIENCE_SECONDS) == 0, job.text()
     return load_file(out)["logits"]
 
 
@@ -164,7 +164,7 @@ def test_a_save_refuses_copies_that_differ(differing: str, neuron_jobs: Jobs, ma
     """Of a repeated head, which two of four ranks hold, and of what every rank holds."""
     run = make_run(tp=4, settings={"training.save_every_steps": 2}, model=llama(num_key_value_heads=2))
     job = neuron_jobs.start(4, ["diverging", str(run.directory), differing])
-    assert job.wait(PATIENCE_S) != 0
+    assert job.wait(PATIENCE_SECONDS) != 0
     lines = [line for line in job.text().splitlines() if "RuntimeError: step 2" in line]
     assert lines, job.text()
     assert all("2 parameters differ between ranks" in line and differing in line for line in lines)

@@ -34,10 +34,13 @@ _FORMATS: dict[str, dict[str, Any]] = {
 
 
 def _weights_and_biases(conversion: Conversion, key: str) -> None:
-    if conversion.values.get("wandb_mode") == "disabled":
+    mode = conversion.values.get("wandb_mode")
+    if mode == "disabled":
         return
     project = str(conversion.values[key])
     conversion.draft.set("tracking.trackers", ["wandb"], "its key comes from the shell that submits (docs/tracking.md)")
+    if not is_unset(mode) and mode != "online":
+        conversion.draft.set("cluster.environment", {"WANDB_MODE": "offline"}, "from wandb_mode")
     if re.fullmatch(PROJECT, project, re.ASCII):
         conversion.draft.set("tracking.project", project)
     else:
@@ -51,6 +54,8 @@ RULES: Mapping[str, Rule] = {
     "datasets": used,
     "rl": used,
     "adapter": used,
+    "wandb_mode": used,
+    "wandb_entity": left("export WANDB_ENTITY in the shell that submits"),
     "sample_packing": used,
     "micro_batch_size": used,
     "gradient_accumulation_steps": used,
@@ -114,12 +119,10 @@ RULES: Mapping[str, Rule] = {
     ),
     **dict.fromkeys(
         (
-            "wandb_entity",
             "wandb_watch",
             "wandb_name",
             "wandb_run_id",
             "wandb_log_model",
-            "wandb_mode",
             "mlflow_tracking_uri",
             "mlflow_experiment_name",
             "use_tensorboard",

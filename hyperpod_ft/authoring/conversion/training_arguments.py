@@ -1,5 +1,6 @@
 """Keys that transformers' TrainingArguments give to TRL and LLaMA-Factory, and partly to axolotl."""
 
+import math
 from collections.abc import Mapping
 
 from hyperpod_ft.authoring.conversion.foreign_file import Conversion, Rule, choice, left, number, switch, used
@@ -160,7 +161,9 @@ def _set_warmup(conversion: Conversion) -> None:
     if 0 < warmup < 1:
         conversion.draft.set("training.warmup_share", warmup)
     elif warmup and steps > 0:
-        conversion.draft.set("training.warmup_share", min(1.0, round(warmup / steps, 6)), "warmup_steps / max_steps")
+        # rounded down, since the kit rounds share * steps up
+        share = min(1.0, math.floor(warmup / steps * 1e6) / 1e6)
+        conversion.draft.set("training.warmup_share", share, "warmup_steps / max_steps")
     elif warmup:
         conversion.left["warmup_steps"] = (
             "the kit has a share of all steps, whose number `hyperpod-ft plan` shows once the dataset is prepared: set"

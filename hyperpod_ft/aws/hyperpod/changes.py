@@ -29,12 +29,12 @@ def changes(config: ClusterConfig, request: dict[str, Any], described: dict[str,
     `create` applies new groups and new lifecycle scripts. It only reports the rest: HyperPod does not change existing
     groups, and `scale` changes counts.
     """
-    there = {group["InstanceGroupName"]: group for group in described["InstanceGroups"]}
+    existing = {group["InstanceGroupName"]: group for group in described["InstanceGroups"]}
     keys = dict(zip((group.name for group in config.groups), group_keys(config), strict=True))
     groups, added, other = [], {}, []
     for wanted in request["InstanceGroups"]:
         name = wanted["InstanceGroupName"]
-        group = there.pop(name, None)
+        group = existing.pop(name, None)
         if group is None:
             groups.append(wanted)
             added[name] = wanted["InstanceCount"]
@@ -50,7 +50,7 @@ def changes(config: ClusterConfig, request: dict[str, Any], described: dict[str,
     other += [
         f"instance group {name} is not in the cluster file:"
         f" hyperpod-ft cluster delete-group {config.name} {name} --region {config.region}"
-        for name in there
+        for name in existing
     ]
     if described.get("NodeRecovery", request["NodeRecovery"]) != request["NodeRecovery"]:
         mode = request["NodeRecovery"]

@@ -61,10 +61,10 @@ def _node(summary: dict[str, Any]) -> Node:
     )
 
 
-def rebooting(client: Any, cluster: str, asked: Sequence[Node]) -> Seen[list[Node]]:
+def rebooting(client: Any, cluster: str, requested: Sequence[Node]) -> Seen[list[Node]]:
     """How far the reboot of these nodes is; the state is what became of them, NotFound if HyperPod replaced one."""
-    there = {node.instance_id: node for node in list_nodes(client, cluster)}
-    now = [there.get(node.instance_id, replace(node, status="NotFound")) for node in asked]
+    present = {node.instance_id: node for node in list_nodes(client, cluster)}
+    now = [present.get(node.instance_id, replace(node, status="NotFound")) for node in requested]
     states = {f"{node.group} {node.instance_id}": node.status for node in now}
     changing = any(not (node.running or node.failed or node.status == "NotFound") for node in now)
     return Seen(now, states, begun=not all(node.running for node in now), changing=changing)

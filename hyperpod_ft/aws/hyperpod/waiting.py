@@ -103,12 +103,12 @@ class ClusterWatch:
 
     def until_gone(self, timeout_seconds: float) -> None:
         """Delete the cluster as soon as HyperPod accepts that, and wait. Raises UserError on failure or timeout."""
-        deadline, asked, deleting = time.monotonic() + timeout_seconds, False, False
+        deadline, requested, deleting = time.monotonic() + timeout_seconds, False, False
         while cluster := api.find(self.sagemaker, self.name):
             deleting = deleting or cluster.status == api.DELETING
-            if not deleting and not asked:
-                asked = api.delete(self.sagemaker, self.name)
-                state = "deletion requested" if asked else f"will be deleted once it is no longer {cluster.status}"
+            if not deleting and not requested:
+                requested = api.delete(self.sagemaker, self.name)
+                state = "deletion requested" if requested else f"will be deleted once it is no longer {cluster.status}"
                 self._report_change(f"cluster {self.name}", state)
             # it may be deleted before its nodes are listed
             with suppress(self.sagemaker.exceptions.ResourceNotFound):

@@ -39,12 +39,12 @@ def login_user(users: Sequence[User], public_key: str) -> str:
 def in_group(cluster: Cluster, nodes: list[Node], name: str) -> Node:
     """The first Running node of exactly this group. Raises UserError if there is no such group or none is Running."""
     group = cluster.group(name)
-    there = [node for node in nodes if node.group == group.name]
-    running = [node for node in there if node.running]
+    members = [node for node in nodes if node.group == group.name]
+    running = [node for node in members if node.running]
     if not running:
         others = sorted({node.group for node in nodes if node.running})
         raise UserError(
-            f"{cluster.name}: no node of {name} is Running ({tally(there) or 'the group is empty'})",
+            f"{cluster.name}: no node of {name} is Running ({tally(members) or 'the group is empty'})",
             "wait for one" + (f", or pass --group with one of: {', '.join(others)}" if others else ""),
         )
     return running[0]

@@ -14,26 +14,26 @@ def node_states(aws_cli: ssm.AwsCli, target: str) -> dict[str, str]:
 
     Without the flags that sinfo appends, such as the `*` of a node that does not respond.
     """
-    said = ssm.run(aws_cli, target, ssm.script_command(_script("node_states.sh")), _STATES)
-    if said.startswith("failed:"):
+    output = ssm.run(aws_cli, target, ssm.script_command(_script("node_states.sh")), _STATES)
+    if output.startswith("failed:"):
         raise UserError(
-            f"Slurm on the controller does not answer: {said.removeprefix('failed:').strip()}",
+            f"Slurm on the controller does not answer: {output.removeprefix('failed:').strip()}",
             "log in to the controller and check slurmctld",
         )
-    states = (word.partition("=") for word in said.split())
+    states = (word.partition("=") for word in output.split())
     return {name: state.rstrip("*~#!%$@^-+") for name, _, state in states}
 
 
 def back_up(aws_cli: ssm.AwsCli, target: str, mount_path: str) -> str:
     """Copy Slurm's state and accounting database to the shared volume; returns what was copied. Raises UserError."""
     command = ssm.script_command(_script("back_up_slurm.sh"), mount_path)
-    said = ssm.run(aws_cli, target, command, _BACKUP, attempts=1, seconds=_BACKUP_SECONDS)
-    if said.startswith("failed:"):
+    output = ssm.run(aws_cli, target, command, _BACKUP, attempts=1, seconds=_BACKUP_SECONDS)
+    if output.startswith("failed:"):
         raise UserError(
-            f"the controller could not be backed up: {said.removeprefix('failed:').strip()}",
-            "see the message",
+            f"the controller could not be backed up: {output.removeprefix('failed:').strip()}",
+            "log in with `hyperpod-ft cluster ssh --ssm`, and check slurmctld and the shared volume",
         )
-    return said
+    return output
 
 
 def _script(name: str) -> Path:

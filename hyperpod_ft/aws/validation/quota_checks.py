@@ -57,10 +57,7 @@ def quotas(given: CheckInput) -> Iterator[Finding]:
         # reserved capacity has its own quotas, and AWS does not document which of them apply
         planned = any(g.training_plan_arn for g in config.workers if g.instance_type == instance_type)
         if name not in limits:
-            remedy = "check the Service Quotas console, service Amazon SageMaker"
-            yield warning(
-                f"{key}.instance_type", f"could not check its quota: Service Quotas does not list `{name}`", remedy
-            )
+            yield warning(f"{key}.instance_type", *not_listed(name))
         elif (needed := count + used[instance_type]) > limits[name]["Value"]:
             verdict = warning if planned else error
             yield verdict(
@@ -91,8 +88,7 @@ def network_quotas(given: CheckInput) -> Iterator[Finding]:
         key = "name" if network in _OF_THE_STACK else "workers"
         limit = limits[network.service].get(network.quota)
         if limit is None:
-            problem = f"could not check the quota `{network.quota}`: Service Quotas does not list it"
-            yield warning(key, problem, f"check the Service Quotas console, service {network.service}")
+            yield warning(key, *not_listed(network.quota, network.service))
             continue
         taken = network.count(given.clients["ec2"])
         if taken + more > limit["Value"]:
@@ -108,6 +104,14 @@ def quota_shortfall(
         f"quota `{limit['QuotaName']}` is {limit['Value']:g}; {needed} are needed{others}",
         f"request more: aws service-quotas request-service-quota-increase --region {region}"
         f" --service-code {limit['ServiceCode']} --quota-code {limit['QuotaCode']} --desired-value {needed}",
+    )
+
+
+def not_listed(name: str, service: str = "Amazon SageMaker") -> tuple[str, str]:
+    """The problem and the remedy of a quota that `limits_of` has not found."""
+    return (
+        f"could not check its quota: Service Quotas does not list `{name}`",
+        f"check the Service Quotas console, service {service}",
     )
 
 

@@ -16,7 +16,7 @@ from hyperpod_ft import digests, publish
 from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.errors import VOLUME_FULL, UserError
-from hyperpod_ft.progress import ByteProgress
+from hyperpod_ft.progress import ByteProgress, count
 
 JOURNAL = ".finished.json"
 _FULL = (*VOLUME_FULL, errno.EFBIG)
@@ -77,12 +77,12 @@ def _clear(partial: Path, identity: str) -> None:
     journal = _read(partial)
     before: dict[str, str] = journal["finished"]
     if before and journal["identity"] != identity:
-        _report(f"{partial}: removed {len(before)} file(s) that another command wrote")
+        _report(f"{partial}: removed {count(len(before), 'file')} that another command wrote")
     whole = _whole(partial, before) if journal["identity"] == identity else {}
     publish.write_json(partial / JOURNAL, {"identity": identity, "finished": whole})
     _remove_unfinished(partial)
     if whole:
-        _report(f"{partial}: resuming: {len(whole)} file(s) are already finished")
+        _report(f"{partial}: resuming: {count(len(whole), 'file')} already finished")
 
 
 def _whole(partial: Path, before: Mapping[str, str]) -> dict[str, str]:

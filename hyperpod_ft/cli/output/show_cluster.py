@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyperpod_ft.cli.output import tables
-from hyperpod_ft.progress import format_bytes
+from hyperpod_ft.progress import count, format_bytes
 
 if TYPE_CHECKING:  # --help and the other commands start without them
     from hyperpod_ft.aws.hyperpod.api import Cluster
@@ -54,8 +54,8 @@ def validated(checked: ValidationResult, as_json: bool) -> int:
     return 1 if checked.has_errors else 0
 
 
-def _number(count: int, noun: str) -> str:
-    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+def _number(number: int, noun: str) -> str:
+    return count(number, noun) if number else f"no {noun}s"
 
 
 def status(found: ClusterOverview, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from hyperpod_ft.cli.output.show_runs import STATE_STYLES
 from hyperpod_ft.cli.output.tables import clip, console, shown, table
-from hyperpod_ft.report.numbers import count
+from hyperpod_ft.progress import count
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose

@@ -73,8 +73,7 @@ class Checks:
         at_once = self._at_once()
         for (name, key), needed in wanted.items():
             if name not in limits:
-                problem = f"could not check its quota: Service Quotas does not list `{name}`"
-                findings.append(warning(key, problem, "check the Service Quotas console, service Amazon SageMaker"))
+                findings.append(warning(key, *quota_checks.not_listed(name)))
             elif needed > limits[name]["Value"]:
                 findings.append(error(key, *quota_checks.quota_shortfall(given.config.region, limits[name], needed, 0)))
             elif at_once.get(name, 0) > limits[name]["Value"]:

@@ -26,10 +26,7 @@ _SITE_REMEDIES = {
     "administrator",
     "Invalid account": "ask for a Slurm account (docs/lifecycle.md), or correct the run file's cluster.account",
 }
-
 _PENDING = "Job is pending execution"
-
-
 _IDS_AT_ONCE = 5_000  # Linux allows an argument 128 KiB
 # Fields of `scontrol show job`, in the order of what is made of them.
 _SHOWN = ("JobState", "Reason", "RunTime", "NodeList", "JobName", "Comment")

@@ -40,8 +40,8 @@ class Figures:
     run: str  # name/id
     method: Annotated[str, _Line("method", str)]
     instances: Annotated[str, _Line("instances", str)]  # nodes x type
-    trainable_parameters: Annotated[int | None, _Line("trainable parameters", "{:,d}".format)]
-    steps: Annotated[int | None, _Line("steps", "{:,d}".format)]
+    trainable_parameters: Annotated[int | None, _Line("trainable parameters", "{:,.0f}".format)]
+    steps: Annotated[int | None, _Line("steps", "{:,.0f}".format)]
     rows_per_second: Annotated[float | None, _Line("rows/s", "{:,.3f}".format)]  # packed rows
     # examples of the dataset
     documents_per_second: Annotated[float | None, _Line("documents/s", "{:,.3f}".format)]
@@ -51,7 +51,7 @@ class Figures:
     seconds: Annotated[float | None, _Line("minutes", _minutes)]  # in the training loop, over all attempts
     warm_up_seconds: Annotated[float | None, _Line("warm-up, minutes", _minutes)]
     precompile_seconds: Annotated[float | None, _Line("precompile, minutes", _minutes)]  # in no other figure
-    attempts: Annotated[int | None, _Line("attempts", "{:,d}".format)]
+    attempts: Annotated[int | None, _Line("attempts", "{:,.0f}".format)]
     node_hours: Annotated[float | None, _Line("node-hours", "{:,.3f}".format)]
     accelerator_hours: Annotated[float | None, _Line("accelerator-hours", "{:,.2f}".format)]
     cost: Annotated[float | None, _Line("cost", "{:,.2f}".format)]

@@ -24,8 +24,7 @@ def _quota(target: Target, session: Session) -> list[Finding]:
     limits = quota_checks.limits_of(session.client("service-quotas"), "sagemaker")
     name, needed = f"ml.{target.settings.instance_type} for endpoint usage", target.settings.instances
     if name not in limits:
-        problem = f"could not check its quota: Service Quotas does not list `{name}`"
-        return [warning(_TYPE, problem, "check the Service Quotas console, service Amazon SageMaker")]
+        return [warning(_TYPE, *quota_checks.not_listed(name))]
     if needed <= limits[name]["Value"]:
         return []
     return [error(_TYPE, *quota_checks.quota_shortfall(target.region, limits[name], needed, 0))]

@@ -57,7 +57,9 @@ def _parsed(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
     except ValueError as error:
-        raise UserError(f"the endpoint's answer is not JSON: {body[:200]!r}", "see its log") from error
+        raise UserError(
+            f"the endpoint's answer is not JSON: {body[:200]!r}", "see `hyperpod-ft deploy logs`"
+        ) from error
     return value if isinstance(value, dict) else {"error": {"message": str(value)[:200]}}
 
 

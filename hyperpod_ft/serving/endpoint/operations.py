@@ -20,7 +20,7 @@ from hyperpod_ft.serving.endpoint.endpoints import Endpoint, Endpoints, require
 from hyperpod_ft.serving.endpoint.invoking import stream
 from hyperpod_ft.serving.endpoint.proof import Proof
 from hyperpod_ft.serving.endpoint.remove import remove
-from hyperpod_ft.serving.endpoint.waiting import Watch
+from hyperpod_ft.serving.endpoint.waiting import EndpointWatch
 from hyperpod_ft.serving.models import TUNED
 
 
@@ -142,8 +142,8 @@ class EndpointOperations:
     def _endpoints(self) -> Endpoints:
         return Endpoints(self.session.client("sagemaker"), self.report)
 
-    def _watch(self, name: str, *, scales: bool = False) -> Watch:
-        return Watch(self._endpoints, self.session.client("logs"), name, scales, self.report)
+    def _watch(self, name: str, *, scales: bool = False) -> EndpointWatch:
+        return EndpointWatch(self._endpoints, self.session.client("logs"), name, scales, self.report)
 
     def _explained(self, name: str) -> AbstractContextManager[None]:
         return explained(f"endpoint {name}")

@@ -103,4 +103,6 @@ def completion_text(answer: dict[str, Any]) -> str:
     try:
         return str(answer["choices"][0]["text"])
     except (KeyError, IndexError, TypeError) as error:
-        raise UserError(f"the endpoint's answer is not a completion: {str(answer)[:200]}", "see its log") from error
+        raise UserError(
+            f"the endpoint's answer is not a completion: {str(answer)[:200]}", "see `hyperpod-ft deploy logs`"
+        ) from error

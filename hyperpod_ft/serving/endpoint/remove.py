@@ -11,12 +11,12 @@ from hyperpod_ft.serving.endpoint import endpoint_logs
 from hyperpod_ft.serving.endpoint.create import scaling
 from hyperpod_ft.serving.endpoint.create.endpoint_request import component_name
 from hyperpod_ft.serving.endpoint.endpoints import DELETING, Endpoints
-from hyperpod_ft.serving.endpoint.waiting import Watch
+from hyperpod_ft.serving.endpoint.waiting import EndpointWatch
 
 DEADLINE_SECONDS = 1800.0
 
 
-def remove(watch: Watch, clients: Any, bundles: Iterable[str] = (), *, keep_bundle: bool = False) -> bool:
+def remove(watch: EndpointWatch, clients: Any, bundles: Iterable[str] = (), *, keep_bundle: bool = False) -> bool:
     """Delete what an endpoint has: instances first, since they cost most; the models last, which name the bundles.
 
     `clients`: boto3's client of a service. `bundles`: S3 prefixes in addition to those that the models name. Returns
@@ -59,7 +59,7 @@ def _require_tags(endpoints: Endpoints, name: str) -> None:
             )
 
 
-def _delete_component(watch: Watch) -> bool:
+def _delete_component(watch: EndpointWatch) -> bool:
     """Request the deletion if none is in progress; returns whether the component still exists."""
     found = watch.endpoints.component(watch.name)
     if found is not None and found.status != DELETING:
@@ -67,7 +67,7 @@ def _delete_component(watch: Watch) -> bool:
     return found is not None
 
 
-def _delete_endpoint(watch: Watch) -> bool:
+def _delete_endpoint(watch: EndpointWatch) -> bool:
     """Request the deletion if none is in progress; returns whether the endpoint still exists."""
     found = watch.endpoints.find(watch.name)
     if found is not None and found.status != DELETING:
@@ -75,7 +75,7 @@ def _delete_endpoint(watch: Watch) -> bool:
     return found is not None
 
 
-def _remove_bundle(watch: Watch, s3: Any, url: str) -> int:
+def _remove_bundle(watch: EndpointWatch, s3: Any, url: str) -> int:
     if f"/endpoints/{watch.name}/" not in url:
         watch.report(f"kept {url}: it is not a bundle of this endpoint")
         return 0
@@ -98,7 +98,7 @@ def _names(s3: Any, url: str) -> list[str]:
         raise
 
 
-def _remove_logs(watch: Watch, logs: Any) -> None:
+def _remove_logs(watch: EndpointWatch, logs: Any) -> None:
     groups = (endpoint_logs.log_group(watch.name), endpoint_logs.log_group(watch.name, component_name(watch.name)))
     try:
         with explained("its log", {"AccessDeniedException": "allow logs:DeleteLogGroup, or delete it yourself"}):

@@ -23,7 +23,7 @@ class EndpointFailedError(UserError):
 
 
 @dataclass(frozen=True)
-class Watch:
+class EndpointWatch:
     """Follows one endpoint, and its inference component if it has one."""
 
     endpoints: Endpoints

@@ -83,5 +83,12 @@ class Pages:
                     page.content = make().encode()
                 except (UserError, OSError) as error:
                     raise HttpError(500, str(error)) from error
+                finally:
+                    if not page.content:  # a wrong address keeps no page of a run from being remembered
+                        self._forget(key)
                 page.made = time.monotonic()
             return page.content
+
+    def _forget(self, key: tuple[str, ...]) -> None:
+        with self._lock:
+            self._pages.pop(key, None)

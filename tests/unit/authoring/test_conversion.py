@@ -1,6 +1,7 @@
 """Configuration files of other tools as run files. The files here are written for these tests."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,19 @@ def test_a_project_of_weights_and_biases_that_cannot_be_used(directory: Path, ke
     found, config = converted(directory, text)
     assert config.tracking.project is None
     assert ("wandb_project" in found.left) == ("project" in key)
+
+
+def test_weights_and_biases_that_were_offline_stay_offline(directory: Path) -> None:
+    text = AXOLOTL.replace("wandb_project: birds", "wandb_project: birds\nwandb_mode: offline\nwandb_entity: me")
+    found, config = converted(directory, text)
+    assert config.cluster.environment == {"WANDB_MODE": "offline"}
+    assert "WANDB_ENTITY" in found.left["wandb_entity"]
+
+
+def test_warmup_steps_are_the_same_number_of_steps(directory: Path) -> None:
+    _, config = converted(directory, TRL.replace("max_steps: 200", "max_steps: 300") + "warmup_steps: 50\n")
+    assert config.training.max_steps == 300
+    assert math.ceil(config.training.warmup_share * 300) == 50
 
 
 def test_the_batch_stays_and_is_divided_only_to_fit(directory: Path) -> None:

@@ -1,5 +1,6 @@
 """What `clean` lists, keeps and removes, also beside a submission that starts at the same moment."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import typer
 
 from hyperpod_ft import publish
-from hyperpod_ft.clean import removal
+from hyperpod_ft.clean import inventory, removal
 from hyperpod_ft.clean.inventory import Item, take_inventory
 from hyperpod_ft.clean.removal import Removal, remove
 from hyperpod_ft.clean.sizes import usages
@@ -154,6 +155,19 @@ def test_code_that_a_server_imports_from_stays(make_run: MakeRun, monkeypatch: p
     finally:
         became.communicate()
     assert removed(done.root, kinds=("code",)) == [name(done, copy)]
+
+
+def test_code_of_which_nothing_is_known_stays(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = existing(make_run(env={"python": None}), finished=True)
+    copy = done.code_copies / "0.1.0-0123456789ab"
+    publish.write_text(copy / "entry.py", "")
+
+    def unknown(_: Path) -> bool:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(inventory, "is_held", unknown)
+    with pytest.raises(UserError, match="cannot tell whether a server imports from it: No locks available"):
+        removed(done.root, name(done, copy))
 
 
 class Noting(ProcessLauncher):

@@ -101,6 +101,17 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
         assert "error: generate: the &lt;disk&gt; is full" in report_page([report])
 
 
+def test_damaged_facts_are_left_out(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path)
+    damaged = {"dataset": {"rows_read": "many"}, "train": {"trainable_parameters": "all", "resumed_from": None}}
+    for stage, damage in damaged.items():
+        record = json.loads(run.record_path(stage).read_text())
+        run.record_path(stage).write_text(json.dumps(record | {"facts": record["facts"] | damage}))
+    report = gather(run)
+    assert report.dataset == {} and "parameters" not in report.subject["Method"]
+    assert "many" not in report_page([report])
+
+
 def test_texts_of_a_run_are_text(tmp_path: Path) -> None:
     hostile = "</script><script>alert(1)</script>\n<img src=x onerror=alert(2)> & \u2028"
     page = report_page([gather(recorded_run(tmp_path, prompt=hostile))])
@@ -137,7 +148,7 @@ def test_only_what_differs_is_listed(tmp_path: Path) -> None:
 
 def test_numbers_are_written_as_their_examples_say() -> None:
     found = doctest.testmod(numbers)
-    assert (found.failed, found.attempted > 4) == (0, True)
+    assert (found.failed, found.attempted > 3) == (0, True)
 
 
 def test_a_page_of_a_server_may_ask_only_that_server(tmp_path: Path) -> None:

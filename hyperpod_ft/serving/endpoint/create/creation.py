@@ -22,7 +22,7 @@ from hyperpod_ft.serving.endpoint.endpoints import DELETING, FAILED, Endpoints
 from hyperpod_ft.serving.endpoint.invoking import invoke
 from hyperpod_ft.serving.endpoint.proof import ComparedAnswer, Proof, completion_request, completion_text
 from hyperpod_ft.serving.endpoint.remove import remove
-from hyperpod_ft.serving.endpoint.waiting import EndpointFailedError, Watch
+from hyperpod_ft.serving.endpoint.waiting import EndpointFailedError, EndpointWatch
 from hyperpod_ft.terminal import printable
 
 _START_SECONDS = 1800.0  # for instances, image and model, before the container's own startup time
@@ -37,7 +37,7 @@ class Creation:
 
     deployment: Deployment
     session: Session
-    watch: Watch
+    watch: EndpointWatch
     report: Report
 
     def run(self, *, keep: bool) -> Proof | None:
