@@ -47,7 +47,7 @@ def doctor(
     """
     if cluster is not None:
         if run_file or overrides or nodes:
-            raise UserError("--cluster: not together with a run file, --set or --nodes", "leave them out")
+            raise UserError("--cluster: cannot be combined with a run file, --set or --nodes", "leave these out")
         rows, text = _outside(cluster, region, profile)
     else:
         rows, text = _inside(run_file, overrides or (), nodes)
@@ -74,7 +74,7 @@ def _inside(run_file: str | None, overrides: Sequence[str], nodes: bool) -> "tup
 
 def _outside(reference: str, region: str | None, profile: str | None) -> "tuple[list[Finding], str]":
     """The rows and the report of a cluster."""
-    from hyperpod_ft.aws.operations import ClusterOperations
+    from hyperpod_ft.aws.cluster.operations import ClusterOperations
     from hyperpod_ft.cli.cluster.arguments import access_of, find
     from hyperpod_ft.doctor import outside, report
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from hyperpod_ft.aws.cluster.operations import ClusterOperations, ClusterOverview
 from hyperpod_ft.aws.hyperpod.api import IN_SERVICE, Cluster, GroupState
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
-from hyperpod_ft.aws.operations import ClusterOperations, ClusterOverview
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.validation.lifecycle_checks import SCRIPTS

@@ -43,7 +43,7 @@ def test_a_cluster_from_outside(kit: Kit) -> None:
     assert NO_CAPACITY in group["found"], "which only events have"
 
     assert "no cluster 'other'" in kit.run_any("doctor", "--cluster", "other", "--region", kit.aws.region, status=2)
-    assert "leave the run file" in kit.run_any("doctor", "quickstart", "--cluster", NAME, status=2)
+    assert "a run file, --set or --nodes" in kit.run_any("doctor", "quickstart", "--cluster", NAME, status=2)
 
 
 def test_lifecycle_scripts_that_were_changed(kit: Kit) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.create import upload
+from hyperpod_ft.aws.cluster.create import upload
 from hyperpod_ft.aws.hyperpod import lifecycle_files
 from hyperpod_ft.aws.validation.lifecycle_checks import SCRIPTS
 from hyperpod_ft.findings import Finding

@@ -11,11 +11,11 @@ import pytest
 from botocore.stub import Stubber
 
 from hyperpod_ft.aws import cluster_reference
-from hyperpod_ft.aws.cluster_access import ClusterAccess
-from hyperpod_ft.aws.create import create
+from hyperpod_ft.aws.cluster.access import ClusterAccess
+from hyperpod_ft.aws.cluster.create import create
+from hyperpod_ft.aws.cluster.remove import remove
 from hyperpod_ft.aws.hyperpod import api, cluster_logs
 from hyperpod_ft.aws.hyperpod.specification import group_specification
-from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import Report

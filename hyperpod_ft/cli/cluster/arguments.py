@@ -10,7 +10,7 @@ import typer
 from hyperpod_ft.cli.output import show_cluster, tables
 
 if TYPE_CHECKING:
-    from hyperpod_ft.aws.cluster_access import ClusterAccess
+    from hyperpod_ft.aws.cluster.access import ClusterAccess
     from hyperpod_ft.aws.cluster_reference import ClusterReference
     from hyperpod_ft.config.cluster_config import ClusterConfig
     from hyperpod_ft.progress import Report
@@ -53,7 +53,7 @@ def find(reference: str, region: str | None) -> "ClusterReference":
 
 
 def access_of(target: "ClusterReference", profile: str | None, report: "Report" = tables.progress) -> "ClusterAccess":
-    from hyperpod_ft.aws.cluster_access import ClusterAccess
+    from hyperpod_ft.aws.cluster.access import ClusterAccess
 
     return ClusterAccess.of(target, profile, report)
 

@@ -28,8 +28,8 @@ from hyperpod_ft.cli.output import show_cluster, tables
 from hyperpod_ft.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
+    from hyperpod_ft.aws.cluster.operations import ClusterOperations
     from hyperpod_ft.aws.cluster_reference import ClusterReference
-    from hyperpod_ft.aws.operations import ClusterOperations
     from hyperpod_ft.progress import Report
 
 app = typer.Typer(
@@ -220,7 +220,7 @@ def delete(
 def _operations(
     target: "ClusterReference", profile: str | None, report: "Report" = tables.progress
 ) -> "ClusterOperations":
-    from hyperpod_ft.aws.operations import ClusterOperations
+    from hyperpod_ft.aws.cluster.operations import ClusterOperations
 
     return ClusterOperations(access_of(target, profile, report))
 

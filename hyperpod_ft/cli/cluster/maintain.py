@@ -25,8 +25,8 @@ from hyperpod_ft.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from hyperpod_ft.aws.cluster.maintenance import Maintenance
     from hyperpod_ft.aws.hyperpod.nodes import Node
-    from hyperpod_ft.aws.maintenance import Maintenance
 
 app = typer.Typer()
 
@@ -230,8 +230,8 @@ def node_recovery(
 
 @contextmanager
 def _maintenance(cluster: str, region: str | None, profile: str | None, as_json: bool) -> "Iterator[Maintenance]":
-    from hyperpod_ft.aws.maintenance import Maintenance
-    from hyperpod_ft.aws.operations import ClusterOperations
+    from hyperpod_ft.aws.cluster.maintenance import Maintenance
+    from hyperpod_ft.aws.cluster.operations import ClusterOperations
 
     access = access_of(find(cluster, region), profile)
     with interruptible():

@@ -42,7 +42,7 @@ def observability(
     as_json: Json = False,
 ) -> None:
     """Show, install or remove HyperPod's observability extension: metrics of nodes, accelerators and Slurm."""
-    from hyperpod_ft.aws.observability import Observability
+    from hyperpod_ft.aws.cluster.observability import Observability
 
     if (install and remove) or (settings is not None and not install):
         raise UserError("observability: --install, with or without --settings, or --remove", "pass one of them")

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.cluster_access import ClusterAccess
+from hyperpod_ft.aws.cluster.access import ClusterAccess
+from hyperpod_ft.aws.cluster.idle_nodes import without_jobs
 from hyperpod_ft.aws.hyperpod import api, batches, instance_groups, software
 from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import Node, rebooting, ssm_target, tally
 from hyperpod_ft.aws.hyperpod.software import NodeImage
 from hyperpod_ft.aws.hyperpod.waiting import Awaited
-from hyperpod_ft.aws.idle_nodes import without_jobs
 from hyperpod_ft.aws.ssh import controller
 from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.errors import UserError

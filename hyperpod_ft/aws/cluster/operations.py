@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ft.aws.cluster_access import ClusterAccess
-from hyperpod_ft.aws.create import create
+from hyperpod_ft.aws.cluster.access import ClusterAccess
+from hyperpod_ft.aws.cluster.create import create
+from hyperpod_ft.aws.cluster.remove import remove
 from hyperpod_ft.aws.hyperpod import api, cluster_logs, events, lifecycle_files
 from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.events import Event
 from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import INSTANCE_ID, Node
 from hyperpod_ft.aws.hyperpod.waiting import Awaited
-from hyperpod_ft.aws.remove import remove
 from hyperpod_ft.aws.s3 import small_objects
 from hyperpod_ft.aws.ssh import connect as ssh
 from hyperpod_ft.aws.ssh import key as ssh_key

@@ -1,6 +1,6 @@
 """Delete a cluster and what its stack need not keep; report what still costs money."""
 
-from hyperpod_ft.aws.cluster_access import ClusterAccess
+from hyperpod_ft.aws.cluster.access import ClusterAccess
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.stack.stack import Remaining

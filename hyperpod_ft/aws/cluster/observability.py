@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from hyperpod_ft.aws.cluster_access import ClusterAccess
+from hyperpod_ft.aws.cluster.access import ClusterAccess
 from hyperpod_ft.aws.hyperpod import extension
 from hyperpod_ft.aws.hyperpod.extension import Extension
 from hyperpod_ft.aws.wait_for_change import Seen

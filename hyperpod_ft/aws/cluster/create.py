@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hyperpod_ft.aws.cluster_access import ClusterAccess
+from hyperpod_ft.aws.cluster.access import ClusterAccess
 from hyperpod_ft.aws.hyperpod import api, lifecycle_files, requests
 from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
 from hyperpod_ft.aws.s3 import listing, small_objects

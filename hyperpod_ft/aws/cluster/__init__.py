@@ -1,0 +1,1 @@
+"""What `hyperpod-ft cluster` does with a cluster: create, look, change, delete."""
