@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from sharding_worker import STEPS
 from test_layouts import compare, reference
 from test_layouts import settings as layout
 from test_sharding import check, job, settings
@@ -46,10 +47,10 @@ def by_transformers(run: Run, steps: int) -> dict[str, torch.Tensor]:
 
 
 def expected_of(run: Run) -> dict[str, torch.Tensor]:
-    """After four steps."""
-    tensors = by_transformers(run, 4)
+    """After all steps."""
+    tensors = by_transformers(run, STEPS)
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("gradient")}
-    return kept | {"loss": tensors["loss"][:4]}
+    return kept | {"loss": tensors["loss"][:STEPS]}
 
 
 def test_two_ranks(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
