@@ -13,6 +13,7 @@ from hyperpod_ft.runs.run import Run
 
 # Facts about time, and about how often a run was started; all others must be the same.
 _OF_TIME = {
+    "time",
     "seconds",
     "seconds_per_step",
     "rows_per_second",
@@ -40,7 +41,7 @@ def outcome(run: Run) -> dict[str, Any]:
     files += [file for stage in ("download", "dataset") for file in _outputs(run, stage)]
     return {
         "files": {run.relative(file): _digest(file, run.root) for file in files},
-        "metrics": [_without_times(json.loads(line)) for line in run.metrics_path.read_text().splitlines()],
+        "metrics": [without_times(json.loads(line)) for line in run.metrics_path.read_text().splitlines()],
         "records": {stage.name: _record(run, stage.name) for stage in run.plan.stages},
         # the one before it may be of any step: a cancelled training saves the step it has finished
         "checkpoint": max(run.checkpoints_by_step()),
@@ -102,17 +103,18 @@ def _record(run: Run, stage: str) -> dict[str, Any]:
     outputs = {output["path"]: (output["size"], output["sha256"]) for output in record["outputs"]}
     # its rows hold times, and checkpoints hold what the files of a loss curve do: compared as `metrics` above
     names = [name for name in outputs if "/checkpoints/" in name or name.endswith("metrics.jsonl")]
-    return {**kept, "outputs": {**outputs, **dict.fromkeys(names)}, "facts": _without_times(record["facts"])}
+    return {**kept, "outputs": {**outputs, **dict.fromkeys(names)}, "facts": without_times(record["facts"])}
 
 
 def _outputs(run: Run, stage: str) -> list[Path]:
     return [run.root / output["path"] for output in read_json(run.record_path(stage))["outputs"]]
 
 
-def _without_times(value: Any) -> Any:
+def without_times(value: Any) -> Any:
+    """A value of JSON without the facts about time in it."""
     if isinstance(value, dict):
-        return {key: _without_times(inner) for key, inner in value.items() if key not in _OF_TIME}
-    return [_without_times(inner) for inner in value] if isinstance(value, list) else value
+        return {key: without_times(inner) for key, inner in value.items() if key not in _OF_TIME}
+    return [without_times(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _files(path: Path) -> list[Path]:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,11 @@ def test_differences_name_the_place() -> None:
         "files/merged/a: x became None",
         "metrics/0/loss: 2.5 became 2.25",
     ]
+
+
+def test_times_of_rows_are_not_compared() -> None:
+    rows = [{"step": step, "loss": 1.0, "time": time.time() + step, "seconds": 0.1} for step in (1, 2)]
+    assert outcome.without_times(rows) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 1.0}]
 
 
 def test_entries_add_up_in_the_table() -> None:
