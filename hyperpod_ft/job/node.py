@@ -7,6 +7,7 @@ rank runs on this machine.
 With `--precompile` the ranks run a trial (stage precompile), with engine neuron under `neuron_parallel_compile`.
 """
 
+import errno
 import os
 import subprocess
 import sys
@@ -80,8 +81,9 @@ def main() -> None:
         _start_ranks(Path(directory), step, precompile=options == [_PRECOMPILE])
     except UserError as error:
         print_error(step.node, str(error))
-        # an error of the volume is not the user's: the ranks are started again after it
-        sys.exit(1 if isinstance(error.__cause__, OSError) else EXIT_USER_ERROR)
+        # an I/O error of the volume is not the user's, and may pass: the ranks are started again after it
+        passing = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
+        sys.exit(1 if passing else EXIT_USER_ERROR)
     except OSError as error:
         message, status = volume_failure(error)
         print_error(step.node, message)

@@ -82,6 +82,7 @@ class Follower:
     def _begin(self, stack: contextlib.ExitStack) -> bool:
         """Wait until the state can be read and no other process publishes to this tracker, or the shutdown begins."""
         path = self._run.tracking / f"{self._tracker}.lock"
+        problem = ""
         while True:
             try:
                 self.state = TrackerState.read(self._run, self._tracker)
@@ -91,9 +92,11 @@ class Follower:
                     stack.push(held.pop_all())
                     return True
             except (UserError, OSError) as error:
-                self._report(str(error))
-                self.state = replace(self.state, problem=str(error))
+                if problem != str(error):
+                    problem = str(error)
+                    self._report(problem)
                 if self._shutdown.has_begun:
+                    self.state = replace(self.state, problem=problem)
                     return False
             self._shutdown.wait(_POLL_SECONDS)
 
@@ -154,13 +157,13 @@ class Follower:
             self._publisher = None
         self._not_before = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
-        self._report(problem)
+        if problem != self.state.problem:
+            self._report(problem)
         with contextlib.suppress(OSError):
             self._keep(problem=problem)
 
     def _report(self, problem: str) -> None:
-        if problem != self.state.problem:
-            print(f"tracking: {self._tracker}: {problem}; training is not affected", flush=True)
+        print(f"tracking: {self._tracker}: {problem}; training is not affected", flush=True)
 
     def _end(self) -> None:
         if self._publisher is None:

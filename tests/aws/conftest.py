@@ -204,3 +204,11 @@ def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket.socket, "connect", only_loopback)
     monkeypatch.setattr(socket.socket, "connect_ex", only_loopback_ex)
+
+
+@pytest.fixture
+def client(aws: Aws) -> Any:
+    """The kit's client for S3, and a bucket named `bucket`."""
+    found = Session().client("s3", connections=8)
+    found.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": aws.region})
+    return found

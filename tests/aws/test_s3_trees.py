@@ -18,7 +18,6 @@ from hyperpod_ft.aws.s3.download import RANGE_BYTES
 from hyperpod_ft.aws.s3.listing import DIGEST
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.s3.upload import PART_BYTES, part_bytes
-from hyperpod_ft.aws.session import Session
 from hyperpod_ft.digests import file_xxh3, files_below
 from hyperpod_ft.errors import UserError
 from tests.aws.conftest import Aws
@@ -29,13 +28,6 @@ URL = "s3://bucket/a/prefix"
 # one request, several parts, several parts and several ranges
 LARGE = {"model/b.bin": PART_BYTES + 1, "model/c.bin": RANGE_BYTES + 12_345}
 FILES = {"model/config.json": 10, "model/deep/er/empty": 0, "records/r.json": 100} | LARGE
-
-
-@pytest.fixture
-def client(aws: Aws) -> Any:
-    found = Session().client("s3", connections=8)
-    found.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": aws.region})
-    return found
 
 
 @pytest.fixture

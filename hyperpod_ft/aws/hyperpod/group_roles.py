@@ -30,7 +30,7 @@ class Roles:
 
     @property
     def entry(self) -> str | None:
-        """The group that users log in to: the controller where there is none for logins."""
+        """The group that users log in to: the login group, or the controller if there is none."""
         return self.login or self.controller
 
 

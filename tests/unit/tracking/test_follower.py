@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.tracking import follower
 from hyperpod_ft.tracking.content import NewRows, final
-from hyperpod_ft.tracking.follower import Shutdown, follow
+from hyperpod_ft.tracking.follower import Follower, Shutdown, follow
 from hyperpod_ft.tracking.redaction import redacted
 from hyperpod_ft.tracking.state import TrackerState
 from tests.unit.tracking.conftest import MakeRun, finish, log, losses
@@ -183,6 +184,23 @@ def test_two_followers_take_turns(stand_in: Run) -> None:
     shutdown.begin(30)
     thread.join(30)
     assert published(stand_in) == [1, 2]
+
+
+def test_a_held_lock_is_reported_once(
+    stand_in: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(follower, "_POLL_SECONDS", 0.01)
+    shutdown, reads = Shutdown(), list[int]()
+    read = TrackerState.read
+    monkeypatch.setattr(TrackerState, "read", lambda *arguments: (reads.append(1), read(*arguments))[1])
+    stand_in.tracking.mkdir(parents=True, exist_ok=True)
+    with publish.lock(stand_in.tracking / "mlflow.lock"):
+        thread = threading.Thread(target=Follower(stand_in, "mlflow", shutdown).follow)
+        thread.start()
+        wait_for(lambda: len(reads) > 5)
+        shutdown.begin(30)
+        thread.join(30)
+    assert capsys.readouterr().out.count("locked by another process") == 1
 
 
 def test_rows_are_read_as_they_are_written(tracked: MakeRun) -> None:

@@ -1,4 +1,4 @@
-"""Merge: after a kill it goes on to the same files, and nothing of another merge is used."""
+"""A merge that was killed resumes and writes the same files; it uses nothing of another merge."""
 
 import json
 import signal

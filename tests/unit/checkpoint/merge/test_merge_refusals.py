@@ -210,7 +210,7 @@ def test_an_adapter_that_is_not_what_was_written_is_refused(tmp_path: Path) -> N
     (tmp_path / "adapter" / CHECKSUMS).write_text(f"{xxhash.xxh3_128_hexdigest(content)}  {file.name}\n")
     run(tmp_path)
     run(tmp_path, "again")
-    # a low bit of a factor: a value that nobody would notice
+    # the lowest bit of one value of a factor, a change that is easily missed
     content[-4] ^= 1
     file.write_bytes(content)
     refuse(tmp_path, "its checksum differs")
