@@ -74,11 +74,10 @@ def _inside(run_file: str | None, overrides: Sequence[str], nodes: bool) -> "tup
 
 def _outside(reference: str, region: str | None, profile: str | None) -> "tuple[list[Finding], str]":
     """The rows and the report of a cluster."""
-    from hyperpod_ft.aws.cluster.operations import ClusterOperations
     from hyperpod_ft.cli.cluster.arguments import access_of, find
     from hyperpod_ft.doctor import outside, report
 
-    rows = outside.cluster(ClusterOperations(access_of(find(reference, region), profile)))
+    rows = outside.cluster(access_of(find(reference, region), profile))
     return rows, report.text(rows)
 
 

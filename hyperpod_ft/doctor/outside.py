@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hyperpod_ft.aws.cluster.operations import ClusterOperations, ClusterOverview
+from hyperpod_ft.aws.cluster import inspection
+from hyperpod_ft.aws.cluster.access import ClusterAccess
+from hyperpod_ft.aws.cluster.inspection import ClusterOverview
 from hyperpod_ft.aws.hyperpod.api import IN_SERVICE, Cluster, GroupState
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.aws.session import explained
@@ -11,19 +13,20 @@ from hyperpod_ft.aws.ssh import ssm
 from hyperpod_ft.aws.validation.lifecycle_checks import SCRIPTS
 from hyperpod_ft.aws.validation.quota_checks import limits_of, not_listed
 from hyperpod_ft.aws.validation.state_checks import FOR_A_NEW_CLUSTER
+from hyperpod_ft.aws.validation.validate import validate
 from hyperpod_ft.doctor.assumption import Assumption, examine
 from hyperpod_ft.findings import Finding, error, ok, warning
 
 
-def cluster(operations: ClusterOperations) -> list[Finding]:
+def cluster(access: ClusterAccess) -> list[Finding]:
     """A cluster's state and quotas; with its cluster file, instead of quotas all that `cluster validate` checks.
 
     Raises UserError if there is no such cluster, or AWS does not answer.
     """
-    status = operations.status()
-    account = Assumption("validate", lambda: _validated(operations))
-    if operations.access.config is None:
-        account = Assumption("quotas", lambda: _quotas(operations, status.cluster))
+    status = inspection.status(access)
+    account = Assumption("validate", lambda: _validated(access))
+    if access.config is None:
+        account = Assumption("quotas", lambda: _quotas(access, status.cluster))
     return [*examine([Assumption("programs for ssh", _programs)]), *_state(status), *examine([account])]
 
 
@@ -60,10 +63,9 @@ def _group(found: Cluster, group: GroupState, nodes: list[Node], missing: str) -
     return ok(row, what)
 
 
-def _validated(operations: ClusterOperations) -> Iterator[Finding]:
-    config = operations.access.config
-    assert config is not None
-    checked = operations.validate(config)
+def _validated(access: ClusterAccess) -> Iterator[Finding]:
+    assert access.config is not None
+    checked = validate(access.config, access.session.client)
     # that the cluster exists is the point here, not a warning
     yield from (_of_existing(found) for found in checked.findings if found.remedy != FOR_A_NEW_CLUSTER)
     yield ok("validate", f"{len(checked.done)} checks: {', '.join(checked.done)}")
@@ -75,10 +77,10 @@ def _of_existing(finding: Finding) -> Finding:
     return replace(finding, verdict="error") if finding.name == SCRIPTS else finding
 
 
-def _quotas(operations: ClusterOperations, found: Cluster) -> Iterator[Finding]:
+def _quotas(access: ClusterAccess, found: Cluster) -> Iterator[Finding]:
     """The quota of each instance type, against what this cluster has."""
     with explained("quotas"):
-        limits = limits_of(operations.access.session.client("service-quotas"), "sagemaker")
+        limits = limits_of(access.session.client("service-quotas"), "sagemaker")
     for name in dict.fromkeys(group.instance_type for group in found.groups):
         wanted = sum(group.target for group in found.groups if group.instance_type == name)
         quota, row = f"{name} for cluster usage", f"quota of {name}"

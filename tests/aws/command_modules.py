@@ -7,9 +7,12 @@ import botocore.session
 import rich.console
 import rich.table  # noqa: F401
 
+import hyperpod_ft.aws.cluster.create
+import hyperpod_ft.aws.cluster.delete
+import hyperpod_ft.aws.cluster.inspection
+import hyperpod_ft.aws.cluster.login
 import hyperpod_ft.aws.cluster.maintenance
 import hyperpod_ft.aws.cluster.observability
-import hyperpod_ft.aws.cluster.operations
 import hyperpod_ft.cli.main
 import hyperpod_ft.serving.endpoint.operations  # noqa: F401
 from hyperpod_ft.aws.validation import service_model

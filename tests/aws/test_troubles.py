@@ -11,9 +11,9 @@ import pytest
 from botocore.stub import Stubber
 
 from hyperpod_ft.aws import cluster_reference
+from hyperpod_ft.aws.cluster import create as creation
+from hyperpod_ft.aws.cluster import delete as deletion
 from hyperpod_ft.aws.cluster.access import ClusterAccess
-from hyperpod_ft.aws.cluster.create import create
-from hyperpod_ft.aws.cluster.remove import remove
 from hyperpod_ft.aws.hyperpod import api, cluster_logs
 from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.aws.stack import stack
@@ -155,11 +155,11 @@ def access(kit: Kit) -> ClusterAccess:
 
 def create_with(access: ClusterAccess, report: Report = print) -> None:
     assert access.config
-    create(access.config, replace(access, report=report))
+    creation.request(replace(access, report=report), access.config)
 
 
 def delete(access: ClusterAccess, report: Report = print, *, data: bool = False) -> None:
-    remove(replace(access, report=report), delete_data=data, timeout_seconds=60)
+    deletion.delete(replace(access, report=report), delete_data=data, timeout=1)
 
 
 def test_create_continues_if_another_was_quicker(

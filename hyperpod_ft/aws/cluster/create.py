@@ -4,7 +4,9 @@ from typing import Any
 
 from hyperpod_ft.aws.cluster.access import ClusterAccess
 from hyperpod_ft.aws.hyperpod import api, lifecycle_files, requests
+from hyperpod_ft.aws.hyperpod.api import Cluster
 from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
+from hyperpod_ft.aws.hyperpod.waiting import Awaited
 from hyperpod_ft.aws.s3 import listing, small_objects
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import Session, error_code, error_message
@@ -14,6 +16,7 @@ from hyperpod_ft.aws.stack.events import POLL_SECONDS, describe, in_progress
 from hyperpod_ft.aws.stack.filesystem import is_kept
 from hyperpod_ft.aws.stack.operations import outputs, parameters
 from hyperpod_ft.aws.stack.stack import StackParameters
+from hyperpod_ft.aws.validation.validate import validate
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import pause
@@ -22,7 +25,21 @@ from hyperpod_ft.progress import Report
 _ROLE_ATTEMPTS = 12
 
 
-def create(config: ClusterConfig, access: ClusterAccess) -> dict[str, int]:
+def create(access: ClusterAccess, config: ClusterConfig, timeout: float | None) -> Cluster | None:
+    """Validate, then create what is missing. Returns the complete cluster, or None without waiting.
+
+    `timeout`: in minutes; None: do not wait. Raises UserError as `request` does, and for errors that validation finds.
+    """
+    found = validate(config, access.session.client)
+    for finding in found.findings:
+        access.report(str(finding))
+    if found.has_errors:
+        raise UserError(f"cluster {config.name}: validation failed, nothing was created", "fix the errors above")
+    requested = request(access, config)
+    return None if timeout is None else access.wait(timeout, Awaited(targets=requested))
+
+
+def request(access: ClusterAccess, config: ClusterConfig) -> dict[str, int]:
     """Create what is missing of stack, lifecycle files and cluster; does not wait for the cluster's nodes.
 
     An existing cluster keeps its instance groups; missing groups are added, and new nodes run the new lifecycle
@@ -37,14 +54,14 @@ def create(config: ClusterConfig, access: ClusterAccess) -> dict[str, int]:
         resources = ensure_resources(config, session, report)
         content = lifecycle_files.files(config, resources)
         uri = f"s3://{resources.bucket}/{upload(config, resources.bucket, content, session.client('s3'), report)}"
-        request = requests.create_cluster(config, resources, uri)
+        wanted = requests.create_cluster(config, resources, uri)
         described = _find(sagemaker, config, resources.subnet_id)
-        if described is None and _create_cluster(config, session, request):
+        if described is None and _create_cluster(config, session, wanted):
             report(f"cluster {config.name}: requested {_instances(config)}; billed by the hour from now on")
             return {group.name: group.count for group in config.groups}
         described = described or _find(sagemaker, config, resources.subnet_id)
         assert described is not None, "CreateCluster answered ResourceInUse"
-        return _bring_up_to_date(config, request, described, sagemaker, report)
+        return _bring_up_to_date(config, wanted, described, sagemaker, report)
 
 
 def _find(sagemaker: Any, config: ClusterConfig, subnet_id: str) -> dict[str, Any] | None:

@@ -132,6 +132,12 @@ def account_checks(config: ClusterConfig) -> list[Check]:
     ]
 
 
+def validate(config: ClusterConfig, client: Callable[[str], object]) -> ValidationResult:
+    """Run every check; changes nothing. `client` as for `validate_account`."""
+    offline = validate_offline(config)
+    return offline + validate_account(config, client, offline.findings)
+
+
 def validate_offline(config: ClusterConfig) -> ValidationResult:
     """Every check that needs no account, no credentials and no network. Raises UserError if botocore is missing."""
     began = time.monotonic()

@@ -1,7 +1,7 @@
 """`hyperpod-ft cluster`: each command parses, calls one function and prints. boto3 is imported late."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,13 +24,8 @@ from hyperpod_ft.cli.cluster.arguments import (
 from hyperpod_ft.cli.confirmation import typed
 from hyperpod_ft.cli.example_file import copy_example
 from hyperpod_ft.cli.options import Json, Profile
-from hyperpod_ft.cli.output import show_cluster, tables
+from hyperpod_ft.cli.output import show_cluster
 from hyperpod_ft.errors import ConfigError, UserError
-
-if TYPE_CHECKING:
-    from hyperpod_ft.aws.cluster.operations import ClusterOperations
-    from hyperpod_ft.aws.cluster_reference import ClusterReference
-    from hyperpod_ft.progress import Report
 
 app = typer.Typer(
     name="cluster",
@@ -64,9 +59,13 @@ def validate(
         config = load(file, overrides, legacy)
     except ConfigError as error:
         raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
-    from hyperpod_ft.aws.validation.validate import validate_offline
+    from hyperpod_ft.aws.session import Session
+    from hyperpod_ft.aws.validation import validate as validation
 
-    checked = validate_offline(config) if offline else _operations(reference_of(config, file), profile).validate(config)
+    if offline:
+        checked = validation.validate_offline(config)
+    else:
+        checked = validation.validate(config, Session(config.region, profile).client)
     raise typer.Exit(show_cluster.validated(checked, as_json))
 
 
@@ -83,10 +82,12 @@ def create(
 
     Safe to run again after an interruption: it continues from the existing resources.
     """
+    from hyperpod_ft.aws.cluster import create as creation
+
     config = load(file, overrides, legacy)
-    operations = _operations(reference_of(config, file), profile)
+    access = access_of(reference_of(config, file), profile)
     with interruptible():
-        cluster = operations.create(config, None if no_wait else timeout)
+        cluster = creation.create(access, config, None if no_wait else timeout)
     if cluster is None:
         print(f"Not waiting. Check it with: hyperpod-ft cluster status {file}")
     else:
@@ -98,7 +99,9 @@ def status(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
-    raise typer.Exit(show_cluster.status(_operations(find(cluster, region), profile).status(), as_json))
+    from hyperpod_ft.aws.cluster import inspection
+
+    raise typer.Exit(show_cluster.status(inspection.status(access_of(find(cluster, region), profile)), as_json))
 
 
 @app.command()
@@ -106,7 +109,9 @@ def nodes(
     cluster: Reference = str(DEFAULT_FILE), region: Region = None, profile: Profile = None, as_json: Json = False
 ) -> None:
     """List every node with its state."""
-    show_cluster.nodes(_operations(find(cluster, region), profile).nodes(), as_json)
+    from hyperpod_ft.aws.cluster import inspection
+
+    show_cluster.nodes(inspection.nodes(access_of(find(cluster, region), profile)), as_json)
 
 
 @app.command()
@@ -120,7 +125,10 @@ def events(
     as_json: Json = False,
 ) -> None:
     """List what HyperPod did to a cluster with continuous provisioning, and why something failed."""
-    show_cluster.events(_operations(find(cluster, region), profile).events(group, node, count), as_json)
+    from hyperpod_ft.aws.cluster import inspection
+
+    found = inspection.newest_events(access_of(find(cluster, region), profile), group, node, count)
+    show_cluster.events(found, as_json)
 
 
 @app.command()
@@ -134,7 +142,10 @@ def logs(
     profile: Profile = None,
 ) -> None:
     """Print a node's lifecycle log from CloudWatch, also for nodes that no longer exist."""
-    for line in _operations(find(cluster, region), profile, show_cluster.print_to_stderr).lifecycle_log(node, follow):
+    from hyperpod_ft.aws.cluster import inspection
+
+    access = access_of(find(cluster, region), profile, show_cluster.print_to_stderr)
+    for line in inspection.lifecycle_log(access, node, follow):
         print(line, flush=follow)
 
 
@@ -170,13 +181,14 @@ def ssh_command(
     profile: Profile = None,
 ) -> None:
     """Log in to a node through SSM (docs/reaching-nodes.md)."""
+    from hyperpod_ft.aws.cluster import login
     from hyperpod_ft.aws.ssh import connect as ssh
     from hyperpod_ft.aws.ssh.choice import IMAGE_USER
 
-    operations = _operations(find(cluster, region), profile)
-    user = user or (IMAGE_USER if ssm else operations.login_user(identity))
+    access = access_of(find(cluster, region), profile)
+    user = user or (IMAGE_USER if ssm else login.login_user(access, identity))
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
-    route = operations.ssh_route(request)
+    route = login.ssh_route(access, request)
     if dry_run:
         print(ssh.preview(route, request))
     elif print_config:
@@ -206,23 +218,17 @@ def delete(
 
     Prints the remaining resources that cost money. Safe to run again after an interruption.
     """
+    from hyperpod_ft.aws.cluster import delete as deletion
+
     target = find(cluster, region)
     what = "and /fsx and the bucket with all their data" if delete_data else "but not /fsx and the bucket"
     print(f"This deletes cluster {target.name}, {what}.")
     if typed(target.name, confirm) != target.name:
         raise UserError(f"not deleted: the name is {target.name}", f"type it, or pass --confirm {target.name}")
-    operations = _operations(target, profile)
+    access = access_of(target, profile)
     with interruptible():
-        left = operations.delete(delete_data, timeout)
-    show_cluster.remains(left, target.name, operations.access.region)
-
-
-def _operations(
-    target: "ClusterReference", profile: str | None, report: "Report" = tables.progress
-) -> "ClusterOperations":
-    from hyperpod_ft.aws.cluster.operations import ClusterOperations
-
-    return ClusterOperations(access_of(target, profile, report))
+        left = deletion.delete(access, delete_data=delete_data, timeout=timeout)
+    show_cluster.remains(left, target.name, access.region)
 
 
 app.add_typer(maintain.app)

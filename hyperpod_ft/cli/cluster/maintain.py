@@ -25,7 +25,7 @@ from hyperpod_ft.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hyperpod_ft.aws.cluster.maintenance import Maintenance
+    from hyperpod_ft.aws.cluster.access import ClusterAccess
     from hyperpod_ft.aws.hyperpod.nodes import Node
 
 app = typer.Typer()
@@ -59,12 +59,14 @@ def scale(
     as_json: After = False,
 ) -> None:
     """Change the number of instances in an instance group. To choose which to remove: delete-node."""
-    with _maintenance(cluster, region, profile, as_json) as maintenance:
-        if removed := maintenance.instances_removed(group, count):
+    from hyperpod_ft.aws.cluster import maintenance
+
+    with _access(cluster, region, profile, as_json) as access:
+        if removed := maintenance.instances_removed(access, group, count):
             _confirm(
                 yes, f"{group}: HyperPod terminates {removed} of its instances, and their jobs; it chooses at random."
             )
-        maintenance.scale(group, count, None if no_wait else timeout)
+        maintenance.scale(access, group, count, None if no_wait else timeout)
 
 
 @app.command("replace-node")
@@ -79,12 +81,14 @@ def replace_node(
     as_json: After = False,
 ) -> None:
     """Replace nodes with new instances. Their local disks are lost; the shared volume is kept."""
-    with _maintenance(cluster, region, profile, as_json) as maintenance:
-        chosen = maintenance.find_nodes(node)
+    from hyperpod_ft.aws.cluster import maintenance
+
+    with _access(cluster, region, profile, as_json) as access:
+        chosen = maintenance.find_nodes(access, node)
         _confirm(
             yes, f"Replace {_names(chosen)}: their jobs are killed and local disks lost; the shared volume is kept."
         )
-        maintenance.replace(chosen, None if no_wait else timeout)
+        maintenance.replace(access, chosen, None if no_wait else timeout)
 
 
 @app.command("reboot-node")
@@ -99,10 +103,12 @@ def reboot_node(
     as_json: After = False,
 ) -> None:
     """Restart nodes. Their disks are kept, and the lifecycle scripts do not run."""
-    with _maintenance(cluster, region, profile, as_json) as maintenance:
-        chosen = maintenance.find_nodes(node)
+    from hyperpod_ft.aws.cluster import maintenance
+
+    with _access(cluster, region, profile, as_json) as access:
+        chosen = maintenance.find_nodes(access, node)
         _confirm(yes, f"Reboot {_names(chosen)}: their jobs are killed.")
-        maintenance.reboot(chosen, None if no_wait else timeout)
+        maintenance.reboot(access, chosen, None if no_wait else timeout)
 
 
 @app.command("delete-node")
@@ -121,18 +127,20 @@ def delete_node(
     as_json: After = False,
 ) -> None:
     """Delete nodes; their groups get smaller. With --group and --count, Slurm is asked which ones run no job."""
+    from hyperpod_ft.aws.cluster import maintenance
+
     if bool(node) == (group is not None and count is not None) or (group is None) != (count is None):
         raise UserError("delete-node: which nodes?", "name them, or pass --group and --count")
-    with _maintenance(cluster, region, profile, as_json) as maintenance:
+    with _access(cluster, region, profile, as_json) as access:
         if group is not None and count is not None:
-            chosen = maintenance.nodes_without_jobs(group, count)
+            chosen = maintenance.nodes_without_jobs(access, group, count)
             _confirm(yes, f"Delete {_names(chosen)}, which run no job: their local disks are lost.")
-            if not yes and maintenance.nodes_without_jobs(group, count) != chosen:
+            if not yes and maintenance.nodes_without_jobs(access, group, count) != chosen:
                 raise UserError(f"{group}: jobs have started meanwhile", "run the command again")
         else:
-            chosen = maintenance.find_nodes(node or [])
+            chosen = maintenance.find_nodes(access, node or [])
             _confirm(yes, f"Delete {_names(chosen)}: their jobs are killed and their local disks lost.")
-        maintenance.delete_nodes(chosen, None if no_wait else timeout)
+        maintenance.delete_nodes(access, chosen, None if no_wait else timeout)
 
 
 @app.command("delete-group")
@@ -147,10 +155,12 @@ def delete_group(
     as_json: After = False,
 ) -> None:
     """Delete an instance group with its instances."""
-    with _maintenance(cluster, region, profile, as_json) as maintenance:
-        removed = maintenance.instances_removed(group, 0)
+    from hyperpod_ft.aws.cluster import maintenance
+
+    with _access(cluster, region, profile, as_json) as access:
+        removed = maintenance.instances_removed(access, group, 0)
         _confirm(yes, f"Delete group {group} with its {removed} instances: their jobs are killed, local disks lost.")
-        maintenance.delete_group(group, None if no_wait else timeout)
+        maintenance.delete_group(access, group, None if no_wait else timeout)
 
 
 @app.command()
@@ -177,20 +187,23 @@ def update(
 
     Root volumes are wiped and jobs killed. A controller is first backed up to the shared volume.
     """
+    from hyperpod_ft.aws.cluster import maintenance
     from hyperpod_ft.aws.hyperpod.software import LOST, LOST_ON_CONTROLLER, NodeImage
 
     if release and image:
         raise UserError("--release and --image exclude each other", "pass one of them")
     wanted = NodeImage(release, image)
-    with _maintenance(cluster, region, profile, as_json) as maintenance:
-        groups = maintenance.groups(group or [])
-        maintenance.check_image(groups, wanted)
-        controller = maintenance.has_controller(groups)
+    with _access(cluster, region, profile, as_json) as access:
+        groups = maintenance.groups(access, group or [])
+        maintenance.check_image(access, groups, wanted)
+        controller = maintenance.has_controller(access, groups)
         lost = f"{LOST}; on the controller {LOST_ON_CONTROLLER}" if controller else LOST
         _confirm(yes, f"Update the nodes of {', '.join(groups)}: {lost}. The shared volume is kept.")
         if controller and not no_backup:
-            maintenance.back_up()
-        maintenance.update(groups, wanted, None if no_wait else timeout)
+            maintenance.back_up(
+                access,
+            )
+        maintenance.update(access, groups, wanted, None if no_wait else timeout)
 
 
 @app.command("auto-patch")
@@ -206,10 +219,12 @@ def auto_patch(
     as_json: After = False,
 ) -> None:
     """Have HyperPod install security patches by itself once nodes run no job. It wipes what `update` wipes."""
-    with _maintenance(cluster, region, profile, as_json) as maintenance:
-        groups = maintenance.workers(group or [])
+    from hyperpod_ft.aws.cluster import maintenance
+
+    with _access(cluster, region, profile, as_json) as access:
+        groups = maintenance.workers(access, group or [])
         _confirm(yes, f"{', '.join(groups)}: HyperPod will cordon nodes and wipe their root volumes at dates it sets.")
-        maintenance.set_auto_patch(groups, strategy.value)
+        maintenance.set_auto_patch(access, groups, strategy.value)
 
 
 @app.command("node-recovery")
@@ -222,22 +237,24 @@ def node_recovery(
     as_json: After = False,
 ) -> None:
     """Set whether HyperPod replaces faulty nodes by itself."""
-    with _maintenance(cluster, region, profile, as_json) as maintenance:
+    from hyperpod_ft.aws.cluster import maintenance
+
+    with _access(cluster, region, profile, as_json) as access:
         if mode is Recovery.NONE:
             _confirm(yes, "Faulty nodes are then no longer replaced, and jobs that need them wait.")
-        maintenance.set_node_recovery(mode.value)
+        maintenance.set_node_recovery(access, mode.value)
 
 
 @contextmanager
-def _maintenance(cluster: str, region: str | None, profile: str | None, as_json: bool) -> "Iterator[Maintenance]":
-    from hyperpod_ft.aws.cluster.maintenance import Maintenance
-    from hyperpod_ft.aws.cluster.operations import ClusterOperations
+def _access(cluster: str, region: str | None, profile: str | None, as_json: bool) -> "Iterator[ClusterAccess]":
+    """The cluster to change; with `as_json`, it is printed afterwards."""
+    from hyperpod_ft.aws.cluster import inspection
 
     access = access_of(find(cluster, region), profile)
     with interruptible():
-        yield Maintenance(access)
+        yield access
     if as_json:
-        show_cluster.status(ClusterOperations(access).status(), as_json=True)
+        show_cluster.status(inspection.status(access), as_json=True)
 
 
 def _confirm(yes: bool, what: str) -> None:

@@ -42,20 +42,20 @@ def observability(
     as_json: Json = False,
 ) -> None:
     """Show, install or remove HyperPod's observability extension: metrics of nodes, accelerators and Slurm."""
-    from hyperpod_ft.aws.cluster.observability import Observability
+    from hyperpod_ft.aws.cluster import observability as extension
 
     if (install and remove) or (settings is not None and not install):
         raise UserError("observability: --install, with or without --settings, or --remove", "pass one of them")
-    operations = Observability(access_of(find(cluster, region), profile))
+    access = access_of(find(cluster, region), profile)
     wait = None if no_wait else timeout
     with interruptible():
         if install:
-            operations.install(settings, wait)
+            extension.install(access, settings, wait)
         elif remove:
             if not yes:
                 require_yes("Remove the observability extension from every node?")
-            operations.remove(wait)
-    _show(operations.installed(), as_json)
+            extension.remove(access, wait)
+    _show(extension.installed(access), as_json)
 
 
 def _show(found: "Extension | None", as_json: bool) -> None:

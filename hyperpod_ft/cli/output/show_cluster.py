@@ -13,7 +13,7 @@ from hyperpod_ft.cli.output import tables
 from hyperpod_ft.progress import count, format_bytes
 
 if TYPE_CHECKING:  # --help and the other commands start without them
-    from hyperpod_ft.aws.cluster.operations import ClusterOverview
+    from hyperpod_ft.aws.cluster.inspection import ClusterOverview
     from hyperpod_ft.aws.hyperpod.api import Cluster
     from hyperpod_ft.aws.hyperpod.events import Event
     from hyperpod_ft.aws.hyperpod.nodes import Node
