@@ -46,10 +46,8 @@ def eval_command(
     Submits stages `tasks` and `eval`; the run stays the same. `status` and `compare` show the scores.
     """
     from hyperpod_ft.cli.output import show_runs
-    from hyperpod_ft.cli.watch.following import follow_run
-    from hyperpod_ft.launch import submit
+    from hyperpod_ft.cli.submission import submit_and_follow
     from hyperpod_ft.launch.evaluation import with_evaluation
-    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.results.evaluation import evaluations
     from hyperpod_ft.runs.selection import Selection
@@ -65,11 +63,6 @@ def eval_command(
         "python": python,
     }
     evaluated = with_evaluation(references.find(run), section, Path.cwd())
-    launchers = Launchers.of(evaluated)
-    jobs = submit.submit(evaluated, launchers, Selection(only="eval"), launcher or evaluated.last_launcher)
-    references.set_last("run", evaluated.directory)
-    if not jobs:
+    if evaluated.is_done("eval"):
         show_runs.scores(evaluations(evaluated))
-    show_runs.submitted(evaluated, jobs)
-    if watch and not follow_run(evaluated, launchers):
-        raise typer.Exit(1)
+    submit_and_follow(evaluated, launcher or evaluated.last_launcher, Selection(only="eval"), watch=watch)

@@ -31,7 +31,6 @@ from hyperpod_ft.terminal import printable
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
-    from hyperpod_ft.runs.selection import Selection
 
 app = typer.Typer(
     name="hyperpod-ft",
@@ -131,11 +130,13 @@ def submit(
     """Submit the stages that must run, as a chain of jobs. Stages that are done are skipped."""
     import shlex
 
+    from hyperpod_ft.cli.submission import submit_and_follow
     from hyperpod_ft.runs.selection import Selection
 
     found = Path(run_file)
     origin = [str(found.resolve()) if found.is_file() else run_file, *(f"--set={text}" for text in overrides or ())]
-    _submit(_load(run_file, overrides), launcher, Selection(start, only, force), watch, shlex.join(origin))
+    run, selection = _load(run_file, overrides), Selection(start, only, force)
+    submit_and_follow(run, launcher, selection, watch=watch, origin=shlex.join(origin))
 
 
 @app.command()
@@ -148,11 +149,12 @@ def resume(
     watch: Watch = False,
 ) -> None:
     """Submit the rest of a run that failed, was cancelled or was interrupted. Training resumes from its checkpoint."""
+    from hyperpod_ft.cli.submission import submit_and_follow
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.selection import Selection
 
     found = references.find(run, overrides or ())
-    _submit(found, launcher or found.last_launcher, Selection(), watch)
+    submit_and_follow(found, launcher or found.last_launcher, Selection(), watch=watch)
 
 
 @app.command(name="status")
@@ -261,24 +263,6 @@ def _load(run_file: str, overrides: list[str] | None) -> "Run":
 
         ensure_model_config(config)
     return Run.of(config)
-
-
-def _submit(run: "Run", launcher: str, selection: "Selection", watch: bool, origin: str = "") -> None:
-    from hyperpod_ft import publish
-    from hyperpod_ft.cli.output import show_runs
-    from hyperpod_ft.cli.watch.following import follow_run
-    from hyperpod_ft.launch import submit
-    from hyperpod_ft.launch.launchers import Launchers
-    from hyperpod_ft.runs import references
-
-    launchers = Launchers.of(run)
-    jobs = submit.submit(run, launchers, selection, launcher)
-    if origin:
-        publish.write_text(run.origin, origin)
-    references.set_last("run", run.directory)
-    show_runs.submitted(run, jobs)
-    if watch and not follow_run(run, launchers):
-        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -18,11 +18,7 @@ def with_evaluation(run: Run, section: Mapping[str, Any], base: Path) -> Run:
     Raises UserError when the section is wrong, when the run has no final model yet, or when this version of the kit
     would make another one.
     """
-    stage = run.plan.model_stage
-    if reason := run.why_not_done(stage):
-        raise UserError(
-            f"{run.directory}: has no tuned model: stage {stage}: {reason}", f"hyperpod-ft resume {run.directory}"
-        )
+    run.require_done(run.plan.model_stage, "no tuned model yet")
     config = run_file.with_evaluation(run.config, section, base)
     evaluated = Run(config, plan(config))
     if _others(run) != _others(evaluated):

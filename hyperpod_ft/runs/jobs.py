@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft.runs.job_files import JOB_ID
+from hyperpod_ft.runs.records import UtcTime
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Job:
     stage: str
     job_id: str
     launcher: str
-    submitted: str  # ISO 8601, UTC
+    submitted: UtcTime
     slurm_conf: str = ""  # of the cluster it was submitted to, when one was named
     code: str = ""  # of a training job: the name of the copy of the kit's code that it runs
 
@@ -36,7 +37,7 @@ class GitState:
 class Submission:
     """Who submitted a run, when, with which code."""
 
-    time: str  # ISO 8601, UTC
+    time: UtcTime
     argv: list[str]
     directory: str  # that it was submitted from
     user: str

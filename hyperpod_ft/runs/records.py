@@ -4,13 +4,16 @@ import calendar
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from hyperpod_ft import publish
 
 ISO_UTC = "%Y-%m-%dT%H:%M:%SZ"
+_ISO_UTC_PATTERN = r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\dZ$"
+# A time in a run's files. One that is none makes the file a damaged one.
+UtcTime = Annotated[str, Field(pattern=_ISO_UTC_PATTERN)]
 CARD = "README.md"  # of a model; the one output that may change: its owner edits it, and stage eval adds scores
 
 
@@ -35,7 +38,7 @@ class Record:
     inputs: dict[str, str]  # fingerprints of the stages it needed
     outputs: tuple[Output, ...]
     facts: dict[str, Any]  # what the stage reports: rows, tokens, losses
-    started: str  # ISO 8601, UTC
+    started: UtcTime
     seconds: float
     host: str
     job_id: str

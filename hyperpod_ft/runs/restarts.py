@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
+from hyperpod_ft.runs.records import UtcTime
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
 
@@ -34,7 +35,7 @@ class Attempt:
     """One start of a run's ranks that has ended, or was still running when its time was up."""
 
     job_id: str
-    time: str  # when it ended: ISO 8601, UTC
+    time: UtcTime  # when it ended
     status: int  # exit status of its command
     recorded: bool  # the stage's record is written: the stage is done, however its processes ended
     failures: tuple[NodeFailure, ...]

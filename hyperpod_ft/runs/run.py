@@ -153,6 +153,13 @@ class Run(RunPaths):
     def is_done(self, stage: str) -> bool:
         return not self.why_not_done(stage)
 
+    def require_done(self, stage: str, missing: str) -> None:
+        """Raise UserError unless the stage is done; `missing`: what there is not without it."""
+        if reason := self.why_not_done(stage):
+            raise UserError(
+                f"{self.directory}: {missing}: stage {stage}: {reason}", f"run: hyperpod-ft resume {self.directory}"
+            )
+
     def jobs(self) -> list[Job]:
         """Every submission so far, oldest first."""
         try:

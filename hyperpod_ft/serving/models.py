@@ -55,11 +55,7 @@ def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = Tr
         return _checked(Models(name, {name: directory}, named, directory))
     run = references.find(reference)
     stored_models.refresh(run)
-    stage = run.plan.model_stage
-    if reason := run.why_not_done(stage):
-        raise UserError(
-            f"{run.directory}: no tuned model yet: stage {stage}: {reason}", f"hyperpod-ft resume {run.directory}"
-        )
+    run.require_done(run.plan.model_stage, "no tuned model yet")
     # the adapter is small, and what vLLM adds to the base model
     stored_models.pull(run, [run.tuned_model, *([run.base_model, run.adapter] if base or named else [])])
     directories = {TUNED: run.tuned_model}

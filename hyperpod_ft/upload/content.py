@@ -51,10 +51,7 @@ def adapter_upload(run: Run, card: str) -> Upload:
 
 
 def _recorded(run: Run, stage: str, directory: Path) -> Upload:
-    if why := run.why_not_done(stage):
-        raise UserError(
-            f"{run.directory}: stage {stage} {why}: there is nothing to push", f"hyperpod-ft resume {run.directory}"
-        )
+    run.require_done(stage, "nothing to push yet")
     record = run.record(stage)
     assert record is not None, "a stage that is done has one"
     sizes = {run.root / output.path: output.size for output in record.outputs}

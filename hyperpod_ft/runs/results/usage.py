@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.runs.jobs import own_job_id
-from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.records import UtcTime, utc_now
 from hyperpod_ft.runs.run import Run
 
 _EVERY_SECONDS = 15.0
@@ -28,7 +28,7 @@ class Usage:
     """How long one attempt at a training run held the nodes of its run."""
 
     job_id: str
-    started: str  # ISO 8601, UTC
+    started: UtcTime
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     nodes: Annotated[int, Field(ge=0)]
     accelerators: Annotated[int, Field(ge=0)]  # chips on all nodes; 0 where there are none

@@ -67,19 +67,14 @@ def small_files_in_store(run: Run) -> list[str]:
 
 def bundle_of(run: Run, settings: Deploy) -> Bundle:
     """The files for an endpoint. Raises UserError if they are missing, or no container can serve them."""
-    stage = run.plan.model_stage
-    if why := run.why_not_done(stage):
-        raise UserError(
-            f"{run.directory}: stage {stage} {why}: there is no tuned model to deploy",
-            f"hyperpod-ft resume {run.directory}",
-        )
+    run.require_done(run.plan.model_stage, "no tuned model yet")
     config = read_config(run.tuned_model)
     if is_encoder_decoder(config):
         raise UserError(
             f"{run.tuned_model}: vLLM does not serve encoder-decoders such as {config.get('model_type', 'this')}",
             "serve it with `hyperpod-ft serve`, or deploy a causal model",
         )
-    record = run.record(stage)
+    record = run.record(run.plan.model_stage)
     assert record is not None, "a stage that is done has one"
     version = _version(record)
     weights = [output for output in record.outputs if output.path.endswith(".safetensors")]

@@ -110,7 +110,7 @@ def test_a_finished_run_gets_an_evaluation_of_its_own(make_run: MakeRun, tmp_pat
     with pytest.raises(UserError, match=r"^hyperpod-ft eval: eval\.tasks\.0: must be the name of one task"):
         with_evaluation(run, {"tasks": ("a b",)}, tmp_path)
     run.record_path("merge").unlink()
-    with pytest.raises(UserError, match=r"has no tuned model: stage merge: has not run; hyperpod-ft resume"):
+    with pytest.raises(UserError, match=r"no tuned model yet: stage merge: has not run; run: hyperpod-ft resume"):
         with_evaluation(run, {"tasks": ("quiz",)}, tmp_path)
 
 

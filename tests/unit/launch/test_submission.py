@@ -19,6 +19,7 @@ from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.references import all_runs
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
@@ -150,7 +151,7 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_exit_status(
 
     run = make_run()
     prepare(run, Launchers())
-    run.add_job(Job("env", "7", "slurm", ""))
+    run.add_job(Job("env", "7", "slurm", utc_now()))
     if marker is not None:
         publish.write_text(run.exit_marker("env", "7"), marker)
     if log:
@@ -184,7 +185,7 @@ def test_the_jobs_of_a_cluster_that_is_gone_are_gone(make_run: MakeRun, tmp_path
 
     run = make_run()
     prepare(run, Launchers())
-    run.add_job(Job("env", "7", "slurm", "", str(tmp_path / "gone" / "slurm.conf")))
+    run.add_job(Job("env", "7", "slurm", utc_now(), str(tmp_path / "gone" / "slurm.conf")))
     assert status(run, Launchers(Other())).stages[0].state == "not run"
     run.cancel_marker("env", "7").parent.mkdir()
     run.cancel_marker("env", "7").touch()

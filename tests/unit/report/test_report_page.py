@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from hyperpod_ft import publish
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus, status
@@ -21,6 +22,9 @@ from hyperpod_ft.report.differences import differences
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.page import report_page
 from hyperpod_ft.report.runs_page import runs_page
+from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
 from hyperpod_ft.runs.run import Run
 from tests.unit.report.recorded_run import SPIKE, recorded_run
@@ -110,6 +114,16 @@ def test_damaged_facts_are_left_out(tmp_path: Path) -> None:
     report = gather(run)
     assert report.dataset == {} and "parameters" not in report.subject["Method"]
     assert "many" not in report_page([report])
+
+
+def test_damaged_times_are_left_out(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path)
+    attempt = Attempt("7", utc_now(), 1, False, (), 0, 0, 4, 6)
+    for time in ("2026-11-02 at noon", "2026-13-02T20:22:12Z"):
+        publish.write_json(run.restarts_path("train"), [attempt.as_dict() | {"time": time}])
+        assert restarts.history(run, "train") == [] and report_page([gather(run)])
+    publish.write_json(run.restarts_path("train"), [attempt.as_dict()])
+    assert restarts.history(run, "train") == [attempt]
 
 
 def test_texts_of_a_run_are_text(tmp_path: Path) -> None:
