@@ -168,7 +168,7 @@ def test_a_slurm_that_does_not_answer_leaves_what_the_records_say(make_run: Make
     prepare(run, Launchers())
     finish(run, "download")
     for name in ("env", "download"):
-        run.add_job(Job(name, "7", "slurm", ""))
+        run.add_job(Job(name, "7", "slurm", utc_now()))
     current = status(run, Launchers(Silent()))
     assert {entry.stage: entry.state for entry in current.stages[:3]} == {
         "env": "unknown",
