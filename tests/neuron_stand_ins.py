@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 
@@ -98,4 +98,4 @@ def ready_for_precompile(run: Run) -> None:
     for stage in ("env", "download", "dataset"):
         finished = Record(stage, run.plan[stage].fingerprint, {}, (), {}, "", 0, "", "")
         finished.write(run.record_path(stage))
-    publish.write_text(run.script("precompile"), render(run, Kit(run.python, REPOSITORY))["precompile"])
+    publish.write_text(run.script("precompile"), render(run, Installation(run.python, REPOSITORY))["precompile"])

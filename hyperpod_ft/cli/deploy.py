@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from hyperpod_ft.cli.confirmation import require_yes
-from hyperpod_ft.cli.options import Json, Profile, Yes
+from hyperpod_ft.cli.options import Json, Profile, Yes, with_default
 from hyperpod_ft.cli.output import show_endpoints, tables
 
 if TYPE_CHECKING:
@@ -17,18 +16,9 @@ if TYPE_CHECKING:
     from hyperpod_ft.serving.endpoint.operations import EndpointOperations
 
 
-class _CreateByDefault(TyperGroup):
-    """`deploy RUN` is `deploy create RUN`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = ["create", *args]
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
     name="deploy",
-    cls=_CreateByDefault,
+    cls=with_default("create"),
     help="A SageMaker endpoint for the tuned model. `deploy RUN` creates it.",
     no_args_is_help=True,
 )

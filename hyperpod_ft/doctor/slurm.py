@@ -2,7 +2,6 @@
 
 import getpass
 import re
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -12,11 +11,10 @@ from hyperpod_ft.doctor.assumption import Assumption
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok, warning
-from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.slurm.partitions import HYPERPOD, check_partition
 from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.shipped import PACKAGE
 
 _OLDEST = (21, 8)  # the oldest whose options and output the kit knows
 
@@ -93,7 +91,7 @@ def _jobs(expected: Expectations) -> Iterator[Finding]:
         yield _refused("--requeue --exclusive", why) if why else ok("jobs", "sbatch accepts --requeue and --exclusive")
         return
     # degrees that the kit would choose need the model's config.json: UserError without it
-    scripts = render(Run.of(expected.config), Kit(Path(sys.executable), PACKAGE.parent))
+    scripts = render(Run.of(expected.config), Installation.here())
     with tempfile.TemporaryDirectory() as directory:
         refused: dict[str, list[str]] = {}
         for stage, text in scripts.items():

@@ -1,4 +1,4 @@
-"""Run -> {stage: sbatch text}. `render` is a pure function: the same run and kit give the same bytes.
+"""Run -> {stage: sbatch text}. `render` is a pure function: the same run and installation give the same bytes.
 
 Values from the run file reach a shell only through `shlex.quote`, and `#SBATCH` lines only after `config` has
 matched them against a strict pattern.
@@ -28,48 +28,60 @@ ALLOCATION_ON_CPUS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRES
 
 
 @dataclass(frozen=True)
-class Kit:
-    """The kit's own interpreter, and the directory that holds the `hyperpod_ft` package the jobs import."""
+class Installation:
+    """An interpreter with the kit's packages, and the directory of the `hyperpod_ft` package that jobs import."""
 
     python: Path
     code: Path
 
+    @classmethod
+    def here(cls) -> "Installation":
+        """What this process runs."""
+        return cls(Path(sys.executable), PACKAGE.parent)
 
-def render(run: Run, kit: Kit) -> dict[str, str]:
+
+def render(run: Run, installation: Installation) -> dict[str, str]:
     """The text of every stage's script, by stage name, in the plan's order."""
     environment = shell_templates()
-    return {stage.name: _script(environment, run, stage, kit) for stage in run.plan.stages}
+    return {stage.name: _script(environment, run, stage, installation) for stage in run.plan.stages}
 
 
 def write(run: Run, directory: Path) -> list[Path]:
     """Write the scripts into a directory, to be read: they run the code of this installation."""
     directory.mkdir(parents=True, exist_ok=True)
     scripts = []
-    for stage, text in render(run, Kit(Path(sys.executable), PACKAGE.parent)).items():
+    for stage, text in render(run, Installation.here()).items():
         scripts.append(directory / f"{stage}.sbatch")
         scripts[-1].write_text(text, encoding="utf-8")
     return scripts
 
 
 def render_server(
-    run: Run, kit: Kit, job: str, resources: Resources, options: Sequence[str], variables: Mapping[str, str]
+    run: Run,
+    installation: Installation,
+    job: str,
+    resources: Resources,
+    options: Sequence[str],
+    variables: Mapping[str, str],
 ) -> str:
     """The script of a job that serves the run's model. `options`: those of `python -m hyperpod_ft.serving`."""
-    context = _context(run, job, resources, kit, early=False, starts_ranks=False)
+    context = _context(run, job, resources, installation, early=False, starts_ranks=False)
     template = shell_templates().get_template("sbatch/serve.sbatch.j2")
     return template.render(context, options=options, variables=variables)
 
 
-def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, kit: Kit) -> str:
+def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, installation: Installation) -> str:
     template = environment.get_template(f"sbatch/{stage.name if stage.starts_ranks else 'base'}.sbatch.j2")
     early = stage.name in _WITH_NETWORK
-    return template.render(_context(run, stage.name, stage.resources, kit, early, stage.starts_ranks))
+    return template.render(_context(run, stage.name, stage.resources, installation, early, stage.starts_ranks))
 
 
-def _context(run: Run, job: str, resources: Resources, kit: Kit, early: bool, starts_ranks: bool) -> dict[str, Any]:
+def _context(
+    run: Run, job: str, resources: Resources, installation: Installation, early: bool, starts_ranks: bool
+) -> dict[str, Any]:
     """What the templates read. `job` is a stage's name, or that of a job outside the stages."""
     if early:
-        python, remedy = kit.python, "install hyperpod-ft on the shared volume"
+        python, remedy = installation.python, "install hyperpod-ft on the shared volume"
     elif job == "eval":
         python, remedy = run.evaluation_python, "run the tasks stage, or correct eval.python"
     else:
@@ -91,7 +103,7 @@ def _context(run: Run, job: str, resources: Resources, kit: Kit, early: bool, st
         "offline": not early,
         "python": python,
         "interpreter_remedy": remedy,
-        "code": kit.code,
+        "code": installation.code,
         "allocation": ALLOCATION_ON_CPUS,
         # what compiles and trains on Neuron devices
         "neuron": rules_of(run.config.engine).variables(run.config, run.neuron_cache)

@@ -16,7 +16,7 @@ from hyperpod_ft.launch.chain import ChainParts, divide
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.launch.protocol import NOTHING_ELSE, AwaitedJobs, Launcher
-from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan, plan
 from hyperpod_ft.runs import volume_lock
@@ -154,13 +154,13 @@ def _refuse_work(run: Run, active: Sequence[Job]) -> None:
 
 def _prepare(run: Run) -> list[Path]:
     check_run(run)
-    kit = Kit(Path(sys.executable), snapshot(run.code_copies))
+    installation = Installation(Path(sys.executable), snapshot(run.code_copies))
     run.freeze()
-    scripts = render(run, kit)
+    scripts = render(run, installation)
     for stage, text in scripts.items():
         publish.write_text(run.script(stage), text)
     timestamp = _timestamp()
-    run.add_submission(_submission(kit), timestamp)
+    run.add_submission(_submission(installation), timestamp)
     publish.write_text(run.provenance / f"run-{timestamp}.yaml", run.yaml())
     return [run.script(stage) for stage in scripts]
 
@@ -229,7 +229,7 @@ def _timestamp() -> str:
     return f"{utc_now().replace(':', '')}-{os.getpid()}"
 
 
-def _submission(kit: Kit) -> Submission:
+def _submission(installation: Installation) -> Submission:
     return Submission(
         time=utc_now(),
         argv=sys.argv,
@@ -237,7 +237,7 @@ def _submission(kit: Kit) -> Submission:
         user=getpass.getuser(),
         host=platform.node(),
         hyperpod_ft=__version__,
-        code=str(kit.code),
+        code=str(installation.code),
         git=_git_state(),
     )
 

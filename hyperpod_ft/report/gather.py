@@ -38,7 +38,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
     Raises UserError when a file of the run that is never half-written is damaged, OSError when one cannot be read.
     """
     records: dict[str, Record] = {
-        stage.name: record for stage in run.plan.stages if (record := _valid_record(run, stage.name))
+        stage.name: record for stage in run.plan.stages if (record := run.valid_record(stage.name))
     }
     state = status.state if status else ("done" if not choose(run) else "not run")
     metrics = _columns(run)
@@ -81,11 +81,6 @@ def _base_validation_loss(facts: Mapping[str, Any], samples: Samples | None) -> 
     if before is None and samples and samples.validation_loss:
         return _number(samples.validation_loss.base.mean)
     return before
-
-
-def _valid_record(run: Run, stage: str) -> Record | None:
-    record = run.record(stage)
-    return record if record and record.fingerprint == run.plan[stage].fingerprint else None
 
 
 def _columns(run: Run) -> dict[str, list[float | None]]:
@@ -181,7 +176,7 @@ def _accelerators(run: Run, spans: Sequence[TimelineSpan]) -> Accelerators | Non
     held = [span for span in spans if span.stage == "train" and span.activity != "waiting"]
     if not held:
         return None
-    hours = sum(attempt.nodes * attempt.seconds for attempt in usage.read(run)) / 3600
+    hours = usage.node_hours(usage.read(run))
     nodes = run.plan.degrees.nodes
     return Accelerators(
         nodes=nodes,

@@ -123,6 +123,11 @@ class Run(RunPaths):
     def record(self, stage: str) -> Record | None:
         return Record.read(self.record_path(stage))
 
+    def valid_record(self, stage: str) -> Record | None:
+        """The record of a stage of the plan, unless it was made with another configuration."""
+        record = self.record(stage) if stage in self.plan else None
+        return record if record and record.fingerprint == self.plan[stage].fingerprint else None
+
     def why_not_done(self, stage: str) -> str:
         """Why the stage must run; empty when its record is valid and its outputs exist, here or in the run's store."""
         record = self.record(stage)

@@ -14,7 +14,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.config.fields import TimeLimit
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.render import Kit, render_server
+from hyperpod_ft.launch.render import Installation, render_server
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import Resources
@@ -47,9 +47,9 @@ def start(
         raise UserError(
             f"{run.directory}: job {earlier[0].job_id} already serves it", f"hyperpod-ft serve {run.directory} --stop"
         )
-    kit = Kit(Path(sys.executable), snapshot(run.code_copies))
+    installation = Installation(Path(sys.executable), snapshot(run.code_copies))
     run.logs.mkdir(exist_ok=True)
-    publish.write_text(run.script(JOB), render_server(run, kit, JOB, wanted, options, environment))
+    publish.write_text(run.script(JOB), render_server(run, installation, JOB, wanted, options, environment))
     job = slurm.submit_extra(run, JOB)
     publish.write_json(_record(run), asdict(job))
     return job

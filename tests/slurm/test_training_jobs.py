@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs import restarts
@@ -121,7 +121,7 @@ def submit(cluster: LocalCluster, run: Run, program: str, *options: str) -> str:
     run.freeze()
     run.logs.mkdir(parents=True)
     run.script("train").parent.mkdir()
-    run.script("train").write_text(render(run, Kit(Path(sys.executable), code))["train"])
+    run.script("train").write_text(render(run, Installation(Path(sys.executable), code))["train"])
     return slurm(cluster, "sbatch", "--parsable", *options, str(run.script("train"))).strip()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft import publish
-from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.runs.run import Run
 from tests import neuron_stand_ins
 from tests.training.conftest import ENVIRONMENT, MakeRun, metrics, write_rows
@@ -44,7 +44,7 @@ def test_a_trial_compiles_all_that_training_needs(make_run: MakeRun, tmp_path: P
     write_rows(run.dataset_path / "validation", rows=5, max_length=32, seed=9)
     run.record_path("precompile").unlink()
     run.logs.mkdir(parents=True)
-    scripts = render(run, Kit(run.python, neuron_stand_ins.REPOSITORY))
+    scripts = render(run, Installation(run.python, neuron_stand_ins.REPOSITORY))
     for stage in ("precompile", "train"):
         publish.write_text(run.script(stage), scripts[stage])
 

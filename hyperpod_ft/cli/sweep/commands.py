@@ -1,25 +1,14 @@
 """`hyperpod-ft sweep`: each command parses its arguments, calls one function and prints what that returns."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from hyperpod_ft.cli.options import Json
+from hyperpod_ft.cli.options import Json, with_default
 from hyperpod_ft.cli.output.tables import print_json
 
-
-class _SubmitByDefault(TyperGroup):
-    """`sweep FILE` is `sweep submit FILE`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = ["submit", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(name="sweep", cls=_SubmitByDefault, no_args_is_help=True)
+app = typer.Typer(name="sweep", cls=with_default("submit"), no_args_is_help=True)
 
 SweepFileArgument = Annotated[Path, typer.Argument(metavar="SWEEP_FILE", help="A sweep file (docs/sweeps.md).")]
 Reference = Annotated[

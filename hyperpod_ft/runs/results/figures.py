@@ -7,7 +7,6 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.samples import ExactCount
@@ -80,11 +79,11 @@ _LINES: dict[str, _Line] = {
 
 def figures(run: Run) -> Figures | None:
     """The figures in the training's record, or None before it exists. Checkpoints may have been deleted since."""
-    trained = _valid(run, "train")
+    trained = run.valid_record("train")
     if trained is None:
         return None
-    precompiled = _valid(run, "precompile")
-    generated = _valid(run, "generate")
+    precompiled = run.valid_record("precompile")
+    generated = run.valid_record("generate")
     exact = _exact_counts(generated.facts.get("exact_match") if generated else None)
     nodes = run.plan.degrees.nodes
     # of a damaged record, what is not a number is not known
@@ -115,11 +114,6 @@ def require(run: Run) -> Figures:
     if found is None:
         raise UserError(f"{run.directory}: is not trained yet", f"see: hyperpod-ft status {run.directory}")
     return found
-
-
-def _valid(run: Run, stage: str) -> Record | None:
-    record = run.record(stage) if stage in run.plan else None
-    return record if record and record.fingerprint == run.plan[stage].fingerprint else None
 
 
 def _exact_counts(values: Any) -> dict[str, ExactCount]:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -83,14 +83,18 @@ def totals(run: Run) -> dict[str, Any]:
     Accelerator-hours are None where there are no accelerators.
     """
     every = read(run)
-    node_hours = sum(attempt.nodes * attempt.seconds for attempt in every) / 3600
+    hours = node_hours(every)
     accelerator_hours = sum(attempt.accelerators * attempt.seconds for attempt in every) / 3600
     return {
         "attempts": len(every),
-        "node_hours": round(node_hours, 4),
+        "node_hours": round(hours, 4),
         "accelerator_hours": round(accelerator_hours, 4) or None,
-        "cost": cost(run, node_hours),
+        "cost": cost(run, hours),
     }
+
+
+def node_hours(attempts: Iterable[Usage]) -> float:
+    return sum(attempt.nodes * attempt.seconds for attempt in attempts) / 3600
 
 
 def cost(run: Run, node_hours: float) -> float | None:

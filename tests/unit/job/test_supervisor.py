@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.restarts import Attempt
@@ -251,7 +251,7 @@ def test_auto_resume_is_asked_for_where_hyperpod_is_and_nowhere_else(
     directory = tmp_path / "sagemaker_cluster"
     if hyperpod:
         directory.mkdir()
-    text = render(run, Kit(Path(sys.executable), REPOSITORY))["train"]
+    text = render(run, Installation(Path(sys.executable), REPOSITORY))["train"]
     assert "/opt/sagemaker_cluster" in text
     script = tmp_path / "train.sbatch"
     script.write_text(text.replace("/opt/sagemaker_cluster", str(directory)))

@@ -13,7 +13,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.evaluation import with_evaluation
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process import ProcessLauncher
-from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.submit import submit
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
@@ -87,11 +87,14 @@ def test_sections_that_are_refused(make_run: MakeRun, tmp_path: Path, overrides:
 
 def test_only_stage_tasks_uses_the_network(make_run: MakeRun) -> None:
     run = make_run(eval=SECTION)
-    scripts = render(run, Kit(Path("/kit/python"), Path("/kit/code")))
+    scripts = render(run, Installation(Path("/kit/python"), Path("/kit/code")))
     assert "HF_HUB_OFFLINE=1" in scripts["eval"] and "unset HF_TOKEN" in scripts["eval"]
     assert "HF_HUB_OFFLINE" not in scripts["tasks"] and "python=/kit/python" in scripts["tasks"]
     assert f"python={run.evaluation_environment}/bin/python" in scripts["eval"]
-    assert "python=/opt/e" in render(make_run(eval=SECTION | {"python": "/opt/e"}), Kit(Path("/p"), Path("/c")))["eval"]
+    assert (
+        "python=/opt/e"
+        in render(make_run(eval=SECTION | {"python": "/opt/e"}), Installation(Path("/p"), Path("/c")))["eval"]
+    )
 
 
 def test_a_finished_run_gets_an_evaluation_of_its_own(make_run: MakeRun, tmp_path: Path) -> None:

@@ -13,22 +13,22 @@ import pytest
 
 from hyperpod_ft.config import run_file, yaml_file
 from hyperpod_ft.config.fields import time_limit_seconds
-from hyperpod_ft.launch.render import Kit, render
+from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.runs.job_files import BANNER, banner
 from hyperpod_ft.runs.run import Run
 from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-KIT = Kit(Path("/fsx/hyperpod-ft/kit/bin/python"), Path("/fsx/hyperpod-ft/code"))
+INSTALLATION = Installation(Path("/fsx/hyperpod-ft/kit/bin/python"), Path("/fsx/hyperpod-ft/code"))
 MakeRun = Callable[..., Run]
 
 
 def flagship() -> dict[str, str]:
-    return render(Run.of(run_file.load(run_file.find("llama3-8b-dolly-lora-trn1"))), KIT)
+    return render(Run.of(run_file.load(run_file.find("llama3-8b-dolly-lora-trn1"))), INSTALLATION)
 
 
 def native_trainium() -> dict[str, str]:
-    return render(Run.of(run_file.load(run_file.find("llama3-8b-lora-trn2"))), KIT)
+    return render(Run.of(run_file.load(run_file.find("llama3-8b-lora-trn2"))), INSTALLATION)
 
 
 def local_run() -> dict[str, str]:
@@ -37,7 +37,7 @@ def local_run() -> dict[str, str]:
     values["dataset"] |= {"source": "org/data"}
     values["cluster"]["root"] = "/shared"
     values["env"]["python"] = "/shared/venv/bin/python"
-    return render(Run.of(run_file.resolve(run_file.validate(values, "quickstart"), Path("/"))), KIT)
+    return render(Run.of(run_file.resolve(run_file.validate(values, "quickstart"), Path("/"))), INSTALLATION)
 
 
 GOLDEN = {
@@ -69,7 +69,11 @@ def nasty_values() -> dict[str, object]:
 
 
 def test_bash_and_shellcheck_accept_every_script(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = {"flagship": flagship(), "trn2": native_trainium(), "nasty": render(make_run(**nasty_values()), KIT)}
+    runs = {
+        "flagship": flagship(),
+        "trn2": native_trainium(),
+        "nasty": render(make_run(**nasty_values()), INSTALLATION),
+    }
     for case, scripts in runs.items():
         paths = []
         for stage, text in scripts.items():
@@ -81,7 +85,7 @@ def test_bash_and_shellcheck_accept_every_script(make_run: MakeRun, tmp_path: Pa
 
 
 def test_values_reach_the_job_literally(make_run: MakeRun, tmp_path: Path) -> None:
-    script = render(make_run(**nasty_values()), KIT)["merge"]
+    script = render(make_run(**nasty_values()), INSTALLATION)["merge"]
     exports = "\n".join(line for line in script.splitlines() if line.startswith("export "))
     done = subprocess.run(
         ["bash", "-c", f'{exports}\nprintf \'%s\\0\' "$A" "$B" "$C" "$D"'],
@@ -98,14 +102,14 @@ def test_values_reach_the_job_literally(make_run: MakeRun, tmp_path: Path) -> No
 
 def test_a_path_with_a_space_is_quoted_for_slurm(make_run: MakeRun) -> None:
     run = make_run(cluster__root="/fsx/two words")
-    script = render(run, KIT)["train"]
+    script = render(run, INSTALLATION)["train"]
     assert f'#SBATCH --output="{run.logs}/%x_%j.out"' in script
     assert f"readonly RUN_DIR={shlex.quote(str(run.directory))}" in script
 
 
 def test_headers(make_run: MakeRun) -> None:
     run = make_run(cluster__partition="dev", cluster__account="ml", cluster__qos="high", cluster__nodes=2)
-    train = render(run, KIT)["train"]
+    train = render(run, INSTALLATION)["train"]
     for option in (
         "--job-name=test-train",
         "--open-mode=append",
@@ -123,7 +127,7 @@ def test_headers(make_run: MakeRun) -> None:
 
 
 def test_only_the_stages_before_training_see_the_network_and_the_token(make_run: MakeRun) -> None:
-    for stage, text in render(make_run(), KIT).items():
+    for stage, text in render(make_run(), INSTALLATION).items():
         assert ("HF_HUB_OFFLINE=1" in text) == (stage not in ("env", "download"))
         assert ("unset HF_TOKEN" in text) == (stage not in ("env", "download"))
 
@@ -134,7 +138,7 @@ def test_the_trap_leaves_the_exit_status_and_a_missing_interpreter_is_one_line(
     run = make_run(env__python=str(tmp_path / "gone"))
     run.directory.mkdir(parents=True)
     script = tmp_path / "merge.sbatch"
-    script.write_text(render(run, KIT)["merge"])
+    script.write_text(render(run, INSTALLATION)["merge"])
     environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
     done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -152,7 +156,7 @@ def test_an_exit_status_that_cannot_be_written_leaves_no_half_of_it(
     (tmp_path / program).write_text('#!/bin/bash\nls -A "$RUN_DIR/exits" >&2; exit 1\n')
     (tmp_path / program).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HYPERPOD_FT_JOB_ID": "7"}
-    script = render(run, KIT)["merge"].replace("readonly RUN_DIR=", "export RUN_DIR=")
+    script = render(run, INSTALLATION)["merge"].replace("readonly RUN_DIR=", "export RUN_DIR=")
     done = subprocess.run(["bash"], input=script, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, "the stage succeeded"
     assert re.fullmatch(r"\.merge_7\.partial-.+-\d+\n" if program == "mv" else "", done.stderr)
@@ -172,7 +176,7 @@ def test_precompile_is_the_training_command_under_graph_extraction() -> None:
 def test_only_stages_on_neuron_devices_use_the_compile_cache(make_run: MakeRun) -> None:
     for stage, text in flagship().items():
         assert ("export NEURON_CC_FLAGS=" in text) == (stage in ("precompile", "train"))
-    assert not any("NEURON" in text for text in render(make_run(), KIT).values())
+    assert not any("NEURON" in text for text in render(make_run(), INSTALLATION).values())
 
 
 def test_a_script_that_is_terminated_says_so_in_its_exit_status(make_run: MakeRun, tmp_path: Path) -> None:
@@ -182,7 +186,7 @@ def test_a_script_that_is_terminated_says_so_in_its_exit_status(make_run: MakeRu
     run = make_run(env__python=str(python))
     run.directory.mkdir(parents=True)
     script = tmp_path / "merge.sbatch"
-    script.write_text(render(run, KIT)["merge"])
+    script.write_text(render(run, INSTALLATION)["merge"])
     environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
     with subprocess.Popen(["bash", script], cwd=tmp_path, env=environment, start_new_session=True) as job:
         wait_for((run.directory / "started").exists, process=job)
@@ -195,7 +199,7 @@ def test_a_script_prints_the_banner_of_its_stage(make_run: MakeRun, tmp_path: Pa
     run = make_run(env__python=shutil.which("true"))
     run.directory.mkdir(parents=True)
     environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
-    merge = render(run, KIT)["merge"]
+    merge = render(run, INSTALLATION)["merge"]
     done = subprocess.run(["bash"], input=merge, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"{banner('merge', '7')} on {os.uname().nodename}, ")
     begins = BANNER.match(done.stdout)
