@@ -6,7 +6,7 @@ from dataclasses import replace
 from hyperpod_ft.aws.cluster import inspection
 from hyperpod_ft.aws.cluster.access import ClusterAccess
 from hyperpod_ft.aws.cluster.inspection import ClusterOverview
-from hyperpod_ft.aws.hyperpod.api import IN_SERVICE, Cluster, GroupState
+from hyperpod_ft.aws.hyperpod.api import IN_SERVICE, GroupState, HyperPodCluster
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.ssh import ssm
@@ -50,7 +50,7 @@ def _state(status: ClusterOverview) -> Iterator[Finding]:
         yield warning(f"Slurm on {instance}", text, "see docs/lifecycle.md; the node may be well by now: sinfo")
 
 
-def _group(found: Cluster, group: GroupState, nodes: list[Node], missing: str) -> Finding:
+def _group(found: HyperPodCluster, group: GroupState, nodes: list[Node], missing: str) -> Finding:
     row = f"group {group.name}"
     what = f"{group.current} of {group.target} {group.instance_type}: {tally(nodes) or 'no nodes'}"
     if failed := [node for node in nodes if node.failed]:
@@ -77,7 +77,7 @@ def _of_existing(finding: Finding) -> Finding:
     return replace(finding, verdict="error") if finding.name == SCRIPTS else finding
 
 
-def _quotas(access: ClusterAccess, found: Cluster) -> Iterator[Finding]:
+def _quotas(access: ClusterAccess, found: HyperPodCluster) -> Iterator[Finding]:
     """The quota of each instance type, against what this cluster has."""
     with explained("quotas"):
         limits = limits_of(access.session.client("service-quotas"), "sagemaker")

@@ -24,7 +24,7 @@ _WAITING = "waiting for another command on this sweep"
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmittedPoint:
     """What a submission did for one point."""
 
     number: int  # from 1
@@ -33,7 +33,7 @@ class Submitted:
     done: bool  # all its stages
 
 
-def submit_sweep(planned: PlannedSweep) -> Iterator[Submitted]:
+def submit_sweep(planned: PlannedSweep) -> Iterator[SubmittedPoint]:
     """Submit the points that are not done and not at work, one after the other; yields what was done for each.
 
     Raises UserError when a launcher refuses a job, and for runs at work that an earlier version of the sweep had.
@@ -49,10 +49,10 @@ def submit_sweep(planned: PlannedSweep) -> Iterator[Submitted]:
         for run in planned.runs:
             submit.create_run_directory(run)
         sweep.write()
-        yield from _Submission(sweep, planned.runs).points()
+        yield from _SweepSubmission(sweep, planned.runs).points()
 
 
-def resume_sweep(sweep: Sweep) -> Iterator[Submitted]:
+def resume_sweep(sweep: Sweep) -> Iterator[SubmittedPoint]:
     """Submit what is left of a sweep, with the run files that its runs were submitted with."""
     runs = tuple(sweep.open_run(point) for point in sweep.points)
     yield from submit_sweep(PlannedSweep(sweep, runs))
@@ -87,7 +87,7 @@ def _with_lanes_kept(sweep: Sweep) -> Sweep:
     return sweep
 
 
-class _Submission:
+class _SweepSubmission:
     """What is known while the points of a sweep are submitted one after the other."""
 
     def __init__(self, sweep: Sweep, runs: tuple[Run, ...]) -> None:
@@ -98,7 +98,7 @@ class _Submission:
             active = [job for job in Launchers.of(run).active(run, also=sweep.launcher) if not run.is_done(job.stage)]
             self._note(number, [job for job in active if job.launcher == sweep.launcher])
 
-    def points(self) -> Iterator[Submitted]:
+    def points(self) -> Iterator[SubmittedPoint]:
         for number, run in enumerate(self.runs):
             before = self._enter_lane(number)
             awaited = AwaitedJobs(self._doing_of(run), before)
@@ -107,7 +107,7 @@ class _Submission:
             if jobs:
                 publish.write_text(run.origin, self.sweep.points[number].origin)
             self._note(number, jobs, just_submitted=True)
-            yield Submitted(number + 1, run, jobs, done=not jobs and not choose(run))
+            yield SubmittedPoint(number + 1, run, jobs, done=not jobs and not choose(run))
 
     def _note(self, number: int, jobs: Sequence[Job], *, just_submitted: bool = False) -> None:
         run = self.runs[number]

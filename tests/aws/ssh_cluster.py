@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.aws.hyperpod import api
-from hyperpod_ft.aws.hyperpod.api import Cluster, GroupState
+from hyperpod_ft.aws.hyperpod.api import GroupState, HyperPodCluster
 from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.ssh import connect as ssh
@@ -21,9 +21,9 @@ AWS_CLI = ssm.AwsCli(REGION)
 Reach = Callable[..., ssh.SshRoute]  # from the user's home directory, with fields of SshRequest
 
 
-def a_cluster(*names: str, roles: bool = True) -> Cluster:
+def a_cluster(*names: str, roles: bool = True) -> HyperPodCluster:
     kinds = {"login-group": "Login", "controller-machine": "Controller"}
-    return Cluster(
+    return HyperPodCluster(
         "c",
         f"arn:aws:sagemaker:{REGION}:123456789012:cluster/abc123",
         "InService",

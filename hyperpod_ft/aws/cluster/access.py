@@ -7,7 +7,7 @@ from typing import Any
 
 from hyperpod_ft.aws.cluster_reference import ClusterReference
 from hyperpod_ft.aws.hyperpod import api
-from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.hyperpod.waiting import Awaited, ClusterWatch
 from hyperpod_ft.aws.session import Session, explained
@@ -55,7 +55,7 @@ class ClusterAccess:
     def explained(self) -> AbstractContextManager[None]:
         return explained(f"cluster {self.name}")
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> HyperPodCluster:
         """The cluster, which must exist."""
         cluster = api.find(self.sagemaker, self.name)
         if cluster is None and (stack := self._stack()):
@@ -77,7 +77,7 @@ class ClusterAccess:
     def watch(self) -> ClusterWatch:
         return ClusterWatch(self.sagemaker, self.session.client("logs"), self.target, self.report)
 
-    def wait(self, minutes: float, awaited: Awaited) -> Cluster:
+    def wait(self, minutes: float, awaited: Awaited) -> HyperPodCluster:
         """Wait until the cluster is complete and as awaited."""
         with self.explained():
             return self.watch().until_complete(minutes * 60, awaited)

@@ -4,7 +4,7 @@ from typing import Any
 
 from hyperpod_ft.aws.cluster.access import ClusterAccess
 from hyperpod_ft.aws.hyperpod import api, lifecycle_files, requests
-from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
 from hyperpod_ft.aws.hyperpod.changes import changes, provisioning_differs
 from hyperpod_ft.aws.hyperpod.waiting import Awaited
 from hyperpod_ft.aws.s3 import listing, small_objects
@@ -25,7 +25,7 @@ from hyperpod_ft.progress import Report
 _ROLE_ATTEMPTS = 12
 
 
-def create(access: ClusterAccess, config: ClusterConfig, timeout: float | None) -> Cluster | None:
+def create(access: ClusterAccess, config: ClusterConfig, timeout: float | None) -> HyperPodCluster | None:
     """Validate, then create what is missing. Returns the complete cluster, or None without waiting.
 
     `timeout`: in minutes; None: do not wait. Raises UserError as `request` does, and for errors that validation finds.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hyperpod_ft.aws.cluster.access import ClusterAccess
 from hyperpod_ft.aws.hyperpod import api, cluster_logs, events
-from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
 from hyperpod_ft.aws.hyperpod.events import Event
 from hyperpod_ft.aws.hyperpod.nodes import INSTANCE_ID, Node
 from hyperpod_ft.errors import UserError
@@ -18,7 +18,7 @@ from hyperpod_ft.errors import UserError
 class ClusterOverview:
     """A cluster as it is."""
 
-    cluster: Cluster
+    cluster: HyperPodCluster
     nodes: list[Node]
     missing: dict[str, str]  # why groups have fewer instances than requested, by group, if HyperPod reports it
     warnings: dict[str, str]  # of the lifecycle scripts about Slurm, by instance id

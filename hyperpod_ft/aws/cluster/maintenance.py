@@ -10,7 +10,7 @@ from typing import Any
 from hyperpod_ft.aws.cluster.access import ClusterAccess
 from hyperpod_ft.aws.cluster.idle_nodes import without_jobs
 from hyperpod_ft.aws.hyperpod import api, batches, instance_groups, software
-from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
 from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import Node, rebooting, ssm_target, tally
 from hyperpod_ft.aws.hyperpod.software import NodeImage
@@ -179,7 +179,7 @@ def _requested(access: ClusterAccess, what: str, nodes: Sequence[Node]) -> None:
         access.report(f"{node.group} {node.instance_id}: {what} requested")
 
 
-def _changeable(access: ClusterAccess, *groups: str) -> Cluster:
+def _changeable(access: ClusterAccess, *groups: str) -> HyperPodCluster:
     """The cluster. Raises UserError if it has no such groups, or if one is the controller's."""
     cluster = access.cluster()
     for group in groups:
@@ -188,11 +188,11 @@ def _changeable(access: ClusterAccess, *groups: str) -> Cluster:
     return cluster
 
 
-def _roles(access: ClusterAccess, cluster: Cluster) -> Roles:
+def _roles(access: ClusterAccess, cluster: HyperPodCluster) -> Roles:
     return Roles.of(cluster, access.config)
 
 
-def _controller(access: ClusterAccess, cluster: Cluster, nodes: list[Node]) -> str:
+def _controller(access: ClusterAccess, cluster: HyperPodCluster, nodes: list[Node]) -> str:
     """SSM's target of the controller. Raises UserError if it is not Running."""
     controller = _roles(access, cluster).controller
     if controller is None:

@@ -24,7 +24,7 @@ class GroupState:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class HyperPodCluster:
     """A cluster, from DescribeCluster. `status` is ClusterStatus: Creating, InService, Failed, ..."""
 
     name: str
@@ -67,13 +67,13 @@ def describe(client: Any, name: str) -> dict[str, Any] | None:
     return described
 
 
-def find(client: Any, name: str) -> Cluster | None:
+def find(client: Any, name: str) -> HyperPodCluster | None:
     """The cluster; None if no cluster has this name."""
     described = describe(client, name)
     return None if described is None else of_description(described)
 
 
-def require(client: Any, name: str) -> Cluster:
+def require(client: Any, name: str) -> HyperPodCluster:
     """The cluster. Raises UserError if no cluster has this name."""
     if cluster := find(client, name):
         return cluster
@@ -89,7 +89,7 @@ def require(client: Any, name: str) -> Cluster:
     )
 
 
-def not_ours(cluster: Cluster, subnet_id: str) -> str:
+def not_ours(cluster: HyperPodCluster, subnet_id: str) -> str:
     """Why a cluster cannot be the one that this kit created on this subnet; empty if it can be."""
     if cluster.kubernetes:
         return f"cluster {cluster.name} already exists and uses Kubernetes (EKS), not Slurm"
@@ -122,9 +122,9 @@ def find_node(nodes: list[Node], wanted: str) -> Node:
     )
 
 
-def of_description(described: dict[str, Any]) -> Cluster:
+def of_description(described: dict[str, Any]) -> HyperPodCluster:
     """The cluster that `DescribeCluster` describes."""
-    return Cluster(
+    return HyperPodCluster(
         name=described["ClusterName"],
         arn=described["ClusterArn"],
         status=described["ClusterStatus"],

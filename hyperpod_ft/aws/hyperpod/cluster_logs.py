@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from hyperpod_ft.aws import log_streams
-from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
 from hyperpod_ft.aws.hyperpod.nodes import Node
 from hyperpod_ft.aws.log_streams import LogStream
 from hyperpod_ft.aws.session import explained
@@ -19,21 +19,21 @@ _LIFECYCLE = "LifecycleConfig/"
 _SLURM_WARNING = "slurm: warning"  # lifecycle/provision/journal.py writes it
 
 
-def log_group(cluster: Cluster) -> str:
+def log_group(cluster: HyperPodCluster) -> str:
     return f"/aws/sagemaker/Clusters/{cluster.name}/{cluster.id}"
 
 
-def lifecycle_streams(client: Any, cluster: Cluster) -> list[str]:
+def lifecycle_streams(client: Any, cluster: HyperPodCluster) -> list[str]:
     """The streams of every node that ever ran lifecycle scripts, the most recently written first."""
     return [stream.name for stream in log_streams.newest_first(client, log_group(cluster), _LIFECYCLE)]
 
 
-def lines(client: Any, cluster: Cluster, stream: str, follow: bool = False) -> Iterator[str]:
+def lines(client: Any, cluster: HyperPodCluster, stream: str, follow: bool = False) -> Iterator[str]:
     """The lines of a stream, oldest first; with `follow`, waits for more without end. None if the stream is missing."""
     return LogStream(client, log_group(cluster), stream).lines(follow=follow)
 
 
-def slurm_warnings(client: Any, cluster: Cluster, nodes: Sequence[Node]) -> dict[str, str]:
+def slurm_warnings(client: Any, cluster: HyperPodCluster, nodes: Sequence[Node]) -> dict[str, str]:
     """What the scripts' step `slurm` warned of when these nodes were provisioned, the last of each, by instance id.
 
     Instead of them, why CloudWatch cannot be asked.

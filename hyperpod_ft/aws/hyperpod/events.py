@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
 
@@ -60,7 +60,7 @@ def with_reason(client: Any, cluster: str, event: Event) -> Event:
     return replace(event, reason="; ".join(dict.fromkeys(found)))
 
 
-def why_missing(client: Any, cluster: Cluster) -> dict[str, str]:
+def why_missing(client: Any, cluster: HyperPodCluster) -> dict[str, str]:
     """Why groups have fewer instances than requested, by group, where an event tells; or why events cannot be read.
 
     ListClusterNodes gives no reason for a node that AWS has no capacity for.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
 from hyperpod_ft.config.cluster_config import ClusterConfig
 
 # of AWS's scripts and this kit's example
@@ -18,7 +18,7 @@ class Roles:
     workers: tuple[str, ...]
 
     @classmethod
-    def of(cls, cluster: Cluster, config: ClusterConfig | None) -> "Roles":
+    def of(cls, cluster: HyperPodCluster, config: ClusterConfig | None) -> "Roles":
         """HyperPod reports roles only for clusters whose Slurm it set up; for others names decide: those of the
         cluster file, or the usual ones."""
         named = _USUAL_NAMES if config is None else _names_in(config)

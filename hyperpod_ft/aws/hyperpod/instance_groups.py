@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hyperpod_ft.aws.hyperpod import api, batches
-from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
 from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.errors import UserError
 
 
-def scale(client: Any, cluster: Cluster, name: str, count: int) -> None:
+def scale(client: Any, cluster: HyperPodCluster, name: str, count: int) -> None:
     """Set a group's number of instances; keep its other settings. Raises UserError."""
     described, groups = _described(client, cluster)
     group = groups[cluster.group(name).name]
@@ -24,13 +24,13 @@ def scale(client: Any, cluster: Cluster, name: str, count: int) -> None:
     client.update_cluster(ClusterName=cluster.name, InstanceGroups=[group])
 
 
-def delete(client: Any, cluster: Cluster, name: str) -> None:
+def delete(client: Any, cluster: HyperPodCluster, name: str) -> None:
     """Remove a group with its instances. Raises UserError."""
     _described(client, cluster)
     client.update_cluster(ClusterName=cluster.name, InstanceGroupsToDelete=[cluster.group(name).name])
 
 
-def set_auto_patch(client: Any, cluster: Cluster, names: Sequence[str], strategy: str) -> None:
+def set_auto_patch(client: Any, cluster: HyperPodCluster, names: Sequence[str], strategy: str) -> None:
     """Have HyperPod patch groups on its own, `WhenIdle` or `WhenAllIdle`; keep their other settings and date.
 
     Raises UserError.
@@ -43,13 +43,13 @@ def set_auto_patch(client: Any, cluster: Cluster, names: Sequence[str], strategy
     client.update_cluster(ClusterName=cluster.name, InstanceGroups=changed)
 
 
-def set_node_recovery(client: Any, cluster: Cluster, mode: str) -> None:
+def set_node_recovery(client: Any, cluster: HyperPodCluster, mode: str) -> None:
     """Set whether HyperPod replaces faulty nodes: `Automatic` or `None`. Raises UserError."""
     _described(client, cluster)
     client.update_cluster(ClusterName=cluster.name, NodeRecovery=mode)
 
 
-def require_slurm(cluster: Cluster) -> None:
+def require_slurm(cluster: HyperPodCluster) -> None:
     """Raises UserError under Kubernetes."""
     if cluster.kubernetes:
         raise UserError(
@@ -58,7 +58,7 @@ def require_slurm(cluster: Cluster) -> None:
         )
 
 
-def _described(client: Any, cluster: Cluster) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _described(client: Any, cluster: HyperPodCluster) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """DescribeCluster's answer, and every group as `UpdateCluster` takes it. Raises UserError under Kubernetes."""
     require_slurm(cluster)
     described = api.describe(client, cluster.name)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hyperpod_ft.aws.cluster_reference import ClusterReference
 from hyperpod_ft.aws.hyperpod import api, cluster_logs, events
-from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
 from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import INSTANCE_ID, RUNNING, Node, list_nodes
 from hyperpod_ft.aws.session import explained
@@ -31,10 +31,10 @@ class Awaited:
     targets: Mapping[str, int] = field(default_factory=dict)  # number of instances by group
     gone: frozenset[str] = frozenset()  # instance ids
 
-    def reached(self, cluster: Cluster, nodes: list[Node]) -> bool:
+    def reached(self, cluster: HyperPodCluster, nodes: list[Node]) -> bool:
         return self.targets_set(cluster) and self.gone.isdisjoint(node.instance_id for node in nodes)
 
-    def targets_set(self, cluster: Cluster) -> bool:
+    def targets_set(self, cluster: HyperPodCluster) -> bool:
         """Whether the groups have the requested targets; after a failed update HyperPod restores the old ones."""
         targets = {group.name: group.target for group in cluster.groups}
         return all(targets.get(name) == count for name, count in self.targets.items())
@@ -50,7 +50,7 @@ class ClusterWatch:
     report: Report
     _failed: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # instances, by group and logical id
 
-    def until_complete(self, timeout_seconds: float, awaited: Awaited) -> Cluster:
+    def until_complete(self, timeout_seconds: float, awaited: Awaited) -> HyperPodCluster:
         """Wait until every group has its target number of nodes, all of them Running.
 
         Raises UserError if the cluster or a node fails, after printing the node's lifecycle log, or at the timeout.
@@ -126,7 +126,7 @@ class ClusterWatch:
             pause(POLL_SECONDS)
         self.report(f"cluster {self.name}: no longer exists")
 
-    def _report(self, cluster: Cluster, nodes: list[Node], missing: Mapping[str, str]) -> None:
+    def _report(self, cluster: HyperPodCluster, nodes: list[Node], missing: Mapping[str, str]) -> None:
         self._report_change("cluster", cluster.status)
         for group in cluster.groups:
             self._report_change(group.name, f"{group.current} of {group.target} {group.instance_type}")
@@ -136,7 +136,7 @@ class ClusterWatch:
         for name, reason in missing.items():
             self._report_change(f"{name} lacks instances", reason)
 
-    def _count_attempts(self, cluster: Cluster, failing: list[Node]) -> list[Node]:
+    def _count_attempts(self, cluster: HyperPodCluster, failing: list[Node]) -> list[Node]:
         """Report each failed instance, a group's first with its log; returns the nodes that had their last attempt."""
         attempts = _ATTEMPTS if cluster.continuous else 1
         given_up = []
@@ -154,7 +154,7 @@ class ClusterWatch:
                 )
         return given_up
 
-    def _remedy(self, cluster: Cluster, node: Node) -> str:
+    def _remedy(self, cluster: HyperPodCluster, node: Node) -> str:
         """A replaced node would fail again in the same scripts; HyperPod does not replace controllers."""
         arguments = self.target.arguments
         if node.group == Roles.of(cluster, self.target.config).controller:
@@ -173,7 +173,7 @@ class ClusterWatch:
     def _report_change(self) -> ChangeReporter:
         return ChangeReporter(self.report)
 
-    def _explain(self, cluster: Cluster, nodes: list[Node]) -> None:
+    def _explain(self, cluster: HyperPodCluster, nodes: list[Node]) -> None:
         """Print the end of the failed node's lifecycle log, or why it cannot be read."""
         try:
             with explained("its lifecycle log"):
@@ -181,7 +181,7 @@ class ClusterWatch:
         except UserError as error:
             self.report(str(error))
 
-    def _print_log(self, cluster: Cluster, nodes: list[Node]) -> None:
+    def _print_log(self, cluster: HyperPodCluster, nodes: list[Node]) -> None:
         streams = [cluster_logs.stream_of(node) for node in nodes if node.failed]
         if not streams:
             # after a rollback the nodes are gone, but their logs remain
@@ -204,7 +204,7 @@ def _names(nodes: list[Node]) -> str:
     return ", ".join(f"{node.group} {node.instance_id}" for node in nodes)
 
 
-def _pending(cluster: Cluster, nodes: list[Node], missing: Mapping[str, str]) -> str:
+def _pending(cluster: HyperPodCluster, nodes: list[Node], missing: Mapping[str, str]) -> str:
     short = [
         f"{group.name} has {group.current} of {group.target}"
         for group in cluster.groups

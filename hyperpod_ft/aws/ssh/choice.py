@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hyperpod_ft.aws.hyperpod.api import Cluster, find_node
+from hyperpod_ft.aws.hyperpod.api import HyperPodCluster, find_node
 from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.config.cluster_config import User
@@ -11,7 +11,7 @@ from hyperpod_ft.errors import UserError
 IMAGE_USER = "ubuntu"
 
 
-def chosen_node(cluster: Cluster, nodes: list[Node], roles: Roles, node: str | None, group: str | None) -> Node:
+def chosen_node(cluster: HyperPodCluster, nodes: list[Node], roles: Roles, node: str | None, group: str | None) -> Node:
     """The node of this id or host name, or one of this group, or else one to log in to. Raises UserError."""
     if node:
         return by_name(cluster, nodes, node)
@@ -36,7 +36,7 @@ def login_user(users: Sequence[User], public_key: str) -> str:
     )
 
 
-def in_group(cluster: Cluster, nodes: list[Node], name: str) -> Node:
+def in_group(cluster: HyperPodCluster, nodes: list[Node], name: str) -> Node:
     """The first Running node of exactly this group. Raises UserError if there is no such group or none is Running."""
     group = cluster.group(name)
     members = [node for node in nodes if node.group == group.name]
@@ -50,7 +50,7 @@ def in_group(cluster: Cluster, nodes: list[Node], name: str) -> Node:
     return running[0]
 
 
-def by_name(cluster: Cluster, nodes: list[Node], name: str) -> Node:
+def by_name(cluster: HyperPodCluster, nodes: list[Node], name: str) -> Node:
     """The node of this instance id or host name. Raises UserError if it does not exist or is not Running."""
     node = find_node(nodes, name)
     if not node.running:

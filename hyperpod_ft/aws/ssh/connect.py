@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.aws.hyperpod.api import Cluster
+from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
 from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.hyperpod.nodes import Node, ssm_target
 from hyperpod_ft.aws.ssh import key as ssh_key
@@ -39,7 +39,7 @@ class SshRequest:
 class SshRoute:
     """A node, and everything needed to connect to it."""
 
-    cluster: Cluster
+    cluster: HyperPodCluster
     aws_cli: ssm.AwsCli
     node: Node
     running: int  # how many nodes of its group are Running
@@ -57,7 +57,7 @@ class SshRoute:
 
 
 def choose_route(
-    cluster: Cluster, nodes: list[Node], roles: Roles, aws_cli: ssm.AwsCli, request: SshRequest, home: Path
+    cluster: HyperPodCluster, nodes: list[Node], roles: Roles, aws_cli: ssm.AwsCli, request: SshRequest, home: Path
 ) -> SshRoute:
     """Choose the node. Raises UserError."""
     node = chosen_node(cluster, nodes, roles, request.node, request.group)

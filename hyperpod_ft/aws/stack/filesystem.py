@@ -13,7 +13,7 @@ from hyperpod_ft.polling import pause
 
 
 @dataclass(frozen=True)
-class FileSystem:
+class FsxFileSystem:
     """FSx for Lustre; AWS charges for `gib` at a rate that depends on `throughput` (MB/s for each TiB)."""
 
     id: str
@@ -22,13 +22,13 @@ class FileSystem:
     lifecycle: str  # CREATING, AVAILABLE, MISCONFIGURED, UPDATING, DELETING, FAILED
 
 
-def measure_filesystem(session: Session, fsx_id: str) -> FileSystem | None:
+def measure_filesystem(session: Session, fsx_id: str) -> FsxFileSystem | None:
     """The size of a file system; None if it no longer exists, or `fsx_id` is empty."""
     found = _describe(session, fsx_id) if fsx_id else None
     if found is None:
         return None
     lustre = found["LustreConfiguration"]
-    return FileSystem(
+    return FsxFileSystem(
         fsx_id, int(found["StorageCapacity"]), int(lustre["PerUnitStorageThroughput"]), found["Lifecycle"]
     )
 

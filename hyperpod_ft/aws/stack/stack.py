@@ -19,7 +19,7 @@ from hyperpod_ft.aws.s3.buckets import Bucket
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.aws.stack.events import OnStackEvent, StackEvent, describe, in_progress, last_event, require, settle
-from hyperpod_ft.aws.stack.filesystem import FileSystem, delete_filesystem, is_kept, measure_filesystem
+from hyperpod_ft.aws.stack.filesystem import FsxFileSystem, delete_filesystem, is_kept, measure_filesystem
 from hyperpod_ft.aws.stack.operations import outputs, parameters, settled, update
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
@@ -81,7 +81,7 @@ class Remaining:
     """Resources that still exist and cost money; empty or None for those that do not."""
 
     stack: str = ""
-    filesystem: FileSystem | None = None
+    filesystem: FsxFileSystem | None = None
     bucket: Bucket | None = None
     nat_gateway_id: str = ""
     elastic_ip: str = ""

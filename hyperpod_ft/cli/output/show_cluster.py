@@ -14,7 +14,7 @@ from hyperpod_ft.progress import count, format_bytes
 
 if TYPE_CHECKING:  # --help and the other commands start without them
     from hyperpod_ft.aws.cluster.inspection import ClusterOverview
-    from hyperpod_ft.aws.hyperpod.api import Cluster
+    from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
     from hyperpod_ft.aws.hyperpod.events import Event
     from hyperpod_ft.aws.hyperpod.nodes import Node
     from hyperpod_ft.aws.stack.stack import Remaining
@@ -145,7 +145,7 @@ def _costs(remains: Remaining) -> list[str]:
     return lines
 
 
-def created(config: ClusterConfig, cluster: Cluster, file: Path) -> None:
+def created(config: ClusterConfig, cluster: HyperPodCluster, file: Path) -> None:
     worker = config.workers[0]
     count = cluster.group(worker.name).target
     print(

@@ -15,7 +15,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.sweep.planning import PlannedSweep
 from hyperpod_ft.sweep.results import PointResult, SweepResult
-from hyperpod_ft.sweep.submission import Submitted
+from hyperpod_ft.sweep.submission import SubmittedPoint
 from hyperpod_ft.sweep.sweep import Sweep
 
 
@@ -53,7 +53,7 @@ def _stages_to_run(planned: PlannedSweep) -> list[list[str]]:
     return found
 
 
-def submitted(sweep: Sweep, points: Iterable[Submitted]) -> None:
+def submitted(sweep: Sweep, points: Iterable[SubmittedPoint]) -> None:
     total, done, at_work = len(sweep.points), 0, 0
     for point in points:
         if point.jobs:

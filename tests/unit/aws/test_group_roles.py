@@ -2,15 +2,15 @@
 
 import pytest
 
-from hyperpod_ft.aws.hyperpod.api import Cluster, GroupState
+from hyperpod_ft.aws.hyperpod.api import GroupState, HyperPodCluster
 from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.config import cluster_config
 
 
-def cluster(**roles: str) -> Cluster:
+def cluster(**roles: str) -> HyperPodCluster:
     """A cluster with these groups and the roles that HyperPod reports for them; `_` stands for `-`."""
     groups = tuple(GroupState(name.replace("_", "-"), "", 1, 1, "", "", role) for name, role in roles.items())
-    return Cluster("c", "", "InService", "", groups, subnets=(), kubernetes=False)
+    return HyperPodCluster("c", "", "InService", "", groups, subnets=(), kubernetes=False)
 
 
 def test_hyperpods_roles_count_whatever_the_names_are() -> None:
