@@ -13,7 +13,7 @@ from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker import advance as advance_module
 from hyperpod_ft.launch.sagemaker.store.place import OnFileSystem
