@@ -9,8 +9,6 @@ from typing import Any, Literal
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER
-from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
@@ -131,12 +129,12 @@ def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
             _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed)
             for stage in run.plan.stages
         ),
-        {job.job_id for job in jobs.values() if job.launcher == LAUNCHER},
+        {job.job_id for job in jobs.values() if job.is_training_job},
     )
     return RunStatus(
         name=run.config.name,
         directory=str(run.directory),
-        model=tuned_model_location(run),
+        model=run.tuned_model_location,
         state=_overall(stages),
         stages=stages,
         submitted=min((job.submitted for job in run.jobs()), default=""),

@@ -9,7 +9,6 @@ from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import small_objects, trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER
 from hyperpod_ft.runs.run import Run
 
 if TYPE_CHECKING:
@@ -102,10 +101,3 @@ def place_of(run: Run, session: Session) -> Place:
         return OnFileSystem()
     with explained(f"store {store}"):
         return InStore(run, store, session.client("s3", connections=trees.CONNECTIONS))
-
-
-def tuned_model_location(run: Run) -> str:
-    """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
-    if run.config.store and run.jobs() and run.jobs()[-1].launcher == LAUNCHER and not run.tuned_model.exists():
-        return run.store_url(run.tuned_model)
-    return str(run.tuned_model)
