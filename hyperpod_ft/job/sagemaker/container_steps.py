@@ -11,8 +11,8 @@ import sys
 from contextlib import contextmanager
 from typing import Iterator
 
-from hyperpod_ft.errors import last_line
-from hyperpod_ft.job.sagemaker.host import ContainerHost, JobError
+from hyperpod_ft.errors import UserError, last_line
+from hyperpod_ft.job.sagemaker.host import ContainerHost
 
 # Stages that write for long: what they have finished is pushed while they continue.
 _LONG = ("precompile", "train", "consolidate", "merge")
@@ -78,7 +78,7 @@ class ContainerSteps:
         done = subprocess.run(self._command(*arguments), stderr=subprocess.PIPE, text=True, check=False)
         print(done.stderr, end="", file=sys.stderr, flush=True)
         if done.returncode:
-            raise JobError(last_line(done.stderr) or f"{' '.join(arguments)}: exit status {done.returncode}")
+            raise UserError(last_line(done.stderr) or f"{' '.join(arguments)}: exit status {done.returncode}")
 
     def _command(self, action: str, *arguments: str) -> list[str]:
         module = "hyperpod_ft.job.sagemaker.container_commands"

@@ -15,10 +15,11 @@ import sys
 from pathlib import Path
 from typing import Mapping
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, HOST_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker import interpreter, messages, pid1, step
 from hyperpod_ft.job.sagemaker.container_steps import ContainerSteps
-from hyperpod_ft.job.sagemaker.host import ML, ContainerHost, JobError, link_root, report_failure
+from hyperpod_ft.job.sagemaker.host import ML, ContainerHost, link_root, report_failure
 from hyperpod_ft.job.sagemaker.script import TRAINING_STAGE, Script, Stop
 from hyperpod_ft.runs import container, job_files
 from hyperpod_ft.runs.container import CODE, FSX
@@ -44,7 +45,7 @@ def work() -> int:
         steps = ContainerSteps(host, str(python))
         prepare(host, steps, python)
         return run_as_first(host, steps, stop) if host.is_first else run_as_other(host, steps, stop)
-    except JobError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         report_failure(str(error))
         return 1
@@ -54,12 +55,12 @@ def work() -> int:
 
 
 def prepare(host: ContainerHost, steps: ContainerSteps, python: Path) -> None:
-    """Make the interpreter, and pull the run. Raises JobError: the first stage has failed then."""
+    """Make the interpreter, and pull the run. Raises UserError: the first stage has failed then."""
     try:
         interpreter.prepare(python, host.parameters.pins, ML / "input/data" / CODE)
         os.environ.update(variables(host, python))
         steps.pull_run()
-    except JobError:
+    except UserError:
         if host.is_first:
             leave_exit_status(host, host.parameters.stages.split()[0], 1)
             steps.push_state()
@@ -127,7 +128,7 @@ def run_stages(host: ContainerHost, steps: ContainerSteps, stop: Stop) -> int:
             status = run_stage(host, steps, stop, stage)
             if status == 0 and stage in wanted:
                 steps.after(stage)
-        except JobError:
+        except UserError:
             if not stop.requested:  # else SageMaker may start this job again
                 leave_exit_status(host, stage if stage in wanted else wanted[0], 1)
             raise

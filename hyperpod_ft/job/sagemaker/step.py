@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
+from hyperpod_ft.errors import UserError, print_error
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOSTS
-from hyperpod_ft.job.sagemaker.host import JobError
 from hyperpod_ft.job.sagemaker.messages import POLL_SECONDS, Peer, gather, port
 from hyperpod_ft.runs.job_files import JOB_ID
 from hyperpod_ft.runs.signals import NOTICE, shell_status
@@ -133,7 +133,7 @@ def serve_first_host(
 ) -> int:
     """Serve the first host until it says that the job is over; returns 0, since its exit status is the job's.
 
-    `pull` pulls what a stage needs, and the checkpoint of a step (0 for none); after a JobError the attempt does not
+    `pull` pulls what a stage needs, and the checkpoint of a step (0 for none); after a UserError the attempt does not
     start, and the host waits for the next one. `start` starts the script of a stage with these variables, in its own
     process group. Gives up with status 1 when `expired()` is true.
     """
@@ -159,7 +159,7 @@ def serve_first_host(
                     with suppress(OSError):
                         os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-        except JobError as error:
+        except UserError as error:
             print(f"step: {error}", file=sys.stderr, flush=True)
         finally:
             peer.close()
@@ -210,6 +210,6 @@ def _write_report(path: Path, text: str) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(run_everywhere(sys.argv[1], sys.argv[2], sys.argv[3:]))
-    except JobError as error:
-        print(f"error: {sys.argv[1]}: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+    except UserError as error:
+        print_error(sys.argv[1], str(error))
+        sys.exit(1)  # a crash, which is retried: the hosts may come next time

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.job_step import JobStep
 from hyperpod_ft.job.sagemaker import entry, messages
-from hyperpod_ft.job.sagemaker.host import ContainerHost, JobError
+from hyperpod_ft.job.sagemaker.host import ContainerHost
 from hyperpod_ft.job.sagemaker.script import Stop
 from hyperpod_ft.runs.container import Hyperparameters, seconds_to_save
 
@@ -28,7 +29,7 @@ class Steps:
 
     def before(self, stage: str) -> None:
         if stage == self.lacks:
-            raise JobError("store s3://bucket: access denied to s3:GetObject")
+            raise UserError("store s3://bucket: access denied to s3:GetObject")
         self.calls.append(f"before {stage}")
 
     @contextmanager
@@ -37,7 +38,7 @@ class Steps:
 
     def after(self, stage: str) -> None:
         if stage == self.refuses:
-            raise JobError("store s3://bucket: access denied to s3:PutObject")
+            raise UserError("store s3://bucket: access denied to s3:PutObject")
         self.calls.append(f"after {stage}")
 
     def push_state(self) -> None:
@@ -118,7 +119,7 @@ def test_a_stage_without_a_record_ends_the_job(
 def test_what_cannot_be_pushed_is_not_done(tmp_path: Path, stop: Stop) -> None:
     steps = Steps(tmp_path)
     steps.refuses = "download"
-    with pytest.raises(JobError, match="PutObject"):
+    with pytest.raises(UserError, match="PutObject"):
         entry.run_as_first(host(tmp_path, download="touch download"), steps, stop)  # type: ignore[arg-type]
     assert "advance" not in steps.calls
     assert steps.pushed == {"download_quick-1": "1"}
@@ -127,7 +128,7 @@ def test_what_cannot_be_pushed_is_not_done(tmp_path: Path, stop: Stop) -> None:
 def test_what_cannot_be_pulled_is_a_failure_of_the_stage(tmp_path: Path, stop: Stop) -> None:
     steps = Steps(tmp_path)
     steps.lacks = "dataset"
-    with pytest.raises(JobError, match="GetObject"):
+    with pytest.raises(UserError, match="GetObject"):
         entry.run_as_first(host(tmp_path, download="touch download", dataset="touch dataset"), steps, stop)  # type: ignore[arg-type]
     assert steps.pushed == {"dataset_quick-1": "1"} and "advance" not in steps.calls
 
@@ -166,7 +167,7 @@ def test_another_job_may_continue_one_whose_time_is_over(
 def test_a_container_without_an_interpreter_fails_its_first_stage(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     job = host(tmp_path, train="touch train")
-    with pytest.raises(JobError, match=r"env\.python: no /nowhere/python in this image"):
+    with pytest.raises(UserError, match=r"env\.python: no /nowhere/python in this image"):
         entry.prepare(job, steps, Path("/nowhere/python"))  # type: ignore[arg-type]
     assert steps.pushed == {"train_quick-1": "1"}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOST_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker import messages, step
 from tests.waiting import wait_for
@@ -45,7 +46,7 @@ class Follower:
 
     def _pull(self, stage: str, checkpoint: int) -> None:
         if self.cannot_pull:
-            raise messages.JobError("store s3://b/ft: access denied")
+            raise UserError("store s3://b/ft: access denied")
         self.pulled.append((stage, checkpoint))
 
     def _start(self, stage: str, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
@@ -232,7 +233,7 @@ def connected(job: str) -> socket.socket:
 
 
 def test_a_host_that_never_comes_is_named(job: str) -> None:
-    with pytest.raises(messages.JobError, match=r"algo-2, algo-3: .*0 s"):
+    with pytest.raises(UserError, match=r"algo-2, algo-3: .*0 s"):
         messages.gather(job, [FIRST, "algo-2", "algo-3"], until=lambda: False, seconds=0)
 
 
