@@ -1,7 +1,4 @@
-"""The steps of a container around its stages: pulling, pushing, asking for records, creating the next job.
-
-They are programs of the kit (container_commands.py), started with the interpreter of the stages.
-"""
+"""Starts the commands of container_commands.py around a container's stages, with the interpreter of the stages."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from hyperpod_ft.job.sagemaker.host import ContainerHost
 _LONG = ("precompile", "train", "consolidate", "merge")
 
 
-class ContainerSteps:
-    """What a container does before and after its stages.
+class ContainerCommands:
+    """What a container does before and after its stages: pull, push, ask for records, create the next job.
 
     Without a store, nothing is transferred: every host sees the file system.
     """

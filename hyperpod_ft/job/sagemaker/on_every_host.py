@@ -1,6 +1,6 @@
 """Start a program on every host of a training job, and pass signals on to it: what srun does in a Slurm job.
 
-    python -m hyperpod_ft.job.sagemaker.step STAGE RUN_DIR COMMAND...     on the first host
+    python -m hyperpod_ft.job.sagemaker.on_every_host STAGE RUN_DIR COMMAND...     on the first host
 
 The first host waits until all others have connected to it, tells them which stage's script to run (messages.py), and
 waits for their exit statuses (`run_everywhere`). Every other host serves it (`serve_first_host`). With a store, hosts
@@ -57,7 +57,7 @@ def run_everywhere(stage: str, run_directory: str, command: Sequence[str]) -> in
     statuses = _wait_for_all(child, peers, arrived, Path(os.environ.get(ATTEMPT_DIRECTORY, ".")))
     for host, status in zip(hosts, statuses):
         if status:
-            print(f"step: {host} ended with exit status {status}", file=sys.stderr, flush=True)
+            print(f"{host} ended with exit status {status}", file=sys.stderr, flush=True)
     return max(statuses)
 
 
@@ -84,7 +84,7 @@ def _pull_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arri
 def _wait_for_all(
     child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: list[int], directory: Path
 ) -> list[int]:
-    """The exit statuses of all hosts, in order, once the step has ended on each. Passes on signals that arrive."""
+    """The exit statuses of all hosts, in order, once the command has ended on each. Passes on signals that arrive."""
     statuses: list[int | None] = [None] * (1 + len(peers))
 
     def send_signal(number: int) -> None:
@@ -160,7 +160,7 @@ def serve_first_host(
                         os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
         except UserError as error:
-            print(f"step: {error}", file=sys.stderr, flush=True)
+            print(f"the attempt does not start: {error}", file=sys.stderr, flush=True)
         finally:
             peer.close()
     return 1
