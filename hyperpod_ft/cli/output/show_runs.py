@@ -144,8 +144,8 @@ def status_table(current: RunStatus) -> RenderableType:
     stages = table("stage", "state", "job", "")
     for stage in current.stages:
         detail = f"{stage.seconds:.1f} s  {stage.detail}" if stage.seconds is not None else stage.detail
-        if stage.stage == "train" and stage.state == "running" and current.progress:
-            rows = current.progress.rows_per_second
+        if stage.stage == "train" and stage.state == "running" and current.training:
+            rows = current.training.rows_per_second
             rate = f"  {rows:,.2f} rows/s" if rows else ""
             detail = f"{training_progress(current)}{rate}  {detail}"
         elif stage.progress:
@@ -156,14 +156,14 @@ def status_table(current: RunStatus) -> RenderableType:
 
 
 def training_progress(current: RunStatus) -> str:
-    progress = current.progress
-    if progress is None:
+    training = current.training
+    if training is None:
         return ""
-    total = f"/{progress.total_steps}" if progress.total_steps else ""
-    rate = f"  {progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else ""
-    mfu = f"  MFU {progress.mfu:.1%}" if progress.mfu is not None else ""
-    preferred = f"  rewards/accuracies {progress.reward_accuracy:.1%}" if progress.reward_accuracy is not None else ""
-    return f"step {progress.step}{total}  loss {progress.loss:.4f}{preferred}{rate}{mfu}"
+    total = f"/{training.total_steps}" if training.total_steps else ""
+    rate = f"  {training.tokens_per_second:,.0f} tokens/s" if training.tokens_per_second else ""
+    mfu = f"  MFU {training.mfu:.1%}" if training.mfu is not None else ""
+    preferred = f"  rewards/accuracies {training.reward_accuracy:.1%}" if training.reward_accuracy is not None else ""
+    return f"step {training.step}{total}  loss {training.loss:.4f}{preferred}{rate}{mfu}"
 
 
 def advice(current: RunStatus) -> None:
