@@ -24,16 +24,16 @@ def track(
 
     For trackers that could not be reached, and for training jobs. Exit code 1 when one still lacks something.
     """
+    from hyperpod_ft.environments.trackers import install_trackers
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
-    from hyperpod_ft.stages import tracker_environments
     from hyperpod_ft.tracking.follower import Shutdown, follow
 
     found = references.find(run)
     if not found.config.tracking.trackers:
         raise UserError("tracking.trackers: this run has none", "name some in its run file, and give that file as RUN")
     Launchers.of(found).refresh(found)
-    for problem in tracker_environments.install(found).values():
+    for problem in install_trackers(found).values():
         print(problem)
     shutdown = Shutdown()
     shutdown.begin(_TRACK_SECONDS)

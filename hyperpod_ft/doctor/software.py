@@ -10,9 +10,9 @@ from pathlib import Path
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.doctor.assumption import Assumption
 from hyperpod_ft.doctor.expectations import Expectations
+from hyperpod_ft.environments import interpreters
+from hyperpod_ft.environments.installation import why_not_found
 from hyperpod_ft.findings import Finding, error, ok, warning
-from hyperpod_ft.job import interpreters
-from hyperpod_ft.job.installation import why_not_found
 from hyperpod_ft.planning.pins import (
     EVALUATION_ENVIRONMENT,
     PYTHON_VERSIONS,

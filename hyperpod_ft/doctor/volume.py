@@ -14,10 +14,10 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.doctor.assumption import Assumption
 from hyperpod_ft.doctor.expectations import Expectations
+from hyperpod_ft.environments.interpreters import NEURON_DISK_GB
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.health import VOLUME_GIB
-from hyperpod_ft.job.interpreters import NEURON_DISK_GB
 
 _OF_ONE_MACHINE = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "squashfs", "f2fs")
 REMOUNT = "mount it with flock: mount -o remount,flock, and FsxLustreConfig or /etc/fstab"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState, Launcher
 from hyperpod_ft.launch.sagemaker.launcher import SageMakerLauncher
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher

@@ -9,8 +9,6 @@ from typing import Any, Literal
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER
-from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
@@ -29,8 +27,8 @@ MAY_CHANGE: tuple[State, ...] = (*ACTIVE, "unknown")  # without a new submission
 
 
 @dataclass(frozen=True)
-class TrainingProgress:
-    """The progress of a running training: the newest row of metrics.jsonl, and the number of remaining steps."""
+class LatestMetrics:
+    """Of a training that is not done: the newest row of metrics.jsonl, and the number of all steps."""
 
     step: int
     total_steps: int | None
@@ -66,7 +64,7 @@ class RunStatus:
     stages: tuple[StageStatus, ...]
     submitted: str = ""  # first, ISO 8601, UTC
     origin: str = ""  # the run file or recipe with its overrides, as arguments of `submit`
-    progress: TrainingProgress | None = None
+    training: LatestMetrics | None = None  # until it is done
     figures: Figures | None = None  # once trained
     evaluations: tuple[EvaluationResult, ...] = ()
     note: str = ""  # why states are unknown
@@ -80,13 +78,14 @@ class RunStatus:
         """How much of one of its stages is done, 0 to 1; None where nothing says so."""
         if stage.state == "done":
             return 1.0
-        training = self.progress if stage.stage == "train" else None
+        training = self.training if stage.stage == "train" else None
         if training and training.total_steps:
             return training.step / training.total_steps
         return stage.progress.fraction if stage.progress else None
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """What `--json` prints, where `training` has the key `progress`."""
+        return {"progress" if name == "training" else name: value for name, value in asdict(self).items()}
 
 
 def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
@@ -131,17 +130,17 @@ def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
             _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed)
             for stage in run.plan.stages
         ),
-        {job.job_id for job in jobs.values() if job.launcher == LAUNCHER},
+        {job.job_id for job in jobs.values() if job.is_training_job},
     )
     return RunStatus(
         name=run.config.name,
         directory=str(run.directory),
-        model=tuned_model_location(run),
+        model=run.tuned_model_location,
         state=_overall(stages),
         stages=stages,
         submitted=min((job.submitted for job in run.jobs()), default=""),
         origin=_origin(run),
-        progress=_progress(run, stages),
+        training=_latest_metrics(run, stages),
         figures=figures(run),
         evaluations=evaluations(run),
         note=note,
@@ -152,7 +151,7 @@ def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
 def with_progress(run: Run, current: RunStatus) -> RunStatus:
     """The same status with the progress that the run's files say now. Asks no launcher."""
     stages = tuple(replace(stage, progress=_stage_progress(stage.state, stage.log)) for stage in current.stages)
-    return replace(current, stages=stages, progress=_progress(run, stages))
+    return replace(current, stages=stages, training=_latest_metrics(run, stages))
 
 
 def _origin(run: Run) -> str:
@@ -240,7 +239,7 @@ def _overall(stages: tuple[StageStatus, ...]) -> State:
     return next((state for state in order if state in states), "done")
 
 
-def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | None:
+def _latest_metrics(run: Run, stages: tuple[StageStatus, ...]) -> LatestMetrics | None:
     training = next((stage for stage in stages if stage.stage == "train"), None)
     job = run.latest_jobs().get("train")
     if training is None or training.state == "done" or job is None or not run.metrics_path.exists():
@@ -252,7 +251,7 @@ def _progress(run: Run, stages: tuple[StageStatus, ...]) -> TrainingProgress | N
     if row is None:
         return None
     known = steps(run)
-    return TrainingProgress(
+    return LatestMetrics(
         step=row["step"],
         total_steps=known.total if known else None,
         loss=math.nan if row.get("loss") is None else row["loss"],

@@ -7,7 +7,6 @@ from typing import Any
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.follow import last_lines
-from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
 from hyperpod_ft.launch.status import ACTIVE, MAY_CHANGE, RunStatus, StageStatus, State
 from hyperpod_ft.planning.training_steps import rows_per_step
 from hyperpod_ft.progress import count
@@ -222,7 +221,7 @@ def _commands(run: Run, state: State, failed: StageStatus | None) -> list[tuple[
         return [("Continue it", f"hyperpod-ft resume {directory}")]
     return [
         ("Ask the tuned and the base model", f"hyperpod-ft serve {directory}"),
-        ("Check the model's files", f"hyperpod-ft verify {tuned_model_location(run)}"),
+        ("Check the model's files", f"hyperpod-ft verify {run.tuned_model_location}"),
         ("Create a SageMaker endpoint", f"hyperpod-ft deploy {directory}"),
         ("Compare with another run", f"hyperpod-ft report {directory} OTHER_RUN -o comparison.html"),
     ]

@@ -44,13 +44,13 @@ def runs_page(root: str, statuses: Sequence[RunStatus], refresh_seconds: int) ->
 
 
 def _row(status: RunStatus) -> _Row:
-    figures, progress = status.figures, status.progress
+    figures, training = status.figures, status.training
     return _Row(
         name=f"{status.name}/{Path(status.directory).name}",
         state=status.state,
         at_work=", ".join(_at_work(status)),
         submitted=status.submitted,
-        loss=_finite(figures.final_loss if figures else progress.loss if progress else None),
+        loss=_finite(figures.final_loss if figures else training.loss if training else None),
         validation_loss=_finite(figures.validation_loss if figures else None),
         cost=figures.cost if figures else None,
     )

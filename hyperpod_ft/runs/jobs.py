@@ -7,6 +7,8 @@ from pathlib import Path
 from hyperpod_ft.runs.job_files import JOB_ID
 from hyperpod_ft.runs.records import UtcTime
 
+SAGEMAKER = "sagemaker"  # the launcher of training jobs
+
 
 @dataclass(frozen=True)
 class Job:
@@ -18,6 +20,10 @@ class Job:
     submitted: UtcTime
     slurm_conf: str = ""  # of the cluster it was submitted to, when one was named
     code: str = ""  # of a training job: the name of the copy of the kit's code that it runs
+
+    @property
+    def is_training_job(self) -> bool:
+        return self.launcher == SAGEMAKER
 
     @property
     def cluster_is_gone(self) -> bool:

@@ -17,7 +17,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.choice import Proposal, propose
 from hyperpod_ft.planning.plan import Plan, plan
 from hyperpod_ft.runs.assets import model_config
-from hyperpod_ft.runs.jobs import Job, Submission
+from hyperpod_ft.runs.jobs import SAGEMAKER, Job, Submission
 from hyperpod_ft.runs.records import CARD, Output, Record
 from hyperpod_ft.runs.run_paths import RunPaths
 
@@ -180,6 +180,13 @@ class Run(RunPaths):
     def last_launcher(self) -> str:
         """The launcher of its newest submission; Slurm's before the first."""
         return next((job.launcher for job in reversed(self.jobs())), "slurm")
+
+    @property
+    def tuned_model_location(self) -> str:
+        """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
+        if self.config.store and self.last_launcher == SAGEMAKER and not self.tuned_model.exists():
+            return self.store_url(self.tuned_model)
+        return str(self.tuned_model)
 
     def latest_jobs(self) -> dict[str, Job]:
         """The newest submission of each stage."""

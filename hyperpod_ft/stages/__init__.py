@@ -1,5 +1,5 @@
 """The programs that jobs run, one per stage, each thin: what does the work is in the package named after it.
 
-env (job/installation), download (download/), dataset (data/), precompile and train (engines/, around them job/),
+env (environments/), download (download/), dataset (data/), precompile and train (engines/, around them job/),
 consolidate and merge (checkpoint/), generate, tasks and eval (evaluation/).
 """

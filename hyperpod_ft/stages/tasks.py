@@ -15,14 +15,14 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import sources
 from hyperpod_ft.config.sections.evaluation import Eval
 from hyperpod_ft.digests import files_below
+from hyperpod_ft.environments import interpreters
+from hyperpod_ft.environments.installation import install
+from hyperpod_ft.environments.probe import probe
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.evaluation import harness_process
 from hyperpod_ft.evaluation.harness import TasksRequest
-from hyperpod_ft.job import interpreters
-from hyperpod_ft.job.installation import install
 from hyperpod_ft.planning.pins import EVALUATION_ENVIRONMENT, pins_file, requirements
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages.env import probe
 from hyperpod_ft.stages.stage import Result, main
 
 # Imported by the kit's own code, and what the harness needs to run models.

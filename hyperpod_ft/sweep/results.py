@@ -119,9 +119,9 @@ def _unknown(sweep: Sweep, number: int, point: Point) -> PointResult:
 
 
 def _result(number: int, settings: Settings, run: Run, current: RunStatus) -> PointResult:
-    trained, progress = current.figures, current.progress
-    steps = trained.steps if trained else progress.step if progress else None
-    loss = trained.final_loss if trained else progress.loss if progress else None
+    trained, latest = current.figures, current.training
+    steps = trained.steps if trained else latest.step if latest else None
+    loss = trained.final_loss if trained else latest.loss if latest else None
     validation = None
     if trained:
         validation = trained.best_validation_loss if run.config.training.keep_best else trained.validation_loss
@@ -133,7 +133,7 @@ def _result(number: int, settings: Settings, run: Run, current: RunStatus) -> Po
         state=current.state,
         detail=current.note or _stage(current),
         step=steps,
-        total_steps=trained.steps if trained else progress.total_steps if progress else None,
+        total_steps=trained.steps if trained else latest.total_steps if latest else None,
         loss=loss,
         validation_loss=validation,
     )

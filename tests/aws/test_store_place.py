@@ -9,7 +9,7 @@ from hyperpod_ft.aws.session import Session
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker.store import run_store
-from hyperpod_ft.launch.sagemaker.store.place import Place, place_of, tuned_model_location
+from hyperpod_ft.launch.sagemaker.store.place import Place, place_of
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from tests.aws.conftest import REGION, Aws
@@ -52,7 +52,7 @@ def test_a_stage_is_done_where_the_store_has_its_outputs(machine: Callable[[str]
     assert not client.tuned_model.exists()
     client.add_job(Job("merge", "x-finish-1", "sagemaker", "2026-01-01T00:00:00Z"))
     model = f"ft/runs/test/{client.plan.run_id}/merged"
-    assert tuned_model_location(client) == f"s3://place/{model}"
+    assert client.tuned_model_location == f"s3://place/{model}"
     aws.client("s3").put_object(Bucket="place", Key=f"{model}/model.safetensors", Body=b"another size")
     here.refresh()
     assert "has 12 bytes, was 15" in client.why_not_done("merge")

@@ -10,8 +10,7 @@ from rich.text import Text
 from hyperpod_ft.cli.output.tables import aligned, clip, clip_start, console, shown, table
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.preflight import Preview
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, NO_MAIL
-from hyperpod_ft.launch.sagemaker.store.place import tuned_model_location
+from hyperpod_ft.launch.sagemaker.groups import NO_MAIL
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
@@ -101,7 +100,7 @@ def _proposal(proposal: Proposal) -> RenderableType:
 def submitted(run: Run, jobs: Sequence[Job]) -> None:
     if not jobs:
         print(f"Nothing to submit: every stage of {run.full_name} is done.")
-        print(f"Model: {shown(tuned_model_location(run))}")
+        print(f"Model: {shown(run.tuned_model_location)}")
         return
     skipped = [stage.name for stage in run.plan.stages if run.is_done(stage.name)]
     stages_of: dict[str, list[str]] = {}
@@ -109,7 +108,7 @@ def submitted(run: Run, jobs: Sequence[Job]) -> None:
         stages_of.setdefault(job.job_id, []).append(job.stage)
     listed = ", ".join(f"{' + '.join(stages)} {job_id}" for job_id, stages in stages_of.items())
     print(f"Submitted {run.full_name}: {listed}")
-    if jobs[0].launcher == LAUNCHER:
+    if jobs[0].is_training_job:
         print(created_line(jobs[0].job_id))  # the first one; the others wait for its records
         if run.config.cluster.mail_user:
             print(f"warning: cluster.mail_user: {NO_MAIL} (docs/training-jobs.md)", file=sys.stderr)
@@ -145,8 +144,8 @@ def status_table(current: RunStatus) -> RenderableType:
     stages = table("stage", "state", "job", "")
     for stage in current.stages:
         detail = f"{stage.seconds:.1f} s  {stage.detail}" if stage.seconds is not None else stage.detail
-        if stage.stage == "train" and stage.state == "running" and current.progress:
-            rows = current.progress.rows_per_second
+        if stage.stage == "train" and stage.state == "running" and current.training:
+            rows = current.training.rows_per_second
             rate = f"  {rows:,.2f} rows/s" if rows else ""
             detail = f"{training_progress(current)}{rate}  {detail}"
         elif stage.progress:
@@ -157,14 +156,14 @@ def status_table(current: RunStatus) -> RenderableType:
 
 
 def training_progress(current: RunStatus) -> str:
-    progress = current.progress
-    if progress is None:
+    training = current.training
+    if training is None:
         return ""
-    total = f"/{progress.total_steps}" if progress.total_steps else ""
-    rate = f"  {progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second else ""
-    mfu = f"  MFU {progress.mfu:.1%}" if progress.mfu is not None else ""
-    preferred = f"  rewards/accuracies {progress.reward_accuracy:.1%}" if progress.reward_accuracy is not None else ""
-    return f"step {progress.step}{total}  loss {progress.loss:.4f}{preferred}{rate}{mfu}"
+    total = f"/{training.total_steps}" if training.total_steps else ""
+    rate = f"  {training.tokens_per_second:,.0f} tokens/s" if training.tokens_per_second else ""
+    mfu = f"  MFU {training.mfu:.1%}" if training.mfu is not None else ""
+    preferred = f"  rewards/accuracies {training.reward_accuracy:.1%}" if training.reward_accuracy is not None else ""
+    return f"step {training.step}{total}  loss {training.loss:.4f}{preferred}{rate}{mfu}"
 
 
 def advice(current: RunStatus) -> None:

@@ -38,6 +38,6 @@ def follow_in_lines(statuses: Iterable[RunStatus]) -> RunStatus:
 def _progress(current: RunStatus, stage: StageStatus) -> str:
     if stage.state != "running":
         return ""
-    if stage.stage == "train" and current.progress:
+    if stage.stage == "train" and current.training:
         return show_runs.training_progress(current)
     return stage.progress.text if stage.progress else ""

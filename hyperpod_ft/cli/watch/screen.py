@@ -79,7 +79,7 @@ def _stage(picture: Picture, stage: StageStatus, width: int) -> Text:
 def _details(picture: Picture, stage: StageStatus) -> Iterable[str]:
     if stage.seconds is not None:
         yield f"{stage.seconds:.1f} s"
-    training = picture.status.progress if stage.stage == "train" else None
+    training = picture.status.training if stage.stage == "train" else None
     if training:
         yield f"step {training.step}" + (f"/{training.total_steps}" if training.total_steps else "")
         if stage.state == "running" and training.total_steps and picture.seconds_per_step:

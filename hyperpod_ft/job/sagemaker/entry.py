@@ -15,10 +15,12 @@ import sys
 from pathlib import Path
 from typing import Mapping
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, HOST_NUMBER, HOSTS
-from hyperpod_ft.job.sagemaker import interpreter, messages, pid1, step
-from hyperpod_ft.job.sagemaker.container_steps import ContainerSteps
-from hyperpod_ft.job.sagemaker.host import ML, ContainerHost, JobError, link_root, report_failure
+from hyperpod_ft.job.sagemaker import interpreter, messages, pid1
+from hyperpod_ft.job.sagemaker.command_client import ContainerCommands
+from hyperpod_ft.job.sagemaker.host import ML, ContainerHost, link_root, report_failure
+from hyperpod_ft.job.sagemaker.on_every_host import STORE, serve_first_host
 from hyperpod_ft.job.sagemaker.script import TRAINING_STAGE, Script, Stop
 from hyperpod_ft.runs import container, job_files
 from hyperpod_ft.runs.container import CODE, FSX
@@ -41,10 +43,10 @@ def work() -> int:
         host.wait_for_names()
         link_root(Path(host.parameters.root), SCRATCH if host.parameters.store else ML / "input/data" / FSX)
         python = PYTHON if host.parameters.pins else Path(host.parameters.python)
-        steps = ContainerSteps(host, str(python))
-        prepare(host, steps, python)
-        return run_as_first(host, steps, stop) if host.is_first else run_as_other(host, steps, stop)
-    except JobError as error:
+        commands = ContainerCommands(host, str(python))
+        prepare(host, commands, python)
+        return run_as_first(host, commands, stop) if host.is_first else run_as_other(host, commands, stop)
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         report_failure(str(error))
         return 1
@@ -53,16 +55,16 @@ def work() -> int:
         raise
 
 
-def prepare(host: ContainerHost, steps: ContainerSteps, python: Path) -> None:
-    """Make the interpreter, and pull the run. Raises JobError: the first stage has failed then."""
+def prepare(host: ContainerHost, commands: ContainerCommands, python: Path) -> None:
+    """Make the interpreter, and pull the run. Raises UserError: the first stage has failed then."""
     try:
         interpreter.prepare(python, host.parameters.pins, ML / "input/data" / CODE)
         os.environ.update(variables(host, python))
-        steps.pull_run()
-    except JobError:
+        commands.pull_run()
+    except UserError:
         if host.is_first:
             leave_exit_status(host, host.parameters.stages.split()[0], 1)
-            steps.push_state()
+            commands.push_state()
         raise
 
 
@@ -86,26 +88,26 @@ def variables(host: ContainerHost, python: Path) -> dict[str, str]:
     if "AWS_REGION" not in os.environ and JOB_ARN in os.environ:
         found["AWS_REGION"] = os.environ[JOB_ARN].split(":")[3]
     if host.parameters.store:
-        found[step.STORE] = host.parameters.store
+        found[STORE] = host.parameters.store
     if host.interface:
         found.update({"NCCL_SOCKET_IFNAME": host.interface, "GLOO_SOCKET_IFNAME": host.interface})
     return found
 
 
-def run_as_first(host: ContainerHost, steps: ContainerSteps, stop: Stop) -> int:
+def run_as_first(host: ContainerHost, commands: ContainerCommands, stop: Stop) -> int:
     """Run the stages, dismiss the other hosts, and have the next training job created, if one may follow."""
     status, missing = 1, 0
     try:
-        status = run_stages(host, steps, stop)
+        status = run_stages(host, commands, stop)
     finally:
         # also when nothing else could be pushed: whoever looks at the run from outside sees that a stage has failed
-        steps.push_state()
+        commands.push_state()
         # the others may still install packages; when this one fails, SageMaker ends them
         seconds = _DISMISS_SECONDS if status or stop.requested else messages.JOIN_SECONDS
         missing = len(host.hosts) - 1 - messages.dismiss(host.parameters.job, host.hosts, seconds)
     # not when it was cancelled, or SageMaker starts this job again
     if status == 0 or (status in _ANOTHER_MAY_FOLLOW and not stop.requested):
-        steps.advance()
+        commands.advance()
     if status == 0 and missing and not stop.requested:
         # it would wait for this host until the job's time is over, and all instances are billed meanwhile
         report_failure(f"every stage is done, but {missing} of the other hosts did not come within {seconds:.0f} s")
@@ -113,21 +115,21 @@ def run_as_first(host: ContainerHost, steps: ContainerSteps, stop: Stop) -> int:
     return status
 
 
-def run_stages(host: ContainerHost, steps: ContainerSteps, stop: Stop) -> int:
+def run_stages(host: ContainerHost, commands: ContainerCommands, stop: Stop) -> int:
     """Run the stages until one has left no record; returns the exit status."""
     wanted = host.parameters.stages.split()
     # with a store, each container checks its own environment
-    own = [] if "env" in wanted or steps.is_done("env") else ["env"]
+    own = [] if "env" in wanted or commands.is_done("env") else ["env"]
     for stage in [*own, *wanted]:
         if stop.requested:
             return TERMINATED_STATUS
         if stop.noticed and stage == TRAINING_STAGE:
             return NOTICE_STATUS
         try:
-            status = run_stage(host, steps, stop, stage)
+            status = run_stage(host, commands, stop, stage)
             if status == 0 and stage in wanted:
-                steps.after(stage)
-        except JobError:
+                commands.after(stage)
+        except UserError:
             if not stop.requested:  # else SageMaker may start this job again
                 leave_exit_status(host, stage if stage in wanted else wanted[0], 1)
             raise
@@ -138,12 +140,12 @@ def run_stages(host: ContainerHost, steps: ContainerSteps, stop: Stop) -> int:
     return 0
 
 
-def run_stage(host: ContainerHost, steps: ContainerSteps, stop: Stop, stage: str) -> int:
+def run_stage(host: ContainerHost, commands: ContainerCommands, stop: Stop, stage: str) -> int:
     """Run a stage with what it needs from the store; returns 0 if it has left its record, else an exit status."""
-    steps.before(stage)
-    with steps.during(stage):
+    commands.before(stage)
+    with commands.during(stage):
         script, status = run_script(host, stage, stop)
-    if steps.is_done(stage):
+    if commands.is_done(stage):
         return 0
     report_failure(script.error or f"{stage}: exit status {status}: {script.last_line}")
     return status or 1
@@ -163,7 +165,7 @@ def run_script(host: ContainerHost, stage: str, stop: Stop) -> tuple[Script, int
     return script, script.wait(stop)
 
 
-def run_as_other(host: ContainerHost, steps: ContainerSteps, stop: Stop) -> int:
+def run_as_other(host: ContainerHost, commands: ContainerCommands, stop: Stop) -> int:
     """Run the scripts that the first host asks for, until it says that the job is over."""
 
     def start(stage: str, given: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -172,9 +174,9 @@ def run_as_other(host: ContainerHost, steps: ContainerSteps, stop: Stop) -> int:
         stop.watch(script)
         return script.process
 
-    steps.before(host.parameters.stages.split()[0])  # while the first host does the same
-    with steps.during(TRAINING_STAGE):
-        return step.serve_first_host(host.parameters.job, host.hosts[0], host.number, steps.before, start, stop.expired)
+    commands.before(host.parameters.stages.split()[0])  # while the first host does the same
+    with commands.during(TRAINING_STAGE):
+        return serve_first_host(host.parameters.job, host.hosts[0], host.number, commands.before, start, stop.expired)
 
 
 def main() -> None:

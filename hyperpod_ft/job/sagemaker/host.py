@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.container import Hyperparameters
 
 ML = Path("/opt/ml")
@@ -17,10 +18,6 @@ ML = Path("/opt/ml")
 # have found none in SageMaker's documentation.
 _NAME_SECONDS = 600
 _MAX_FAILURE_LENGTH = 1024  # what SageMaker shows of the file
-
-
-class JobError(Exception):
-    """The job cannot go on; one line for its failure reason."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +31,21 @@ class ContainerHost:
 
     @classmethod
     def read(cls, ml: Path = ML) -> ContainerHost:
-        """Read SageMaker's files. Raises JobError when one is missing or has unexpected content."""
+        """Read SageMaker's files. Raises UserError when one is missing or has unexpected content."""
         resources = _read(ml / "input/config/resourceconfig.json")
         try:
             # SageMaker sorts names as text: algo-10 before algo-2
             hosts = tuple(sorted(resources["hosts"], key=_natural))
             number = hosts.index(resources["current_host"])
         except (KeyError, ValueError) as error:
-            raise JobError(f"{ml}/input/config/resourceconfig.json: not as expected: {error!r}") from error
+            raise UserError(f"{ml}/input/config/resourceconfig.json: not as expected: {error!r}") from error
         interface = resources.get("network_interface_name") or ""
         given = _read(ml / "input/config/hyperparameters.json")
         try:
             return cls(hosts, number, interface, Hyperparameters.read(given))
         except TypeError as error:
             problem = f"hyperparameters: not as expected: {error}"
-            raise JobError(f"{problem}: submit with hyperpod-ft --launcher sagemaker") from error
+            raise UserError(problem, "submit with hyperpod-ft --launcher sagemaker") from error
 
     @property
     def is_first(self) -> bool:
@@ -59,7 +56,7 @@ class ContainerHost:
         return Path(self.parameters.run_directory)
 
     def wait_for_names(self, seconds: float = _NAME_SECONDS) -> None:
-        """Wait until the name of every host is known. Raises JobError after `seconds`."""
+        """Wait until the name of every host is known. Raises UserError after `seconds`."""
         deadline = time.monotonic() + seconds
         for host in self.hosts:
             while True:
@@ -68,7 +65,7 @@ class ContainerHost:
                     break
                 except OSError as error:
                     if time.monotonic() > deadline:
-                        raise JobError(
+                        raise UserError(
                             f"{host}: its address is still unknown after {seconds:.0f} s: {error}"
                         ) from error
                 time.sleep(0.5)
@@ -77,23 +74,23 @@ class ContainerHost:
 def link_root(root: Path, target: Path) -> None:
     """Make `target` available as cluster.root, under which every path of the run is known.
 
-    Raises JobError when something else is there, or the user of the image may not write there.
+    Raises UserError when something else is there, or the user of the image may not write there.
     """
     try:
         target.mkdir(parents=True, exist_ok=True)
         if root == target:
             return
         if target in root.parents:
-            raise JobError(f"cluster.root: {root} is below {target}, which it would be a link to; set another one")
+            raise UserError(f"cluster.root: {root} is below {target}, which it would be a link to", "set another one")
         root.parent.mkdir(parents=True, exist_ok=True)
         if root.is_dir() and not root.is_symlink():
             root.rmdir()  # an image may have it, empty
         if not root.is_symlink():
             root.symlink_to(target)
     except OSError as error:
-        raise JobError(f"cluster.root: cannot link {root} to {target}: {error.strerror}; set another one") from error
+        raise UserError(f"cluster.root: cannot link {root} to {target}: {error.strerror}", "set another one") from error
     if root.resolve() != target.resolve():
-        raise JobError(f"cluster.root: {root} is a link to {root.resolve()} in this image; set another one")
+        raise UserError(f"cluster.root: {root} is a link to {root.resolve()} in this image", "set another one")
 
 
 def report_failure(reason: str, ml: Path = ML) -> None:
@@ -113,5 +110,5 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise JobError(f"{path}: {error}") from error
+        raise UserError(f"{path}: {error}") from error
     return found

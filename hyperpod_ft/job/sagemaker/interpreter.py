@@ -18,8 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Callable, Iterable
 
-from hyperpod_ft.errors import last_line
-from hyperpod_ft.job.sagemaker.host import JobError
+from hyperpod_ft.errors import UserError, last_line
 
 # Where AWS's images have Python, besides PATH.
 _DIRECTORIES = ("/opt/venv/bin", "/opt/conda/bin", "/usr/local/bin", "/usr/bin")
@@ -34,11 +33,11 @@ _AWS = "aws.txt"  # beside the pins of the engines, for the kit's transfers and 
 
 
 def prepare(python: Path, pins: str, code: Path) -> None:
-    """Make sure that `python` exists; create it with `pins`, a file below `code`. Raises JobError when it cannot be."""
+    """Make sure that `python` exists; create it with `pins`, a file below `code`. Raises UserError when it cannot."""
     if os.access(python, os.X_OK):
         return
     if not pins:
-        raise JobError(f"env.python: no {python} in this image; leave env.python out, or set sagemaker.image")
+        raise UserError(f"env.python: no {python} in this image", "leave env.python out, or set sagemaker.image")
     base = _base()
     print(f"interpreter: {base} with the packages of {pins}, in {python.parent.parent}", flush=True)
     done = subprocess.run(
@@ -52,11 +51,11 @@ def prepare(python: Path, pins: str, code: Path) -> None:
     print(done.stdout, end="", flush=True)
     if done.returncode:
         last = last_line(done.stdout) or "no error message"
-        raise JobError(f"interpreter: cannot install the packages of {pins}: {last}; can the job reach an index?")
+        raise UserError(f"interpreter: cannot install the packages of {pins}: {last}", "can the job reach an index?")
 
 
 def _base() -> str:
-    """An interpreter of the image, if possible one with torch. Raises JobError when none is suitable."""
+    """An interpreter of the image, if possible one with torch. Raises UserError when none is suitable."""
     found = [sys.executable, *(shutil.which(name) for name in _NAMES)]
     found += [shutil.which(name, path=os.pathsep.join(_DIRECTORIES)) for name in _NAMES]
     second = None
@@ -67,7 +66,7 @@ def _base() -> str:
                 return candidate
             second = second or (candidate if status == 1 else None)
     if second is None:
-        raise JobError("no Python 3.10 or newer with ensurepip in this image; set sagemaker.image to another one")
+        raise UserError("no Python 3.10 or newer with ensurepip in this image", "set sagemaker.image to another one")
     return second
 
 

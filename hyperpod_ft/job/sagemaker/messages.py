@@ -22,7 +22,7 @@ import zlib
 from contextlib import suppress
 from typing import Any, Callable, Sequence
 
-from hyperpod_ft.job.sagemaker.host import JobError
+from hyperpod_ft.errors import UserError
 
 # Above the ports of ranks and local clusters, below Linux's ephemeral ones.
 _PORTS = range(31_000, 32_000)
@@ -96,7 +96,7 @@ def port(job: str) -> int:
 def gather(job: str, hosts: Sequence[str], until: Callable[[], bool], seconds: float = JOIN_SECONDS) -> list[Peer]:
     """The hosts after the first one, in order, once all have joined; or those that have when `until()` becomes true.
 
-    Raises JobError when some have not come after `seconds`.
+    Raises UserError when some have not come after `seconds`.
     """
     found: dict[int, Peer] = {}
     deadline = time.monotonic() + seconds
@@ -104,7 +104,7 @@ def gather(job: str, hosts: Sequence[str], until: Callable[[], bool], seconds: f
         while len(found) < len(hosts) - 1 and not until():
             if time.monotonic() > deadline:
                 missing = ", ".join(name for number, name in enumerate(hosts) if number and number not in found)
-                raise JobError(f"{missing}: did not join within {seconds:.0f} s; see its log stream")
+                raise UserError(f"{missing}: did not join within {seconds:.0f} s", "see its log stream")
             if not select.select([server], [], [], POLL_SECONDS)[0]:
                 continue
             peer = Peer(server.accept()[0])

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, Group, RecordedJob, job_name, recorded_jobs
+from hyperpod_ft.launch.sagemaker.groups import Group, RecordedJob, job_name, recorded_jobs
 from hyperpod_ft.launch.sagemaker.store.place import Place
 from hyperpod_ft.launch.sagemaker.successors import decide_successor
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs import restarts
-from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.jobs import SAGEMAKER, Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.results import metrics
@@ -103,7 +103,7 @@ def _add_successor(run: Run, job: RecordedJob, found: TrainingJob, left: list[st
         return None
     successor = replace(job, name=job_name(run, job.group, job.number + 1), number=job.number + 1)
     for name in left:
-        run.add_job(Job(name, successor.name, LAUNCHER, job.submitted, code=job.code))
+        run.add_job(Job(name, successor.name, SAGEMAKER, job.submitted, code=job.code))
     if decision == "restart":
         restarts.add(run, stage, _lost(run, job))
     place.publish([run.jobs_path, *(path for name in left if (path := run.restarts_path(name)).exists())])

@@ -13,7 +13,6 @@ from hyperpod_ft.runs.aws_names import slug
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 
-LAUNCHER = "sagemaker"
 GROUPS: dict[str, tuple[str, ...]] = {
     "prepare": ("env", "download", "dataset"),
     "train": ("precompile", "train"),
@@ -108,7 +107,7 @@ def next_number(run: Run, group: str, others: Iterable[str] = ()) -> int:
     """The first number that no job of the group has had: of those recorded or marked as cancelled, and of `others`,
     further names."""
     beginning = f"{name_prefix(run)}{group}-"
-    names = [job.job_id for job in run.jobs() if job.launcher == LAUNCHER]
+    names = [job.job_id for job in run.jobs() if job.is_training_job]
     # a submission that failed may have left marks without the record of its jobs
     marks = [run.cancel_marker(stage.name, f"{beginning}*") for stage in run.plan.stages]
     names += [found.stem[found.stem.index(beginning) :] for mark in marks for found in mark.parent.glob(mark.name)]
@@ -118,7 +117,7 @@ def next_number(run: Run, group: str, others: Iterable[str] = ()) -> int:
 
 def recorded_jobs(jobs: Sequence[Job]) -> list[RecordedJob]:
     """The training jobs of the newest submission, in the order of the groups: of each stage the newest."""
-    ours = [job for job in jobs if job.launcher == LAUNCHER]
+    ours = [job for job in jobs if job.is_training_job]
     # in the order in which they were recorded: the clocks of two machines may differ
     submitted = ours[-1].submitted if ours else ""
     newest = {job.stage: job for job in ours if job.submitted == submitted}

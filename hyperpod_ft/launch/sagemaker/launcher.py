@@ -9,14 +9,14 @@ from hyperpod_ft.aws.validation.service_model import check_request
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import NOTHING_ELSE, AwaitedJobs, JobState
 from hyperpod_ft.launch.sagemaker import advance as advancing
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER, groups, job_name, name_prefix, next_number, sagemaker_section
+from hyperpod_ft.launch.sagemaker.groups import groups, job_name, name_prefix, next_number, sagemaker_section
 from hyperpod_ft.launch.sagemaker.job_logs import JobLogs
 from hyperpod_ft.launch.sagemaker.store.place import Place, place_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.jobs import SAGEMAKER, Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 
@@ -25,7 +25,7 @@ from hyperpod_ft.runs.run import Run
 class SageMakerLauncher:
     """SageMaker in the region of each run's section `sagemaker`."""
 
-    name: str = LAUNCHER
+    name: str = SAGEMAKER
     shares_environment: bool = False
     can_wait_for_other_runs: bool = False
     _regions: dict[str, TrainingJobs] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -21,7 +21,7 @@ from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit as submit_module
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.snapshot import hold
 from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs import volume_lock

@@ -15,9 +15,9 @@ from hyperpod_ft.doctor import every_node, machine, node, report, software, volu
 from hyperpod_ft.doctor.assumption import Assumption, examine
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.doctor.node import NodeFindings
+from hyperpod_ft.environments import interpreters
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok
-from hyperpod_ft.job import interpreters
 from hyperpod_ft.launch.slurm.site import SlurmNode, SlurmSite
 from hyperpod_ft.planning.pins import NEURON_DRIVERS
 from hyperpod_ft.runs.run import Run

@@ -12,7 +12,7 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.evaluation import with_evaluation
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.submit import submit
 from hyperpod_ft.runs.jobs import Job

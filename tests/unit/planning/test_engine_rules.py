@@ -8,8 +8,8 @@ import pytest
 from hyperpod_ft.config import setting_combinations
 from hyperpod_ft.config.run_config import EngineName
 from hyperpod_ft.config.sections.tracking import Tracker
+from hyperpod_ft.environments import build
 from hyperpod_ft.planning import engine_rules, pins
-from hyperpod_ft.stages import env
 
 NAMES = get_args(EngineName)
 
@@ -23,7 +23,7 @@ def test_every_environment_of_a_training_can_be_built() -> None:
     """What training jobs add to an image, trackers and evaluations have environments of their own."""
     others = {"aws", pins.EVALUATION_ENVIRONMENT, *get_args(Tracker)}
     kinds = {pins.environment_kind(path.stem) for path in pins.pins_file("torch").parent.glob("*.txt")}
-    assert kinds - others == env._BUILDERS.keys() and set(NAMES) | others <= kinds
+    assert kinds - others == build._BUILDERS.keys() and set(NAMES) | others <= kinds
 
 
 @pytest.mark.parametrize("name", NAMES)

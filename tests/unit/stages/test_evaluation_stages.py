@@ -14,9 +14,9 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hyperpod_ft.environments import interpreters
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import harness, harness_process
-from hyperpod_ft.job import interpreters
 from hyperpod_ft.runs.results.evaluation import evaluations
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import eval as eval_stage

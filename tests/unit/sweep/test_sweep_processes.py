@@ -12,7 +12,7 @@ import yaml
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.submit import create_run_directory
 from hyperpod_ft.runs.jobs import Job

@@ -3,21 +3,20 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import small_objects, trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.groups import LAUNCHER
 from hyperpod_ft.runs.run import Run
 
 if TYPE_CHECKING:
     from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
 
 
-class Place(Protocol):
-    """Where this machine and the containers both see a run: what the launcher needs of it."""
+class Place:
+    """Where this machine and the containers both see a run: a file system that both mount, so nothing is to be done."""
 
     def prepare(self) -> None:
         """Make everything visible that the containers need of a run that is about to start."""
@@ -32,20 +31,8 @@ class Place(Protocol):
         """Forget that these stages were done."""
 
 
-class OnFileSystem:
-    """The file system that SageMaker mounts is mounted here too: every file is already where the others see it."""
-
-    def prepare(self) -> None: ...
-
-    def refresh(self) -> None: ...
-
-    def publish(self, files: Iterable[Path]) -> None: ...
-
-    def discard(self, stages: Sequence[str]) -> None: ...
-
-
 @dataclass(frozen=True)
-class InStore:
+class StorePlace(Place):
     """A store in S3 holds the run; this machine has a copy of its small files."""
 
     run: Run
@@ -99,13 +86,6 @@ class InStore:
 def place_of(run: Run, session: Session) -> Place:
     store = run.config.store
     if store is None:
-        return OnFileSystem()
+        return Place()
     with explained(f"store {store}"):
-        return InStore(run, store, session.client("s3", connections=trees.CONNECTIONS))
-
-
-def tuned_model_location(run: Run) -> str:
-    """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
-    if run.config.store and run.jobs() and run.jobs()[-1].launcher == LAUNCHER and not run.tuned_model.exists():
-        return run.store_url(run.tuned_model)
-    return str(run.tuned_model)
+        return StorePlace(run, store, session.client("s3", connections=trees.CONNECTIONS))

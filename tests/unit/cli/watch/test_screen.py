@@ -7,7 +7,7 @@ import pytest
 from hyperpod_ft.cli.watch.keys import View
 from hyperpod_ft.cli.watch.screen import draw
 from hyperpod_ft.cli.watch.watcher import Picture
-from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress
+from hyperpod_ft.launch.status import LatestMetrics, RunStatus, StageStatus
 from hyperpod_ft.runs.results.log_text import parse_progress
 
 CHAIN = View()
@@ -26,7 +26,7 @@ STAGES = (
 )
 PICTURE = Picture(
     RunStatus("dolly", "/fsx/runs/dolly/1", "", "running", STAGES, submitted="2026-01-01T00:00:00Z",
-              progress=TrainingProgress(30, 120, 2.0, 1000.0)),
+              training=LatestMetrics(30, 120, 2.0, 1000.0)),
     losses=(4.0, 3.0, 2.0),
     newest={"tokens_per_second": 1234.5, "mfu": 0.31, "learning_rate": 1e-4, "grad_norm": 0.5},
     validation=(20, 2.5),

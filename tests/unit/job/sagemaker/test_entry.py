@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.job_step import JobStep
 from hyperpod_ft.job.sagemaker import entry, messages
-from hyperpod_ft.job.sagemaker.host import ContainerHost, JobError
+from hyperpod_ft.job.sagemaker.host import ContainerHost
 from hyperpod_ft.job.sagemaker.script import Stop
 from hyperpod_ft.runs.container import Hyperparameters, seconds_to_save
 
 
-class Steps:
+class Commands:
     """In place of the kit's own programs: a stage is done when its script has left a file of its name."""
 
     def __init__(self, directory: Path) -> None:
@@ -28,7 +29,7 @@ class Steps:
 
     def before(self, stage: str) -> None:
         if stage == self.lacks:
-            raise JobError("store s3://bucket: access denied to s3:GetObject")
+            raise UserError("store s3://bucket: access denied to s3:GetObject")
         self.calls.append(f"before {stage}")
 
     @contextmanager
@@ -37,7 +38,7 @@ class Steps:
 
     def after(self, stage: str) -> None:
         if stage == self.refuses:
-            raise JobError("store s3://bucket: access denied to s3:PutObject")
+            raise UserError("store s3://bucket: access denied to s3:PutObject")
         self.calls.append(f"after {stage}")
 
     def push_state(self) -> None:
@@ -80,18 +81,19 @@ def host(directory: Path, **scripts: str) -> ContainerHost:
 
 
 def test_stages_run_in_order_and_the_next_job_is_created(tmp_path: Path, stop: Stop, reasons: list[str]) -> None:
-    steps = Steps(tmp_path)
+    commands = Commands(tmp_path)
     job = host(tmp_path, download="touch download", dataset="[[ -e download ]] && touch dataset")
-    assert entry.run_as_first(job, steps, stop) == 0  # type: ignore[arg-type]
-    assert steps.calls == ["before download", "after download", "before dataset", "after dataset", "state", "advance"]
+    assert entry.run_as_first(job, commands, stop) == 0  # type: ignore[arg-type]
+    stages = ["before download", "after download", "before dataset", "after dataset"]
+    assert commands.calls == [*stages, "state", "advance"]
     assert reasons == []
 
 
 def test_an_error_after_the_record_is_no_failure(tmp_path: Path, stop: Stop, reasons: list[str]) -> None:
     """CUDA's error at exit, after a good run."""
-    steps = Steps(tmp_path)
-    assert entry.run_as_first(host(tmp_path, generate="touch generate; exit 139"), steps, stop) == 0  # type: ignore[arg-type]
-    assert reasons == [] and steps.calls[-1] == "advance"
+    commands = Commands(tmp_path)
+    assert entry.run_as_first(host(tmp_path, generate="touch generate; exit 139"), commands, stop) == 0  # type: ignore[arg-type]
+    assert reasons == [] and commands.calls[-1] == "advance"
 
 
 @pytest.mark.parametrize(
@@ -109,66 +111,66 @@ def test_an_error_after_the_record_is_no_failure(tmp_path: Path, stop: Stop, rea
 def test_a_stage_without_a_record_ends_the_job(
     tmp_path: Path, stop: Stop, reasons: list[str], script: str, status: int, reason: str
 ) -> None:
-    steps = Steps(tmp_path)
-    assert entry.run_as_first(host(tmp_path, download=script, dataset="touch dataset"), steps, stop) == status  # type: ignore[arg-type]
+    commands = Commands(tmp_path)
+    assert entry.run_as_first(host(tmp_path, download=script, dataset="touch dataset"), commands, stop) == status  # type: ignore[arg-type]
     assert len(reasons) == 1 and reasons[0].startswith(reason)
     assert not (tmp_path / "dataset").exists()
 
 
 def test_what_cannot_be_pushed_is_not_done(tmp_path: Path, stop: Stop) -> None:
-    steps = Steps(tmp_path)
-    steps.refuses = "download"
-    with pytest.raises(JobError, match="PutObject"):
-        entry.run_as_first(host(tmp_path, download="touch download"), steps, stop)  # type: ignore[arg-type]
-    assert "advance" not in steps.calls
-    assert steps.pushed == {"download_quick-1": "1"}
+    commands = Commands(tmp_path)
+    commands.refuses = "download"
+    with pytest.raises(UserError, match="PutObject"):
+        entry.run_as_first(host(tmp_path, download="touch download"), commands, stop)  # type: ignore[arg-type]
+    assert "advance" not in commands.calls
+    assert commands.pushed == {"download_quick-1": "1"}
 
 
 def test_what_cannot_be_pulled_is_a_failure_of_the_stage(tmp_path: Path, stop: Stop) -> None:
-    steps = Steps(tmp_path)
-    steps.lacks = "dataset"
-    with pytest.raises(JobError, match="GetObject"):
-        entry.run_as_first(host(tmp_path, download="touch download", dataset="touch dataset"), steps, stop)  # type: ignore[arg-type]
-    assert steps.pushed == {"dataset_quick-1": "1"} and "advance" not in steps.calls
+    commands = Commands(tmp_path)
+    commands.lacks = "dataset"
+    with pytest.raises(UserError, match="GetObject"):
+        entry.run_as_first(host(tmp_path, download="touch download", dataset="touch dataset"), commands, stop)  # type: ignore[arg-type]
+    assert commands.pushed == {"dataset_quick-1": "1"} and "advance" not in commands.calls
 
 
 def test_a_failure_of_the_container_s_own_environment_is_one_of_its_stage(
     tmp_path: Path, stop: Stop, reasons: list[str]
 ) -> None:
     """Otherwise the job would be taken for one that lost its instances, and repeated."""
-    steps = Steps(tmp_path)
+    commands = Commands(tmp_path)
     job = host(tmp_path, train="touch train")
     (tmp_path / "env").unlink()
     (tmp_path / "sbatch" / "env.sbatch").write_text("echo 'error: env: cannot import torch'; exit 2")
-    assert entry.run_as_first(job, steps, stop) == 2  # type: ignore[arg-type]
-    assert steps.pushed == {"train_quick-1": "2"} and reasons == ["env: cannot import torch"]
-    assert steps.calls == ["before env", "state"], "no other job is created"
+    assert entry.run_as_first(job, commands, stop) == 2  # type: ignore[arg-type]
+    assert commands.pushed == {"train_quick-1": "2"} and reasons == ["env: cannot import torch"]
+    assert commands.calls == ["before env", "state"], "no other job is created"
 
 
 @pytest.mark.parametrize("stage", ["precompile", "generate"])
 def test_the_exit_status_of_every_stage_is_pushed(tmp_path: Path, stop: Stop, reasons: list[str], stage: str) -> None:
-    steps = Steps(tmp_path)
+    commands = Commands(tmp_path)
     job = host(tmp_path, **{stage: f"mkdir exits; echo 1 >exits/{stage}_quick-1; exit 1"})
-    assert entry.run_as_first(job, steps, stop) == 1  # type: ignore[arg-type]
-    assert steps.pushed == {f"{stage}_quick-1": "1"}
-    assert steps.calls[-1] == "state" and len(reasons) == 1
+    assert entry.run_as_first(job, commands, stop) == 1  # type: ignore[arg-type]
+    assert commands.pushed == {f"{stage}_quick-1": "1"}
+    assert commands.calls[-1] == "state" and len(reasons) == 1
 
 
 @pytest.mark.parametrize(("status", "calls"), [(138, ["state", "advance"]), (137, ["before train", "state"])])
 def test_another_job_may_continue_one_whose_time_is_over(
     tmp_path: Path, stop: Stop, reasons: list[str], status: int, calls: list[str]
 ) -> None:
-    steps = Steps(tmp_path)
-    assert entry.run_as_first(host(tmp_path, train=f"exit {status}"), steps, stop) == status  # type: ignore[arg-type]
-    assert steps.calls[-2:] == calls and len(reasons) == 1
+    commands = Commands(tmp_path)
+    assert entry.run_as_first(host(tmp_path, train=f"exit {status}"), commands, stop) == status  # type: ignore[arg-type]
+    assert commands.calls[-2:] == calls and len(reasons) == 1
 
 
 def test_a_container_without_an_interpreter_fails_its_first_stage(tmp_path: Path) -> None:
-    steps = Steps(tmp_path)
+    commands = Commands(tmp_path)
     job = host(tmp_path, train="touch train")
-    with pytest.raises(JobError, match=r"env\.python: no /nowhere/python in this image"):
-        entry.prepare(job, steps, Path("/nowhere/python"))  # type: ignore[arg-type]
-    assert steps.pushed == {"train_quick-1": "1"}
+    with pytest.raises(UserError, match=r"env\.python: no /nowhere/python in this image"):
+        entry.prepare(job, commands, Path("/nowhere/python"))  # type: ignore[arg-type]
+    assert commands.pushed == {"train_quick-1": "1"}
 
 
 def test_a_host_that_never_came_ends_with_the_job(
@@ -176,38 +178,38 @@ def test_a_host_that_never_came_ends_with_the_job(
 ) -> None:
     """When the first host fails, SageMaker ends the other one, which would wait until the job's time is over."""
     monkeypatch.setattr(messages, "JOIN_SECONDS", 0.2)
-    steps = Steps(tmp_path)
+    commands = Commands(tmp_path)
     job = replace(host(tmp_path, train="touch train"), hosts=("algo-1", "algo-2"))
-    assert entry.run_as_first(job, steps, stop) == 1  # type: ignore[arg-type]
-    assert steps.calls[-1] == "advance"
+    assert entry.run_as_first(job, commands, stop) == 1  # type: ignore[arg-type]
+    assert commands.calls[-1] == "advance"
     (reason,) = reasons
     assert "1 of the other hosts" in reason
 
 
 def test_a_stopped_job_starts_nothing_more(tmp_path: Path, stop: Stop) -> None:
     """It was cancelled, or SageMaker will start it again."""
-    steps = Steps(tmp_path)
+    commands = Commands(tmp_path)
     signal.raise_signal(signal.SIGTERM)
-    assert entry.run_as_first(host(tmp_path, download="touch download"), steps, stop) == 143  # type: ignore[arg-type]
-    assert steps.calls == ["state"]
+    assert entry.run_as_first(host(tmp_path, download="touch download"), commands, stop) == 143  # type: ignore[arg-type]
+    assert commands.calls == ["state"]
 
 
 def test_training_does_not_begin_when_its_time_is_almost_over(tmp_path: Path, stop: Stop) -> None:
-    steps = Steps(tmp_path)
+    commands = Commands(tmp_path)
     signal.raise_signal(signal.SIGALRM)
     job = host(tmp_path, precompile="touch precompile", train="touch train")
-    assert entry.run_as_first(job, steps, stop) == 138  # type: ignore[arg-type]
-    assert steps.calls == ["before precompile", "after precompile", "state", "advance"], "another job trains"
+    assert entry.run_as_first(job, commands, stop) == 138  # type: ignore[arg-type]
+    assert commands.calls == ["before precompile", "after precompile", "state", "advance"], "another job trains"
 
 
 def test_a_container_checks_its_own_environment(tmp_path: Path, stop: Stop) -> None:
     """With a store: the record of another machine's environment says nothing about this one."""
-    steps = Steps(tmp_path)
+    commands = Commands(tmp_path)
     job = host(tmp_path, train="[[ -e env ]] && touch train")
     (tmp_path / "env").unlink()
     (tmp_path / "sbatch" / "env.sbatch").write_text(f"touch {tmp_path}/env")
-    assert entry.run_as_first(job, steps, stop) == 0  # type: ignore[arg-type]
-    assert steps.calls == ["before env", "before train", "after train", "state", "advance"], "nothing of it is pushed"
+    assert entry.run_as_first(job, commands, stop) == 0  # type: ignore[arg-type]
+    assert commands.calls == ["before env", "before train", "after train", "state", "advance"], "it is not pushed"
 
 
 def test_the_region_is_that_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

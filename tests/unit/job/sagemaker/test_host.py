@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.job.sagemaker.host import ContainerHost, JobError, link_root, report_failure
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.job.sagemaker.host import ContainerHost, link_root, report_failure
 
 TOLD = {
     "job": "quick-train-1",
@@ -38,12 +39,12 @@ def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"resourceconfig\.json"):
+    with pytest.raises(UserError, match=r"resourceconfig\.json"):
         ContainerHost.read(tmp_path)
     (written(tmp_path) / "input/config/hyperparameters.json").write_text('{"job": "quick-train-1"}')
-    with pytest.raises(JobError, match=r"hyperparameters: .*'stages'.*hyperpod-ft"):
+    with pytest.raises(UserError, match=r"hyperparameters: .*'stages'.*hyperpod-ft"):
         ContainerHost.read(tmp_path)
-    with pytest.raises(JobError, match=r"resourceconfig\.json: not as expected"):
+    with pytest.raises(UserError, match=r"resourceconfig\.json: not as expected"):
         ContainerHost.read(written(tmp_path / "other", "algo-3"))
 
 
@@ -60,7 +61,7 @@ def test_a_host_without_an_address_is_waited_for(tmp_path: Path, monkeypatch: py
     host.wait_for_names(30)
     assert asked == ["algo-1", "algo-2", "algo-2", "algo-10"]
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, _: unknown_at_first("algo-2", asked.clear()))
-    with pytest.raises(JobError, match=r"algo-1: .*0 s"):
+    with pytest.raises(UserError, match=r"algo-1: .*0 s"):
         host.wait_for_names(0)
 
 
@@ -72,9 +73,9 @@ def test_the_root_is_a_link_to_the_channel(tmp_path: Path) -> None:
     link_root(root, channel)
     assert root.resolve() == channel
     (tmp_path / "full" / "file").mkdir(parents=True)
-    with pytest.raises(JobError, match=r"cluster\.root.*full"):
+    with pytest.raises(UserError, match=r"cluster\.root.*full"):
         link_root(tmp_path / "full", channel)
-    with pytest.raises(JobError, match=r"cluster\.root.*is a link to"):
+    with pytest.raises(UserError, match=r"cluster\.root.*is a link to"):
         link_root(root, tmp_path / "another")
 
 
@@ -84,7 +85,7 @@ def test_the_root_may_be_the_directory_itself(tmp_path: Path) -> None:
     for _ in range(2):
         link_root(root, root)
         assert root.is_dir() and not root.is_symlink()
-    with pytest.raises(JobError, match="is below"):
+    with pytest.raises(UserError, match="is below"):
         link_root(root / "runs", root)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.sagemaker import interpreter
-from hyperpod_ft.job.sagemaker.host import JobError
 
 PINS = """
 # comment
@@ -68,7 +68,7 @@ def test_the_pins_for_aws_are_the_tested_packages() -> None:
 
 def test_an_interpreter_of_the_image_is_used_as_it_is(tmp_path: Path) -> None:
     interpreter.prepare(Path(sys.executable), "", tmp_path)
-    with pytest.raises(JobError, match=r"env\.python: no .*sagemaker\.image"):
+    with pytest.raises(UserError, match=r"env\.python: no .*sagemaker\.image"):
         interpreter.prepare(tmp_path / "python", "", tmp_path)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[4]
 # entry.py and what it imports
 PARTS = (
-    *("__init__", "container_steps", "entry", "host", "interpreter", "messages", "pid1", "script", "step"),
+    *("__init__", "command_client", "entry", "host", "interpreter", "messages", "on_every_host", "pid1", "script"),
     *("../job_step", "../../errors", "../../runs/container", "../../runs/job_files", "../../runs/signals"),
 )
 

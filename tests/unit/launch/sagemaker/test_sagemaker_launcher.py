@@ -13,10 +13,10 @@ from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker import advance as advance_module
-from hyperpod_ft.launch.sagemaker.store.place import OnFileSystem
+from hyperpod_ft.launch.sagemaker.store.place import Place
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.records import Output, Record
@@ -55,7 +55,7 @@ def test_an_interrupted_submission_stops_what_sagemaker_has_accepted(
 
     monkeypatch.setattr(jobs, "create", create)
     published: list[Path] = []
-    monkeypatch.setattr(OnFileSystem, "publish", lambda _, files: published.extend(files))
+    monkeypatch.setattr(Place, "publish", lambda _, files: published.extend(files))
     with pytest.raises((KeyboardInterrupt, UserError)):
         submitted(run)
     assert jobs.stopped == [name(run, "prepare")]

@@ -16,7 +16,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
-from hyperpod_ft.launch.status import RunStatus, StageStatus, TrainingProgress, status
+from hyperpod_ft.launch.status import LatestMetrics, RunStatus, StageStatus, status
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results import figures, usage
 from hyperpod_ft.runs.results.samples import ExactCount
@@ -137,7 +137,7 @@ def test_preferences_have_rewards(make_run: MakeRun, capsys: pytest.CaptureFixtu
     assert cells["validation rewards/accuracies"] == "70.0%" and "validation rewards/margins" not in cells
     training = StageStatus("train", "running", "1:02", "4")
     current = RunStatus("test", "/root/runs/test/1", "/root/merged", "running", (training,))
-    show_runs.status(replace(current, progress=TrainingProgress(3, 9, 0.6, None, reward_accuracy=0.75)))
+    show_runs.status(replace(current, training=LatestMetrics(3, 9, 0.6, None, reward_accuracy=0.75)))
     assert "step 3/9  loss 0.6000  rewards/accuracies 75.0%" in capsys.readouterr().out
 
 
@@ -146,9 +146,10 @@ def test_status_of_a_training_at_work_has_its_newest_rates(
 ) -> None:
     training = StageStatus("train", "running", "1:02 trn-1", "4")
     current = RunStatus("test", "/root/runs/test/1", "/root/merged", "running", (training,))
-    rates = TrainingProgress(12, 300, 2.31, 7278.6, 3.554, 0.0801)
-    show_runs.status(replace(current, progress=rates))
+    current = replace(current, training=LatestMetrics(12, 300, 2.31, 7278.6, 3.554, 0.0801))
+    show_runs.status(current)
     assert "step 12/300  loss 2.3100  7,279 tokens/s  MFU 8.0%  3.55 rows/s  1:02 trn-1" in capsys.readouterr().out
+    assert current.as_dict()["progress"]["total_steps"] == 300
 
 
 def test_status_has_them_once_trained(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:

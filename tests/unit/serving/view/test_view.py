@@ -17,7 +17,7 @@ import pytest
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.submit import cancel, prepare
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.view.pages import Pages

@@ -61,7 +61,7 @@ def chains(directory: Path) -> Iterator[tuple[Path, Chain]]:
         yield state_file, Chain.read(state_file)
 
 
-def states(directory: Path) -> dict[str, JobState]:
+def job_states(directory: Path) -> dict[str, JobState]:
     """The states of the jobs of the run in `directory`, without those that a killed chain runner did not finish."""
     found: dict[str, JobState] = {}
     for state_file in _state_files(directory):

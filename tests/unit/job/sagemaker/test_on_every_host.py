@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOST_NUMBER, HOSTS
-from hyperpod_ft.job.sagemaker import messages, step
+from hyperpod_ft.job.sagemaker import messages
+from hyperpod_ft.job.sagemaker.on_every_host import STORE, serve_first_host
 from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -41,11 +43,11 @@ class Follower:
         self.thread.start()
 
     def _follow(self, job: str, number: int) -> None:
-        self.status = step.serve_first_host(job, FIRST, number, self._pull, self._start, self.over.is_set)
+        self.status = serve_first_host(job, FIRST, number, self._pull, self._start, self.over.is_set)
 
     def _pull(self, stage: str, checkpoint: int) -> None:
         if self.cannot_pull:
-            raise messages.JobError("store s3://b/ft: access denied")
+            raise UserError("store s3://b/ft: access denied")
         self.pulled.append((stage, checkpoint))
 
     def _start(self, stage: str, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
@@ -68,10 +70,10 @@ def followers(job: str, *scripts: str) -> Iterator[list[Follower]]:
 # It waits for less long for hosts that outlive the others.
 IMPATIENT = r"""
 import sys
-from hyperpod_ft.job.sagemaker import step
-step._GRACE_SECONDS = step._GRACE_SECONDS_AFTER_A_FAILURE = step._TERMINATION_SECONDS = 1
-step._BEFORE = ("bash", "-c", 'echo pulling; echo "{\\"checkpoint\\": ${CHECKPOINT}}"; exit "${STATUS:-0}"')
-sys.exit(step.run_everywhere("train", "/fsx/run", sys.argv[1:]))
+from hyperpod_ft.job.sagemaker import on_every_host
+on_every_host._GRACE_SECONDS = on_every_host._GRACE_SECONDS_AFTER_A_FAILURE = on_every_host._TERMINATION_SECONDS = 1
+on_every_host._BEFORE = ("bash", "-c", 'echo pulling; echo "{\\"checkpoint\\": ${CHECKPOINT}}"; exit "${STATUS:-0}"')
+sys.exit(on_every_host.run_everywhere("train", "/fsx/run", sys.argv[1:]))
 """
 
 
@@ -115,7 +117,7 @@ def test_every_host_runs_the_stages_script_and_knows_the_attempt(job: str) -> No
 @pytest.mark.parametrize(("checkpoint", "pulled"), [("40", 40), ("null", 0)])
 def test_with_a_store_every_host_pulls_the_checkpoint_of_the_first_one(job: str, checkpoint: str, pulled: int) -> None:
     with followers(job, "exit 0", "exit 0") as hosts:
-        status, output = finish(lead(job, 3, "echo started", **{step.STORE: "s3://b/ft", "CHECKPOINT": checkpoint}))
+        status, output = finish(lead(job, 3, "echo started", **{STORE: "s3://b/ft", "CHECKPOINT": checkpoint}))
         assert status == 0 and output.splitlines() == ["pulling", "started"]
         assert [host.pulled for host in hosts] == [[("train", pulled)]] * 2
         assert all(len(host.started) == 1 for host in hosts)
@@ -123,7 +125,7 @@ def test_with_a_store_every_host_pulls_the_checkpoint_of_the_first_one(job: str,
 
 def test_nothing_starts_when_a_host_cannot_pull_what_it_needs(job: str) -> None:
     """Status 1 is a crash to the supervisor, which tries again; 2, a user's error, would end the training."""
-    store = {step.STORE: "s3://b/ft", "CHECKPOINT": "40"}
+    store = {STORE: "s3://b/ft", "CHECKPOINT": "40"}
     with followers(job, "exit 0", "exit 0") as hosts:
         assert finish(lead(job, 3, "echo started", **store, STATUS="2")) == (1, "pulling\n")
         hosts[1].cannot_pull = True
@@ -232,7 +234,7 @@ def connected(job: str) -> socket.socket:
 
 
 def test_a_host_that_never_comes_is_named(job: str) -> None:
-    with pytest.raises(messages.JobError, match=r"algo-2, algo-3: .*0 s"):
+    with pytest.raises(UserError, match=r"algo-2, algo-3: .*0 s"):
         messages.gather(job, [FIRST, "algo-2", "algo-3"], until=lambda: False, seconds=0)
 
 

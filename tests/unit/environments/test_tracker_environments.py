@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ft.environments import trackers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.pins import requirements
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
-from hyperpod_ft.stages import tracker_environments
 from tests.unit.stage_runs import finish
 
 MakeRun = Callable[..., Run]
@@ -36,10 +36,10 @@ def test_an_environment_is_made_once_and_a_failure_does_not_stop_the_others(
         (environment / "bin").mkdir(parents=True)
         (environment / "bin" / "python").touch()
 
-    monkeypatch.setattr(tracker_environments, "build", build)
+    monkeypatch.setattr(trackers, "build", build)
     run = make_run(tracking={"trackers": ["wandb", "trackio"]})
-    assert tracker_environments.install(run) == {"wandb": "pip install failed"}
-    assert tracker_environments.install(run) == {"wandb": "pip install failed"}
+    assert trackers.install_trackers(run) == {"wandb": "pip install failed"}
+    assert trackers.install_trackers(run) == {"wandb": "pip install failed"}
     assert built == ["wandb", "trackio", "wandb"]
     assert run.trackers_to_install() == ["wandb"]
 

@@ -1,4 +1,4 @@
-"""Stage env: checks a given interpreter, or builds a virtual environment that works under its final name."""
+"""Virtual environments: a built one works under its final name, a failure leaves nothing, an interpreter is asked."""
 
 import subprocess
 import sys
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.environments.build import build
+from hyperpod_ft.environments.probe import probe
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.stages.env import build, probe
 from tests.unit.wheels import wheel
 
 

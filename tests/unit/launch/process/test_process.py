@@ -11,7 +11,7 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.process import ProcessLauncher
+from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit

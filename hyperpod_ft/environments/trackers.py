@@ -1,6 +1,6 @@
 """The environments of trackers' packages, one for each tracker, shared by all runs below a root.
 
-    python -m hyperpod_ft.stages.tracker_environments RUN_DIR      beside stage env
+    python -m hyperpod_ft.environments.trackers RUN_DIR      beside stage env
 
 They are no outputs of a stage: no result depends on them, and a tracker that cannot be installed does not fail a run.
 """
@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 from hyperpod_ft import publish
+from hyperpod_ft.environments.build import build
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.pins import pins_file
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages.env import build
 
 
-def install(run: Run) -> dict[str, str]:
+def install_trackers(run: Run) -> dict[str, str]:
     """Create the environments that are missing. Returns why one could not be made, by tracker."""
     problems = {}
     for tracker in run.trackers_to_install():
@@ -34,7 +34,7 @@ def main() -> None:
     """Run the command line; problems are printed, and are no failure."""
     os.nice(10)
     try:
-        problems = install(Run.open(Path(sys.argv[1])))
+        problems = install_trackers(Run.open(Path(sys.argv[1])))
     except UserError:
         return  # stage env reports it
     for tracker, problem in problems.items():

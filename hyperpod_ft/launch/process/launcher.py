@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from hyperpod_ft import publish
-from hyperpod_ft.launch import process_chain
-from hyperpod_ft.launch.process_chain import Chain, ChainJob, Dependency
+from hyperpod_ft.launch.process.chain import Chain, ChainJob, Dependency, chains, is_alive, job_states
 from hyperpod_ft.launch.protocol import NOTHING_ELSE, AwaitedJobs, JobOfRun, JobState
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.processes import descendants, is_running
@@ -62,7 +61,7 @@ class ProcessLauncher:
         chain.write(state_file)
         for job in jobs:
             submitted(job)
-        runner = [sys.executable, "-m", "hyperpod_ft.launch.process"]
+        runner = [sys.executable, "-m", "hyperpod_ft.launch.process.launcher"]
         here, there = socket.socketpair()
         # closed when this submission is interrupted or killed: the chain runner then runs nothing
         with here, state_file.with_suffix(".out").open("a") as output:
@@ -79,7 +78,7 @@ class ProcessLauncher:
                 here.sendall(_BEGIN)
 
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
-        known = process_chain.states(run.directory)
+        known = job_states(run.directory)
         return {job.job_id: known[job.job_id] for job in jobs if job.job_id in known}
 
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
@@ -89,13 +88,13 @@ class ProcessLauncher:
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Stop the chain runners that have one of the jobs, and the script that a killed one left running."""
         wanted = {job.job_id for job in jobs}
-        for state_file, chain in process_chain.chains(run.directory):
-            if not any(job.job_id in wanted for job in chain.jobs) or not process_chain.is_alive(state_file):
+        for state_file, chain in chains(run.directory):
+            if not any(job.job_id in wanted for job in chain.jobs) or not is_alive(state_file):
                 continue
             signalled = False
             deadline = time.monotonic() + 2 * _GRACE_SECONDS
             # asked each time: a runner that was killed may take a moment to die, and its script keeps the lock
-            while process_chain.is_alive(state_file) and time.monotonic() < deadline:
+            while is_alive(state_file) and time.monotonic() < deadline:
                 if chain.pid is None or not is_running(chain.pid):
                     for job in chain.jobs:
                         if job.state == "RUNNING" and job.pid is not None:
@@ -160,7 +159,7 @@ def run_chain(directory: Path, state_file: Path, submission: socket.socket) -> N
 def _wait(dependencies: Sequence[Dependency]) -> bool:
     """Wait until these jobs have ended; returns False when one that must succeed has not."""
     for other in dependencies:
-        while (state := process_chain.states(Path(other.directory)).get(other.job_id)) is not None and state.active:
+        while (state := job_states(Path(other.directory)).get(other.job_id)) is not None and state.active:
             time.sleep(_LOOK_SECONDS)
         if other.must_succeed and (state is None or state.state != "COMPLETED"):
             return False

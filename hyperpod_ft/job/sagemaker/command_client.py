@@ -1,7 +1,4 @@
-"""The steps of a container around its stages: pulling, pushing, asking for records, creating the next job.
-
-They are programs of the kit (container_commands.py), started with the interpreter of the stages.
-"""
+"""Starts the commands of container_commands.py around a container's stages, with the interpreter of the stages."""
 
 from __future__ import annotations
 
@@ -11,15 +8,15 @@ import sys
 from contextlib import contextmanager
 from typing import Iterator
 
-from hyperpod_ft.errors import last_line
-from hyperpod_ft.job.sagemaker.host import ContainerHost, JobError
+from hyperpod_ft.errors import UserError, last_line
+from hyperpod_ft.job.sagemaker.host import ContainerHost
 
 # Stages that write for long: what they have finished is pushed while they continue.
 _LONG = ("precompile", "train", "consolidate", "merge")
 
 
-class ContainerSteps:
-    """What a container does before and after its stages.
+class ContainerCommands:
+    """What a container does before and after its stages: pull, push, ask for records, create the next job.
 
     Without a store, nothing is transferred: every host sees the file system.
     """
@@ -78,7 +75,7 @@ class ContainerSteps:
         done = subprocess.run(self._command(*arguments), stderr=subprocess.PIPE, text=True, check=False)
         print(done.stderr, end="", file=sys.stderr, flush=True)
         if done.returncode:
-            raise JobError(last_line(done.stderr) or f"{' '.join(arguments)}: exit status {done.returncode}")
+            raise UserError(last_line(done.stderr) or f"{' '.join(arguments)}: exit status {done.returncode}")
 
     def _command(self, action: str, *arguments: str) -> list[str]:
         module = "hyperpod_ft.job.sagemaker.container_commands"

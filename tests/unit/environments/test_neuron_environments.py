@@ -1,12 +1,10 @@
-"""Stage env for engine neuron: the real venv and pip, on tiny wheels from package indexes on the loopback device.
+"""Environments for Trainium: the real venv and pip, on tiny wheels from package indexes on the loopback device.
 
-The wheels, `neuron-ls` and `uv` are stand-ins: the real Neuron packages are hundreds of megabytes, and the tools need
-devices or the network.
+The wheels and `uv` are stand-ins: the real Neuron packages are hundreds of megabytes, and uv needs the network.
 """
 
 import functools
 import http.server
-import json
 import os
 import shutil
 import socket
@@ -19,13 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.environments import installation, interpreters
+from hyperpod_ft.environments.build import build
+from hyperpod_ft.environments.probe import check_torch_neuron, probe
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job import installation, interpreters, neuron_devices
 from hyperpod_ft.planning.neuron import rules as neuron_rules
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, from_neuron_repositories, read_pins, requirements
 from hyperpod_ft.planning.torch import rules as torch_rules
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages.env import _neuron_devices, build, check_torch_neuron, probe
 from tests.unit.wheels import wheel
 
 MakeRun = Callable[..., Run]
@@ -201,41 +200,6 @@ def test_uv_makes_an_environment_of_a_python_without_ensurepip(tmp_path: Path, o
     interpreters.create_like_this_one(tmp_path / "venv")
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked == ["venv", "--quiet", "--seed", "--python", sys.executable, str(tmp_path / "venv")]
-
-
-DEVICE = {"neuron_device": 0, "nc_count": 2, "memory_size": 34359738368, "neuron_processes": [{"command": "secret"}]}
-KNOWN = {key: value for key, value in DEVICE.items() if key != "neuron_processes"}
-
-
-@pytest.mark.parametrize(
-    ("option", "listing"),
-    [("--json-output", [DEVICE, DEVICE]), ("--output-format json", {"instance": "x", "devices": [DEVICE, DEVICE]})],
-    ids=["until 2.33", "from 2.34"],
-)
-def test_devices_are_read_in_both_formats(tmp_path: Path, option: str, listing: object) -> None:
-    (tmp_path / "listing").write_text(json.dumps(listing))
-    stand_in = script(tmp_path / "neuron-ls", f'[[ "$*" == "{option}" ]] && cat {tmp_path}/listing')
-    assert neuron_devices.devices(stand_in) == [KNOWN, KNOWN]
-
-
-def test_a_driver_that_does_not_serve_its_devices_is_an_error(tmp_path: Path) -> None:
-    stand_in = script(tmp_path / "neuron-ls", "echo 'error=driver version is not supported' >&2; exit 1")
-    assert neuron_devices.devices(stand_in, tmp_path) == [], "a node without devices"
-    (tmp_path / "neuron0").touch()
-    with pytest.raises(UserError, match=r"neuron-ls: error=driver version is not supported; the node's Neuron driver"):
-        neuron_devices.devices(stand_in, tmp_path)
-
-
-def test_a_node_without_neuron_ls_is_said_and_not_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(neuron_devices, "_TOOLS", str(tmp_path))
-    assert _neuron_devices() is None
-    assert "env: no neuron-ls on " in capsys.readouterr().out
-    script(tmp_path / "neuron-ls", f"echo '{json.dumps([DEVICE])}'")
-    assert _neuron_devices() == [KNOWN]
-    assert "sees 1 Neuron devices" in capsys.readouterr().out
 
 
 def test_both_sdks_pin_every_neuron_package(make_run: MakeRun) -> None:

@@ -1,6 +1,6 @@
 """Start a program on every host of a training job, and pass signals on to it: what srun does in a Slurm job.
 
-    python -m hyperpod_ft.job.sagemaker.step STAGE RUN_DIR COMMAND...     on the first host
+    python -m hyperpod_ft.job.sagemaker.on_every_host STAGE RUN_DIR COMMAND...     on the first host
 
 The first host waits until all others have connected to it, tells them which stage's script to run (messages.py), and
 waits for their exit statuses (`run_everywhere`). Every other host serves it (`serve_first_host`). With a store, hosts
@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
+from hyperpod_ft.errors import UserError, print_error
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOSTS
-from hyperpod_ft.job.sagemaker.host import JobError
 from hyperpod_ft.job.sagemaker.messages import POLL_SECONDS, Peer, gather, port
 from hyperpod_ft.runs.job_files import JOB_ID
 from hyperpod_ft.runs.signals import NOTICE, shell_status
@@ -57,7 +57,7 @@ def run_everywhere(stage: str, run_directory: str, command: Sequence[str]) -> in
     statuses = _wait_for_all(child, peers, arrived, Path(os.environ.get(ATTEMPT_DIRECTORY, ".")))
     for host, status in zip(hosts, statuses):
         if status:
-            print(f"step: {host} ended with exit status {status}", file=sys.stderr, flush=True)
+            print(f"{host} ended with exit status {status}", file=sys.stderr, flush=True)
     return max(statuses)
 
 
@@ -84,7 +84,7 @@ def _pull_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arri
 def _wait_for_all(
     child: subprocess.Popen[bytes], peers: Sequence[Peer], arrived: list[int], directory: Path
 ) -> list[int]:
-    """The exit statuses of all hosts, in order, once the step has ended on each. Passes on signals that arrive."""
+    """The exit statuses of all hosts, in order, once the command has ended on each. Passes on signals that arrive."""
     statuses: list[int | None] = [None] * (1 + len(peers))
 
     def send_signal(number: int) -> None:
@@ -133,7 +133,7 @@ def serve_first_host(
 ) -> int:
     """Serve the first host until it says that the job is over; returns 0, since its exit status is the job's.
 
-    `pull` pulls what a stage needs, and the checkpoint of a step (0 for none); after a JobError the attempt does not
+    `pull` pulls what a stage needs, and the checkpoint of a step (0 for none); after a UserError the attempt does not
     start, and the host waits for the next one. `start` starts the script of a stage with these variables, in its own
     process group. Gives up with status 1 when `expired()` is true.
     """
@@ -159,8 +159,8 @@ def serve_first_host(
                     with suppress(OSError):
                         os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-        except JobError as error:
-            print(f"step: {error}", file=sys.stderr, flush=True)
+        except UserError as error:
+            print(f"the attempt does not start: {error}", file=sys.stderr, flush=True)
         finally:
             peer.close()
     return 1
@@ -210,6 +210,6 @@ def _write_report(path: Path, text: str) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(run_everywhere(sys.argv[1], sys.argv[2], sys.argv[3:]))
-    except JobError as error:
-        print(f"error: {sys.argv[1]}: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+    except UserError as error:
+        print_error(sys.argv[1], str(error))
+        sys.exit(1)  # a crash, which is retried: the hosts may come next time

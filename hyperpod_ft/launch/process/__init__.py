@@ -1,0 +1,1 @@
+"""Launcher `process`: a run's scripts as plain processes of this machine."""
