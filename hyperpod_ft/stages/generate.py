@@ -21,7 +21,9 @@ from transformers.utils import logging as transformers_logging
 
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
-from hyperpod_ft.data.prepared import PairedSplit, PreparedDataset, Split
+from hyperpod_ft.data.packing import PackedRows
+from hyperpod_ft.data.prepared import PreparedDataset
+from hyperpod_ft.data.seq2seq.packing import PairedRows
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
@@ -150,12 +152,12 @@ def _evaluate(
     directory: Path,
     tokenizer: Tokenizer,
     questions: Sequence[_Question],
-    validation: Split | PairedSplit | None,
+    validation: PackedRows | PairedRows | None,
 ) -> _Evaluation:
     model = _load(directory, _device(run))
     found = answers(model, tokenizer, [question.ids for question in questions], run.config.generate.max_new_tokens)
     result = _Evaluation(found)
-    if isinstance(validation, Split) and run.config.training.objective == "dpo":
+    if isinstance(validation, PackedRows) and run.config.training.objective == "dpo":
         result = replace(result, documents=document_losses(model, validation, _VALIDATION_ROWS))
     elif validation is not None:
         result = replace(result, loss=mean_loss(model, validation, _VALIDATION_ROWS))

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
-from hyperpod_ft.data.prepared import Split
+from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
@@ -62,7 +62,7 @@ def test_batched_answers_are_the_single_ones(base: Path) -> None:
     ]
 
 
-def split_of(documents: list[list[list[int]]], length: int) -> Split:
+def split_of(documents: list[list[list[int]]], length: int) -> PackedRows:
     """Rows of documents, padded; the first token of each has no label."""
     ids, labels, positions = (np.zeros((len(documents), length), np.int32) for _ in range(3))
     labels[:] = -100
@@ -74,7 +74,7 @@ def split_of(documents: list[list[list[int]]], length: int) -> Split:
             if part in parts:
                 labels[row, column + 1 : end] = part[1:]
             column = end
-    return Split(ids, labels, positions)
+    return PackedRows(ids, labels, positions)
 
 
 def test_loss_of_packed_rows_is_that_of_their_documents(base: Path) -> None:
@@ -95,7 +95,9 @@ def test_loss_is_over_a_bounded_number_of_rows(base: Path) -> None:
     split = split_of([[[0, 5, 6]], [[0, 7, 8]], [[0, 9, 9]]], 4)
     found = mean_loss(model, split, max_rows=2)
     assert found is not None and (found.tokens, found.rows, found.rows_available) == (4, 2, 3)
-    assert mean_loss(model, Split(split.input_ids, np.full_like(split.labels, -100), split.position_ids), 3) is None
+    assert (
+        mean_loss(model, PackedRows(split.input_ids, np.full_like(split.labels, -100), split.position_ids), 3) is None
+    )
 
 
 def prepared_run(tmp_path: Path, base: Path, tuned: Path, *, validation: bool = True, **wanted: Any) -> Run:
