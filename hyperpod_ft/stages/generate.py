@@ -29,11 +29,11 @@ from hyperpod_ft.data.text.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import pretrained
-from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
+from hyperpod_ft.evaluation.comparison import as_text
 from hyperpod_ft.evaluation.greedy import GreedyAnswer, answers
 from hyperpod_ft.evaluation.loss import DocumentLosses, document_losses, mean_loss, preference_losses
 from hyperpod_ft.job.tracking import published
-from hyperpod_ft.runs.results.samples import Loss, Losses
+from hyperpod_ft.runs.results.samples import Loss, Losses, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -46,7 +46,7 @@ class _Question:
     origin: Literal["prompts", "train", "validation"]
     text: str
     ids: Sequence[int]
-    expected: str | None = None
+    expected: str = ""  # of a sampled row: its completion
     templated: bool = False  # written by a chat template
 
 
@@ -71,31 +71,16 @@ def work(run: Run) -> Result:
     # one after the other, so that only one is in memory
     base = _evaluate(run, run.base_model, tokenizer, questions, validation)
     tuned = _evaluate(run, run.tuned_model, tokenizer, questions, validation)
-    comparison = Comparison(
-        tuple(
-            AnswerPair(
-                origin=question.origin,
-                prompt=question.text,
-                base=one.text,
-                tuned=other.text,
-                same=one.ids == other.ids,
-                expected=question.expected,
-                templated=question.templated,
-            )
-            for question, one, other in zip(questions, base.answers, tuned.answers, strict=True)
-        ),
-        _losses(run, base, tuned),
-    )
-    print(comparison.as_text(), flush=True)
-    if comparison.unchanged:
+    samples = _samples(questions, base, tuned, _losses(run, base, tuned))
+    print(as_text(samples), flush=True)
+    if samples.unchanged:
         raise UserError(
             f"{run.tuned_model}: gives the same answers to all {len(questions)} prompts, and has the same validation"
             " loss, as the base model",
             "train longer, or with a higher training.learning_rate",
         )
-    if questions and not comparison.changed:
+    if questions and not samples.answers_changed:
         print(f"generate: both models give the same answers to all {len(questions)} prompts", flush=True)
-    samples = comparison.samples()
     samples.write(run.samples_path)
     return Result((run.samples_path,), samples.figures())
 
@@ -164,6 +149,18 @@ def _evaluate(
     del model
     gc.collect()
     return result
+
+
+def _samples(questions: Sequence[_Question], base: _Evaluation, tuned: _Evaluation, losses: Losses | None) -> Samples:
+    prompts, sampled, changed = [], [], 0
+    for question, one, other in zip(questions, base.answers, tuned.answers, strict=True):
+        recorded = RecordedAnswers(question.text, question.templated, one.text, other.text)
+        if question.origin == "prompts":
+            prompts.append(recorded)
+        else:
+            sampled.append(SampledRow.of(question.origin, recorded, question.expected))
+        changed += one.ids != other.ids
+    return Samples.of(prompts, sampled, changed, losses)
 
 
 def _losses(run: Run, base: _Evaluation, tuned: _Evaluation) -> Losses | None:

@@ -19,9 +19,10 @@ from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
+from hyperpod_ft.evaluation.comparison import as_text
 from hyperpod_ft.evaluation.greedy import answers
 from hyperpod_ft.evaluation.loss import document_losses, mean_loss
+from hyperpod_ft.runs.results.samples import ExactCount, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import generate
 from tests.unit import tiny_checkpoints
@@ -258,9 +259,11 @@ def test_a_row_that_is_none_is_named(base: Path, other: Path, tmp_path: Path) ->
 
 def test_exact_answers_and_control_characters_in_the_log() -> None:
     rows = [
-        AnswerPair("train", "p", " right\n", "\x1b[2Jright", same=False, expected="right"),
-        AnswerPair("train", "p", "wrong", "right", same=False, expected="right "),
+        SampledRow.of("train", RecordedAnswers("p", False, " right\n", "\x1b[2Jright"), "right"),
+        SampledRow.of("train", RecordedAnswers("p", False, "wrong", "right"), "right "),
     ]
-    comparison = Comparison(rows, None)
-    assert (comparison.exact("train").base, comparison.exact("train").tuned) == (1, 1)
-    assert "\x1b" not in comparison.as_text() and "?[2Jright" in comparison.as_text()
+    samples = Samples.of([], rows, answers_changed=2, validation_loss=None)
+    assert samples.exact_match["train"] == ExactCount(rows=2, base=1, tuned=1)
+    shown = as_text(samples)
+    assert "\x1b" not in shown and "?[2Jright" in shown
+    assert "base = " in shown and "| tuned =" in shown
