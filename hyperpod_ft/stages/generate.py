@@ -46,7 +46,7 @@ class _Question:
     origin: Literal["prompts", "train", "validation"]
     text: str
     ids: Sequence[int]
-    expected: str = ""  # of a sampled row: its completion
+    expected: str = ""  # of a sample: its completion
     templated: bool = False  # written by a chat template
 
 
@@ -90,7 +90,7 @@ def _questions(run: Run, prepared: PreparedDataset, tokenizer: Tokenizer) -> lis
     paired = run.config.dataset.max_target_length is not None
     given_as = run.config.dataset.format
     chat = given_as == "chat"
-    # the rows of preferences may be texts or chats
+    # the raw rows of preferences may be texts or chats
     chats = chat or (given_as == "preference" and any(sample.templated for sample in prepared.samples("train")))
 
     def ids_of(text: str, *, chat: bool) -> list[int]:
@@ -124,7 +124,7 @@ def _questions(run: Run, prepared: PreparedDataset, tokenizer: Tokenizer) -> lis
 
 
 def _as_chat(dataset: Dataset, prompt: str | dict[str, Any]) -> dict[str, Any]:
-    """A prompt for rows that are chats: a string is the user's message."""
+    """A prompt for raw rows that are chats: a string is the user's message."""
     key = "messages" if dataset.format == "chat" else "prompt"
     row = {key: prompt} if isinstance(prompt, str) else prompt
     if isinstance(row.get(key), str):

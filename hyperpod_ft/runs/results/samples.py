@@ -13,7 +13,7 @@ from hyperpod_ft.errors import UserError
 
 @dataclass(frozen=True)
 class ExactCount:
-    """How many of a split's sampled rows each model answered exactly."""
+    """How many of a split's samples each model answered exactly."""
 
     rows: int
     base: int
@@ -57,7 +57,7 @@ class RecordedAnswers:
 
 @dataclass(frozen=True)
 class SampledRow:
-    """Both models' answers to the prompt of a sampled row. `expected`: the completion in the dataset."""
+    """Both models' answers to the prompt of a sample, which is a raw row. `expected`: the completion in the dataset."""
 
     split: Literal["train", "validation"]
     prompt: str
@@ -126,7 +126,7 @@ class Samples:
 
     @property
     def all_answers(self) -> list[RecordedAnswers]:
-        """To the run file's prompts, then to the sampled rows."""
+        """To the run file's prompts, then to the samples."""
         return [*self.prompts, *(row.answers for row in self.samples)]
 
     def figures(self) -> dict[str, Any]:
