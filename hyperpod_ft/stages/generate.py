@@ -51,7 +51,7 @@ class _Question:
 
 
 @dataclass(frozen=True)
-class _Evaluation:
+class _ModelAnswers:
     """Answers and validation loss of one model; of preferences, the losses of all documents."""
 
     answers: list[GreedyAnswer]
@@ -69,8 +69,8 @@ def work(run: Run) -> Result:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
     validation = prepared.split("validation")
     # one after the other, so that only one is in memory
-    base = _evaluate(run, run.base_model, tokenizer, questions, validation)
-    tuned = _evaluate(run, run.tuned_model, tokenizer, questions, validation)
+    base = _ask(run, run.base_model, tokenizer, questions, validation)
+    tuned = _ask(run, run.tuned_model, tokenizer, questions, validation)
     samples = _samples(questions, base, tuned, _losses(run, base, tuned))
     print(as_text(samples), flush=True)
     if samples.unchanged:
@@ -132,16 +132,16 @@ def _as_chat(dataset: Dataset, prompt: str | dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _evaluate(
+def _ask(
     run: Run,
     directory: Path,
     tokenizer: Tokenizer,
     questions: Sequence[_Question],
     validation: PackedRows | PairedRows | None,
-) -> _Evaluation:
+) -> _ModelAnswers:
     model = _load(directory, _device(run))
     found = answers(model, tokenizer, [question.ids for question in questions], run.config.generate.max_new_tokens)
-    result = _Evaluation(found)
+    result = _ModelAnswers(found)
     if isinstance(validation, PackedRows) and run.config.training.objective == "dpo":
         result = replace(result, documents=document_losses(model, validation, _VALIDATION_ROWS))
     elif validation is not None:
@@ -151,7 +151,9 @@ def _evaluate(
     return result
 
 
-def _samples(questions: Sequence[_Question], base: _Evaluation, tuned: _Evaluation, losses: Losses | None) -> Samples:
+def _samples(
+    questions: Sequence[_Question], base: _ModelAnswers, tuned: _ModelAnswers, losses: Losses | None
+) -> Samples:
     prompts, sampled, changed = [], [], 0
     for question, one, other in zip(questions, base.answers, tuned.answers, strict=True):
         recorded = RecordedAnswers(question.text, question.templated, one.text, other.text)
@@ -163,7 +165,7 @@ def _samples(questions: Sequence[_Question], base: _Evaluation, tuned: _Evaluati
     return Samples.of(prompts, sampled, changed, losses)
 
 
-def _losses(run: Run, base: _Evaluation, tuned: _Evaluation) -> Losses | None:
+def _losses(run: Run, base: _ModelAnswers, tuned: _ModelAnswers) -> Losses | None:
     if base.documents and tuned.documents:
         return Losses(*preference_losses(base.documents, tuned.documents, run.config.dpo))
     return Losses(base.loss, tuned.loss) if base.loss and tuned.loss else None
