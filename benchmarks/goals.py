@@ -61,7 +61,7 @@ def cpu_per_gb(entry: Entry, name: str = KIT) -> float:
 
 
 def rates(entry: Entry, name: str = KIT) -> list[float]:
-    """Rows per CPU second, per round: the repeated text minus the text once, so that start-up does not count."""
+    """Raw rows per CPU second, per round: the repeated text minus the text once, so that start-up does not count."""
     rows: int = entry["rows"] * (entry["copies"] - 1)
     both = zip(rounds(entry, name), rounds(entry, REPEATED.format(name)), strict=True)
     return [rows / (repeated["cpu"] - once["cpu"]) for once, repeated in both]

@@ -48,7 +48,7 @@ def _lines(results: Results) -> Iterator[str]:
                 yield from _checkpoint_table(entry)
                 yield from _circumstances(entry)
     if entry := results.get("dataset", {}).get(TEXT):
-        yield from ("", f"### dataset, {entry['rows']:,} rows of {entry['tokens_per_row']:.0f} tokens", "")
+        yield from ("", f"### dataset, {entry['rows']:,} raw rows of {entry['tokens_per_row']:.0f} tokens", "")
         yield from _dataset_table(entry)
         yield from _circumstances(entry)
     if entry := results.get("layouts", {}).get("steps"):

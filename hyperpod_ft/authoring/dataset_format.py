@@ -75,15 +75,15 @@ def of_files(path: Path) -> FoundFormat:
     return FoundFormat(found, f"recognized from {counted}: {_fields(rows[0].values)}", _prompt(found, rows[0].values))
 
 
-def count_rows(path: Path, most: int) -> int:
-    """The rows of a local file or directory, counted up to `most`; 0 where they cannot be read here."""
+def count_raw_rows(path: Path, most: int) -> int:
+    """The raw rows of a local file or directory, counted up to `most`; 0 where they cannot be read here."""
     try:
         return sum(1 for _ in islice(_rows(path), most))
     except (UserError, OSError, ValueError):  # pyarrow's errors are ValueErrors
         return 0
 
 
-def _rows(path: Path) -> Iterator[reading.Row]:
+def _rows(path: Path) -> Iterator[reading.RawRow]:
     directory = path if path.is_dir() else path.parent
     names = [path.name]
     if path.is_dir():
@@ -92,7 +92,7 @@ def _rows(path: Path) -> Iterator[reading.Row]:
     for name in names:
         try:
             for chunk in reading.chunks_of(directory, name):
-                yield from (row for row in reading.read(directory, chunk) if isinstance(row, reading.Row))
+                yield from (row for row in reading.read(directory, chunk) if isinstance(row, reading.RawRow))
         except ImportError as error:
             raise UserError(f"{name}: pyarrow is not installed here, which reads parquet", "give --format") from error
 

@@ -109,7 +109,7 @@ def _validation_share(source: str, output: Path) -> float:
     """A loss over a row or two says little: of a small dataset that is here, `_VALIDATION_ROWS` or a fifth."""
     enough = round(_VALIDATION_ROWS / _VALIDATION_SHARE)
     path = _local_path(source, output)
-    rows = dataset_format.count_rows(path, enough) if path else enough
+    rows = dataset_format.count_raw_rows(path, enough) if path else enough
     return max(_VALIDATION_SHARE, round(min(_VALIDATION_ROWS / rows, 0.2), 2)) if rows else _VALIDATION_SHARE
 
 

@@ -60,7 +60,7 @@ def _check_benchmarks(config: RunConfig) -> None:
 
 
 def _check_validation(config: RunConfig) -> None:
-    """Evaluation needs held-out rows and somewhere to save; what chooses between steps needs several evaluations."""
+    """Validation needs held-out rows and somewhere to save; what chooses between steps needs several validations."""
     training = config.training
     if training.evaluate_every_steps and not config.dataset.validation_share:
         raise ValueError(

@@ -1,1 +1,1 @@
-"""Training data: raw files to rows, rows to text, text to tokens, and tokens to packed rows."""
+"""Training data: raw files to raw rows, raw rows to text, text to tokens, and tokens to packed rows."""

@@ -74,11 +74,18 @@ def _wrapped(starts: Integers, lengths: Integers, max_length: int) -> Layout:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Consecutive rows, each array int32 [rows, max_length]."""
+    """Consecutive rows, in memory or memory-mapped: each array int32 [rows, max_length].
+
+    `labels` are in their token's column (not shifted), -100 where there is no loss. `position_ids` start at 0 in
+    each row, and again with each document and with the padding: no attention across a 0.
+    """
 
     input_ids: NDArray[np.int32]
     labels: NDArray[np.int32]
     position_ids: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
 
 
 IGNORED = -100  # the label that torch's cross_entropy ignores
@@ -115,10 +122,7 @@ def fill(
     max_length: int,
     pad: int,
 ) -> PackedRows:
-    """Rows `first` to `stop` of a layout over the token stream `ids` (int32 [tokens]) and `trained` (bool [tokens]).
-
-    Labels are in the column of their token. Positions restart at 0 with each piece, and with the padding.
-    """
+    """Rows `first` to `stop` of a layout over the token stream `ids` (int32 [tokens]) and `trained` (bool [tokens])."""
     found = token_positions(layout, first, stop)
     columns, filled = np.arange(max_length, dtype=np.int32), found.filled.astype(np.int32)
     is_token = columns < filled

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hyperpod_ft import publish
 from hyperpod_ft.data.packing import PackedRows
@@ -37,50 +36,16 @@ class Sample:
         return cls(split, example.prompt, example.completion, example.templated)
 
 
-@dataclass(frozen=True)
-class Split:
-    """Packed rows, memory-mapped: each int32 [rows, max_length].
-
-    `labels` are in their token's column (not shifted), -100 where there is no loss. `position_ids` restart at 0 with
-    each document, and with the padding: no attention across a 0.
-    """
-
-    input_ids: NDArray[np.int32]
-    labels: NDArray[np.int32]
-    position_ids: NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
-
-@dataclass(frozen=True)
-class PairedSplit:
-    """The rows of an encoder-decoder, memory-mapped: the first two int32 [rows, max_length], the others of the decoder.
-
-    `documents` number the sources of a row from 1, `decoder_documents` their targets; 0 is padding. `labels` are what
-    the decoder predicts where it reads `decoder_input_ids`, -100 in the padding.
-    """
-
-    input_ids: NDArray[np.int32]
-    documents: NDArray[np.int32]
-    decoder_input_ids: NDArray[np.int32]
-    decoder_documents: NDArray[np.int32]
-    labels: NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
-
-def open_split(directory: Path) -> Split | PairedSplit:
-    """The rows in `directory`. Raises UserError when arrays are missing, damaged or of different shapes."""
+def open_split(directory: Path) -> PackedRows | PairedRows:
+    """Memory-mapped rows of `directory`. Raises UserError when arrays are missing, damaged or of different shapes."""
     remedy = "run: hyperpod-ft submit --only dataset --force"
-    kind: type[Split | PairedSplit] = PairedSplit if (directory / f"{_DECODER}.npy").exists() else Split
+    kind: type[PackedRows | PairedRows] = PairedRows if (directory / f"{_DECODER}.npy").exists() else PackedRows
     names = [field.name for field in fields(kind)]
     try:
         arrays = [np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names]
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{directory}: cannot read the rows: {error}", remedy) from error
-    parts = [arrays] if kind is Split else [arrays[:2], arrays[2:]]
+    parts = [arrays] if kind is PackedRows else [arrays[:2], arrays[2:]]
     shapes = [{array.shape for array in part} for part in parts]
     if (
         any(len(found) != 1 for found in shapes)
@@ -104,7 +69,7 @@ class PreparedDataset:
             raise UserError(f"{directory}: not a prepared dataset", "run: hyperpod-ft submit --only dataset")
         return cls(directory)
 
-    def split(self, name: SplitName) -> Split | PairedSplit | None:
+    def split(self, name: SplitName) -> PackedRows | PairedRows | None:
         """The rows of a split; None if it has none. Raises UserError when they are damaged."""
         if not (self.directory / name).is_dir():
             return None

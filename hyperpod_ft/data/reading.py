@@ -1,4 +1,4 @@
-"""Raw dataset files to rows: JSON Lines, JSON and parquet, in chunks that processes can read independently."""
+"""Raw dataset files to raw rows: JSON Lines, JSON and parquet, in chunks that processes can read independently."""
 
 import codecs
 import json
@@ -30,7 +30,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Row:
+class RawRow:
     """One JSON object. `where` is file:line."""
 
     where: str
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used. Rows are counted by `reason`; `detail` describes this one."""
+    """A raw row that cannot be used. Bad rows are counted by `reason`; `detail` describes this one."""
 
     where: str
     reason: str
@@ -122,8 +122,8 @@ def _row_groups(path: Path, name: str) -> Iterator[Chunk]:
         first += metadata.row_group(group).num_rows
 
 
-def read(directory: Path, chunk: Chunk, wanted: Container[int] | None = None) -> Iterator[Row | BadRow]:
-    """The rows of one chunk in file order: all, or those at the places `wanted`, counted from 0.
+def read(directory: Path, chunk: Chunk, wanted: Container[int] | None = None) -> Iterator[RawRow | BadRow]:
+    """The raw rows of one chunk in file order: all, or those at the places `wanted`, counted from 0.
 
     Raises UserError where the rest of a file cannot be read.
     """
@@ -134,7 +134,7 @@ def read(directory: Path, chunk: Chunk, wanted: Container[int] | None = None) ->
     return rows if wanted is None else (row for place, row in enumerate(rows) if place in wanted)
 
 
-def _read_lines(path: Path, chunk: Chunk, wanted: Container[int] | None) -> Iterator[Row | BadRow]:
+def _read_lines(path: Path, chunk: Chunk, wanted: Container[int] | None) -> Iterator[RawRow | BadRow]:
     with path.open("rb") as stream:
         stream.seek(chunk.start)
         block = stream.read(chunk.stop - chunk.start)
@@ -146,7 +146,7 @@ def _read_lines(path: Path, chunk: Chunk, wanted: Container[int] | None) -> Iter
             yield _parse(f"{chunk.file}:{number}", line)
 
 
-def _parse(where: str, line: bytes) -> Row | BadRow:
+def _parse(where: str, line: bytes) -> RawRow | BadRow:
     try:
         return _row(where, json.loads(line.decode("utf-8")))
     except UnicodeDecodeError as error:
@@ -157,13 +157,13 @@ def _parse(where: str, line: bytes) -> Row | BadRow:
         return BadRow(where, "invalid JSON", str(error).split(";", maxsplit=1)[0])
 
 
-def _row(where: str, value: Any) -> Row | BadRow:
+def _row(where: str, value: Any) -> RawRow | BadRow:
     if not isinstance(value, dict):
         return BadRow(where, "not a JSON object", f"a {type(value).__name__}")
-    return Row(where, value)
+    return RawRow(where, value)
 
 
-def _read_array(path: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
+def _read_array(path: Path, chunk: Chunk) -> Iterator[RawRow | BadRow]:
     # Undecodable bytes become lone surrogates, which `prompts.check_unicode` finds in the row later.
     text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
     decoder = json.JSONDecoder()
@@ -190,7 +190,7 @@ def _skip_space(text: str, position: int) -> int:
     return match.end() if match else position
 
 
-def _read_parquet(path: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
+def _read_parquet(path: Path, chunk: Chunk) -> Iterator[RawRow | BadRow]:
     from pyarrow import parquet  # noqa: PLC0415
 
     number = chunk.first
@@ -201,7 +201,7 @@ def _read_parquet(path: Path, chunk: Chunk) -> Iterator[Row | BadRow]:
             for batch in file.iter_batches(_PARQUET_BATCH_ROWS, row_groups=groups, use_threads=False):
                 for offset, values in enumerate(_values(batch)):
                     where = f"{chunk.file}:{number + offset}"
-                    yield BadRow(where, "invalid UTF-8") if values is None else Row(where, values)
+                    yield BadRow(where, "invalid UTF-8") if values is None else RawRow(where, values)
                 number += batch.num_rows
     except (OSError, ValueError) as error:
         raise UserError(f"{chunk.file}: cannot read the rest of it: {error}", "fetch it again") from error

@@ -1,4 +1,4 @@
-"""Counts of the rows and tokens of a dataset, for report.json, the record and the log."""
+"""Counts of the raw rows and tokens of a dataset, for report.json, the record and the log."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ _LENGTH_BINS = 40
 
 
 @dataclass
-class RowCount:
-    """The rows read so far: used, or bad and why."""
+class RawRowCount:
+    """The raw rows read so far: used, or bad and why."""
 
     rows_read: int = 0
     rows_used: int = 0
@@ -30,7 +30,7 @@ class RowCount:
     listed: list[BadRow] = field(default_factory=list)
 
     def add(self, chunk: TokenizedChunk) -> None:
-        self.rows_read += chunk.rows
+        self.rows_read += chunk.raw_rows
         self.rows_used += len(chunk.ordinals)
         self.truncated += chunk.truncated
         self.emptied += chunk.emptied
@@ -91,7 +91,7 @@ class DatasetReport:
     For an encoder-decoder, label tokens are the targets', and the first padding share is that of the sources.
     """
 
-    rows_read: int
+    rows_read: int  # raw rows
     rows_used: int
     train_examples: int
     validation_examples: int
@@ -116,7 +116,7 @@ class DatasetReport:
 
     def lines(self) -> Iterator[str]:
         """The report as lines of the log."""
-        yield f"rows: {self.rows_read:,} read, {self.rows_used:,} used, {self.bad_rows:,} bad"
+        yield f"raw rows: {self.rows_read:,} read, {self.rows_used:,} used, {self.bad_rows:,} bad"
         for reason, count in self.bad_reasons.items():
             yield f"  bad: {count:,} x {reason}"
         for listed in self.bad_listed:

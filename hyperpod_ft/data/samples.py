@@ -10,7 +10,7 @@ from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import reading
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.prepared import Sample, SplitName
-from hyperpod_ft.data.reading import Chunk, Row
+from hyperpod_ft.data.reading import Chunk, RawRow
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.example import Example
 
@@ -36,7 +36,7 @@ def draw(examples: int, validation_share: float, seed: int) -> Draw:
 class SampleReader:
     """Finds the text of examples by reading their chunks a second time, because no run holds all text in memory.
 
-    `ordinals`: for each chunk, which of its rows became examples, int64 [examples of the chunk].
+    `ordinals`: for each chunk, which of its raw rows became examples, int64 [examples of the chunk].
     """
 
     directory: Path
@@ -59,10 +59,10 @@ class SampleReader:
         chunk_of = np.searchsorted(ends, wanted, side="right")
         found: dict[int, Example] = {}
         for number in np.unique(chunk_of).tolist():
-            here = np.sort(wanted[chunk_of == number])  # in the order of their rows
+            here = np.sort(wanted[chunk_of == number])  # in the order of their raw rows
             ordinals = self.ordinals[number][here - (ends[number] - len(self.ordinals[number]))]
             rows = reading.read(self.directory, self.chunks[number], frozenset(ordinals.tolist()))
             for example, row in zip(here.tolist(), rows, strict=True):
-                assert isinstance(row, Row)  # it became an example the first time
+                assert isinstance(row, RawRow)  # it became an example the first time
                 found[example] = formats.documents(self.dataset, row.values, self.encoder.tokenizer)[0]
         return found

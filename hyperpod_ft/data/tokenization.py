@@ -1,4 +1,4 @@
-"""The rows of a chunk to token arrays: parse, render, tokenize, and count every row."""
+"""The raw rows of a chunk to token arrays: parse, render, tokenize, and count every one."""
 
 import tempfile
 from collections import Counter
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import reading
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.reading import BadRow, Chunk, Row
+from hyperpod_ft.data.reading import BadRow, Chunk, RawRow
 from hyperpod_ft.data.seq2seq.truncation import kept_tokens
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.example import Example, RowError
@@ -84,17 +84,17 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class TokenizedChunk:
-    """A chunk's examples and bad rows. `ordinals` (int64 [examples]): the number of each example's row, from 0.
+    """A chunk's examples and bad rows. `ordinals` (int64 [examples]): the number of each example's raw row, from 0.
 
     `tokens` are those of their documents, `dataset.documents_per_example` each.
     """
 
     tokens: Tokens
     ordinals: NDArray[np.int64]
-    rows: int
+    raw_rows: int
     truncated: int
     emptied: int  # left without a completion by truncation, and so not examples
-    bad: Counter[str]  # rows by reason
+    bad: Counter[str]  # by reason
     listed: tuple[BadRow, ...]
 
 
@@ -102,7 +102,7 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
     """Bad rows are counted. Raises UserError when the rest of a file cannot be read, or a template is wrong."""
     found = list(reading.read(directory, chunk))
     bad: list[tuple[int, BadRow]] = []
-    rows: list[tuple[int, Row]] = []
+    rows: list[tuple[int, RawRow]] = []
     examples: list[tuple[Example, ...]] = []
     for ordinal, row in enumerate(found):
         if isinstance(row, BadRow):
@@ -134,7 +134,7 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
     return TokenizedChunk(
         tokens=shortened.cut(np.where(kept[:, None], shortened.lengths.reshape(shape), 0).ravel()),
         ordinals=np.array([ordinal for ordinal, _ in rows], np.int64)[kept],
-        rows=len(found),
+        raw_rows=len(found),
         truncated=int((truncated & kept).sum()),
         emptied=int(emptied.sum()),
         bad=Counter(row.reason for _, row in bad),

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from hyperpod_ft.data.packing import IGNORED
-from hyperpod_ft.data.prepared import PairedSplit, open_split
+from hyperpod_ft.data.prepared import open_split
+from hyperpod_ft.data.seq2seq.packing import PairedRows
 from hyperpod_ft.errors import UserError
 
 Key = TypeVar("Key")
@@ -37,7 +38,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class PairedBatch:
-    """The same for an encoder-decoder: int64, on the CPU, as `data.prepared.PairedSplit` describes them."""
+    """The same for an encoder-decoder: int64, on the CPU, as `PairedRows` describes them."""
 
     input_ids: torch.Tensor
     documents: torch.Tensor
@@ -62,11 +63,11 @@ class PackedSplit:
     def max_length(self) -> int:
         """Positions of a row, those of a decoder included."""
         split = self._split
-        return int(split.input_ids.shape[1] + (split.labels.shape[1] if isinstance(split, PairedSplit) else 0))
+        return int(split.input_ids.shape[1] + (split.labels.shape[1] if isinstance(split, PairedRows) else 0))
 
     def batch(self, rows: NDArray[np.int64]) -> Batch | PairedBatch:
         """These rows; -1 is a row without labels."""
-        kind = PairedBatch if isinstance(self._split, PairedSplit) else Batch
+        kind = PairedBatch if isinstance(self._split, PairedRows) else Batch
         arrays = {name: array[np.maximum(rows, 0)].astype(np.int64) for name, array in vars(self._split).items()}
         batch = kind(**{name: torch.from_numpy(array) for name, array in arrays.items()})
         batch.labels[torch.from_numpy(rows < 0)] = IGNORED
@@ -77,7 +78,7 @@ class PackedSplit:
 
         The first of a row does not, since nothing predicts it, unless it is what a decoder predicts first.
         """
-        first = 0 if isinstance(self._split, PairedSplit) else 1
+        first = 0 if isinstance(self._split, PairedRows) else 1
         return int(np.count_nonzero(self._split.labels[rows, first:] != IGNORED))
 
     def pairs(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -85,7 +86,7 @@ class PackedSplit:
 
         Padding at the end of a row begins at position 0 too, but is not a second document.
         """
-        assert not isinstance(self._split, PairedSplit)
+        assert not isinstance(self._split, PairedRows)
         return np.asarray(np.count_nonzero(self._split.position_ids[rows] == 0, axis=1) // 2, np.int64)
 
 

@@ -62,12 +62,12 @@ class Progress:
     validation_loss: float | None = None  # the newest
     best_validation_loss: float | None = None
     best_step: int | None = None
-    evaluations_since_best: int = 0
+    evaluations_since_best: int = 0  # validations; a key of checkpoints
     stopped_early: bool = False
     # the objective's other metrics, by their names in metrics.jsonl: of the last step, and the newest validation's
     metrics: Mapping[str, float] = field(default_factory=dict)
 
-    def evaluated(self, loss: float, patience: int | None, metrics: Mapping[str, float]) -> "Progress":
+    def validated(self, loss: float, patience: int | None, metrics: Mapping[str, float]) -> "Progress":
         """The progress after a validation; `patience`: after how many in a row without a lower loss it stops.
 
         `metrics`: what was measured besides the loss.

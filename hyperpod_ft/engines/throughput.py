@@ -15,7 +15,7 @@ from hyperpod_ft.runs.run import Run
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates over some optimizer steps. A sample is a packed row; a document is one dataset example packed into it."""
+    """Rates over some optimizer steps, of rows and of the examples packed into them (`documents_per_second`)."""
 
     seconds_per_step: float
     rows_per_second: float

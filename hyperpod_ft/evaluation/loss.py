@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from hyperpod_ft.config.sections.dpo import Dpo
-from hyperpod_ft.data.packing import IGNORED
-from hyperpod_ft.data.prepared import PairedSplit, Split
+from hyperpod_ft.data.packing import IGNORED, PackedRows
+from hyperpod_ft.data.seq2seq.packing import PairedRows
 from hyperpod_ft.runs.results.samples import Loss
 
 # The most tokens in one forward pass; a row is never cut. Bounds the logits: 4,096 x 128,256 x 2 bytes is 1 GB.
@@ -21,9 +21,9 @@ _BATCH_TOKENS = 4096
 
 
 @torch.inference_mode()
-def mean_loss(model: PreTrainedModel, split: Split | PairedSplit, max_rows: int) -> Loss | None:
+def mean_loss(model: PreTrainedModel, split: PackedRows | PairedRows, max_rows: int) -> Loss | None:
     """The loss on a split's first `max_rows` rows; None when no token of them is labeled."""
-    if isinstance(split, PairedSplit):
+    if isinstance(split, PairedRows):
         rows = min(len(split), max_rows)
         total, tokens = _of_pairs(model, split, rows)
     else:
@@ -46,7 +46,7 @@ class DocumentLosses:
 
 
 @torch.inference_mode()
-def document_losses(model: PreTrainedModel, split: Split, max_rows: int) -> DocumentLosses:
+def document_losses(model: PreTrainedModel, split: PackedRows, max_rows: int) -> DocumentLosses:
     """The loss of each document by itself, as transformers computes it for any family; those of equal lengths together.
 
     Documents without labels, as the padding at the end of a row, are left out.
@@ -76,7 +76,7 @@ def document_losses(model: PreTrainedModel, split: Split, max_rows: int) -> Docu
     return DocumentLosses(summed, tokens, rows, len(split))
 
 
-def _documents_of(split: Split, row: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+def _documents_of(split: PackedRows, row: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
     """Token ids and labels of each document that has a label to predict."""
     starts = np.flatnonzero(split.position_ids[row] == 0)
     for start, end in pairwise([*starts, split.position_ids.shape[1]]):
@@ -97,7 +97,7 @@ def preference_losses(base: DocumentLosses, tuned: DocumentLosses, dpo: Dpo) -> 
     )
 
 
-def _of_pairs(model: PreTrainedModel, split: PairedSplit, rows: int) -> tuple[float, int]:
+def _of_pairs(model: PreTrainedModel, split: PairedRows, rows: int) -> tuple[float, int]:
     """Summed loss and label tokens of an encoder-decoder, which gets each pair of a row as a separate, padded row."""
     total, tokens = 0.0, 0
     for row in range(rows):

@@ -1,4 +1,4 @@
-"""Stage `dataset`: prepare the raw rows as token rows of equal length, once, on CPUs.
+"""Stage `dataset`: tokenize the raw rows and pack them into rows of equal length, once, on CPUs.
 
 python -m hyperpod_ft.stages.dataset RUN_DIR
 
@@ -13,7 +13,7 @@ if __name__ == "__main__":
     # Switch off what costs more time than it saves here; this must precede the imports.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, for linear algebra
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # searched for in every installed package
-    gc.set_threshold(50_000)  # a row makes many objects, none of them in a cycle
+    gc.set_threshold(50_000)  # a raw row makes many objects, none of them in a cycle
 
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.packing import Layout, PackedRows
 from hyperpod_ft.data.prepared import SplitName
 from hyperpod_ft.data.reading import Chunk
-from hyperpod_ft.data.report import DatasetReport, Lengths, RowCount
+from hyperpod_ft.data.report import DatasetReport, Lengths, RawRowCount
 from hyperpod_ft.data.samples import Draw, SampleReader, draw
 from hyperpod_ft.data.seq2seq.packing import PairedLayout, PairedRows, fill_pairs, pack_pairs
 from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
@@ -73,9 +73,9 @@ def work(run: Run) -> Result:
 
 def _tokenize(
     directory: Path, chunks: list[Chunk], dataset: Dataset, encoder: Encoder, stream: TokenStream
-) -> tuple[RowCount, list[NDArray[np.int64]]]:
-    """Add all tokens to `stream`. Returns the row counts and, per chunk, which of its rows became examples."""
-    counts, ordinals = RowCount(), []
+) -> tuple[RawRowCount, list[NDArray[np.int64]]]:
+    """Add all tokens to `stream`. Returns the counts of raw rows and, per chunk, which of these became examples."""
+    counts, ordinals = RawRowCount(), []
     started = reported = time.monotonic()
     for number, part in enumerate(workers.tokenize_all(directory, chunks, dataset, encoder), 1):
         counts.add(part)
@@ -127,7 +127,7 @@ def _decoder_start(run: Run) -> int | None:
 
 
 def _report(
-    counts: RowCount,
+    counts: RawRowCount,
     examples: Tokens,
     drawn: Draw,
     layouts: Mapping[str, Layout | PairedLayout],

@@ -21,17 +21,19 @@ from transformers.utils import logging as transformers_logging
 
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
-from hyperpod_ft.data.prepared import PairedSplit, PreparedDataset, Split
+from hyperpod_ft.data.packing import PackedRows
+from hyperpod_ft.data.prepared import PreparedDataset
+from hyperpod_ft.data.seq2seq.packing import PairedRows
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import pretrained
-from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
+from hyperpod_ft.evaluation.comparison import as_text
 from hyperpod_ft.evaluation.greedy import GreedyAnswer, answers
 from hyperpod_ft.evaluation.loss import DocumentLosses, document_losses, mean_loss, preference_losses
 from hyperpod_ft.job.tracking import published
-from hyperpod_ft.runs.results.samples import Loss, Losses
+from hyperpod_ft.runs.results.samples import Loss, Losses, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -44,12 +46,12 @@ class _Question:
     origin: Literal["prompts", "train", "validation"]
     text: str
     ids: Sequence[int]
-    expected: str | None = None
+    expected: str = ""  # of a sample: its completion
     templated: bool = False  # written by a chat template
 
 
 @dataclass(frozen=True)
-class _Evaluation:
+class _ModelAnswers:
     """Answers and validation loss of one model; of preferences, the losses of all documents."""
 
     answers: list[GreedyAnswer]
@@ -67,33 +69,18 @@ def work(run: Run) -> Result:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
     validation = prepared.split("validation")
     # one after the other, so that only one is in memory
-    base = _evaluate(run, run.base_model, tokenizer, questions, validation)
-    tuned = _evaluate(run, run.tuned_model, tokenizer, questions, validation)
-    comparison = Comparison(
-        tuple(
-            AnswerPair(
-                origin=question.origin,
-                prompt=question.text,
-                base=one.text,
-                tuned=other.text,
-                same=one.ids == other.ids,
-                expected=question.expected,
-                templated=question.templated,
-            )
-            for question, one, other in zip(questions, base.answers, tuned.answers, strict=True)
-        ),
-        _losses(run, base, tuned),
-    )
-    print(comparison.as_text(), flush=True)
-    if comparison.unchanged:
+    base = _ask(run, run.base_model, tokenizer, questions, validation)
+    tuned = _ask(run, run.tuned_model, tokenizer, questions, validation)
+    samples = _samples(questions, base, tuned, _losses(run, base, tuned))
+    print(as_text(samples), flush=True)
+    if samples.unchanged:
         raise UserError(
             f"{run.tuned_model}: gives the same answers to all {len(questions)} prompts, and has the same validation"
             " loss, as the base model",
             "train longer, or with a higher training.learning_rate",
         )
-    if questions and not comparison.changed:
+    if questions and not samples.answers_changed:
         print(f"generate: both models give the same answers to all {len(questions)} prompts", flush=True)
-    samples = comparison.samples()
     samples.write(run.samples_path)
     return Result((run.samples_path,), samples.figures())
 
@@ -103,7 +90,7 @@ def _questions(run: Run, prepared: PreparedDataset, tokenizer: Tokenizer) -> lis
     paired = run.config.dataset.max_target_length is not None
     given_as = run.config.dataset.format
     chat = given_as == "chat"
-    # the rows of preferences may be texts or chats
+    # the raw rows of preferences may be texts or chats
     chats = chat or (given_as == "preference" and any(sample.templated for sample in prepared.samples("train")))
 
     def ids_of(text: str, *, chat: bool) -> list[int]:
@@ -137,7 +124,7 @@ def _questions(run: Run, prepared: PreparedDataset, tokenizer: Tokenizer) -> lis
 
 
 def _as_chat(dataset: Dataset, prompt: str | dict[str, Any]) -> dict[str, Any]:
-    """A prompt for rows that are chats: a string is the user's message."""
+    """A prompt for raw rows that are chats: a string is the user's message."""
     key = "messages" if dataset.format == "chat" else "prompt"
     row = {key: prompt} if isinstance(prompt, str) else prompt
     if isinstance(row.get(key), str):
@@ -145,17 +132,17 @@ def _as_chat(dataset: Dataset, prompt: str | dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _evaluate(
+def _ask(
     run: Run,
     directory: Path,
     tokenizer: Tokenizer,
     questions: Sequence[_Question],
-    validation: Split | PairedSplit | None,
-) -> _Evaluation:
+    validation: PackedRows | PairedRows | None,
+) -> _ModelAnswers:
     model = _load(directory, _device(run))
     found = answers(model, tokenizer, [question.ids for question in questions], run.config.generate.max_new_tokens)
-    result = _Evaluation(found)
-    if isinstance(validation, Split) and run.config.training.objective == "dpo":
+    result = _ModelAnswers(found)
+    if isinstance(validation, PackedRows) and run.config.training.objective == "dpo":
         result = replace(result, documents=document_losses(model, validation, _VALIDATION_ROWS))
     elif validation is not None:
         result = replace(result, loss=mean_loss(model, validation, _VALIDATION_ROWS))
@@ -164,7 +151,21 @@ def _evaluate(
     return result
 
 
-def _losses(run: Run, base: _Evaluation, tuned: _Evaluation) -> Losses | None:
+def _samples(
+    questions: Sequence[_Question], base: _ModelAnswers, tuned: _ModelAnswers, losses: Losses | None
+) -> Samples:
+    prompts, sampled, changed = [], [], 0
+    for question, one, other in zip(questions, base.answers, tuned.answers, strict=True):
+        recorded = RecordedAnswers(question.text, question.templated, one.text, other.text)
+        if question.origin == "prompts":
+            prompts.append(recorded)
+        else:
+            sampled.append(SampledRow.of(question.origin, recorded, question.expected))
+        changed += one.ids != other.ids
+    return Samples.of(prompts, sampled, changed, losses)
+
+
+def _losses(run: Run, base: _ModelAnswers, tuned: _ModelAnswers) -> Losses | None:
     if base.documents and tuned.documents:
         return Losses(*preference_losses(base.documents, tuned.documents, run.config.dpo))
     return Losses(base.loss, tuned.loss) if base.loss and tuned.loss else None

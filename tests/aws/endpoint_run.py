@@ -13,8 +13,8 @@ from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 from hyperpod_ft.config import run_file
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.evaluation import pretrained
-from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
 from hyperpod_ft.evaluation.greedy import answers
+from hyperpod_ft.runs.results.samples import RecordedAnswers, Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import shipped
 from tests.unit.stage_runs import finish
@@ -51,7 +51,7 @@ def make_run(base: Path) -> Run:
     merge(run.base_model, [WeightedAdapter(run.adapter)], run.tuned_model)
     for file in run.tuned_model.glob("*.safetensors"):
         os.utime(file, (0, 0))  # as one that came back from a backup
-    _comparison(run).samples().write(run.samples_path)
+    _samples(run).write(run.samples_path)
     finish(run, "consolidate", run.adapter, digests=False)
     finish(run, "merge", run.tuned_model, digests=False)
     return run
@@ -86,17 +86,15 @@ def _adapter(run: Run) -> None:
     adapted.save_pretrained(run.adapter)
 
 
-def _comparison(run: Run) -> Comparison:
+def _samples(run: Run) -> Samples:
     tokenizer = tokenizers.load(run.tuned_model)
     ids = [tokenizers.prompt_ids(tokenizer, prompt) for prompt in _PROMPTS]
     both = [
         answers(pretrained.load(where, "auto").eval(), tokenizer, ids, run.config.generate.max_new_tokens)  # type: ignore[no-untyped-call]
         for where in (run.base_model, run.tuned_model)
     ]
-    return Comparison(
-        tuple(
-            AnswerPair("prompts", prompt, one.text, other.text, one.ids == other.ids)
-            for prompt, one, other in zip(_PROMPTS, *both, strict=True)
-        ),
-        None,
-    )
+    changed = sum(one.ids != other.ids for one, other in zip(*both, strict=True))
+    prompts = [
+        RecordedAnswers(prompt, False, one.text, other.text) for prompt, one, other in zip(_PROMPTS, *both, strict=True)
+    ]
+    return Samples.of(prompts, [], changed, None)

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.processes import Processes, join_processes
 from hyperpod_ft.engines.torch import devices, loop
-from hyperpod_ft.engines.torch.evaluation import Evaluation
+from hyperpod_ft.engines.torch.validation import Validation
 from hyperpod_ft.runs.run import Run
 
 # The shape of their result depends on values, or a value decides what the program does next.
@@ -168,7 +168,7 @@ def on_host(function: Callable[..., Any]) -> Any:
 
 def train(run: Run, processes: Processes, examiner: Examiner | GraphExaminer) -> None:
     """Train as on the device: under the examiner, of which the first step is the last that may show something new."""
-    launch, validation_loss, compile_with = loop.TrainingLoop.launch, Evaluation.means, torch.compile
+    launch, validation_loss, compile_with = loop.TrainingLoop.launch, Validation.means, torch.compile
 
     def compile_examined(function: Any, **options: Any) -> Any:
         assert options == {"backend": "inductor", "dynamic": False, "fullgraph": True}
@@ -189,7 +189,7 @@ def train(run: Run, processes: Processes, examiner: Examiner | GraphExaminer) ->
             (torch, "compile", compile_examined),
             (loop.TrainingLoop, "launch", examined(launch, seals=True)),
             # it is measured before the first step too
-            (Evaluation, "means", examined(validation_loss, seals=False)),
+            (Validation, "means", examined(validation_loss, seals=False)),
             *((owner, name, on_host(getattr(owner, name))) for owner, name in ON_HOST),
         ):
             patches.enter_context(mock.patch.object(owner, name, value))

@@ -41,9 +41,9 @@ def measure(run: Run, processes: Processes, sharding: Sharding, out: Path) -> No
                 held[f"gradient.{name}"] = parts[name].shape, parts[name].boxes(gradient.clone())
         steps = [loop.step(step, []) for step in range(1, STEPS + 1)]
         loop.trained_weights.check_replicas(STEPS)
-        assert loop.evaluation is not None
+        assert loop.validation is not None
         sums = loop.pipeline.sums if loop.pipeline else partial(loop.objective.sums, loop.model.module)
-        validation = loop.evaluation.means(loop.model.module, lambda batch: sums(loop.inputs(batch)))
+        validation = loop.validation.means(loop.model.module, lambda batch: sums(loop.inputs(batch)))
         for name in loop.trained_weights.parameters:
             held[f"parameter.{name}"] = parts[name].shape, parts[name].boxes(loop.trained_weights.master(name))
         tensors = whole(held)

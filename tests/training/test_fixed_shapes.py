@@ -1,6 +1,6 @@
 """What TorchNeuron cannot do never happens in a step, as far as its limits are known; nothing was run on Trainium.
 
-Training and evaluation of several steps, whose documents differ, on two ranks; see fixed_shapes_worker.py. What its
+Training and validation of several steps, whose documents differ, on two ranks; see fixed_shapes_worker.py. What its
 process group has was read in torch-neuronx's code, its other limits in AWS's documentation of Neuron 2.33.
 """
 

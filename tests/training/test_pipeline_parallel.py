@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_divided_families import OWN, SIZES, TYPES
-from test_evaluation import mean_loss
 from test_layouts import differences, reference
+from test_validation import mean_loss
 from transformers import AutoConfig, PretrainedConfig
 
 from hyperpod_ft.runs.run import Run

@@ -52,7 +52,7 @@ def files(run: Run, step: int) -> dict[str, bytes]:
 
 
 def test_the_same_training(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Every number and every checkpoint; and no step begins before the one before it is saved or evaluated."""
+    """Every number and every checkpoint; and no step begins before the one before it is saved or validated."""
     one, other = (make_run(name, SETTINGS) for name in ("one", "other"))
     for run in (one, other):
         write_rows(run.dataset_path / "validation", 4, 32)
@@ -65,7 +65,7 @@ def test_the_same_training(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, r
     for step in (8, 9):
         assert files(other, step) == files(one, step)
     ahead = [after for before, after in itertools.pairwise(order) if "launch" in before and "launch" in after]
-    assert ahead == ["launch 2", "launch 6", "launch 8"], "3, 6 and 9 are evaluated; 4 and 8 are saved"
+    assert ahead == ["launch 2", "launch 6", "launch 8"], "3, 6 and 9 are validated; 4 and 8 are saved"
 
 
 def test_a_signal_stops_after_the_step_that_was_launched(

@@ -43,17 +43,8 @@ class Supplement:
     format: str | None = None
 
 
-@dataclass(frozen=True)
-class Converted:
-    """A run file, and why keys of the other file are not in it, by key."""
-
-    tool: str
-    draft: Draft
-    left: dict[str, str]
-
-
-def convert(path: Path, supplement: Supplement, output: Path) -> Converted:
-    """The run file, to be written to `output`, of a configuration file of axolotl, LLaMA-Factory or TRL.
+def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
+    """A configuration file of axolotl, LLaMA-Factory or TRL, converted to a run file that is to be written to `output`.
 
     Raises UserError when the file has none of these formats, lacks a model or dataset, or nothing fits the memory.
     """
@@ -80,11 +71,11 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Converted:
     set_cluster(draft, instance_of(supplement.instance_type), supplement.nodes)
     name_run(draft)
     # names of keys may hold sequences that control a terminal, and line breaks
-    left = {printable(key): reason for key, reason in conversion.left.items()}
+    conversion.left = {printable(key): reason for key, reason in conversion.left.items()}
     draft.head.append(f"Converted from {printable(path.name)}, of {tool.name}, by `hyperpod-ft init --from`.")
-    draft.end += [f"Not converted: {key}: {reason}" for key, reason in left.items()]
+    draft.end += [f"Not converted: {key}: {reason}" for key, reason in conversion.left.items()]
     complete(draft, output, keep_batch=True)
-    return Converted(tool.name, draft, left)
+    return conversion
 
 
 def _set_sources(conversion: Conversion, supplement: Supplement, path: Path, output: Path) -> None:

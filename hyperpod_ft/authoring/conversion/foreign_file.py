@@ -21,7 +21,7 @@ _WORDS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "fal
 
 @dataclass
 class Conversion:
-    """A run file in the making, and the keys of the other file that are not in it."""
+    """The run file made of another tool's file, and the keys of that file that are not in it."""
 
     draft: Draft
     values: Mapping[str, Any]  # of the other file

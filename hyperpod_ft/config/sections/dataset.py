@@ -65,11 +65,11 @@ class Dataset(Section):
         " packing `wrapped`.",
     )
     validation_share: Share = Field(
-        0.02, description="Fraction of the rows held out for validation, at least 0 and below 1."
+        0.02, description="Fraction of the raw rows held out for validation, at least 0 and below 1."
     )
     max_bad_rows: NonNegativeInt = Field(
         0,
-        description="How many unusable rows are skipped; with more, the stage fails. Rows are listed with file and"
+        description="How many unusable raw rows are skipped; with more, the stage fails. They are listed with file and"
         " line.",
     )
     workers: NonNegativeInt = Field(
@@ -79,7 +79,7 @@ class Dataset(Section):
 
     @property
     def documents_per_example(self) -> int:
-        """The number of documents that one row of the dataset becomes: two for a preference, chosen and rejected."""
+        """The number of documents that a raw row becomes: two for a preference, chosen and rejected."""
         return 2 if self.format == "preference" else 1
 
     @property

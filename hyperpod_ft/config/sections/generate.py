@@ -19,10 +19,10 @@ class Generate(Section):
     train_samples: NonNegativeInt = Field(
         8,
         le=256,
-        description="Number of training rows, sampled once, whose answers are compared with the expected ones.",
+        description="Number of training samples, drawn once, whose answers are compared with the expected ones.",
     )
     validation_samples: NonNegativeInt = Field(
         8,
         le=256,
-        description="Number of validation rows, sampled once, whose answers are compared with the expected ones.",
+        description="Number of validation samples, drawn once, whose answers are compared with the expected ones.",
     )

@@ -26,7 +26,7 @@ class Training(Section):
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; need not be a whole number.")
     max_steps: PositiveInt | None = Field(None, description="Number of optimizer steps; overrides epochs.")
-    micro_batch_size: PositiveInt = Field(1, description="Rows per forward pass on each data-parallel rank.")
+    micro_batch_size: PositiveInt = Field(1, description="Packed rows per forward pass on each data-parallel rank.")
     gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
     learning_rate: PositiveFloat = Field(2e-4, description="Peak learning rate of AdamW.")
     schedule: Literal["cosine", "linear", "constant"] = Field(

@@ -49,13 +49,20 @@ def pack_pairs(
 
 @dataclass(frozen=True)
 class PairedRows:
-    """Consecutive rows, int32: the first two [rows, max_length], the others [rows, max_target_length]."""
+    """Rows of an encoder-decoder, int32: the first two [rows, max_length], the others [rows, max_target_length].
+
+    `documents` number the sources of a row from 1, `decoder_documents` their targets; 0 is padding. `labels` are what
+    the decoder predicts where it reads `decoder_input_ids`, -100 in the padding.
+    """
 
     input_ids: NDArray[np.int32]
     documents: NDArray[np.int32]
     decoder_input_ids: NDArray[np.int32]
     decoder_documents: NDArray[np.int32]
     labels: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
 
 
 def fill_pairs(
@@ -69,8 +76,8 @@ def fill_pairs(
 ) -> PairedRows:
     """Rows `first` to `stop` of a layout over the token stream `ids`.
 
-    Documents are numbered from 1 in each row, alike in both parts; 0 is padding. Labels are the target's tokens, and
-    decoder inputs the same one place later, after `decoder_start`.
+    Documents have the same numbers in both parts of a row. Labels are the target's tokens, and decoder inputs the same
+    one place later, after `decoder_start`.
     """
     input_ids, documents, _ = _fill(layout.sources, ids, first, stop, widths[0], pad)
     tokens, decoder_documents, begins = _fill(layout.targets, ids, first, stop, widths[1], pad)

@@ -1,1 +1,1 @@
-"""Rows to text: each format's prompt and completion, chats and templates."""
+"""Raw rows to text: each format's prompt and completion, chats and templates."""

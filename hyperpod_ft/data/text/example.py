@@ -1,4 +1,4 @@
-"""Example: one training example as text."""
+"""Example: a raw row as text, or one of the two documents of a preference."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Example:
 
 
 class RowError(UserError):
-    """Why a row cannot become an example. Rows are counted by `reason`."""
+    """Why a raw row cannot become an example. Bad rows are counted by `reason`."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)

@@ -1,4 +1,4 @@
-"""Rows to text: each dataset format's prompt and completion, and which parts of the text count in the loss."""
+"""Raw rows to text: each dataset format's prompt and completion, and which parts of the text count in the loss."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from hyperpod_ft.data.tokenizer import Tokenizer
 
 
 def documents(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[Example, ...]:
-    """The documents that one row becomes: itself, or of a preference the chosen one, then the rejected one.
+    """The documents that a raw row becomes: itself, or of a preference the chosen one, then the rejected one.
 
     Raises what `render` raises.
     """
@@ -21,7 +21,7 @@ def documents(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | N
 
 
 def render(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Example:
-    """One row as text; only chats need the tokenizer.
+    """A raw row as text; only chats need the tokenizer.
 
     Raises RowError, or UserError when the tokenizer's or the user's template is wrong.
     """

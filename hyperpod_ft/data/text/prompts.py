@@ -1,4 +1,4 @@
-"""The prompt and completion of a row that is not a chat: the user's fields in fixed text or a template."""
+"""The prompt and completion of a raw row that is not a chat: the user's fields in fixed text or a template."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The user's Jinja templates over a row's fields, sandboxed."""
+"""The user's Jinja templates over a raw row's fields, sandboxed."""
 
 from collections.abc import Mapping
 from functools import lru_cache

@@ -25,7 +25,6 @@ from hyperpod_ft.engines.interruption import Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch import devices, reference
-from hyperpod_ft.engines.torch.evaluation import evaluation_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
 from hyperpod_ft.engines.torch.model import compiling, context_parallel
@@ -35,6 +34,7 @@ from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.pipeline.pipeline import pipeline_of
 from hyperpod_ft.engines.torch.steps import LaunchedStep, Step
 from hyperpod_ft.engines.torch.training_state import TrainingState
+from hyperpod_ft.engines.torch.validation import validation_of
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
@@ -51,7 +51,7 @@ def train(run: Run, processes: Processes) -> TrainingResult:
 
 
 def precompile(run: Run, processes: Processes) -> dict[str, Any]:
-    """Run a step and a batch of the evaluation; see `hyperpod_ft.engines.interface.Engine`.
+    """Run a step and a batch of the validation; see `hyperpod_ft.engines.interface.Engine`.
 
     Shapes are constant, so one step compiles every graph.
     """
@@ -108,11 +108,11 @@ class TrainingLoop:
         rate_factor = partial(adapters.learning_rate_factor, lora=run.config.lora)
         self.steps_ahead = int(devices.is_asynchronous(device))  # of the one whose outcome is read
         self.optimizer = AdamW(self.trained_weights, self.config, rate_factor)
-        self.evaluation = evaluation_of(run, self.objective, device, meshes)
+        self.validation = validation_of(run, self.objective, device, meshes)
         if self.config.objective == "dpo":
             wanted = {"train": (self.rows, self.order.first_rows(self.steps))}
-            if self.evaluation:
-                wanted["validation"] = (self.evaluation.split, np.arange(len(self.evaluation.split)))
+            if self.validation:
+                wanted["validation"] = (self.validation.split, np.arange(len(self.validation.split)))
             # the model is still the one that training begins with
             reference.add(run, processes, meshes, device, self.model.module, wanted)
         self.state = TrainingState(run, processes, device, self.trained_weights, self.optimizer)
@@ -137,7 +137,7 @@ class TrainingLoop:
 
     def _run_to_end(self) -> TrainingResult:
         progress = self.state.resume(self.steps)
-        evaluate_every = self.config.evaluate_every_steps
+        validate_every = self.config.evaluate_every_steps
         log = metrics.MetricsLog(
             self.run, self.throughput, self.order.rows, self.steps, progress, lambda: peak_memory_mb(self.device)
         )
@@ -148,7 +148,7 @@ class TrainingLoop:
                 f"{self.sharding}, {self.device.type}",
             )
         with collect_signals() as signals:
-            if evaluate_every and progress.step == 0:
+            if validate_every and progress.step == 0:
                 progress = replace(progress, base_validation_loss=self._validate(log)[0])
             launched: deque[LaunchedStep] = deque()
             stopping = False
@@ -171,9 +171,9 @@ class TrainingLoop:
         """Validate if it is due, write the step's row, and check its loss. Returns the progress that includes it."""
         progress = log.advance(progress, step.loss, step.metrics)
         validation_loss, row_metrics = None, step.metrics
-        if self.evaluation and self._evaluates_after(step.number):
+        if self.validation and self._validates_after(step.number):
             validation_loss, validation_metrics = self._validate(log)
-            progress = progress.evaluated(validation_loss, self.config.early_stopping_patience, validation_metrics)
+            progress = progress.validated(validation_loss, self.config.early_stopping_patience, validation_metrics)
             row_metrics = row_metrics | validation_metrics
         if self.processes.is_rank_0:
             log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
@@ -196,7 +196,7 @@ class TrainingLoop:
 
     def trial(self) -> None:
         """The operations of training, once."""
-        if self.evaluation:
+        if self.validation:
             self._means(rows=1)
         self.step(1, [])
 
@@ -209,16 +209,16 @@ class TrainingLoop:
         return loss, dict(zip(names, others, strict=True))
 
     def _means(self, rows: int | None = None) -> list[float]:
-        assert self.evaluation is not None
+        assert self.validation is not None
         module = self.model.module
         sums = self.pipeline.sums if self.pipeline else partial(self.objective.sums, module)
-        return self.evaluation.means(module, lambda batch: sums(self.inputs(batch)), rows)
+        return self.validation.means(module, lambda batch: sums(self.inputs(batch)), rows)
 
     def _may_launch(self, launched: Sequence[LaunchedStep], stopping: bool) -> bool:
         """Whether the next step begins, of `launched` ones whose outcomes were not read.
 
         An accelerator has a step to compute while the outcome of the one before is read; but not before that has been
-        saved or evaluated, if it will be.
+        saved or validated, if it will be.
         """
         if not launched:
             return True
@@ -228,10 +228,10 @@ class TrainingLoop:
             or len(launched) > self.steps_ahead
             or newest == self.steps
             or self.state.saves_after(newest)
-            or self._evaluates_after(newest)
+            or self._validates_after(newest)
         )
 
-    def _evaluates_after(self, number: int) -> bool:
+    def _validates_after(self, number: int) -> bool:
         every = self.config.evaluate_every_steps
         return number == self.steps or bool(every and number % every == 0)
 

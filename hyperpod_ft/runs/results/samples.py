@@ -1,5 +1,6 @@
 """`samples.json`: both models' answers to the same prompts, and their losses; the result of stage generate."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from hyperpod_ft.errors import UserError
 
 @dataclass(frozen=True)
 class ExactCount:
-    """How many of a split's sampled rows each model answered exactly."""
+    """How many of a split's samples each model answered exactly."""
 
     rows: int
     base: int
@@ -56,7 +57,7 @@ class RecordedAnswers:
 
 @dataclass(frozen=True)
 class SampledRow:
-    """Both models' answers to the prompt of a sampled row. `expected`: the completion in the dataset."""
+    """Both models' answers to the prompt of a sample, which is a raw row. `expected`: the completion in the dataset."""
 
     split: Literal["train", "validation"]
     prompt: str
@@ -66,6 +67,19 @@ class SampledRow:
     tuned: str
     base_exact: bool
     tuned_exact: bool
+
+    @classmethod
+    def of(cls, split: Literal["train", "validation"], answers: RecordedAnswers, expected: str) -> "SampledRow":
+        return cls(
+            split=split,
+            prompt=answers.prompt,
+            templated=answers.templated,
+            expected=expected,
+            base=answers.base,
+            tuned=answers.tuned,
+            base_exact=answers.base.strip() == expected.strip(),
+            tuned_exact=answers.tuned.strip() == expected.strip(),
+        )
 
     @property
     def answers(self) -> RecordedAnswers:
@@ -86,9 +100,33 @@ class Samples:
     prompts: tuple[RecordedAnswers, ...]
     samples: tuple[SampledRow, ...]
 
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[RecordedAnswers],
+        samples: Sequence[SampledRow],
+        answers_changed: int,
+        validation_loss: Losses | None,
+    ) -> "Samples":
+        return cls(
+            exact_match={"train": _exact(samples, "train"), "validation": _exact(samples, "validation")},
+            validation_loss=validation_loss,
+            answers=len(prompts) + len(samples),
+            answers_changed=answers_changed,
+            prompts=tuple(prompts),
+            samples=tuple(samples),
+        )
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether answers and validation losses show no difference at all."""
+        losses = self.validation_loss
+        same_loss = losses is not None and losses.base.mean == losses.tuned.mean
+        return self.answers > 0 and not self.answers_changed and same_loss
+
     @property
     def all_answers(self) -> list[RecordedAnswers]:
-        """To the run file's prompts, then to the sampled rows."""
+        """To the run file's prompts, then to the samples."""
         return [*self.prompts, *(row.answers for row in self.samples)]
 
     def figures(self) -> dict[str, Any]:
@@ -105,6 +143,11 @@ class Samples:
             return _SAMPLES.validate_json(path.read_bytes())
         except ValueError as error:
             raise UserError(f"{path}: is damaged", "run stage generate again") from error
+
+
+def _exact(samples: Sequence[SampledRow], split: Literal["train", "validation"]) -> ExactCount:
+    rows = [row for row in samples if row.split == split]
+    return ExactCount(len(rows), sum(row.base_exact for row in rows), sum(row.tuned_exact for row in rows))
 
 
 _SAMPLES = TypeAdapter(Samples)

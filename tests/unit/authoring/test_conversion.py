@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.authoring.conversion.convert import Converted, Supplement, convert
+from hyperpod_ft.authoring.conversion.convert import Supplement, convert
+from hyperpod_ft.authoring.conversion.foreign_file import Conversion
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
@@ -83,7 +84,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def converted(directory: Path, text: str, instance: str = "p5.48xlarge") -> tuple[Converted, RunConfig]:
+def converted(directory: Path, text: str, instance: str = "p5.48xlarge") -> tuple[Conversion, RunConfig]:
     (directory / "other.yaml").write_text(text)
     found = convert(directory / "other.yaml", Supplement(instance), directory / "run.yaml")
     (directory / "run.yaml").write_text(found.draft.text())
@@ -92,7 +93,7 @@ def converted(directory: Path, text: str, instance: str = "p5.48xlarge") -> tupl
 
 def test_axolotl(directory: Path) -> None:
     found, config = converted(directory, AXOLOTL)
-    assert found.tool == "axolotl"
+    assert "Converted from other.yaml, of axolotl," in found.draft.text()
     assert (config.lora.r, config.lora.alpha, config.lora.quantization) == (64, 16, "nf4")
     assert config.lora.target_modules == ("q_proj", "v_proj")
     assert config.dataset.source == str(directory / "birds.jsonl")
@@ -109,7 +110,8 @@ def test_axolotl(directory: Path) -> None:
 
 def test_llama_factory(directory: Path) -> None:
     found, config = converted(directory, LLAMA_FACTORY)
-    assert (found.tool, config.training.method, config.training.epochs) == ("LLaMA-Factory", "full", 1.5)
+    assert "of LLaMA-Factory," in found.draft.text()
+    assert (config.training.method, config.training.epochs) == ("full", 1.5)
     assert (config.dataset.format, config.dataset.packing, config.dataset.max_length) == ("alpaca", "none", 512)
     assert (config.training.schedule, config.training.warmup_share) == ("linear", 0.05), "transformers' default"
     assert set(found.left) == {"template", "deepspeed"}
@@ -117,7 +119,8 @@ def test_llama_factory(directory: Path) -> None:
 
 def test_trl_with_preferences(directory: Path) -> None:
     found, config = converted(directory, TRL)
-    assert (found.tool, config.training.objective, config.dpo.beta) == ("TRL", "dpo", 0.2)
+    assert "of TRL," in found.draft.text()
+    assert (config.training.objective, config.dpo.beta) == ("dpo", 0.2)
     assert (config.training.max_steps, config.training.learning_rate) == (200, 1e-6)
     assert (config.lora.dropout, config.training.micro_batch_size) == (0.05, 8)
     assert set(found.left) == {"save_strategy"}

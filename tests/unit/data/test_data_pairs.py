@@ -64,7 +64,7 @@ SHORT = {"prompt": "xyz", "completion": "zyx"}
 
 def test_what_is_too_long_is_cut_on_its_side(tmp_path: Path) -> None:
     found = tokenized(tmp_path, [SHORT, LONG_SOURCE, LONG_TARGET], overlong="truncate")
-    assert (found.rows, found.truncated, found.emptied, found.bad.total()) == (3, 2, 0, 0)
+    assert (found.raw_rows, found.truncated, found.emptied, found.bad.total()) == (3, 2, 0, 0)
     first, second, third = np.split(found.tokens.ids, found.tokens.lengths.cumsum()[:-1])
     assert first.tolist() == [*ids("xyz"), EOS, *ids("zyx"), EOS]
     # a source keeps its EOS, a target does not: the model must not learn to stop there

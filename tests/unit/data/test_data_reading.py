@@ -8,11 +8,11 @@ import pytest
 from pyarrow import parquet
 
 from hyperpod_ft.data import reading
-from hyperpod_ft.data.reading import BadRow, Row, chunks, read
+from hyperpod_ft.data.reading import BadRow, RawRow, chunks, read
 from hyperpod_ft.errors import UserError
 
 
-def rows(directory: Path) -> list[Row | BadRow]:
+def rows(directory: Path) -> list[RawRow | BadRow]:
     return [row for chunk in chunks(directory) for row in read(directory, chunk)]
 
 
@@ -29,7 +29,7 @@ def test_files_in_sorted_order_and_of_every_kind(tmp_path: Path) -> None:
     (tmp_path / ".hyperpod-ft.json").write_text("{}")
     (tmp_path / "dataset_infos.json").write_text('{"default": {}}')
     found = rows(tmp_path)
-    assert [row.values["n"] for row in found if isinstance(row, Row)] == list(range(9))
+    assert [row.values["n"] for row in found if isinstance(row, RawRow)] == list(range(9))
     assert [row.where for row in found] == [
         *("a.json:2", "a.json:4", "b.jsonl:1", "b.jsonl:3", "c.json:1", "c.json:2"),
         *("d/e.parquet:1", "d/e.parquet:2", "d/e.parquet:3"),
@@ -68,18 +68,18 @@ def test_bad_lines(tmp_path: Path, line: bytes, reason: str) -> None:
     found = rows(tmp_path)
     assert isinstance(found[1], BadRow)
     assert (found[1].where, found[1].reason) == ("a.jsonl:2", reason)
-    assert isinstance(found[0], Row)
-    assert isinstance(found[2], Row)
+    assert isinstance(found[0], RawRow)
+    assert isinstance(found[2], RawRow)
 
 
 def test_bad_elements_of_an_array(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b'[{"t": "ok"},\n"text",\n{"t": "\xff"}]')
     first, second, third = rows(tmp_path)
-    assert isinstance(first, Row)
+    assert isinstance(first, RawRow)
     assert isinstance(second, BadRow)
     assert (second.where, second.reason) == ("a.json:2", "not a JSON object")
     # its text cannot be encoded, which rendering finds; see test_data_formats
-    assert isinstance(third, Row)
+    assert isinstance(third, RawRow)
     assert third.values["t"] == "\udcff"
 
 
@@ -88,7 +88,7 @@ def test_invalid_utf8_in_parquet(tmp_path: Path) -> None:
     bad = pyarrow.StringArray.from_buffers(3, column.buffers()[1], column.buffers()[2])
     parquet.write_table(pyarrow.table({"t": bad}), tmp_path / "a.parquet")
     found = rows(tmp_path)
-    assert [type(row) for row in found] == [Row, BadRow, Row]
+    assert [type(row) for row in found] == [RawRow, BadRow, RawRow]
     assert str(found[1]) == "a.parquet:2 (invalid UTF-8)"
 
 

@@ -166,7 +166,7 @@ def test_every_row_is_accounted_for_with_its_line(tmp_path: Path) -> None:
         ("rows.jsonl:6", "not a JSON object"),
         ("rows.jsonl:7", "longer than max_length"),
     ]
-    assert (made.rows, len(made.tokens), made.bad.total(), made.truncated) == (7, 2, 5, 0)
+    assert (made.raw_rows, len(made.tokens), made.bad.total(), made.truncated) == (7, 2, 5, 0)
     assert made.ordinals.tolist() == [0, 6]
     assert made.tokens.ids.tolist() == [BOS, *ids("fox"), EOS, BOS, *ids("the"), EOS]
     assert made.tokens.ids.dtype == np.int32

@@ -154,8 +154,8 @@ def test_a_probe_that_a_killed_process_left_is_named_as_a_leftover(tmp_path: Pat
 
 
 def test_a_validation_loss_that_is_no_number_is_not_the_best() -> None:
-    first = Progress(step=1).evaluated(float("nan"), None, {})
+    first = Progress(step=1).validated(float("nan"), None, {})
     assert first.best_step is None and first.evaluations_since_best == 1
-    assert Progress(step=2).evaluated(3.0, None, {}).evaluated(float("nan"), 1, {}).stopped_early
-    later = Progress(**(asdict(first) | {"step": 2})).evaluated(5.0, None, {})
+    assert Progress(step=2).validated(3.0, None, {}).validated(float("nan"), 1, {}).stopped_early
+    later = Progress(**(asdict(first) | {"step": 2})).validated(5.0, None, {})
     assert (later.best_step, later.best_validation_loss) == (2, 5.0)

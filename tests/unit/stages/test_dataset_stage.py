@@ -162,7 +162,7 @@ def test_as_many_bad_rows_as_allowed_are_reported(tmp_path: Path, capsys: pytest
     assert (report["bad_rows"], report["rows_used"], report["dropped"]) == (6, 10, 1)
     assert report["bad_listed"][0].startswith("rows.jsonl:11 (missing field 'response': ")
     printed = capsys.readouterr().out
-    assert "rows: 16 read, 10 used, 6 bad" in printed
+    assert "raw rows: 16 read, 10 used, 6 bad" in printed
     assert "rows.jsonl:16 (longer than max_length: " in printed
 
 

@@ -16,12 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
-from hyperpod_ft.data.prepared import Split
+from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
+from hyperpod_ft.evaluation.comparison import as_text
 from hyperpod_ft.evaluation.greedy import answers
 from hyperpod_ft.evaluation.loss import document_losses, mean_loss
+from hyperpod_ft.runs.results.samples import ExactCount, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import generate
 from tests.unit import tiny_checkpoints
@@ -62,7 +63,7 @@ def test_batched_answers_are_the_single_ones(base: Path) -> None:
     ]
 
 
-def split_of(documents: list[list[list[int]]], length: int) -> Split:
+def split_of(documents: list[list[list[int]]], length: int) -> PackedRows:
     """Rows of documents, padded; the first token of each has no label."""
     ids, labels, positions = (np.zeros((len(documents), length), np.int32) for _ in range(3))
     labels[:] = -100
@@ -74,7 +75,7 @@ def split_of(documents: list[list[list[int]]], length: int) -> Split:
             if part in parts:
                 labels[row, column + 1 : end] = part[1:]
             column = end
-    return Split(ids, labels, positions)
+    return PackedRows(ids, labels, positions)
 
 
 def test_loss_of_packed_rows_is_that_of_their_documents(base: Path) -> None:
@@ -95,7 +96,9 @@ def test_loss_is_over_a_bounded_number_of_rows(base: Path) -> None:
     split = split_of([[[0, 5, 6]], [[0, 7, 8]], [[0, 9, 9]]], 4)
     found = mean_loss(model, split, max_rows=2)
     assert found is not None and (found.tokens, found.rows, found.rows_available) == (4, 2, 3)
-    assert mean_loss(model, Split(split.input_ids, np.full_like(split.labels, -100), split.position_ids), 3) is None
+    assert (
+        mean_loss(model, PackedRows(split.input_ids, np.full_like(split.labels, -100), split.position_ids), 3) is None
+    )
 
 
 def prepared_run(tmp_path: Path, base: Path, tuned: Path, *, validation: bool = True, **wanted: Any) -> Run:
@@ -256,9 +259,11 @@ def test_a_row_that_is_none_is_named(base: Path, other: Path, tmp_path: Path) ->
 
 def test_exact_answers_and_control_characters_in_the_log() -> None:
     rows = [
-        AnswerPair("train", "p", " right\n", "\x1b[2Jright", same=False, expected="right"),
-        AnswerPair("train", "p", "wrong", "right", same=False, expected="right "),
+        SampledRow.of("train", RecordedAnswers("p", False, " right\n", "\x1b[2Jright"), "right"),
+        SampledRow.of("train", RecordedAnswers("p", False, "wrong", "right"), "right "),
     ]
-    comparison = Comparison(rows, None)
-    assert (comparison.exact("train").base, comparison.exact("train").tuned) == (1, 1)
-    assert "\x1b" not in comparison.as_text() and "?[2Jright" in comparison.as_text()
+    samples = Samples.of([], rows, answers_changed=2, validation_loss=None)
+    assert samples.exact_match["train"] == ExactCount(rows=2, base=1, tuned=1)
+    shown = as_text(samples)
+    assert "\x1b" not in shown and "?[2Jright" in shown
+    assert "base = " in shown and "| tuned =" in shown

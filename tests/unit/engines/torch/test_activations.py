@@ -187,7 +187,7 @@ def test_they_return_one_layer_ahead_in_a_pipeline_too(made: list[activations._O
     assert back == [(number, index, index < LAYERS - 1 or number == 2) for number in range(3) for index in (3, 2, 1, 0)]
 
 
-def test_evaluation_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activations._ActivationStore, "take", lambda *_: pytest.fail("moved"))
     with torch.no_grad():
         loss_of(changed("none", offload=1))

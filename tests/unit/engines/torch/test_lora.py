@@ -136,7 +136,7 @@ def test_dropout_is_on_the_adapters_input_only(dora: bool, monkeypatch: pytest.M
     found, expected = gradients(ours), gradients(theirs)
     for name, value in found.items():
         torch.testing.assert_close(value, expected["logits" if name == "logits" else live_name(name)])
-    assert not torch.equal(ours.eval()(IDS).logits, found["logits"]), "dropout is off in evaluation"
+    assert not torch.equal(ours.eval()(IDS).logits, found["logits"]), "dropout is off"
 
 
 def test_the_loss_of_a_new_adapter_is_the_base_models() -> None:

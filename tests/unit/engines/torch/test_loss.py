@@ -100,7 +100,7 @@ def test_compiles_without_a_break() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_evaluation_computes_no_gradients(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_computes_no_gradients(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, head, targets = example(nn.Linear, bias, torch.float32)
     trained = summed_cross_entropy(hidden, head, targets, LogitsRule())
     wanted: list[tuple[bool, ...]] = []

@@ -4,37 +4,35 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.evaluation.comparison import AnswerPair, Comparison
-from hyperpod_ft.runs.results.samples import ExactCount, Loss, Losses, RecordedAnswers, Samples
+from hyperpod_ft.runs.results.samples import ExactCount, Loss, Losses, RecordedAnswers, SampledRow, Samples
 
-COMPARED = Comparison(
-    (
-        AnswerPair("prompts", "<s>p", "b", "t", same=False, templated=True),
-        AnswerPair("train", "q", "x", "y", same=False, expected="y"),
-        AnswerPair("validation", "r", "z", "z", same=True, expected="é"),
-    ),
-    Losses(Loss(2.5, 10, 1, 1), Loss(1.5, 10, 1, 1)),
+SAMPLES = Samples.of(
+    [RecordedAnswers("<s>p", True, "b", "t")],
+    [
+        SampledRow.of("train", RecordedAnswers("q", False, "x", "y"), "y"),
+        SampledRow.of("validation", RecordedAnswers("r", False, "z", "z"), "é"),
+    ],
+    answers_changed=2,
+    validation_loss=Losses(Loss(2.5, 10, 1, 1), Loss(1.5, 10, 1, 1)),
 )
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    samples = COMPARED.samples()
-    samples.write(tmp_path / "samples.json")
-    assert Samples.read(tmp_path / "samples.json") == samples
-    assert samples.all_answers == [
+    SAMPLES.write(tmp_path / "samples.json")
+    assert Samples.read(tmp_path / "samples.json") == SAMPLES
+    assert SAMPLES.all_answers == [
         RecordedAnswers("<s>p", True, "b", "t"),
         RecordedAnswers("q", False, "x", "y"),
         RecordedAnswers("r", False, "z", "z"),
     ]
-    assert samples.exact_match == {"train": ExactCount(1, 0, 1), "validation": ExactCount(1, 0, 0)}
+    assert SAMPLES.exact_match == {"train": ExactCount(1, 0, 1), "validation": ExactCount(1, 0, 0)}
 
 
 def test_the_record_has_the_numbers_without_the_answers(tmp_path: Path) -> None:
-    samples = COMPARED.samples()
-    samples.write(tmp_path / "samples.json")
+    SAMPLES.write(tmp_path / "samples.json")
     written = json.loads((tmp_path / "samples.json").read_text())
-    assert {key: value for key, value in written.items() if key not in ("prompts", "samples")} == samples.figures()
-    assert (samples.figures()["answers"], samples.figures()["answers_changed"]) == (3, 2)
+    assert {key: value for key, value in written.items() if key not in ("prompts", "samples")} == SAMPLES.figures()
+    assert (SAMPLES.figures()["answers"], SAMPLES.figures()["answers_changed"]) == (3, 2)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"prompts": [{"prompt": "p"}], "samples": []}'])

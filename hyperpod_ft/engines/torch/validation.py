@@ -16,7 +16,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
 
-class Evaluation:
+class Validation:
     """The validation rows of a run, divided over the data-parallel ranks."""
 
     def __init__(
@@ -46,13 +46,13 @@ class Evaluation:
         return [value / self._meshes.weights["tp"].size() / self._count for value in total.tolist()]
 
 
-def evaluation_of(run: Run, objective: Objective, device: torch.device, meshes: Meshes) -> Evaluation | None:
-    """The evaluation; None when the dataset holds out no rows. Raises UserError when the run file needs some."""
+def validation_of(run: Run, objective: Objective, device: torch.device, meshes: Meshes) -> Validation | None:
+    """The validation; None when the dataset holds out no rows. Raises UserError when the run file needs some."""
     directory = run.dataset_path / "validation"
     if directory.is_dir():
         split = objective.open(directory)
         count = objective.count(split, np.arange(len(split)), str(directory))
-        return Evaluation(split, count, run.config.training.micro_batch_size, device, meshes)
+        return Validation(split, count, run.config.training.micro_batch_size, device, meshes)
     if run.config.training.evaluate_every_steps:
         raise UserError(
             f"training.evaluate_every_steps: {run.dataset_path} holds out no validation rows",

@@ -25,8 +25,8 @@ from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.torch.checkpoints import Checkpoints
-from hyperpod_ft.engines.torch.evaluation import Evaluation
 from hyperpod_ft.engines.torch.mesh import make_meshes
+from hyperpod_ft.engines.torch.validation import Validation
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.runs.run import Run
@@ -41,7 +41,7 @@ OVERFITS = {"training.learning_rate": 5e-2, "training.schedule": "constant", "tr
 
 
 @pytest.fixture
-def make_evaluated(make_run: MakeRun) -> MakeRun:
+def make_validated(make_run: MakeRun) -> MakeRun:
     def make(settings: dict[str, Any], **more: Any) -> Run:
         run = make_run(settings=settings, **more)
         if not (run.dataset_path / "validation").exists():
@@ -71,8 +71,8 @@ def mean_loss(model_directory: Path, split: Path) -> float:
     return total / count
 
 
-def test_losses_of_base_and_last_weights_are_those_of_the_models(make_evaluated: MakeRun) -> None:
-    run = make_evaluated(EVERY_2 | {"training.method": "full"})
+def test_losses_of_base_and_last_weights_are_those_of_the_models(make_validated: MakeRun) -> None:
+    run = make_validated(EVERY_2 | {"training.method": "full"})
     facts = train_here(run).facts
     assert facts["base_validation_loss"] == pytest.approx(
         mean_loss(run.base_model, run.dataset_path / "validation"), rel=1e-5
@@ -85,11 +85,11 @@ def test_losses_of_base_and_last_weights_are_those_of_the_models(make_evaluated:
     assert losses[6] == pytest.approx(mean_loss(run.tuned_model, run.dataset_path / "validation"), rel=1e-5)
 
 
-def test_evaluation_changes_nothing_of_the_training(make_evaluated: MakeRun) -> None:
-    """Neither weights nor dropout; without a setting it is evaluated once, at the end."""
+def test_validation_changes_nothing_of_the_training(make_validated: MakeRun) -> None:
+    """Neither weights nor dropout; without a setting it is validated once, at the end."""
     dropout = {"lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
     often, once = (
-        make_evaluated(settings | dropout, name=name)
+        make_validated(settings | dropout, name=name)
         for name, settings in (("a", EVERY_2), ("b", {"training.max_steps": 6}))
     )
     train_here(often)
@@ -100,9 +100,9 @@ def test_evaluation_changes_nothing_of_the_training(make_evaluated: MakeRun) -> 
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_best_weights_become_the_model(make_evaluated: MakeRun, dtype: str) -> None:
+def test_the_best_weights_become_the_model(make_validated: MakeRun, dtype: str) -> None:
     best = {"training.keep_best": True, "training.method": "full", "training.weights_dtype": dtype}
-    run = make_evaluated(EVERY_2 | OVERFITS | best)
+    run = make_validated(EVERY_2 | OVERFITS | best)
     facts = train_here(run).facts
     losses = validation_losses(run)
     assert facts["best_step"] == min(losses, key=losses.__getitem__) < 6, "or this test shows nothing"
@@ -119,13 +119,13 @@ def test_the_best_weights_become_the_model(make_evaluated: MakeRun, dtype: str) 
 
 
 def test_best_weights_of_an_abandoned_attempt_are_not_used(
-    make_evaluated: MakeRun, monkeypatch: pytest.MonkeyPatch
+    make_validated: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trained again, on accelerators with other bits, another step may be the best."""
     settings = EVERY_2 | {"training.keep_best": True, "training.keep_checkpoints": 9}
-    run = make_evaluated(settings)
+    run = make_validated(settings)
     losses = iter([9.0, 5.0, 6.0, 3.0])
-    monkeypatch.setattr(Evaluation, "means", lambda *_: [next(losses)])
+    monkeypatch.setattr(Validation, "means", lambda *_: [next(losses)])
     train_here(run)
     assert description.read(run.best_checkpoint).step == 6
     # as if killed after the best weights of step 6, before its checkpoint
@@ -149,9 +149,9 @@ def test_best_weights_of_an_abandoned_attempt_are_not_used(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_interrupted_is_uninterrupted(make_evaluated: MakeRun, asynchronous: bool) -> None:
+def test_interrupted_is_uninterrupted(make_validated: MakeRun, asynchronous: bool) -> None:
     settings = EVERY_2 | OVERFITS | {"training.keep_best": True, "training.async_save": asynchronous}
-    run = make_evaluated(settings | {"training.max_steps": 8, "training.keep_checkpoints": 9})
+    run = make_validated(settings | {"training.max_steps": 8, "training.keep_checkpoints": 9})
     first = train_here(run)
     whole, best = curve(run), (run.best_checkpoint / "__0_0.distcp").read_bytes()
     losses = validation_losses(run)
@@ -166,9 +166,9 @@ def test_interrupted_is_uninterrupted(make_evaluated: MakeRun, asynchronous: boo
     assert [again.facts[key] for key in same] == [first.facts[key] for key in same]
 
 
-def test_a_training_that_gets_no_better_stops(make_evaluated: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_that_gets_no_better_stops(make_validated: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     patience = {"training.early_stopping_patience": 2, "training.max_steps": 40, "training.keep_best": True}
-    run = make_evaluated(EVERY_2 | OVERFITS | patience)
+    run = make_validated(EVERY_2 | OVERFITS | patience)
     record = train_here(run)
     losses = validation_losses(run)
     best = min(losses, key=losses.__getitem__)
@@ -180,9 +180,9 @@ def test_a_training_that_gets_no_better_stops(make_evaluated: MakeRun, capsys: p
     consolidate.work(run)
 
 
-def test_weights_alone_are_saved_once(make_evaluated: MakeRun) -> None:
-    run = make_evaluated(EVERY_2 | {"training.save_only_model": True, "training.weights_dtype": "bf16"})
-    full = make_evaluated(EVERY_2, name="full")
+def test_weights_alone_are_saved_once(make_validated: MakeRun) -> None:
+    run = make_validated(EVERY_2 | {"training.save_only_model": True, "training.weights_dtype": "bf16"})
+    full = make_validated(EVERY_2, name="full")
     first = train_here(run)
     train_here(full)
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000006"]
@@ -198,9 +198,9 @@ def test_weights_alone_are_saved_once(make_evaluated: MakeRun) -> None:
 
 
 def test_a_stopped_run_that_saves_no_state_says_so(
-    make_evaluated: MakeRun, train_program: TrainProgram, monkeypatch: pytest.MonkeyPatch
+    make_validated: MakeRun, train_program: TrainProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_evaluated(EVERY_2 | {"training.save_only_model": True})
+    run = make_validated(EVERY_2 | {"training.save_only_model": True})
     check = sanity.check
 
     def stop_after_step_3(training: Training, progress: Progress, *more: Any) -> None:
@@ -214,9 +214,9 @@ def test_a_stopped_run_that_saves_no_state_says_so(
     assert "stopped after step 3, without saving it (training.save_only_model): the next attempt starts again" in said
 
 
-def test_ranks_of_a_tp_group_get_one_loss(make_evaluated: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_tp_group_get_one_loss(make_validated: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though their sums differ in the last bit, as they may on accelerators."""
-    directory = make_evaluated(EVERY_2).dataset_path / "validation"
+    directory = make_validated(EVERY_2).dataset_path / "validation"
     sums = (torch.tensor(300.0), torch.nextafter(torch.tensor(300.0), torch.tensor(301.0)))
     losses = []
     for rank in range(2):
@@ -228,35 +228,35 @@ def test_ranks_of_a_tp_group_get_one_loss(make_evaluated: MakeRun, monkeypatch: 
         try:
             meshes = make_meshes("cpu", Degrees(1, 2, 2, 1), 1)
             monkeypatch.setattr(torch.distributed, "all_reduce", add_the_other)
-            evaluation = Evaluation(PackedSplit(directory), 7, 5, torch.device("cpu"), meshes)
-            losses += evaluation.means(torch.nn.Identity(), lambda _, own=sums[rank]: own[None])  # type: ignore[misc]
+            validation = Validation(PackedSplit(directory), 7, 5, torch.device("cpu"), meshes)
+            losses += validation.means(torch.nn.Identity(), lambda _, own=sums[rank]: own[None])  # type: ignore[misc]
         finally:
             torch.distributed.destroy_process_group()
     assert losses[0] == losses[1]
     assert losses[0] == pytest.approx(300 / 7, rel=1e-6)
 
 
-def test_evaluation_leaves_no_layer_gathered(make_evaluated: MakeRun) -> None:
-    directory = make_evaluated(EVERY_2).dataset_path / "validation"
+def test_validation_leaves_no_layer_gathered(make_validated: MakeRun) -> None:
+    directory = make_validated(EVERY_2).dataset_path / "validation"
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         meshes = make_meshes("cpu", Degrees(1, 1, 1, 1), 1)
         module = fully_shard(torch.nn.Linear(2, 2), mesh=meshes.weights["dp_shard"], reshard_after_forward=False)
-        evaluation = Evaluation(PackedSplit(directory), 7, 5, torch.device("cpu"), meshes)
-        evaluation.means(module, lambda _: module(torch.ones(2)))
+        validation = Validation(PackedSplit(directory), 7, 5, torch.device("cpu"), meshes)
+        validation.means(module, lambda _: module(torch.ones(2)))
         assert isinstance(module.weight, DTensor)
     finally:
         torch.distributed.destroy_process_group()
 
 
-def test_a_run_may_stop_saving_its_state(make_evaluated: MakeRun) -> None:
+def test_a_run_may_stop_saving_its_state(make_validated: MakeRun) -> None:
     """It resumes from the state that it has saved before."""
-    run = make_evaluated({"training.max_steps": 6, "training.save_every_steps": 3})
+    run = make_validated({"training.max_steps": 6, "training.save_every_steps": 3})
     train_here(run)
     whole = curve(run)
     run.record_path("train").unlink()
     shutil.rmtree(run.checkpoint(6))
-    changed = make_evaluated(
+    changed = make_validated(
         {"training.max_steps": 6, "training.save_every_steps": 3, "training.save_only_model": True}
     )
     assert changed.directory == run.directory
@@ -264,8 +264,8 @@ def test_a_run_may_stop_saving_its_state(make_evaluated: MakeRun) -> None:
     assert curve(changed) == whole
 
 
-def test_files_are_hashed_while_they_are_written(make_evaluated: MakeRun) -> None:
-    run = make_evaluated({"training.async_save": True})
+def test_files_are_hashed_while_they_are_written(make_validated: MakeRun) -> None:
+    run = make_validated({"training.async_save": True})
     train_here(run)
     described = json.loads((run.checkpoint(4) / "checkpoint.json").read_text())
     assert set(described["sha256"]) == {".metadata", "__0_0.distcp"}
@@ -273,8 +273,8 @@ def test_files_are_hashed_while_they_are_written(make_evaluated: MakeRun) -> Non
         assert digests.file_sha256(run.checkpoint(4) / name) == digest
 
 
-def test_a_checkpoint_that_a_thread_cannot_write_stops_the_run(make_evaluated: MakeRun) -> None:
-    run = make_evaluated({"training.async_save": True, "training.save_every_steps": 1})
+def test_a_checkpoint_that_a_thread_cannot_write_stops_the_run(make_validated: MakeRun) -> None:
+    run = make_validated({"training.async_save": True, "training.save_every_steps": 1})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
@@ -286,7 +286,7 @@ def test_a_checkpoint_that_a_thread_cannot_write_stops_the_run(make_evaluated: M
 
 
 def test_a_stop_keeps_the_checkpoint_that_a_thread_writes(
-    make_evaluated: MakeRun, monkeypatch: pytest.MonkeyPatch
+    make_validated: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = threading.Event()
     write, check = Checkpoints._write_files, sanity.check
@@ -303,7 +303,7 @@ def test_a_stop_keeps_the_checkpoint_that_a_thread_writes(
 
     monkeypatch.setattr(Checkpoints, "_write_files", write_late)
     monkeypatch.setattr(sanity, "check", stop_at_step_3)
-    run = make_evaluated({"training.async_save": True, "training.save_every_steps": 2})
+    run = make_validated({"training.async_save": True, "training.save_every_steps": 2})
     with pytest.raises(UserError, match="ruined"):
         train_here(run)
     monkeypatch.undo()
