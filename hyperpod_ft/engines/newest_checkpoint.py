@@ -1,13 +1,11 @@
 """The checkpoint that training resumes from: the newest one that every node has complete and undamaged."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.sharded import dcp, description
-from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.engines.checkpoint_directory import Progress, newest_first, why_unusable
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.volume import Volume
@@ -70,7 +68,7 @@ def _complete_checkpoints(run: Run) -> Iterator[_Complete]:
             _print_ignored(directory, reason)
             continue
         described = description.read(directory)
-        yield _Complete(described.step, text_sha256(json.dumps(described.sha256, sort_keys=True)), described.progress)
+        yield _Complete(described.step, described.digest, described.progress)
 
 
 def _why_damaged(directory: Path, processes: Processes, volume: Volume, run: Run) -> str:
