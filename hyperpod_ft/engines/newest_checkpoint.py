@@ -1,7 +1,6 @@
 """The checkpoint that training resumes from: the newest one that every node has complete and undamaged."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ def find(run: Run, processes: Processes, volume: Volume) -> Progress | None:
     nodes that share no volume have complete checkpoints, but not the same: training does not start again then, and
     the next attempt may get the files that are missing here.
     """
-    complete = [asdict(found) for found in _complete_checkpoints(run)] if volume.leads else None
+    complete = list(_complete_checkpoints(run)) if volume.leads else None
     by_volume = [
         {(found["step"], found["digest"]): found["progress"] for found in of_volume}
         for of_volume in processes.gather("restore/complete", complete)
@@ -46,19 +45,10 @@ def find(run: Run, processes: Processes, volume: Volume) -> Progress | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Complete:
-    """A complete checkpoint on one volume. `digest`: of all its files."""
-
-    step: int
-    digest: str
-    progress: Mapping[str, Any]
-
-
-def _complete_checkpoints(run: Run) -> Iterator[_Complete]:
+def _complete_checkpoints(run: Run) -> Iterator[dict[str, Any]]:
     """The complete checkpoints of this run on this volume, the newest first; prints why it ignores others.
 
-    Checks sizes alone; `_why_damaged` reads the files.
+    `digest`: of all files of a checkpoint. Checks sizes alone; `_why_damaged` reads the files.
     """
     for directory in newest_first(run):
         reason = why_unusable(directory, run.plan["train"].fingerprint)
@@ -68,7 +58,7 @@ def _complete_checkpoints(run: Run) -> Iterator[_Complete]:
             _print_ignored(directory, reason)
             continue
         described = description.read(directory)
-        yield _Complete(described.step, described.digest, described.progress)
+        yield {"step": described.step, "digest": described.digest, "progress": described.progress}
 
 
 def _why_damaged(directory: Path, processes: Processes, volume: Volume, run: Run) -> str:
