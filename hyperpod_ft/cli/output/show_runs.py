@@ -93,8 +93,8 @@ def _proposal(proposal: Proposal) -> RenderableType:
             str(layout.rows_per_step),
             *([f"{layout.tokens_per_second:,.0f}"] if estimated else []),
         )
-    for refused in proposal.refused:
-        layouts.add_row("", str(refused.degrees), "", *[""] * (3 if estimated else 1), Text(refused.reason))
+    for degrees, reason in proposal.refused:
+        layouts.add_row("", str(degrees), "", *[""] * (3 if estimated else 1), Text(reason))
     return layouts
 
 

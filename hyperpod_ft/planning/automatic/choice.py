@@ -50,22 +50,16 @@ class DegreesLayout:
 
 
 @dataclass(frozen=True)
-class RefusedDegrees:
-    """Degrees that a run cannot have; `reason` is one line."""
-
-    degrees: Degrees
-    reason: str
-
-
-@dataclass(frozen=True)
 class Proposal:
-    """The degrees of a run, and some of those that it does not get."""
+    """The degrees of a run, and some of those that it does not get.
+
+    `slower`: the fastest first. `refused`: each with the reason, one line; the fastest that do not fit, then one for
+    each key of the run file that refuses others.
+    """
 
     chosen: DegreesLayout
-    slower: tuple[DegreesLayout, ...]  # the fastest first
-    refused: tuple[
-        RefusedDegrees, ...
-    ]  # the fastest that do not fit, then one for each key of the run file that refuses others
+    slower: tuple[DegreesLayout, ...]
+    refused: tuple[tuple[Degrees, str], ...]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -80,7 +74,7 @@ class Proposal:
                 }
                 for layout in (self.chosen, *self.slower)
             ],
-            "refused": [{"degrees": str(each.degrees), "reason": each.reason} for each in self.refused],
+            "refused": [{"degrees": str(degrees), "reason": reason} for degrees, reason in self.refused],
         }
 
 
@@ -99,7 +93,7 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     room = available(config)
     fitting: list[DegreesLayout] = []
     too_large: list[DegreesLayout] = []
-    impossible: dict[str, RefusedDegrees] = {}  # by key of the run file
+    impossible: dict[str, tuple[Degrees, str]] = {}  # by key of the run file
     first_error: Exception | None = None
     for candidate, degrees in _candidates(config):
         try:
@@ -107,7 +101,7 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
         except (UserError, ValueError) as error:
             first_error = first_error or error
             problem = error.problem if isinstance(error, UserError) else str(error).partition("; ")[0]
-            impossible.setdefault(problem.partition(":")[0], RefusedDegrees(degrees, problem))
+            impossible.setdefault(problem.partition(":")[0], (degrees, problem))
             continue
         (too_large if found.needed and found.needed > room else fitting).append(found)
     if not fitting and not too_large and first_error:
@@ -118,7 +112,7 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     fitting.sort(key=lambda layout: (-layout.tokens_per_second, layout.degrees.model_ranks))
     chosen, *others = fitting
     too_large.sort(key=lambda layout: -layout.tokens_per_second)
-    refused = [RefusedDegrees(layout.degrees, _too_large(layout, room)) for layout in too_large[:_SHOWN_SLOWER]]
+    refused = [(layout.degrees, _too_large(layout, room)) for layout in too_large[:_SHOWN_SLOWER]]
     slower = others[:_SHOWN_SLOWER]
     refused += list(impossible.values())[: _SHOWN - 1 - len(slower) - len(refused)]
     return Proposal(chosen, tuple(slower), tuple(refused))

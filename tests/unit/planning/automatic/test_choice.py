@@ -134,7 +134,7 @@ def test_a_choice_takes_no_time() -> None:
 
 def test_refused_layouts_say_why() -> None:
     proposal = propose(config("p5.48xlarge", training=CHECKPOINTED, sharding="replicated"), LLAMA_3_70B)
-    reasons = {str(refused.degrees): refused.reason for refused in proposal.refused}
+    reasons = {str(degrees): reason for degrees, reason in proposal.refused}
     assert reasons["dp 8 x tp 1"].startswith("needs ") and reasons["dp 8 x tp 1"].endswith(" of 72.0 GiB (replicated)")
     assert len(layouts(proposal)) + len(reasons) <= 8
     values = json.loads(json.dumps(proposal.as_dict()))
