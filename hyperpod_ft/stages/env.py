@@ -39,7 +39,7 @@ _KIT = ("pydantic", "yaml", "numpy", "xxhash", "threadpoolctl", "tiktoken", "tra
 _PROBE = """
 import gc, importlib, json, platform, sys
 from importlib import metadata
-gc.disable()  # see hyperpod_ft/garbage.py
+gc.disable()  # see hyperpod_ft/gc_pause.py
 for name in sys.argv[1:]:
     importlib.import_module(name)
 gc.freeze()
