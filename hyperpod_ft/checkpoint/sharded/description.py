@@ -22,7 +22,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Lora(_Part):
+class LoraDescription(_Part):
     """What adapter_config.json needs of the run file's section `lora`."""
 
     r: int
@@ -64,7 +64,7 @@ class Description(_Part):
     fingerprint: str
     method: Literal["lora", "full"]
     base_model: BaseModelSource
-    lora: Lora | None
+    lora: LoraDescription | None
     degrees: RankDegrees
     progress: dict[str, Any]
     files: dict[str, int]
