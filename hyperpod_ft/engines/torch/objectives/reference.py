@@ -22,7 +22,7 @@ from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.torch.evaluation import forward_only
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import compiling, language_model
-from hyperpod_ft.engines.torch.preference_rows import Floats, PreferenceSplit, Rows
+from hyperpod_ft.engines.torch.objectives.preference_rows import Floats, PreferenceSplit, Rows
 from hyperpod_ft.runs.run import Run
 
 _PROGRESS_SECONDS = 10.0
