@@ -15,7 +15,7 @@ from hyperpod_ft.runs.run import Run
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates over some optimizer steps. A sample is a packed row; a document is one dataset example packed into it."""
+    """Rates over some optimizer steps: packed rows, and the documents (examples of the dataset) in them."""
 
     seconds_per_step: float
     rows_per_second: float
