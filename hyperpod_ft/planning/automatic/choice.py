@@ -145,10 +145,10 @@ def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShap
     check_encoder_decoder(config, model_config)
     rules_of(config.engine).check_model_config(model_config, degrees)
     check_model(config, degrees, shape)
-    shares = list(torch_memory.shares(config, degrees, shape))
+    sizes = list(torch_memory.stage_sizes(config, degrees, shape))
     needed: float | None = None
     if available(config):
-        sharding, needed = sharding_choice.first_that_fits(config, degrees, shape, shares)
+        sharding, needed = sharding_choice.first_that_fits(config, degrees, shape, sizes)
     else:
         sharding = sharding_choice.choose_sharding(config, degrees, shape)
     return DegreesLayout(
@@ -156,7 +156,7 @@ def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShap
         degrees=degrees,
         sharding=sharding,
         needed=needed,
-        time=step_time(config, degrees, shape, sharding, shares),
+        time=step_time(config, degrees, shape, sharding, sizes),
     )
 
 
