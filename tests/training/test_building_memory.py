@@ -95,7 +95,7 @@ def test_masters_are_the_files_values(make_run: MakeRun, shard_ranks: int, tenso
                 expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
                 assert values.dtype == torch.float32 and values.numel() and torch.equal(values, expected), name
             weight = trained_weights.parameters[name].detach()
-            for start, values in trained_weights.parts[name].unsharded.boxes(weight):
+            for start, values in trained_weights.shards[name].unsharded.boxes(weight):
                 expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
                 assert torch.equal(values, expected.bfloat16()), name
 
