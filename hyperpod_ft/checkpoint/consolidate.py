@@ -15,7 +15,7 @@ from hyperpod_ft.checkpoint.sharded.sharded import ShardedAdapter, ShardedCheckp
 from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.comparing import refuse_divergence, same_values
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, Stored, refuse_nonfinite
-from hyperpod_ft.checkpoint.tensors.layout import (
+from hyperpod_ft.checkpoint.tensors.logical_tensor import (
     DTYPE_OF_TORCH_NAME,
     FLOATING,
     TORCH_NAME_OF_DTYPE,

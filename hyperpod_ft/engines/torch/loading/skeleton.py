@@ -16,7 +16,7 @@ from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
 from hyperpod_ft.checkpoint.formats.auto_class import auto_class
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.engines.torch.sharding.pieces import Box

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from hyperpod_ft.checkpoint.formats import tied
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
