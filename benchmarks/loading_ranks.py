@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.model.build import decoder_layers
-from hyperpod_ft.engines.torch.sharding.parts import local, parts_of
+from hyperpod_ft.engines.torch.sharding.shards import local, shards_of
 from hyperpod_ft.evaluation import pretrained
 
 
@@ -28,10 +28,10 @@ def by_slices(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> nn.Modul
     """The engine's way: shard shapes, then read this rank's slices."""
     model = skeleton.build(directory, dtype, "sdpa")
     weights = locate(model, directory)
-    parts = parts_of(model, mesh, {})
+    shards = shards_of(model, mesh, {})
     _shard(model, mesh)
     skeleton.materialize(model, torch.device("cpu"))
-    skeleton.fill(model, weights, parts)
+    skeleton.fill(model, weights, shards)
     return model
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft import garbage
+from hyperpod_ft import gc_pause
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster
@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-garbage.pause_collection()  # until all tests are imported
+gc_pause.pause_collection()  # until all tests are imported
 
 
 # Long files whose names would put them last: they would keep one of several workers busy when the others are done.
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    garbage.resume_collection()
+    gc_pause.resume_collection()
 
 
 @pytest.fixture(autouse=True)

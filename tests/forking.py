@@ -21,7 +21,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from hyperpod_ft import garbage
+from hyperpod_ft import gc_pause
 
 
 def fork_module(arguments: Sequence[str], prepare: Callable[[], object]) -> int:
@@ -132,9 +132,9 @@ def serve(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    garbage.pause_collection()
+    gc_pause.pause_collection()
     importlib.import_module(sys.argv[2])
-    garbage.resume_collection()
+    gc_pause.resume_collection()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends the jobs
     serve(Connection(int(sys.argv[1])))
     os._exit(0)  # Python's own exit takes seconds after these imports

@@ -1,7 +1,6 @@
 """Turns a sharded checkpoint into PEFT adapters, or into one Hugging Face model."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,13 @@ from hyperpod_ft.checkpoint.adapters import lora, lora_config
 from hyperpod_ft.checkpoint.formats import model_directory, tied
 from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_files, write_model
+from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, WrittenFiles, write_files, write_model
 from hyperpod_ft.checkpoint.sharded.integrity import refuse_damage
 from hyperpod_ft.checkpoint.sharded.sharded import ShardedAdapter, ShardedCheckpoint, open_checkpoint
 from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.comparing import refuse_divergence, same_values
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, Stored, refuse_nonfinite
-from hyperpod_ft.checkpoint.tensors.layout import (
+from hyperpod_ft.checkpoint.tensors.logical_tensor import (
     DTYPE_OF_TORCH_NAME,
     FLOATING,
     TORCH_NAME_OF_DTYPE,
@@ -32,14 +31,6 @@ _DEFAULT_ADAPTER = "default"
 _UNUSED = ("rotary_emb.inv_freq", "EncDecAttention.relative_attention_bias.weight")
 
 
-@dataclass(frozen=True)
-class Consolidated:
-    """What was written: number of tensors and their bytes."""
-
-    tensors: int
-    nbytes: int
-
-
 def consolidate_checkpoint(
     path: Path,
     target: Path,
@@ -47,7 +38,7 @@ def consolidate_checkpoint(
     base: Path | None = None,
     dtype: str | None = None,
     max_shard_bytes: int | None = None,
-) -> tuple[ShardedCheckpoint, Consolidated]:
+) -> tuple[ShardedCheckpoint, WrittenFiles]:
     """Write the adapters or the model of the checkpoint at `path`. Returns what was found and what was written.
 
     `dtype` and `max_shard_bytes` apply to models only; None: the defaults of `consolidate_model`. Raises UserError as
@@ -68,7 +59,7 @@ def consolidate_checkpoint(
 
 def consolidate_adapters(
     checkpoint: ShardedCheckpoint, target: Path, *, base: Path | None = None, chat_template: str | None = None
-) -> Consolidated:
+) -> WrittenFiles:
     """Write a checkpoint's adapters as PEFT directories: a single one, or the one named `default`, is `target` itself.
 
     If `base`, the base model's directory, is given, every factor must fit it. `chat_template` is written beside the
@@ -95,7 +86,7 @@ def consolidate_adapters(
             written = write_files(directory, files, progress)
         if chat_template is not None:
             model_directory.set_chat_template(directory, chat_template)
-    return Consolidated(written.tensors, written.nbytes)
+    return written
 
 
 def consolidate_model(
@@ -107,7 +98,7 @@ def consolidate_model(
     max_shard_bytes: int = 5_000_000_000,
     card: str | None = None,
     chat_template: str | None = None,
-) -> Consolidated:
+) -> WrittenFiles:
     """Write a checkpoint's full set of parameters as the Hugging Face model directory `target`.
 
     If `base`, the base model's directory, is given, names and shapes must match it, and configuration, tokenizer and
@@ -145,7 +136,7 @@ def consolidate_model(
         _copy_other_files(directory, files_from, set(written_as.values()), card)
         if chat_template is not None:
             model_directory.set_chat_template(directory, chat_template)
-    return Consolidated(written.tensors, written.nbytes)
+    return written
 
 
 def _is_tied(base: Path, weights: Mapping[str, LogicalTensor]) -> bool:

@@ -214,12 +214,12 @@ def list_command(
     as_json: Json = False,
 ) -> None:
     """List the runs below a root, newest first."""
-    from hyperpod_ft import garbage
+    from hyperpod_ft import gc_pause
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch.listing import list_runs
     from hyperpod_ft.runs import references
 
-    garbage.pause_collection()  # a listing makes none
+    gc_pause.pause_collection()  # a listing makes none
     chosen = root or references.last_run().root
     statuses = list_runs(chosen)
     if as_json:

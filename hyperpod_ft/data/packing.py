@@ -13,9 +13,9 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Layout:
-    """Pieces of the token stream, row by row, in order; the rest of each row is padding.
+    """Spans of the token stream, row by row, in order; the rest of each row is padding.
 
-    starts, lengths, rows: int64 [pieces], `rows` ascending; row_count: rows, each with at least one piece.
+    starts, lengths, rows: int64 [spans], `rows` ascending; row_count: rows, each with at least one span.
     """
 
     starts: Integers
@@ -93,13 +93,13 @@ IGNORED = -100  # the label that torch's cross_entropy ignores
 
 @dataclass(frozen=True)
 class TokenPositions:
-    """Where the tokens of consecutive rows come from and go; pieces fill their rows from the left, in order."""
+    """Where the tokens of consecutive rows come from and go; spans fill their rows from the left, in order."""
 
     source: Integers  # in the token stream, int64 [tokens]
     filled: Integers  # tokens of each row, int64 [rows, 1]
-    within: Integers  # of each token in its piece, int64 [tokens]
-    lengths: Integers  # of the pieces
-    rows: Integers  # of the pieces, from 0
+    within: Integers  # of each token in its span, int64 [tokens]
+    lengths: Integers  # of the spans
+    rows: Integers  # of the spans, from 0
 
 
 def token_positions(layout: Layout, first: int, stop: int) -> TokenPositions:

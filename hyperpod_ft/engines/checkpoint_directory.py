@@ -36,7 +36,7 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.sharded import description
-from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Lora, RankDegrees
+from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, LoraDescription, RankDegrees
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.lora_targets import targets
@@ -184,7 +184,7 @@ def write_description(run: Run, progress: Progress, directory: Path, files: Mapp
         fingerprint=run.plan["train"].fingerprint,
         method=config.training.method,
         base_model=BaseModelSource(source=config.model.source, revision=config.model.revision),
-        lora=Lora.model_validate(lora) if config.training.method == "lora" else None,
+        lora=LoraDescription.model_validate(lora) if config.training.method == "lora" else None,
         degrees=RankDegrees(
             world_size=degrees.world_size,
             data_parallel=degrees.data_parallel,

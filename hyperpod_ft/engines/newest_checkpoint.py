@@ -1,13 +1,10 @@
 """The checkpoint that training resumes from: the newest one that every node has complete and undamaged."""
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.sharded import dcp, description
-from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.engines.checkpoint_directory import Progress, newest_first, why_unusable
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.volume import Volume
@@ -22,7 +19,7 @@ def find(run: Run, processes: Processes, volume: Volume) -> Progress | None:
     nodes that share no volume have complete checkpoints, but not the same: training does not start again then, and
     the next attempt may get the files that are missing here.
     """
-    complete = [asdict(found) for found in _complete_checkpoints(run)] if volume.leads else None
+    complete = list(_complete_checkpoints(run)) if volume.leads else None
     by_volume = [
         {(found["step"], found["digest"]): found["progress"] for found in of_volume}
         for of_volume in processes.gather("restore/complete", complete)
@@ -48,19 +45,10 @@ def find(run: Run, processes: Processes, volume: Volume) -> Progress | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Complete:
-    """A complete checkpoint on one volume. `digest`: of all its files."""
-
-    step: int
-    digest: str
-    progress: Mapping[str, Any]
-
-
-def _complete_checkpoints(run: Run) -> Iterator[_Complete]:
+def _complete_checkpoints(run: Run) -> Iterator[dict[str, Any]]:
     """The complete checkpoints of this run on this volume, the newest first; prints why it ignores others.
 
-    Checks sizes alone; `_why_damaged` reads the files.
+    `digest`: of all files of a checkpoint. Checks sizes alone; `_why_damaged` reads the files.
     """
     for directory in newest_first(run):
         reason = why_unusable(directory, run.plan["train"].fingerprint)
@@ -70,7 +58,7 @@ def _complete_checkpoints(run: Run) -> Iterator[_Complete]:
             _print_ignored(directory, reason)
             continue
         described = description.read(directory)
-        yield _Complete(described.step, text_sha256(json.dumps(described.sha256, sort_keys=True)), described.progress)
+        yield {"step": described.step, "digest": described.digest, "progress": described.progress}
 
 
 def _why_damaged(directory: Path, processes: Processes, volume: Volume, run: Run) -> str:

@@ -12,7 +12,7 @@ from hyperpod_ft.planning.pins import PYTHON_VERSIONS
 _PROBE = """
 import gc, importlib, json, platform, sys
 from importlib import metadata
-gc.disable()  # see hyperpod_ft/garbage.py
+gc.disable()  # see hyperpod_ft/gc_pause.py
 for name in sys.argv[1:]:
     importlib.import_module(name)
 gc.freeze()

@@ -86,7 +86,7 @@ def _documents_of(split: PackedRows, row: int) -> Iterator[tuple[NDArray[np.int3
 
 
 def preference_losses(base: DocumentLosses, tuned: DocumentLosses, dpo: Dpo) -> tuple[Loss, Loss]:
-    """DPO's loss of both models, a mean over pairs (engines/torch/objectives.py); `base` is the reference."""
+    """DPO's loss of both models, a mean over pairs (engines/torch/objectives/objective.py); `base` is the reference."""
     rewards = dpo.beta * (base.summed - tuned.summed)
     margins = rewards[0::2] - rewards[1::2]
     smoothing = dpo.label_smoothing

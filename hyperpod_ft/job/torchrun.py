@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-from hyperpod_ft.garbage import pause_collection, resume_collection
+from hyperpod_ft.gc_pause import pause_collection, resume_collection
 from hyperpod_ft.job.attempts import report_failure
 from hyperpod_ft.processes import children
 from hyperpod_ft.runs.signals import NOTICE, shell_status

@@ -46,8 +46,8 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class StageShare:
-    """The part of the model on a rank of one pipeline stage, after tensor parallelism."""
+class StageSize:
+    """What a rank of a pipeline has of the model, after tensor parallelism."""
 
     layers: int
     layer_parameters: int
@@ -82,14 +82,14 @@ def available(config: RunConfig) -> float:
     return config.instance.rank_gib * GIB * (1 - RESERVED)
 
 
-def stage_shares(
+def pipeline_stage_sizes(
     config: RunConfig,
     degrees: Degrees,
     shape: ModelShape,
     layers_of: Sequence[int],
     in_flight: Sequence[float],
-) -> Iterator[StageShare]:
-    """The share of each rank of a pipeline, which has `layers_of` layers and `in_flight` micro batches in memory.
+) -> Iterator[StageSize]:
+    """The size of each rank's stage, which has `layers_of` layers and `in_flight` micro batches in memory.
 
     Tensor parallelism divides the vocabulary too.
     """
@@ -106,7 +106,7 @@ def stage_shares(
         ends += last * (shape.end_vectors + ("head" in shape.biases) * vocabulary)
         adapters = layers * _layer_adapters(config, shape, tensor)
         adapters += _end_adapters(config, shape, vocabulary, first, last)
-        yield StageShare(
+        yield StageSize(
             layers=layers,
             layer_parameters=layer,
             end_parameters=ends,
@@ -190,14 +190,14 @@ def _norm(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> float:
 
 
 def activations(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, kept: KeptTensors, logits: float
+    config: RunConfig, degrees: Degrees, shape: ModelShape, stage: StageSize, kept: KeptTensors, logits: float
 ) -> float:
     """Bytes of the activations kept for the backward pass. `logits`: bytes that the loss adds to them."""
     count, checkpointing = tokens(config, degrees), config.training.activation_checkpointing
     whole = count * _layer(config, degrees, shape, kept)
     given = count * shape.hidden * element_bytes(config) * kept.outside_share
     products = count * _products(config, degrees, shape, kept)
-    layers = share.in_flight * kept_by_layers(config, share.layers, whole, given, products)
+    layers = stage.in_flight * kept_by_layers(config, stage.layers, whole, given, products)
     if checkpointing == "none":
         return layers
     # one layer is recomputed, after the loss has freed its memory

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from hyperpod_ft import garbage, publish
+from hyperpod_ft import gc_pause, publish
 from hyperpod_ft.checkpoint.formats.model_directory import has_chat_template
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.serving import vllm
@@ -106,11 +106,11 @@ def _exit(*_: object) -> NoReturn:
 
 def _load(given: argparse.Namespace) -> Answers:
     try:
-        garbage.pause_collection()
+        gc_pause.pause_collection()
         from hyperpod_ft.serving.answers.answering import Answering  # noqa: PLC0415 - imports torch, for seconds
         from hyperpod_ft.serving.answers.device import device_named  # noqa: PLC0415 - as above
 
-        garbage.resume_collection()
+        gc_pause.resume_collection()
     except ModuleNotFoundError as error:
         raise UserError(f"{sys.executable}: {error}", "pip install 'hyperpod-ft[torch]'") from error
     tokenizer = given.tokenizer or given.model[0][1]

@@ -3,7 +3,6 @@
 python -m hyperpod_ft.stages.consolidate RUN_DIR
 """
 
-from dataclasses import asdict
 from pathlib import Path
 
 from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model
@@ -39,7 +38,13 @@ def work(run: Run) -> Result:
         done = consolidate_adapters(checkpoint, run.adapter, base=run.base_model, chat_template=text)
         output = run.adapter
     print(f"consolidate: {done.tensors} tensors, {done.nbytes / 1e6:.1f} MB -> {output}", flush=True)
-    return Result((output,), {"checkpoint": checkpoint.directory.name, "chat_template": questions} | asdict(done))
+    facts = {
+        "checkpoint": checkpoint.directory.name,
+        "chat_template": questions,
+        "tensors": done.tensors,
+        "nbytes": done.nbytes,
+    }
+    return Result((output,), facts)
 
 
 def _best(run: Run) -> Path:

@@ -3,10 +3,10 @@
 python -m hyperpod_ft.stages.generate RUN_DIR
 """
 
-from hyperpod_ft import garbage
+from hyperpod_ft import gc_pause
 
 if __name__ == "__main__":
-    garbage.pause_collection()
+    gc_pause.pause_collection()
 
 import gc
 import sys
@@ -191,7 +191,7 @@ def _device(run: Run) -> torch.device:
 
 
 if __name__ == "__main__":
-    garbage.resume_collection()
+    gc_pause.resume_collection()
     main("generate", work)
     with published(Run.open(Path(sys.argv[1]))):
         pass  # the exact answers, which only this stage knows

@@ -21,10 +21,10 @@ if __name__ == "__main__" and "TORCHELASTIC_RUN_ID" in os.environ and sys.platfo
     # take seconds.
     die_with_parent(os.getppid(), signal.SIGKILL)
 
-from hyperpod_ft import garbage
+from hyperpod_ft import gc_pause
 
 if __name__ == "__main__":
-    garbage.pause_collection()  # until the engine is imported, see _engine
+    gc_pause.pause_collection()  # until the engine is imported, see _engine
 
 import contextlib
 import traceback
@@ -79,7 +79,7 @@ def _join() -> tuple[Run, Processes]:
 def _engine(run: Run) -> Engine:
     """The engine of the run, with the packages that it imports."""
     chosen = engine(run.config.engine)
-    garbage.resume_collection()
+    gc_pause.resume_collection()
     return chosen
 
 

@@ -5,10 +5,10 @@
 The agent, its ranks and their environment are torchrun's. tests/slurm uses torchrun as it is.
 """
 
-from hyperpod_ft import garbage
+from hyperpod_ft import gc_pause
 
 if __name__ == "__main__":
-    garbage.pause_collection()
+    gc_pause.pause_collection()
 
 import os
 import signal
@@ -52,5 +52,5 @@ def fork(handler: subprocess_handler.SubprocessHandler, args: tuple[str, ...], e
 
 if __name__ == "__main__":
     subprocess_handler.SubprocessHandler._popen = fork  # type: ignore[method-assign]
-    garbage.resume_collection()
+    gc_pause.resume_collection()
     torch.distributed.run.main()

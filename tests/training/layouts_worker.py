@@ -59,7 +59,7 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
         tensors = {"loss": torch.tensor([*losses, loss.item()], dtype=torch.float64)}
         for names in attempt.trained_weights.buckets:
             for name, gradient in zip(names, attempt.trained_weights.take_gradients(names), strict=True):
-                tensors[f"gradient.{name}"] = whole(attempt.trained_weights.parts[name].wrap(gradient))
+                tensors[f"gradient.{name}"] = whole(attempt.trained_weights.shards[name].wrap(gradient))
         for name, master in attempt.trained_weights.state().items():
             tensors[f"parameter.{name}"] = whole(master)
         if processes.is_rank_0:

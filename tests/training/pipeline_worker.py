@@ -34,18 +34,18 @@ def measure(run: Run, processes: Processes, sharding: Sharding, out: Path) -> No
     device = device_of("local", processes.local_rank)
     with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
         loop = TrainingLoop(run, processes, device, meshes, sharding)
-        parts, held = loop.trained_weights.parts, {}
+        shards, held = loop.trained_weights.shards, {}
         loop.forward_backward(1)
         for names in loop.trained_weights.buckets:
             for name, gradient in zip(names, loop.trained_weights.take_gradients(names), strict=True):
-                held[f"gradient.{name}"] = parts[name].shape, parts[name].boxes(gradient.clone())
+                held[f"gradient.{name}"] = shards[name].shape, shards[name].boxes(gradient.clone())
         steps = [loop.step(step, []) for step in range(1, STEPS + 1)]
         loop.trained_weights.check_replicas(STEPS)
         assert loop.validation is not None
         sums = loop.pipeline.sums if loop.pipeline else partial(loop.objective.sums, loop.model.module)
         validation = loop.validation.means(loop.model.module, lambda batch: sums(loop.inputs(batch)))
         for name in loop.trained_weights.parameters:
-            held[f"parameter.{name}"] = parts[name].shape, parts[name].boxes(loop.trained_weights.master(name))
+            held[f"parameter.{name}"] = shards[name].shape, shards[name].boxes(loop.trained_weights.master(name))
         tensors = whole(held)
         tensors["loss"] = torch.tensor([step.loss for step in steps], dtype=torch.float64)
         tensors["norm"] = torch.tensor([step.grad_norm for step in steps], dtype=torch.float64)

@@ -35,8 +35,8 @@ def test_building_needs_no_more_than_training(make_run: MakeRun, sharding: Shard
     run = make_run("run", FULL_BF16 | {"parallelism": {"ranks_per_node": sharding.shard_ranks}}, model=model)
     degrees, shape = run.plan.degrees, model_shape(model.to_dict())
     assert shape is not None
-    (share,) = torch_memory.shares(run.config, degrees, shape)
-    memory = torch_memory.memory_on_rank(run.config, degrees, shape, share, sharding)
+    (stage,) = torch_memory.stage_sizes(run.config, degrees, shape)
+    memory = torch_memory.memory_on_rank(run.config, degrees, shape, stage, sharding)
     built: list[tuple[ShardedModel, AdamW]] = []
     with meshes_of(1 % sharding.shard_ranks, sharding, sharding.shard_ranks) as meshes:
 
@@ -68,8 +68,8 @@ def test_the_estimate_of_a_t5s_weights_and_moments(make_run: MakeRun, degree: in
     shape = t5_shape(json.loads((run.base_model / "config.json").read_text()))
     sharding = Sharding("replicated", 1, "none")
     assert shape is not None
-    (share,) = torch_memory.shares(run.config, run.plan.degrees, shape)
-    memory = torch_memory.memory_on_rank(run.config, run.plan.degrees, shape, share, sharding)
+    (stage,) = torch_memory.stage_sizes(run.config, run.plan.degrees, shape)
+    memory = torch_memory.memory_on_rank(run.config, run.plan.degrees, shape, stage, sharding)
     with meshes_of(0, sharding, degree, degree) as meshes:
         before = live_bytes()
         module = build(run, meshes, sharding)
@@ -95,7 +95,7 @@ def test_masters_are_the_files_values(make_run: MakeRun, shard_ranks: int, tenso
                 expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
                 assert values.dtype == torch.float32 and values.numel() and torch.equal(values, expected), name
             weight = trained_weights.parameters[name].detach()
-            for start, values in trained_weights.parts[name].unsharded.boxes(weight):
+            for start, values in trained_weights.shards[name].unsharded.boxes(weight):
                 expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
                 assert torch.equal(values, expected.bfloat16()), name
 

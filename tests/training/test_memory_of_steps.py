@@ -73,8 +73,8 @@ def test_memory_is_as_estimated(
     ranks, changes, _ = CASES[name]
     settings: dict[str, Any] = {"parallelism": {"ranks_per_node": ranks}, "training.micro_batch_size": 1}
     run = make_run("run", settings | {"training.max_steps": 3} | changes, model=model, max_length=12)
-    (share,) = torch_memory.shares(run.config, run.plan.degrees, shape)
-    memory = torch_memory.memory_on_rank(run.config, run.plan.degrees, shape, share, sharding)
+    (stage,) = torch_memory.stage_sizes(run.config, run.plan.degrees, shape)
+    memory = torch_memory.memory_on_rank(run.config, run.plan.degrees, shape, stage, sharding)
     expected = memory.weights + memory.gradients + memory.optimizer
     gc.collect()
     others = live_bytes()

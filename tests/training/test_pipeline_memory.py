@@ -58,9 +58,9 @@ def test_memory_is_as_estimated(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -
     ratios: dict[tuple[str, int], float] = {}
     for run in runs:
         name, degrees = run.config.name, run.plan.degrees
-        for rank, share in enumerate(torch_memory.shares(run.config, degrees, shape)):
+        for rank, stage in enumerate(torch_memory.stage_sizes(run.config, degrees, shape)):
             alone = Sharding("replicated", 1)
-            expected = torch_memory.memory_on_rank(run.config, degrees, shape, share, alone).total
+            expected = torch_memory.memory_on_rank(run.config, degrees, shape, stage, alone).total
             found = peaks[name][rank]
             print(f"{name}, rank {rank}: {found / 1e6:.1f} MB, {found / expected:.3f} of the estimate")
             ratios[name, rank] = found / expected

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED, fill, pack
 from hyperpod_ft.engines.batches import DataOrder
-from hyperpod_ft.engines.torch import reference
-from hyperpod_ft.engines.torch.preference_rows import PreferenceSplit
-from hyperpod_ft.engines.torch.reference import store
+from hyperpod_ft.engines.torch.objectives import reference
+from hyperpod_ft.engines.torch.objectives.preference_rows import PreferenceSplit
+from hyperpod_ft.engines.torch.objectives.reference import store
 from hyperpod_ft.planning.lora_targets import targets
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate

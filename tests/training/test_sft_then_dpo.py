@@ -8,7 +8,7 @@ import pytest
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import StageName
-from hyperpod_ft.engines.torch.preference_rows import PreferenceSplit
+from hyperpod_ft.engines.torch.objectives.preference_rows import PreferenceSplit
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, dataset, download, merge, stage
 from tests.training.conftest import kit, metrics, train_here

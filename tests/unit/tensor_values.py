@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME, LogicalTensor, Piece
+from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_OF_TORCH_NAME, LogicalTensor, Piece
 
 TORCH_DTYPE: dict[str, torch.dtype] = {
     name: getattr(torch, torch_name) for torch_name, name in DTYPE_OF_TORCH_NAME.items()

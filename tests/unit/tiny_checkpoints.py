@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
 from hyperpod_ft.checkpoint.sharded import description
-from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, Lora, RankDegrees
+from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, LoraDescription, RankDegrees
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.digests import file_sha256
@@ -138,7 +138,7 @@ def save_whole(target: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
 def describe(checkpoint: Path, base: Path, adapter: AdapterConfig | None = None) -> None:
     """The checkpoint.json of engine torch."""
     digests = {file.name: file_sha256(file) for file in checkpoint.iterdir() if file.name != description.NAME}
-    lora = adapter and Lora(
+    lora = adapter and LoraDescription(
         r=adapter.r,
         alpha=adapter.lora_alpha,
         rslora=adapter.use_rslora,

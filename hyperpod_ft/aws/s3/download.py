@@ -16,7 +16,7 @@ from typing import Any
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import crt
 from hyperpod_ft.aws.s3.listing import DIGEST, Entry, digest_of
-from hyperpod_ft.aws.s3.tasks import Task
+from hyperpod_ft.aws.s3.work_queue import Task
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.digests import stream_xxh3
 from hyperpod_ft.errors import UserError

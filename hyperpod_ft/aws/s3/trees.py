@@ -16,8 +16,8 @@ from hyperpod_ft.aws.s3.download import Downloads, finish
 from hyperpod_ft.aws.s3.errors import explained_s3
 from hyperpod_ft.aws.s3.listing import Entry
 from hyperpod_ft.aws.s3.location import Location, check_name
-from hyperpod_ft.aws.s3.tasks import Task, run_all
 from hyperpod_ft.aws.s3.upload import Uploads
+from hyperpod_ft.aws.s3.work_queue import Task, run_all
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress

@@ -18,7 +18,7 @@ import xxhash
 
 from hyperpod_ft.aws.s3 import crt
 from hyperpod_ft.aws.s3.listing import DIGEST
-from hyperpod_ft.aws.s3.tasks import Task
+from hyperpod_ft.aws.s3.work_queue import Task
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
 

@@ -16,7 +16,7 @@ from typing import Any
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, ends_with, parse_config
 from hyperpod_ft.checkpoint.formats.tied import with_tied_output
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
 
 __all__ = ["CONFIG", "PREFIX", "WEIGHTS", "AdapterEffect", "Update", "check_fit", "classify_tensors", "modules"]

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from hyperpod_ft.checkpoint.formats.json_file import parse_object, read, validate
-from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES, LogicalTensor, Piece, contiguous_strides
+from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_BYTES, LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.errors import UserError
 
 SINGLE = "model.safetensors"

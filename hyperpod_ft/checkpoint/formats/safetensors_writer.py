@@ -28,7 +28,7 @@ from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.tensors.blocks import THREADS, Digest, for_each
 from hyperpod_ft.checkpoint.tensors.direct import ALIGNMENT, BLOCK_BYTES, DirectWriter
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
-from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES
+from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_BYTES
 from hyperpod_ft.progress import ByteProgress
 
 # The most that a tensor's entry in the header takes, without its name.

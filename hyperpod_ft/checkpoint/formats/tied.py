@@ -6,7 +6,7 @@ With transformers' `tie_word_embeddings` the files usually have the embedding on
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 
 OUTPUT = "lm_head.weight"
 # T5's embedding. Its encoder and decoder use it too; files may hold it again under their names.

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from hyperpod_ft.checkpoint.formats import safe_pickle
-from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES
+from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_BYTES
 from hyperpod_ft.errors import UserError
 
 # torch pickles a storage's dtype as the name of a legacy class.

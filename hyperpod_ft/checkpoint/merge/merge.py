@@ -24,7 +24,7 @@ from hyperpod_ft.checkpoint.merge.card import merge_card
 from hyperpod_ft.checkpoint.merge.plan import Base, MergePlan, make_plan, read_base, without_unchanged
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
-from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME
+from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_OF_TORCH_NAME
 from hyperpod_ft.digests import file_sha256, text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress

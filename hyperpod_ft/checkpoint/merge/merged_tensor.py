@@ -32,7 +32,7 @@ import numpy as np
 from hyperpod_ft.checkpoint.adapters.lora import Update
 from hyperpod_ft.checkpoint.tensors import direct, reading
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Floats, Stored, narrow, refuse_nonfinite, widen
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
 
 # Elements computed at a time: an fp32 block of them stays in the core's own cache through all passes.

@@ -12,7 +12,7 @@ from hyperpod_ft.checkpoint.formats import model_directory, tied
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
 
 _WITH_PEFT = "merge it with PEFT"

@@ -1,5 +1,6 @@
 """`checkpoint.json`: an engine's description of a checkpoint that it wrote. Written last, read first."""
 
+import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.json_file import read_object, validate
-from hyperpod_ft.digests import file_sha256
+from hyperpod_ft.digests import file_sha256, text_sha256
 from hyperpod_ft.errors import UserError
 
 NAME = "checkpoint.json"
@@ -21,7 +22,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Lora(_Part):
+class LoraDescription(_Part):
     """What adapter_config.json needs of the run file's section `lora`."""
 
     r: int
@@ -63,7 +64,7 @@ class Description(_Part):
     fingerprint: str
     method: Literal["lora", "full"]
     base_model: BaseModelSource
-    lora: Lora | None
+    lora: LoraDescription | None
     degrees: RankDegrees
     progress: dict[str, Any]
     files: dict[str, int]
@@ -76,6 +77,11 @@ class Description(_Part):
         if self.files.keys() != self.sha256.keys():
             raise ValueError("files and sha256 name different files")
         return self
+
+    @property
+    def digest(self) -> str:
+        """A hex digest of all files, by their names and digests."""
+        return text_sha256(json.dumps(self.sha256, sort_keys=True))
 
 
 def read(directory: Path) -> Description:

@@ -15,7 +15,7 @@ from hyperpod_ft.checkpoint.formats.torch_file import Archive, ZipRecord
 from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.tensors.blocks import THREADS
 from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 

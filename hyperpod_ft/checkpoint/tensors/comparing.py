@@ -8,7 +8,7 @@ import numpy as np
 
 from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, nonfinite, widen
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor, Piece
 from hyperpod_ft.errors import UserError
 
 # Elements compared at a time: few, since a difference is usually near the start.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.checkpoint.tensors.layout import NUMPY_CODE
+from hyperpod_ft.checkpoint.tensors.logical_tensor import NUMPY_CODE
 from hyperpod_ft.errors import UserError
 
 Stored = NDArray[Any]

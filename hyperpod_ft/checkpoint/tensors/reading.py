@@ -7,7 +7,7 @@ import numpy as np
 
 from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored, convert
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece, contiguous_strides
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor, Piece, contiguous_strides
 
 
 def fill(tensor: LogicalTensor, begin: int, end: int, out: Stored) -> None:

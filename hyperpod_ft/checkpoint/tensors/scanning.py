@@ -11,7 +11,7 @@ from pathlib import Path
 from hyperpod_ft.checkpoint.tensors import direct
 from hyperpod_ft.checkpoint.tensors.blocks import THREADS, Digest, for_each
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.progress import ByteProgress
 
 # Half of the largest transfer: each thread holds up to three copies of a block.

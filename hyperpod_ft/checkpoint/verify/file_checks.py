@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hyperpod_ft.checkpoint.adapters import lora
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, Index, read_file, read_index, read_model
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify import config_checks
 from hyperpod_ft.errors import UserError
 

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from hyperpod_ft.checkpoint.adapters.peft_names import saved_name
 from hyperpod_ft.checkpoint.formats import tied
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify.file_checks import read_tensors
 from hyperpod_ft.checkpoint.verify.streaming import Change, Find, Weights, skeleton, stream
 from hyperpod_ft.errors import UserError, first_sentence

@@ -20,7 +20,7 @@ from transformers.utils import logging
 from hyperpod_ft.checkpoint.formats.auto_class import auto_class
 from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, widen
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError, first_sentence
 from hyperpod_ft.progress import ByteProgress
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hyperpod_ft.checkpoint.tensors import direct, reading
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, Stored, nonfinite, widen
-from hyperpod_ft.checkpoint.tensors.layout import FLOATING, LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import FLOATING, LogicalTensor
 
 _CACHED_ELEMENTS = 1 << 16  # one pass and its temporaries fit in the core's own cache
 

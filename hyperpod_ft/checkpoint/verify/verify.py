@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS, recorded
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.checkpoint.verify.file_checks import Contents, collect_error, read_contents, read_tensors
 from hyperpod_ft.checkpoint.verify.value_checks import Difference, ValueChecks

@@ -82,19 +82,19 @@ def plan(known: Preview) -> None:
 def _proposal(proposal: Proposal) -> RenderableType:
     """Memory and speed are estimated for accelerators only: without them, their columns are left out."""
     estimated = proposal.chosen.needed is not None
-    layouts = table("", "degrees", "sharding", *(["GiB"] * estimated), "rows a step", *(["tokens/s"] * estimated), "")
-    for layout in (proposal.chosen, *proposal.slower):
-        layouts.add_row(
-            "*" if layout is proposal.chosen else "",
-            str(layout.degrees),
-            str(layout.sharding),
-            *([f"{layout.needed / GIB:.1f}"] if layout.needed is not None else []),
-            str(layout.rows_per_step),
-            *([f"{layout.tokens_per_second:,.0f}"] if estimated else []),
+    listed = table("", "degrees", "sharding", *(["GiB"] * estimated), "rows a step", *(["tokens/s"] * estimated), "")
+    for allowed in (proposal.chosen, *proposal.slower):
+        listed.add_row(
+            "*" if allowed is proposal.chosen else "",
+            str(allowed.degrees),
+            str(allowed.sharding),
+            *([f"{allowed.needed / GIB:.1f}"] if allowed.needed is not None else []),
+            str(allowed.rows_per_step),
+            *([f"{allowed.tokens_per_second:,.0f}"] if estimated else []),
         )
-    for refused in proposal.refused:
-        layouts.add_row("", str(refused.degrees), "", *[""] * (3 if estimated else 1), Text(refused.reason))
-    return layouts
+    for degrees, reason in proposal.refused:
+        listed.add_row("", str(degrees), "", *[""] * (3 if estimated else 1), Text(reason))
+    return listed
 
 
 def submitted(run: Run, jobs: Sequence[Job]) -> None:

@@ -12,7 +12,7 @@ from hyperpod_ft.data.seq2seq.vector_packing import best_fit_pairs
 
 @dataclass(frozen=True)
 class PairedLayout:
-    """Where each part of each row comes from; the k-th piece of one layout belongs to the k-th of the other."""
+    """Where each part of each row comes from; the k-th span of one layout belongs to the k-th of the other."""
 
     sources: Layout
     targets: Layout

@@ -8,8 +8,8 @@ the position in the data are functions of the step. A checkpoint is
         adapter_default/ or shards/       neuronx-distributed's layout; checkpoint/sharded/nxd/ reads it
         resume/rank-00000.safetensors     what this rank needs to resume, bit for bit, at the same degrees:
 
-    model.<name>                          its part of the trainable parameters; only in files of data-parallel rank 0
-    optimizer.<name>.exp_avg, .exp_avg_sq AdamW's moments: the rank's part with ZeRO-1; without it, as `model`
+    model.<name>                          its shard of the trainable parameters; only in files of data-parallel rank 0
+    optimizer.<name>.exp_avg, .exp_avg_sq AdamW's moments: the rank's shard with ZeRO-1; without it, as `model`
     optimizer.<name>.master               with ZeRO-1: the weights that the optimizer updates, in its own dtype
 """
 
@@ -31,7 +31,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
 from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, Progress, delete_old, write_description
-from hyperpod_ft.engines.neuron.gradients import part_held
+from hyperpod_ft.engines.neuron.gradients import shard_held
 from hyperpod_ft.engines.neuron.trainer import Trainer
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.volume import Volume
@@ -106,12 +106,12 @@ class Checkpoints:
         with torch.no_grad(), _States(directory, (rank, first)) as states:
             for name, parameter in self._trainer.parameters().items():
                 parameter.data.copy_(states[f"model.{name}"])
-            for name, part, state in self.moments():
+            for name, shard, state in self.moments():
                 if self._divided:
-                    part.data.copy_(states[f"optimizer.{name}.master"])
+                    shard.data.copy_(states[f"optimizer.{name}.master"])
                 state["step"] = torch.tensor(float(progress.step))
                 for moment in ("exp_avg", "exp_avg_sq"):
-                    state[moment] = states[f"optimizer.{name}.{moment}"].to(part.device)
+                    state[moment] = states[f"optimizer.{name}.{moment}"].to(shard.device)
         xm.mark_step()
         return progress
 
@@ -127,9 +127,9 @@ class Checkpoints:
         if first:
             tensors |= {f"model.{name}": parameter for name, parameter in self._trainer.parameters().items()}
         if first or self._divided:
-            for name, part, state in self.moments():
+            for name, shard, state in self.moments():
                 if self._divided:
-                    tensors[f"optimizer.{name}.master"] = part
+                    tensors[f"optimizer.{name}.master"] = shard
                 for moment in ("exp_avg", "exp_avg_sq"):
                     tensors[f"optimizer.{name}.{moment}"] = state[moment]
         # copied: without data parallelism, optimizer and model share tensors, which safetensors refuses
@@ -150,9 +150,9 @@ class Checkpoints:
         inner = outer.base_optimizer if self._divided else outer
         names = {id(parameter): name for name, parameter in self._trainer.parameters().items()}
         return [
-            (names[id(parameter)], part, inner.state[part])
-            for wholes, parts in zip(outer.param_groups, inner.param_groups, strict=True)
-            for parameter, part in zip(wholes["params"], parts["params"], strict=True)
+            (names[id(parameter)], shard, inner.state[shard])
+            for wholes, shards in zip(outer.param_groups, inner.param_groups, strict=True)
+            for parameter, shard in zip(wholes["params"], shards["params"], strict=True)
         ]
 
     def _check_replicas(self, step: int) -> None:
@@ -163,13 +163,13 @@ class Checkpoints:
         """
         trainer = self._trainer
         held = trainer.parameters()
-        parts = {name: part_held(name, parameter, trainer.kv_size_multiplier) for name, parameter in held.items()}
+        indices = {name: shard_held(name, parameter, trainer.kv_size_multiplier) for name, parameter in held.items()}
         place = [parallel_state.get_pipeline_model_parallel_rank(), 0]
         if self._divided:
-            # compare master weights: each rank may have rounded the weights at random; it holds its dp rank's part
-            held = {name: part for name, part, _ in self.moments()}
+            # compare master weights: each rank may have rounded the weights at random; it holds its dp rank's shard
+            held = {name: shard for name, shard, _ in self.moments()}
             place[1] = parallel_state.get_data_parallel_rank()
-        own = [[name, [*place, part], _digest(held[name])] for name, part in parts.items() if part is not None]
+        own = [[name, [*place, index], _digest(held[name])] for name, index in indices.items() if index is not None]
         firsts: dict[tuple[str, tuple[int, ...]], str] = {}
         differing = set()
         for rank in self._processes.gather(f"replicas/{step}", own):

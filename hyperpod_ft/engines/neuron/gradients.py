@@ -29,14 +29,14 @@ def replicas(name: str, parameter: nn.Parameter, kv_size_multiplier: int) -> int
     return kv_size_multiplier if _KEY_OR_VALUE.search(name) else 1
 
 
-def part_held(name: str, parameter: nn.Parameter, kv_size_multiplier: int) -> int | None:
-    """The index of this rank's part among those that several tensor-parallel ranks hold; None if only this one does."""
+def shard_held(name: str, parameter: nn.Parameter, kv_size_multiplier: int) -> int | None:
+    """The index of this rank's shard among those that several tensor-parallel ranks hold; None if only it does."""
     if is_replicated(parameter):
         return 0
     if kv_size_multiplier == 1 or not _KEY_OR_VALUE.search(name):
         return None
-    parts = parallel_state.get_tensor_model_parallel_size() // kv_size_multiplier
-    return int(parallel_state.get_tensor_model_parallel_rank() % parts)
+    shards = parallel_state.get_tensor_model_parallel_size() // kv_size_multiplier
+    return int(parallel_state.get_tensor_model_parallel_rank() % shards)
 
 
 def ranks_of_same_heads(tensor_parallel_groups: Iterable[list[int]], kv_size_multiplier: int) -> list[list[int]]:
@@ -108,17 +108,19 @@ def count_each_element_once(optimizer: Any, replicas_of: Mapping[int, int]) -> N
     inner = optimizer.optimizer
     if isinstance(inner, NeuronZero1Optimizer):
 
-        def parts_and_norm(norm_type: float) -> tuple[list[torch.Tensor], torch.Tensor]:
+        def shards_and_norm(norm_type: float) -> tuple[list[torch.Tensor], torch.Tensor]:
             pairs = [
-                (parameter, part)
-                for wholes, parts in zip(inner.param_groups, inner.base_optimizer.param_groups, strict=True)
-                for parameter, part in zip(wholes["params"], parts["params"], strict=True)
-                if part.grad is not None
+                (parameter, shard)
+                for wholes, shards in zip(inner.param_groups, inner.base_optimizer.param_groups, strict=True)
+                for parameter, shard in zip(wholes["params"], shards["params"], strict=True)
+                if shard.grad is not None
             ]
-            norm = _norm(((part.grad, replicas_of[id(parameter)]) for parameter, part in pairs), inner._sharding_groups)
-            return [part for _, part in pairs], norm
+            norm = _norm(
+                ((shard.grad, replicas_of[id(parameter)]) for parameter, shard in pairs), inner._sharding_groups
+            )
+            return [shard for _, shard in pairs], norm
 
-        inner._get_params_and_grad_norm = parts_and_norm
+        inner._get_params_and_grad_norm = shards_and_norm
         return
 
     def clip(parameters: list[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:

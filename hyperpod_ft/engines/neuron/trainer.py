@@ -112,23 +112,23 @@ def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
     for name, parameter in model.named_parameters():
         if ".lora_A." not in name:
             continue
-        parts, dimension = _division(parameter)
+        ranks, dimension = _split(parameter)
         shape = list(parameter.shape)
-        shape[dimension] *= parts
+        shape[dimension] *= ranks
         generator = torch.Generator().manual_seed(int(digests.text_sha256(f"{seed} {name}")[:15], 16))
         bound = 1 / math.sqrt(shape[1])
         whole = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
-        repeated = copies_over_tensor(heads[1], parts)
+        repeated = copies_over_tensor(heads[1], ranks)
         if ".o_proj." in name and repeated > 1:
             # when key and value heads are repeated, upstream assigns the query heads in a different order
             local = _heads_of_rank(whole, *heads, repeated, "output")
         else:
-            rank = parallel_state.get_tensor_model_parallel_rank() if parts > 1 else 0
-            local = whole.chunk(parts, dimension)[rank]
+            rank = parallel_state.get_tensor_model_parallel_rank() if ranks > 1 else 0
+            local = whole.chunk(ranks, dimension)[rank]
         parameter.copy_(local)
 
 
-def _division(parameter: nn.Parameter) -> tuple[int, int]:
+def _split(parameter: nn.Parameter) -> tuple[int, int]:
     """How many tensor-parallel ranks share the parameter, and along which dimension."""
     if gradients.is_replicated(parameter):
         return 1, 0

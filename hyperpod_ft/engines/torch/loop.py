@@ -24,12 +24,13 @@ from hyperpod_ft.engines.interface import TrainingResult
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals
 from hyperpod_ft.engines.processes import Processes, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
-from hyperpod_ft.engines.torch import devices, reference
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
 from hyperpod_ft.engines.torch.model import compiling, context_parallel
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
-from hyperpod_ft.engines.torch.objectives import objective_of
+from hyperpod_ft.engines.torch.objectives import reference
+from hyperpod_ft.engines.torch.objectives.objective import objective_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.pipeline.pipeline import pipeline_of
 from hyperpod_ft.engines.torch.steps import LaunchedStep, Step

@@ -11,7 +11,7 @@ from hyperpod_ft.engines.torch.sharding.pieces import Pieces
 class Stager:
     """Copies what this rank saves, into memory that it keeps for the next checkpoint.
 
-    A rank's part of a parameter is often a view of the whole: only the part is copied, not the storage behind it.
+    A rank's shard of a parameter is often a view of the whole: only the shard is copied, not the storage behind it.
     """
 
     def __init__(self, *, pinned: bool) -> None:

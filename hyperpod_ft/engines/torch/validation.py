@@ -10,7 +10,7 @@ from torch import nn
 
 from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
 from hyperpod_ft.engines.torch.mesh import Meshes
-from hyperpod_ft.engines.torch.objectives import Objective
+from hyperpod_ft.engines.torch.objectives.objective import Objective
 from hyperpod_ft.engines.torch.sharding.fully_sharded import reshard
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run

@@ -25,12 +25,12 @@ from hyperpod_ft.planning.torch import sharding_choice
 from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.planning.training_steps import rows_per_step
 
-_SHOWN = 8  # layouts that a proposal shows
+_SHOWN = 8  # degrees that a proposal shows
 _SHOWN_SLOWER = 3  # of these, at most, that are allowed but slower
 
 
 @dataclass(frozen=True)
-class DegreesLayout:
+class AllowedDegrees:
     """Degrees that the engine and the model allow."""
 
     config: RunConfig  # with these degrees
@@ -50,37 +50,31 @@ class DegreesLayout:
 
 
 @dataclass(frozen=True)
-class RefusedDegrees:
-    """Degrees that a run cannot have; `reason` is one line."""
-
-    degrees: Degrees
-    reason: str
-
-
-@dataclass(frozen=True)
 class Proposal:
-    """The degrees of a run, and some of those that it does not get."""
+    """The degrees of a run, and some of those that it does not get.
 
-    chosen: DegreesLayout
-    slower: tuple[DegreesLayout, ...]  # the fastest first
-    refused: tuple[
-        RefusedDegrees, ...
-    ]  # the fastest that do not fit, then one for each key of the run file that refuses others
+    `slower`: the fastest first. `refused`: each with the reason, one line; the fastest that do not fit, then one for
+    each key of the run file that refuses others.
+    """
+
+    chosen: AllowedDegrees
+    slower: tuple[AllowedDegrees, ...]
+    refused: tuple[tuple[Degrees, str], ...]
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "layouts": [
                 {
-                    "degrees": str(layout.degrees),
-                    "sharding": str(layout.sharding),
-                    "bytes": layout.needed,
-                    "rows_per_step": layout.rows_per_step,
-                    "seconds_per_step": layout.time.total,
-                    "tokens_per_second": layout.tokens_per_second,
+                    "degrees": str(allowed.degrees),
+                    "sharding": str(allowed.sharding),
+                    "bytes": allowed.needed,
+                    "rows_per_step": allowed.rows_per_step,
+                    "seconds_per_step": allowed.time.total,
+                    "tokens_per_second": allowed.tokens_per_second,
                 }
-                for layout in (self.chosen, *self.slower)
+                for allowed in (self.chosen, *self.slower)
             ],
-            "refused": [{"degrees": str(each.degrees), "reason": each.reason} for each in self.refused],
+            "refused": [{"degrees": str(degrees), "reason": reason} for degrees, reason in self.refused],
         }
 
 
@@ -97,17 +91,17 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
             "remove it, and set the degrees yourself",
         )
     room = available(config)
-    fitting: list[DegreesLayout] = []
-    too_large: list[DegreesLayout] = []
-    impossible: dict[str, RefusedDegrees] = {}  # by key of the run file
+    fitting: list[AllowedDegrees] = []
+    too_large: list[AllowedDegrees] = []
+    impossible: dict[str, tuple[Degrees, str]] = {}  # by key of the run file
     first_error: Exception | None = None
     for candidate, degrees in _candidates(config):
         try:
-            found = _layout(candidate, model_config, shape)
+            found = _allowed(candidate, model_config, shape)
         except (UserError, ValueError) as error:
             first_error = first_error or error
             problem = error.problem if isinstance(error, UserError) else str(error).partition("; ")[0]
-            impossible.setdefault(problem.partition(":")[0], RefusedDegrees(degrees, problem))
+            impossible.setdefault(problem.partition(":")[0], (degrees, problem))
             continue
         (too_large if found.needed and found.needed > room else fitting).append(found)
     if not fitting and not too_large and first_error:
@@ -115,10 +109,10 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     if not fitting:
         raise _nothing_fits(shape, too_large)
     # of equally fast ones, those that divide a model least
-    fitting.sort(key=lambda layout: (-layout.tokens_per_second, layout.degrees.model_ranks))
+    fitting.sort(key=lambda allowed: (-allowed.tokens_per_second, allowed.degrees.model_ranks))
     chosen, *others = fitting
-    too_large.sort(key=lambda layout: -layout.tokens_per_second)
-    refused = [RefusedDegrees(layout.degrees, _too_large(layout, room)) for layout in too_large[:_SHOWN_SLOWER]]
+    too_large.sort(key=lambda allowed: -allowed.tokens_per_second)
+    refused = [(allowed.degrees, _too_large(allowed, room)) for allowed in too_large[:_SHOWN_SLOWER]]
     slower = others[:_SHOWN_SLOWER]
     refused += list(impossible.values())[: _SHOWN - 1 - len(slower) - len(refused)]
     return Proposal(chosen, tuple(slower), tuple(refused))
@@ -137,42 +131,42 @@ def _candidates(config: RunConfig) -> Iterator[tuple[RunConfig, Degrees]]:
                     "pipeline_parallel": stages,
                     "context_parallel": context,
                 }
-                if stages == 1:  # the run file's are for layouts with a pipeline
+                if stages == 1:  # the run file's are for degrees with a pipeline
                     given |= {key: getattr(default, key) for key in ("pipeline_schedule", "virtual_pipeline_parallel")}
                 parallelism = config.parallelism.model_copy(update=given)
                 candidate = config.model_copy(update={"parallelism": parallelism})
                 yield candidate, Degrees(nodes, on_node, tensor, stages, context)
 
 
-def _layout(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShape) -> DegreesLayout:
+def _allowed(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShape) -> AllowedDegrees:
     """Raises UserError or ValueError as submitting a run file with these degrees would, except for its memory."""
     check_combinations(config)
     degrees = degrees_of(config)
     check_encoder_decoder(config, model_config)
     rules_of(config.engine).check_model_config(model_config, degrees)
     check_model(config, degrees, shape)
-    shares = list(torch_memory.shares(config, degrees, shape))
+    sizes = list(torch_memory.stage_sizes(config, degrees, shape))
     needed: float | None = None
     if available(config):
-        sharding, needed = sharding_choice.first_that_fits(config, degrees, shape, shares)
+        sharding, needed = sharding_choice.first_that_fits(config, degrees, shape, sizes)
     else:
         sharding = sharding_choice.choose_sharding(config, degrees, shape)
-    return DegreesLayout(
+    return AllowedDegrees(
         config=config,
         degrees=degrees,
         sharding=sharding,
         needed=needed,
-        time=step_time(config, degrees, shape, sharding, shares),
+        time=step_time(config, degrees, shape, sharding, sizes),
     )
 
 
-def _too_large(layout: DegreesLayout, room: float) -> str:
-    return f"needs {(layout.needed or 0.0) / GIB:.1f} of {room / GIB:.1f} GiB ({layout.sharding})"
+def _too_large(allowed: AllowedDegrees, room: float) -> str:
+    return f"needs {(allowed.needed or 0.0) / GIB:.1f} of {room / GIB:.1f} GiB ({allowed.sharding})"
 
 
-def _nothing_fits(shape: ModelShape, too_large: list[DegreesLayout]) -> UserError:
-    """The arithmetic of the layout that needs least, and what would make it fit."""
-    closest = min(too_large, key=lambda layout: layout.needed or 0.0)
+def _nothing_fits(shape: ModelShape, too_large: list[AllowedDegrees]) -> UserError:
+    """The arithmetic of the degrees that need least, and what would make it fit."""
+    closest = min(too_large, key=lambda allowed: allowed.needed or 0.0)
     try:
         check_memory(closest.config, closest.degrees, shape)
     except UserError as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.memory import FP32, StageShare, element_bytes
+from hyperpod_ft.planning.memory import FP32, StageSize, element_bytes
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.torch import pipeline_schedule
 from hyperpod_ft.planning.torch.memory import key_value_copies
@@ -44,9 +44,9 @@ class StepTime:
 
 
 def step_time(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding, parts: Sequence[StageShare]
+    config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding, sizes: Sequence[StageSize]
 ) -> StepTime:
-    """The estimate for degrees that the model allows. `parts`: the part of the model on each rank of a pipeline."""
+    """The estimate for degrees that the model allows. `sizes`: of the stages of a pipeline."""
     links = _Links(config, degrees)
     tensor, context, stages = degrees.tensor_parallel, degrees.context_parallel, degrees.pipeline_parallel
     micro_batches = config.training.gradient_accumulation_steps
@@ -67,8 +67,8 @@ def step_time(
     waiting = (compute + in_tensor + in_context) * idle / (1 - idle)
     passes_on = 2 * pipeline_schedule.stages_per_rank(config)
     sent = passes_on * links.send(activation, stride=tensor * degrees.weight_replicas) if stages > 1 else 0.0
-    share = max(parts, key=lambda each: each.parameters)
-    return StepTime(compute, in_tensor, in_context, waiting + sent, _data(config, degrees, share, sharding, links))
+    largest = max(sizes, key=lambda stage: stage.parameters)
+    return StepTime(compute, in_tensor, in_context, waiting + sent, _data(config, degrees, largest, sharding, links))
 
 
 def _flops_per_token(config: RunConfig, shape: ModelShape) -> float:
@@ -83,18 +83,18 @@ def _flops_per_token(config: RunConfig, shape: ModelShape) -> float:
     return total
 
 
-def _data(config: RunConfig, degrees: Degrees, share: StageShare, sharding: Sharding, links: "_Links") -> float:
+def _data(config: RunConfig, degrees: Degrees, stage: StageSize, sharding: Sharding, links: "_Links") -> float:
     """Seconds of what docs/parallelism.md says that each sharding exchanges."""
     ranks, replicas = sharding.shard_ranks, degrees.weight_replicas
     inner, outer = degrees.tensor_parallel, degrees.tensor_parallel * ranks
     micro_batches = config.training.gradient_accumulation_steps
-    gradients = float(share.trainable * FP32)
+    gradients = float(stage.trainable * FP32)
     between_groups = 2 * links.exchange(gradients / ranks, replicas // ranks, stride=outer)
     scatter = links.exchange(gradients, ranks, stride=inner)
     if not sharding.by_layer:
-        updated = float(share.trainable * element_bytes(config))
+        updated = float(stage.trainable * element_bytes(config))
         return between_groups + scatter + links.exchange(updated, ranks, stride=inner)
-    gather = links.exchange(float(share.parameters * element_bytes(config)), ranks, stride=inner)
+    gather = links.exchange(float(stage.parameters * element_bytes(config)), ranks, stride=inner)
     gathers = 2 * micro_batches if sharding.mode == "zero3" else 1
     return between_groups + micro_batches * scatter + gathers * gather
 

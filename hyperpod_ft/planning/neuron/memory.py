@@ -8,23 +8,23 @@ from hyperpod_ft.planning.memory import (
     FP32,
     KeptTensors,
     Memory,
-    StageShare,
+    StageSize,
     activations,
     element_bytes,
     in_fp32_too,
     last_norm,
-    stage_shares,
+    pipeline_stage_sizes,
     tokens,
 )
 from hyperpod_ft.planning.model_shape import ModelShape
 
 
-def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
-    """The share of each pipeline rank: the last stages have the layers left over, and the schedule is 1F1B."""
+def stage_sizes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageSize]:
+    """The stages of a pipeline: the last ones have the layers left over, and the schedule is 1F1B."""
     stages = degrees.pipeline_parallel
     # in a pipeline, optimum-neuron makes each row a micro batch
     micro_batches = config.training.micro_batch_size * config.training.gradient_accumulation_steps
-    return stage_shares(
+    return pipeline_stage_sizes(
         config,
         degrees,
         shape,
@@ -34,23 +34,23 @@ def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[S
     )
 
 
-def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare) -> Memory:
+def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, stage: StageSize) -> Memory:
     """bf16 weights; with ZeRO-1 the optimizer has its own copy, and shards all of its state.
 
     The vocabulary is divided: the loss keeps logits, their fp32 copy, and the softmax.
     """
     lora, bf16 = config.training.method == "lora", config.training.precision == "bf16"
     trained = FP32 if lora else element_bytes(config)  # PEFT keeps adapters in fp32
-    frozen = share.parameters * element_bytes(config) if lora else 0
+    frozen = stage.parameters * element_bytes(config) if lora else 0
     # only with bf16: with ZeRO-1, optimum-neuron would give an fp32 model a bf16 optimizer
     if config.neuron.zero_1 and bf16:
         own = FP32 if config.neuron.master_weights else 2
         accumulated = FP32 if config.neuron.master_weights else trained
-        gradients = share.trainable * (accumulated + own / degrees.data_parallel)
-        optimizer = share.trainable * 3 * own / degrees.data_parallel
+        gradients = stage.trainable * (accumulated + own / degrees.data_parallel)
+        optimizer = stage.trainable * 3 * own / degrees.data_parallel
     else:
-        gradients = float(share.trainable * trained)
-        optimizer = float(share.trainable * 2 * trained)
+        gradients = float(stage.trainable * trained)
+        optimizer = float(stage.trainable * 2 * trained)
     share_of_tokens = 1 / degrees.tensor_parallel if config.neuron.sequence_parallel else 1.0
     kept = KeptTensors(
         outside_share=share_of_tokens,
@@ -59,12 +59,12 @@ def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Stage
         adapter_input=FP32 if bf16 else 0,  # adapters are fp32
     )
     loss = shape.vocabulary / degrees.tensor_parallel * (element_bytes(config) + 2 * FP32)
-    logits = share.last * tokens(config, degrees) * (last_norm(config, shape, kept) + loss)
+    logits = stage.last * tokens(config, degrees) * (last_norm(config, shape, kept) + loss)
     return Memory(
-        weights=frozen + share.trainable * trained,
+        weights=frozen + stage.trainable * trained,
         gradients=gradients,
         optimizer=optimizer,
-        activations=activations(config, degrees, shape, share, kept, logits),
+        activations=activations(config, degrees, shape, stage, kept, logits),
         logits=logits,
     )
 

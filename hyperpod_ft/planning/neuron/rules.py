@@ -186,5 +186,5 @@ def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> 
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
-    for share in neuron_memory.shares(config, degrees, shape):
-        yield neuron_memory.on_rank(config, degrees, shape, share)
+    for stage in neuron_memory.stage_sizes(config, degrees, shape):
+        yield neuron_memory.on_rank(config, degrees, shape, stage)

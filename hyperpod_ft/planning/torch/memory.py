@@ -11,12 +11,12 @@ from hyperpod_ft.planning.memory import (
     FP32,
     KeptTensors,
     Memory,
-    StageShare,
+    StageSize,
     activations,
     element_bytes,
     in_fp32_too,
     last_norm,
-    stage_shares,
+    pipeline_stage_sizes,
     tokens,
 )
 from hyperpod_ft.planning.model_shape import ModelShape
@@ -32,26 +32,26 @@ _MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2 + 8 / 256}
 
 
 def bytes_on_fullest_rank(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageShare], sharding: Sharding
+    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageSize], sharding: Sharding
 ) -> float:
-    """The memory that the fullest rank needs. `stages`: from `shares`."""
+    """The memory that the fullest rank needs. `stages`: from `stage_sizes`."""
     # of identical ranks of a pipeline, the first has the most micro batches in memory
     different = {replace(stage, in_flight=0): stage for stage in reversed(stages)}
     return max(memory_on_rank(config, degrees, shape, stage, sharding).total for stage in different.values())
 
 
-def shares(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageShare]:
-    """The share of the model that each pipeline rank holds."""
+def stage_sizes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageSize]:
+    """The size of each pipeline rank's stage."""
     if isinstance(shape, T5Shape):
-        yield t5_memory.share_of(config, degrees, shape)
+        yield t5_memory.stage_size(config, degrees, shape)
     else:
         layers = pipeline_cut.layers_of_ranks(config, degrees, shape)
         in_flight = pipeline_schedule.in_flight(config, degrees)
-        yield from stage_shares(config, degrees, shape, layers_of=layers, in_flight=in_flight)
+        yield from pipeline_stage_sizes(config, degrees, shape, layers_of=layers, in_flight=in_flight)
 
 
 def memory_on_rank(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding
+    config: RunConfig, degrees: Degrees, shape: ModelShape, stage: StageSize, sharding: Sharding
 ) -> Memory:
     """Memory of a rank under a sharding.
 
@@ -78,22 +78,22 @@ def memory_on_rank(
         count = config.training.micro_batch_size * (config.dataset.max_target_length or 0)
     block = min(count, LOSS_BLOCK * ranks) * shape.vocabulary_on_rank(ranks) * in_fp32_too(config)
     of_batch = count * (last_norm(config, shape, kept) + shape.hidden * element)
-    logits = share.last * (of_batch + block)
+    logits = stage.last * (of_batch + block)
     return Memory(
-        weights=_weights(config, share, sharding),
-        gradients=_gradients(config, degrees, shape, share, sharding),
-        optimizer=_optimizer(config, share, sharding),
+        weights=_weights(config, stage, sharding),
+        gradients=_gradients(config, degrees, shape, stage, sharding),
+        optimizer=_optimizer(config, stage, sharding),
         activations=(
             t5_memory.activations(config, degrees, shape, logits)
             if isinstance(shape, T5Shape)
-            else activations(config, degrees, shape, share, kept, logits)
-            + _pipeline(config, degrees, shape, share, of_batch)
+            else activations(config, degrees, shape, stage, kept, logits)
+            + _pipeline(config, degrees, shape, stage, of_batch)
         ),
         logits=logits,
     )
 
 
-def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, of_batch: float) -> float:
+def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, stage: StageSize, of_batch: float) -> float:
     """Bytes that a pipeline adds. `of_batch`: what the loss keeps of a micro batch."""
     if degrees.pipeline_parallel == 1:
         return 0.0
@@ -101,12 +101,12 @@ def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, share: Sta
     stages, micro_batches = pipeline_schedule.stages_per_rank(config), config.training.gradient_accumulation_steps
     hidden = tokens(config, degrees) * shape.hidden * element_bytes(config)
     received = 2 * stages * micro_batches * hidden
-    if config.parallelism.pipeline_schedule != "gpipe" or not share.last:
+    if config.parallelism.pipeline_schedule != "gpipe" or not stage.last:
         return received
     # the loss computes its gradients in the forward pass: that of the output matrix waits for the backward pass
     matrix = shape.vocabulary_on_rank(degrees.tensor_parallel) * shape.hidden * FP32
     head = matrix if config.training.method == "full" else 0
-    return received + (share.in_flight - 1) * (of_batch + head)
+    return received + (stage.in_flight - 1) * (of_batch + head)
 
 
 def _attention(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
@@ -133,47 +133,47 @@ def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:
     return copies_over_context(max(1, shape.kv_heads // degrees.tensor_parallel), degrees.context_parallel)
 
 
-def _weights(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
-    element, adapters = element_bytes(config), _adapter_parameters(config, share)
-    base, quantized = share.parameters - share.quantized, share.quantized * NF4_BYTES
+def _weights(config: RunConfig, stage: StageSize, sharding: Sharding) -> float:
+    element, adapters = element_bytes(config), _adapter_parameters(config, stage)
+    base, quantized = stage.parameters - stage.quantized, stage.quantized * NF4_BYTES
     if not sharding.by_layer:
         return base * element + adapters * FP32 + quantized
-    layers = base + adapters - share.end_parameters
-    bucket = _weights_in_bucket(config, share)
+    layers = base + adapters - stage.end_parameters
+    bucket = _weights_in_bucket(config, stage)
     # zero3 holds the current bucket, the next one, which is prefetched, and one as received. zero2 receives its weights
     # before any gradient exists. Embedding and output matrix stay gathered
     gathered = layers if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
-    on_device = 0.0 if sharding.offload == "parameters" else _at_rest(config, share) / sharding.shard_ranks
-    return on_device + (gathered + share.end_parameters) * element + quantized
+    on_device = 0.0 if sharding.offload == "parameters" else _at_rest(config, stage) / sharding.shard_ranks
+    return on_device + (gathered + stage.end_parameters) * element + quantized
 
 
-def _adapter_parameters(config: RunConfig, share: StageShare) -> int:
-    return share.trainable if config.training.method == "lora" else 0
+def _adapter_parameters(config: RunConfig, stage: StageSize) -> int:
+    return stage.trainable if config.training.method == "lora" else 0
 
 
-def _at_rest(config: RunConfig, share: StageShare) -> int:
+def _at_rest(config: RunConfig, stage: StageSize) -> int:
     """Bytes of all weights as FSDP2 stores them: fp32 where they are trained. It does not store those in 4 bits."""
     element = element_bytes(config) if config.training.method == "lora" else FP32
-    return (share.parameters - share.quantized) * element + _adapter_parameters(config, share) * FP32
+    return (stage.parameters - stage.quantized) * element + _adapter_parameters(config, stage) * FP32
 
 
-def _weights_in_bucket(config: RunConfig, share: StageShare) -> float:
-    layers = share.parameters - share.quantized + _adapter_parameters(config, share) - share.end_parameters
-    return _layers_in_bucket(config, share) / share.layers * layers
+def _weights_in_bucket(config: RunConfig, stage: StageSize) -> float:
+    layers = stage.parameters - stage.quantized + _adapter_parameters(config, stage) - stage.end_parameters
+    return _layers_in_bucket(config, stage) / stage.layers * layers
 
 
-def _layers_in_bucket(config: RunConfig, share: StageShare) -> int:
-    shared = share.parameters - share.quantized + _adapter_parameters(config, share)
-    layer = _at_rest(config, share) / shared * share.layer_parameters
-    return max(1, min(share.layers, int(BUCKET_BYTES / layer)))
+def _layers_in_bucket(config: RunConfig, stage: StageSize) -> int:
+    shared = stage.parameters - stage.quantized + _adapter_parameters(config, stage)
+    layer = _at_rest(config, stage) / shared * stage.layer_parameters
+    return max(1, min(stage.layers, int(BUCKET_BYTES / layer)))
 
 
-def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: StageShare, sharding: Sharding) -> float:
+def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, stage: StageSize, sharding: Sharding) -> float:
     """Gradients are fp32. While a bucket is reduced, it is in memory twice: as computed and as sent.
 
     zero2 also holds weights as received during the forward pass; they are released before the gradients exist.
     """
-    whole, ranks = float(share.trainable * FP32), sharding.shard_ranks
+    whole, ranks = float(stage.trainable * FP32), sharding.shard_ranks
     accumulated = config.training.gradient_accumulation_steps > 1
     on_host = sharding.offload != "none"
     if not sharding.by_layer:
@@ -190,14 +190,14 @@ def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: St
         if accumulated or (ranks == 1 and not on_host):
             return whole + bucket
         return 2 * bucket + (0.0 if on_host else whole / ranks)
-    ends = 0 if config.training.method == "lora" else share.end_parameters
-    layers = share.trainable - ends
-    in_bucket = _layers_in_bucket(config, share) / share.layers * layers
+    ends = 0 if config.training.method == "lora" else stage.end_parameters
+    layers = stage.trainable - ends
+    in_bucket = _layers_in_bucket(config, stage) / stage.layers * layers
     sharded = 0.0 if sharding.offload == "parameters" else whole / ranks
     sent = element_bytes(config) + FP32
     kept = sharded if accumulated else 0.0  # during a micro batch
     # what was received of a bucket is released after the next one was
-    received = 2 * _weights_in_bucket(config, share) * element_bytes(config) if sharding.mode == "zero2" else 0.0
+    received = 2 * _weights_in_bucket(config, stage) * element_bytes(config) if sharding.mode == "zero2" else 0.0
     # the backward pass begins with the last layers, and ends with embedding and output matrix, when zero2 has released
     # the layers
     begins = kept + in_bucket * sent
@@ -205,10 +205,10 @@ def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, share: St
     return max(kept + received, begins, sharded + ends * sent - released)
 
 
-def _optimizer(config: RunConfig, share: StageShare, sharding: Sharding) -> float:
+def _optimizer(config: RunConfig, stage: StageSize, sharding: Sharding) -> float:
     """Moments, and fp32 weights where those that compute are bf16 (with FSDP2 they are the sharded weights)."""
     if sharding.offload != "none":
         return 0.0
     masters = config.training.method == "full" and element_bytes(config) < FP32 and not sharding.by_layer
     each = _MOMENTS[config.training.optimizer_state] + (FP32 if masters else 0)
-    return share.trainable * each / sharding.shard_ranks
+    return stage.trainable * each / sharding.shard_ranks

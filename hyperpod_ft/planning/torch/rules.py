@@ -224,5 +224,5 @@ def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
     chosen = sharding_choice.choose_sharding(config, degrees, shape)
-    for share in torch_memory.shares(config, degrees, shape):
-        yield torch_memory.memory_on_rank(config, degrees, shape, share, chosen)
+    for stage in torch_memory.stage_sizes(config, degrees, shape):
+        yield torch_memory.memory_on_rank(config, degrees, shape, stage, chosen)

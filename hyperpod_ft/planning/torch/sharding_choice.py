@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.memory import GIB, StageShare, available
+from hyperpod_ft.planning.memory import GIB, StageSize, available
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.torch import memory
 from hyperpod_ft.planning.torch.sharding import Sharding, candidates
@@ -22,15 +22,15 @@ def choose_sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | Non
         return possible[0]
     if shape is None:
         return possible[-1]
-    return first_that_fits(config, degrees, shape, list(memory.shares(config, degrees, shape)))[0]
+    return first_that_fits(config, degrees, shape, list(memory.stage_sizes(config, degrees, shape)))[0]
 
 
 def first_that_fits(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageShare]
+    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageSize]
 ) -> tuple[Sharding, float]:
     """The first of the candidates that fits, else the smallest, and its bytes on the fullest rank.
 
-    `stages` are the `shares` of these degrees.
+    `stages` are the `stage_sizes` of these degrees.
     """
     totals: dict[float, Sharding] = {}
     for sharding in candidates(config, degrees):
@@ -49,6 +49,6 @@ def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> st
     if not faster or shape is None or not available(config):
         return str(chosen)
     needed = memory.bytes_on_fullest_rank(
-        config, degrees, shape, list(memory.shares(config, degrees, shape)), faster[-1]
+        config, degrees, shape, list(memory.stage_sizes(config, degrees, shape)), faster[-1]
     )
     return f"{chosen} ({faster[-1]} needs {needed / GIB:.1f} of {available(config) / GIB:.1f} GiB)"

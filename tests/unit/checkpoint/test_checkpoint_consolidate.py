@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
-from hyperpod_ft.checkpoint.consolidate import Consolidated, consolidate_adapters, consolidate_model
+from hyperpod_ft.checkpoint.consolidate import consolidate_adapters, consolidate_model
+from hyperpod_ft.checkpoint.formats.safetensors_writer import WrittenFiles
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_checkpoints
@@ -59,7 +60,7 @@ def full_model(base: Path) -> LlamaForCausalLM:
     return model.eval()
 
 
-def adapter(checkpoint: Path, base: Path, target: Path, config: AdapterConfig = ADAPTER) -> Consolidated:
+def adapter(checkpoint: Path, base: Path, target: Path, config: AdapterConfig = ADAPTER) -> WrittenFiles:
     tiny_checkpoints.describe(checkpoint, base, config)
     return consolidate_adapters(open_checkpoint(checkpoint), target, base=base)
 

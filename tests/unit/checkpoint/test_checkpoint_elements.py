@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hyperpod_ft.checkpoint.tensors.elements import STORED, convert, narrow, nonfinite, widen
-from hyperpod_ft.checkpoint.tensors.layout import TORCH_NAME_OF_DTYPE
+from hyperpod_ft.checkpoint.tensors.logical_tensor import TORCH_NAME_OF_DTYPE
 
 
 def torch_dtype(dtype: str) -> torch.dtype:

@@ -9,7 +9,7 @@ import pytest
 
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.tensors import reading
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor, Piece
 from hyperpod_ft.errors import UserError
 from tests.unit.checkpoint.tensors_to_write import write
 

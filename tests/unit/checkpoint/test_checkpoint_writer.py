@@ -26,7 +26,7 @@ from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_model
 from hyperpod_ft.checkpoint.tensors import direct, reading
 from hyperpod_ft.checkpoint.tensors.elements import Stored
-from hyperpod_ft.checkpoint.tensors.layout import TORCH_NAME_OF_DTYPE
+from hyperpod_ft.checkpoint.tensors.logical_tensor import TORCH_NAME_OF_DTYPE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 from tests.unit.checkpoint.tensors_to_write import outgoing, some_values, write

@@ -35,12 +35,12 @@ def packed(how: How, lengths: list[int], max_length: int, seed: int = 0) -> tupl
 
 
 def documents(rows: PackedRows) -> list[list[int]]:
-    """The pieces between restarts of position_ids, padding left out."""
+    """The spans between restarts of position_ids, padding left out."""
     found = []
     for ids, positions in zip(rows.input_ids.tolist(), rows.position_ids.tolist(), strict=True):
         edges = [column for column, position in enumerate(positions) if position == 0] + [len(ids)]
-        pieces = [ids[first:stop] for first, stop in pairwise(edges)]
-        found += [piece for piece in pieces if piece[0] != PAD]
+        spans = [ids[first:stop] for first, stop in pairwise(edges)]
+        found += [span for span in spans if span[0] != PAD]
     return found
 
 
@@ -56,12 +56,12 @@ def test_invariants(how: How, seed: int, max_length: int) -> None:
     rows, trained, order = packed(how, lengths, max_length, seed)
     starts = np.cumsum([0, *lengths])
     stream = [list(range(1000 + starts[i], 1000 + starts[i + 1])) for i in range(len(lengths))]
-    pieces = documents(rows)
+    spans = documents(rows)
 
     assert rows.input_ids.shape == rows.labels.shape == rows.position_ids.shape
     assert rows.input_ids.shape[1] == max_length
     assert all(array.dtype == np.int32 for array in (rows.input_ids, rows.labels, rows.position_ids))
-    assert sorted(token for piece in pieces for token in piece) == sorted(t for document in stream for t in document)
+    assert sorted(token for span in spans for token in span) == sorted(t for document in stream for t in document)
     real = rows.input_ids >= 1000
     assert real[:, 0].all(), "no row of padding only"
     assert (rows.labels[~real] == IGNORED).all()
@@ -71,13 +71,13 @@ def test_invariants(how: How, seed: int, max_length: int) -> None:
         assert row[filled:].tolist() == list(range(max_length - filled)), "padding restarts at 0"
         assert real.shape[1] == max_length
     if how == "wrapped":
-        flat = [token for piece in pieces for token in piece]
+        flat = [token for span in spans for token in span]
         assert flat == [token for i in order for token in stream[i]], "one stream, in order"
         assert real[:-1].all(), "only the last row is padded"
     else:
-        assert sorted(pieces) == sorted(stream), "examples are whole"
+        assert sorted(spans) == sorted(stream), "examples are whole"
     if how == "none":
-        assert pieces == [stream[i] for i in order]
+        assert spans == [stream[i] for i in order]
     if how == "bfd":
         assert len(rows.input_ids) <= 11 / 9 * -(-sum(lengths) // max_length) * 2, "far from one a row"
 

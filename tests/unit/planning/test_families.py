@@ -107,9 +107,9 @@ def test_parameters_are_counted(model_type: str) -> None:
     finally:
         dist.destroy_process_group()
     config = RunConfig.model_validate(RUN)
-    (share,) = torch_memory.shares(config, Degrees(1, 4, 4, 1), shape)
+    (stage,) = torch_memory.stage_sizes(config, Degrees(1, 4, 4, 1), shape)
     # parts of the norms of all heads are counted whole
-    assert share.parameters == pytest.approx(sum(parameter.numel() for parameter in model.parameters()), rel=0.03)
+    assert stage.parameters == pytest.approx(sum(parameter.numel() for parameter in model.parameters()), rel=0.03)
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "opt", ""])

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hyperpod_ft.checkpoint.sharded.nxd.rank_files import Shard
-from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES, LogicalTensor, Piece
+from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_BYTES, LogicalTensor, Piece
 from hyperpod_ft.errors import UserError
 
 

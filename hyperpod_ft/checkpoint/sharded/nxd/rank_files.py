@@ -18,7 +18,7 @@ from hyperpod_ft.checkpoint.formats import safe_pickle, torch_file
 from hyperpod_ft.checkpoint.formats.safe_pickle import Inert
 from hyperpod_ft.checkpoint.formats.torch_file import StoredTensor
 from hyperpod_ft.checkpoint.sharded.remedies import DAMAGED_FILE, INCOMPLETE, MIXED
-from hyperpod_ft.checkpoint.tensors.layout import DTYPE_OF_TORCH_NAME
+from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_OF_TORCH_NAME
 from hyperpod_ft.errors import UserError
 
 # At least two digits: rank 100 has three, so names do not sort like numbers.

@@ -33,7 +33,7 @@ from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedQue
 from hyperpod_ft.checkpoint.sharded.nxd.rank_files import RankFile
 from hyperpod_ft.checkpoint.sharded.nxd.transformations import logical
 from hyperpod_ft.checkpoint.sharded.remedies import INCOMPLETE, MIXED
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, check
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor, check
 from hyperpod_ft.errors import UserError
 
 SHARDS = "shards"

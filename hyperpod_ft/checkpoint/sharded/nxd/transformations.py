@@ -15,7 +15,7 @@ from hyperpod_ft.checkpoint.sharded.nxd.cuts import Span, assemble, check_size, 
 from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedOutput, GroupedQueries, Transformation
 from hyperpod_ft.checkpoint.sharded.nxd.rank_files import Shard
 from hyperpod_ft.checkpoint.sharded.remedies import DAMAGED
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
 
 _NAME = re.compile(r"(?P<module>.+?)(?P<part>\.base_layer|\.lora_A|\.lora_B)?\.(?P<parameter>[^.]+)")

@@ -16,11 +16,11 @@ from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
 from hyperpod_ft.checkpoint.formats.auto_class import auto_class
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
-from hyperpod_ft.engines.torch.sharding.parts import Part, local
 from hyperpod_ft.engines.torch.sharding.pieces import Box
+from hyperpod_ft.engines.torch.sharding.shards import RankShard, local
 from hyperpod_ft.errors import UserError
 
 _REMEDY = "make or download the model again"
@@ -80,15 +80,15 @@ def materialize(module: nn.Module, device: torch.device, parameters_on: torch.de
                 submodule._buffers[name] = None if buffer is None else buffer.to(device)
 
 
-def fill(module: nn.Module, weights: Mapping[str, LogicalTensor], parts: Mapping[str, Part]) -> None:
-    """Read this rank's part of `weights` into the parameters and persistent buffers of `module` with these names.
+def fill(module: nn.Module, weights: Mapping[str, LogicalTensor], shards: Mapping[str, RankShard]) -> None:
+    """Read this rank's shards of `weights` into the parameters and persistent buffers of `module` with these names.
 
-    `parts`: of its parameters; what has none is whole. Raises UserError when a file cannot be read.
+    `shards`: of its parameters; what has none is whole. Raises UserError when a file cannot be read.
     """
     found = {}
     for name, tensor in _stored(module):
         values = local(tensor.detach())
-        found[name] = parts[name].boxes(values) if name in parts else [((0,) * values.ndim, values)]
+        found[name] = shards[name].boxes(values) if name in shards else [((0,) * values.ndim, values)]
     fill_boxes(found, weights)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES, TORCH_NAME_OF_DTYPE, LogicalTensor, Piece
+from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_BYTES, TORCH_NAME_OF_DTYPE, LogicalTensor, Piece
 from hyperpod_ft.errors import UserError
 
 # Large enough that system calls cost nothing, small enough for the core's cache and for 64 ranks on a node.

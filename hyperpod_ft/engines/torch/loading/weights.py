@@ -26,7 +26,7 @@ from transformers.core_model_loading import (
 
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
-from hyperpod_ft.checkpoint.tensors.layout import DTYPE_BYTES, LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_BYTES, LogicalTensor
 from hyperpod_ft.engines.torch.loading.slices import within
 from hyperpod_ft.errors import UserError
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.lora import product
-from hyperpod_ft.engines.torch.sharding.parts import local
+from hyperpod_ft.engines.torch.sharding.shards import local
 from hyperpod_ft.planning.memory import OFFLOADED_BYTES
 
 _aten = torch.ops.aten

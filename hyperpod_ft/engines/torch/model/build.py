@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from hyperpod_ft.checkpoint.formats import tied
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
@@ -33,8 +33,8 @@ from hyperpod_ft.engines.torch.model.t5 import paired_model
 from hyperpod_ft.engines.torch.model.t5 import tensor_parallel as t5_tensor_parallel
 from hyperpod_ft.engines.torch.pipeline import stages
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
-from hyperpod_ft.engines.torch.sharding.parts import Division, Part, local, parts_of
 from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
+from hyperpod_ft.engines.torch.sharding.shards import RankShard, TensorSplit, local, shards_of
 from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights
 from hyperpod_ft.planning import parallelism
 from hyperpod_ft.planning.model_shape import model_shape
@@ -60,7 +60,7 @@ class ShardedModel:
 def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
     """The base model of `run.base_model` with its adapters, divided over the ranks.
 
-    It is built without memory, divided, and then each rank reads or draws its part. Precision fp32 computes in fp32.
+    It is built without memory, divided, and then each rank reads or draws its shards. Precision fp32 computes in fp32.
     bf16 computes in bf16: frozen weights are stored in bf16, and trained ones have fp32 masters; gradients are summed
     in fp32. Raises UserError when the model cannot be loaded or split, its logits are not known, or a LoRA target
     matches no module.
@@ -79,25 +79,25 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total_parameters += trainable_parameters
     cut = _cut(run, model)
-    divisions = _divide(model, run, mesh["tp"], cut) if mesh["tp"].size() > 1 else {}
+    splits = _divide(model, run, mesh["tp"], cut) if mesh["tp"].size() > 1 else {}
     own_stages = cut[mesh.get_local_rank("pp") :: mesh["pp"].size()]
     ends = stages.keep(model, own_stages, mesh) if len(cut) > 1 else {}
     _change_forward(decoder_layers(model), run, device)
-    parts = parts_of(model, mesh, divisions)
-    parts |= {name: replace(parts[name], ends=group) for name, group in ends.items()}
+    shards = shards_of(model, mesh, splits)
+    shards |= {name: replace(shards[name], ends=group) for name, group in ends.items()}
     if sharding.by_layer:
         shard_by_layer(model, _layers_of(model, own_stages), mesh, sharding, dtype)
     offloaded = torch.device("cpu") if sharding.offload == "parameters" else None
     skeleton.materialize(model, device, parameters_on=offloaded)
-    held = parts if sharding.by_layer else {name: part.unsharded for name, part in parts.items()}
+    held = shards if sharding.by_layer else {name: shard.unsharded for name, shard in shards.items()}
     skeleton.fill(model, weights, held)
     if config.training.method == "lora":
         _initialize_adapters(model, weights, held, config.seed)
     trained_weights: TrainedWeights
     if sharding.by_layer:
-        trained_weights = ShardedWeights(model, parts, mesh, sharding, several_stages=len(own_stages) > 1)
+        trained_weights = ShardedWeights(model, shards, mesh, sharding, several_stages=len(own_stages) > 1)
     else:
-        trained_weights = _replicated(model, weights, parts, mesh, offload=sharding.offload == "optimizer")
+        trained_weights = _replicated(model, weights, shards, mesh, offload=sharding.offload == "optimizer")
     return ShardedModel(model.train(), trained_weights, own_stages, trainable_parameters, total_parameters)
 
 
@@ -121,15 +121,15 @@ def _prepare(model: PreTrainedModel, run: Run, meshes: Meshes) -> None:
 def _replicated(
     model: PreTrainedModel,
     weights: Mapping[str, LogicalTensor],
-    parts: Mapping[str, Part],
+    shards: Mapping[str, RankShard],
     mesh: DeviceMesh,
     *,
     offload: bool,
 ) -> ReplicatedWeights:
     """Weights whole on each data-parallel rank, with masters of those that compute in fewer digits."""
-    trained = ReplicatedWeights(model, parts, mesh, offload=offload)
+    trained = ReplicatedWeights(model, shards, mesh, offload=offload)
     rounded = {name for name, parameter in trained.parameters.items() if parameter.dtype != torch.float32}
-    masters = {name: parts[name].boxes(trained.master(name)) for name in rounded}
+    masters = {name: shards[name].boxes(trained.master(name)) for name in rounded}
     # from the files, which may hold more digits than the weights that compute
     skeleton.fill_boxes(masters, weights)
     return trained
@@ -156,7 +156,7 @@ def _layers_of(model: PreTrainedModel, some: Sequence[stages.Stage]) -> list[lis
     return [list(itertools.islice(following, len(stage.layers))) for stage in some]
 
 
-def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh, cut: Sequence[stages.Stage]) -> dict[str, Division]:
+def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh, cut: Sequence[stages.Stage]) -> dict[str, TensorSplit]:
     """Split the model over tensor-parallel ranks, before it is cut into stages."""
     if model.config.is_encoder_decoder:
         return t5_tensor_parallel.parallelize(model, mesh)
@@ -178,7 +178,7 @@ def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> 
 
 @torch.no_grad()
 def _initialize_adapters(
-    model: PreTrainedModel, weights: Mapping[str, LogicalTensor], parts: Mapping[str, Part], seed: int
+    model: PreTrainedModel, weights: Mapping[str, LogicalTensor], shards: Mapping[str, RankShard], seed: int
 ) -> None:
     """Give the adapters their initial values, and those linears that keep their weight in 4 bits this weight."""
     with SliceReader() as reader:
@@ -190,13 +190,13 @@ def _initialize_adapters(
                 module.quantize(weight)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            value = adapters.initial_value(name, parts[name].shape, seed)
+            value = adapters.initial_value(name, shards[name].shape, seed)
             own = local(parameter)
             if value is None:
                 magnitude = adapters.initial_magnitude(model.get_submodule(name.rpartition(".")[0]))
-                own.copy_(parts[name].of(magnitude))
+                own.copy_(shards[name].of(magnitude))
                 continue
-            for start, box in parts[name].boxes(own):
+            for start, box in shards[name].boxes(own):
                 box.copy_(value[tuple(slice(a, a + n) for a, n in zip(start, box.shape, strict=True))])
 
 

@@ -44,7 +44,7 @@ from hyperpod_ft.engines.torch.model.tensor_collectives import (
     SumOfAll,
     SumSequence,
 )
-from hyperpod_ft.engines.torch.sharding.parts import Division
+from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import copies_over_tensor
 from hyperpod_ft.planning.families import Family, Outputs
@@ -57,7 +57,7 @@ def parallelize(
     *,
     sequence_parallel: bool,
     stages: Sequence[Sequence[nn.Module]] | None = None,
-) -> dict[str, Division]:
+) -> dict[str, TensorSplit]:
     """Split a model over the 1-D `mesh`, in place; returns what became of parameters, by FQN.
 
     `stages`: its layers, in the groups that a forward pass computes, if it will be part of a pipeline. The model is
@@ -71,25 +71,25 @@ def parallelize(
         if sequence_parallel and layers:
             layers[0].register_forward_pre_hook(_on_first(DivideSequence, splitting.group))
             layers[-1].register_forward_hook(_on_output(JoinSequence, splitting.group))
-    divisions = splitting.divisions | vocabulary_parallel.divide(
+    splits = splitting.splits | vocabulary_parallel.divide(
         [model.get_submodule(family.embedding)],
         model.get_submodule(family.head),
         model.config.vocab_size,
         splitting.group,
     )
     return {
-        name: divisions[parameter]
+        name: splits[parameter]
         for name, parameter in model.named_parameters(remove_duplicate=False)
-        if parameter in divisions
+        if parameter in splits
     }
 
 
 class Splitting:
-    """Splits layer after layer; `divisions` by parameter."""
+    """Splits layer after layer; `splits` by parameter."""
 
     def __init__(self, config: Any, family: Family, mesh: DeviceMesh) -> None:
         self.family, self.group = family, mesh.get_group()
-        self.divisions: dict[nn.Parameter, Division] = {}
+        self.splits: dict[nn.Parameter, TensorSplit] = {}
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(getattr(config, "num_key_value_heads", None) or self._heads)
         # of widths, where a linear has several parts
@@ -115,7 +115,7 @@ class Splitting:
         if not sequence_parallel:
             return
         for parameter in layer.parameters():
-            if parameter not in self.divisions:
+            if parameter not in self.splits:
                 self._sum(parameter)
         for module in layer.modules():
             if isinstance(module, nn.Dropout):
@@ -167,7 +167,7 @@ class Splitting:
                 self.divide(norm, (outputs,), {"weight": 0})
 
     def _sum(self, parameter: nn.Parameter) -> None:
-        self.divisions[parameter] = Division(parameter.shape, sums=self.group)
+        self.splits[parameter] = TensorSplit(parameter.shape, sums=self.group)
 
     def divide(self, module: nn.Module, outputs: tuple[Outputs, ...], dims: Mapping[str, int]) -> None:
         """Replace these parameters by this rank's slices along a dimension, section by section of a fused linear."""
@@ -175,12 +175,12 @@ class Splitting:
             parameter = getattr(module, key, None)
             if parameter is None:
                 continue
-            division = self._division(parameter.shape, dim, outputs)
-            own = nn.Parameter(division.of(parameter.data), requires_grad=parameter.requires_grad)
+            split = self._split(parameter.shape, dim, outputs)
+            own = nn.Parameter(split.of(parameter.data), requires_grad=parameter.requires_grad)
             setattr(module, key, own)
-            self.divisions[own] = division
+            self.splits[own] = split
 
-    def _division(self, shape: torch.Size, dim: int, outputs: tuple[Outputs, ...]) -> Division:
+    def _split(self, shape: torch.Size, dim: int, outputs: tuple[Outputs, ...]) -> TensorSplit:
         proportions = [self._proportions[kind] for kind in outputs]
         ranges, begin = [], 0
         for kind, proportion in zip(outputs, proportions, strict=True):
@@ -196,7 +196,7 @@ class Splitting:
             ranges.append(range(first, first + own))
             begin += width
         sums = self._key_group if "keys" in outputs else None
-        return Division(shape, dim, tuple(ranges), self.group.rank(), self.group.size(), sums)
+        return TensorSplit(shape, dim, tuple(ranges), self.group.rank(), self.group.size(), sums)
 
 
 # Classes, not forward passes replaced on modules: for those a compiler would make a graph for each layer.

@@ -14,7 +14,7 @@ from torch import nn
 
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model.tensor_collectives import Sum
-from hyperpod_ft.engines.torch.sharding.parts import Division
+from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def vocabulary_rows_of(head: nn.Module) -> VocabularyRows | None:
 
 def divide(
     embeddings: Sequence[nn.Module], head: Any, vocabulary: int, group: dist.ProcessGroup
-) -> dict[nn.Parameter, Division]:
+) -> dict[nn.Parameter, TensorSplit]:
     """Divide embeddings, which may be one matrix, and head, in place; returns what became of their parameters.
 
     Factors of an embedding's adapter stay whole; those of the head's are divided as those of other linears.
@@ -46,17 +46,17 @@ def divide(
     dividing.rows(head, "weight", "bias", "lora_magnitude_vector")
     head.vocabulary_rows = dividing.vocabulary_rows
     if adapters.is_adapted(head):
-        dividing.divisions[head.lora_A.weight] = Division(head.lora_A.weight.shape, sums=group)
+        dividing.splits[head.lora_A.weight] = TensorSplit(head.lora_A.weight.shape, sums=group)
         dividing.rows(head.lora_B, "weight")
-    return dividing.divisions
+    return dividing.splits
 
 
 class _Dividing:
-    """`divisions` by parameter; a tied matrix is divided once."""
+    """`splits` by parameter; a tied matrix is divided once."""
 
     def __init__(self, vocabulary: int, group: dist.ProcessGroup) -> None:
         self.vocabulary_rows = VocabularyRows(_even(vocabulary, group), group)
-        self.divisions: dict[nn.Parameter, Division] = {}
+        self.splits: dict[nn.Parameter, TensorSplit] = {}
         self._own: dict[nn.Parameter, nn.Parameter] = {}  # by the whole one
 
     def rows(self, module: Any, *keys: str) -> None:
@@ -66,9 +66,9 @@ class _Dividing:
                 continue
             if whole not in self._own:
                 group = self.vocabulary_rows.group
-                division = Division(whole.shape, 0, (self.vocabulary_rows.own,), group.rank(), group.size())
-                self._own[whole] = nn.Parameter(division.of(whole.data), requires_grad=whole.requires_grad)
-                self.divisions[self._own[whole]] = division
+                split = TensorSplit(whole.shape, 0, (self.vocabulary_rows.own,), group.rank(), group.size())
+                self._own[whole] = nn.Parameter(split.of(whole.data), requires_grad=whole.requires_grad)
+                self.splits[self._own[whole]] = split
             setattr(module, key, self._own[whole])
 
 

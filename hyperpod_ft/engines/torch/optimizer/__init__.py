@@ -1,1 +1,1 @@
-"""AdamW on this rank's part of the trained weights."""
+"""AdamW on this rank's shards of the trained weights."""

@@ -1,4 +1,4 @@
-"""AdamW over this rank's parts of the trained parameters, its state by parameter name."""
+"""AdamW over this rank's shards of the trained parameters, its state by parameter name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +52,7 @@ class AdamW:
         """Parameters by their factor of the learning rate and their weight decay."""
         found: dict[tuple[float, float], list[str]] = {}
         for name in names:
-            decay = self._training.weight_decay if len(self._trained_weights.parts[name].shape) > 1 else 0.0
+            decay = self._training.weight_decay if len(self._trained_weights.shards[name].shape) > 1 else 0.0
             found.setdefault((self._rate_factor(name), decay), []).append(name)
         return found
 
@@ -95,10 +95,10 @@ class AdamW:
     def state(self) -> dict[str, Any]:
         """What is stored of the moments, by parameter name, for checkpoints: {fqn: {exp_avg, exp_avg_sq, ...}}.
 
-        Pieces (sharding/pieces.py) where ranks hold different parts. They share memory with the optimizer.
+        Pieces (sharding/pieces.py) where ranks hold different shards. They share memory with the optimizer.
         """
         return {
-            name: {key: self._trained_weights.parts[name].wrap(tensor) for key, tensor in stored.tensors().items()}
+            name: {key: self._trained_weights.shards[name].wrap(tensor) for key, tensor in stored.tensors().items()}
             for name, stored in self._moments.items()
         }
 

@@ -1,4 +1,4 @@
-"""AdamW's two moments of one part of a parameter, as they are stored between steps: in fp32, bf16 or int8.
+"""AdamW's two moments of one shard of a parameter, as they are stored between steps: in fp32, bf16 or int8.
 
 They are computed in fp32; `load` and `store` convert. What is stored is what a checkpoint saves, so a restart
 continues with the same bits.
@@ -17,7 +17,7 @@ class Moments(Protocol):
     """AdamW's moments of one parameter, as they are stored between steps."""
 
     def load(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """First and second moment, fp32, in the shape of the part."""
+        """First and second moment, fp32, in the shape of the shard."""
 
     def store(self, first: torch.Tensor, second: torch.Tensor, step: int) -> None:
         """Keep the moments after `step`."""
@@ -27,7 +27,7 @@ class Moments(Protocol):
 
 
 def moments(kind: str, name: str, like: torch.Tensor) -> Moments:
-    """Zero moments of the parameter `name`, whose part is `like`; `kind` as in training.optimizer_state.
+    """Zero moments of the parameter `name`, whose shard is `like`; `kind` as in training.optimizer_state.
 
     Vectors are small and their moments fp32 in any case.
     """
@@ -67,7 +67,7 @@ class Bf16Moments:
 
     def store(self, first: torch.Tensor, second: torch.Tensor, step: int) -> None:
         self._first.copy_(first)
-        # the same on every rank that holds this part, and after a restart
+        # the same on every rank that holds this shard, and after a restart
         generator = torch.Generator(second.device).manual_seed(self._seed + step)
         noise = torch.randint(0, 1 << 16, second.shape, dtype=torch.int32, device=second.device, generator=generator)
         # bf16 is the upper half of fp32; moments are not negative

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from hyperpod_ft.engines.torch import devices
-from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas, local
+from hyperpod_ft.engines.torch.sharding.shards import RankShard, check_replicas, local
 from hyperpod_ft.engines.torch.sharding.trained_weights import HostMemory, TrainedWeights, in_buckets
 from hyperpod_ft.planning.torch.sharding import Sharding
 
@@ -43,18 +43,18 @@ def shard_by_layer(
         for bucket in in_buckets(layers, lambda layer: sum(p.nbytes for p in layer.parameters())):
             fully_shard(bucket, reshard_after_forward=sharding.mode == "zero3", **options)
     fully_shard(module, reshard_after_forward=False, **options)
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
+    for submodule in module.modules():
+        if isinstance(submodule, FSDPModule):
             # the loss is already divided by the tokens of all ranks: gradients are summed, not averaged
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)
+            submodule.set_gradient_divide_factor(1.0)
+            submodule.set_force_sum_reduction_for_comms(True)
 
 
 def reshard(module: nn.Module) -> None:
     """Release what is gathered of a module that `shard_by_layer` has sharded; any other stays as it is."""
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
+    for submodule in module.modules():
+        if isinstance(submodule, FSDPModule):
+            submodule.reshard()
 
 
 class ShardedWeights(TrainedWeights):
@@ -63,21 +63,21 @@ class ShardedWeights(TrainedWeights):
     def __init__(
         self,
         module: nn.Module,
-        parts: Mapping[str, Part],
+        shards: Mapping[str, RankShard],
         mesh: DeviceMesh,
         sharding: Sharding,
         several_stages: bool = False,
     ) -> None:
         """`several_stages`: not all layers take part in a backward pass, since they are stages of a pipeline."""
-        super().__init__(module, parts, mesh)
+        super().__init__(module, shards, mesh)
         assert isinstance(module, FSDPModule)
         self._module = module
         self._gather_once, self._several_stages = sharding.mode == "zero2", several_stages
         # names of parameters by the tensor-parallel ranks whose gradients add up
         self._summed: dict[dist.ProcessGroup, list[str]] = {}
-        for name, part in self.parts.items():
-            if part.division.sums:
-                self._summed.setdefault(part.division.sums, []).append(name)
+        for name, shard in self.shards.items():
+            if shard.split.sums:
+                self._summed.setdefault(shard.split.sums, []).append(name)
         # 0 bytes on a rank without rows of it
         self.buckets = in_buckets(self.parameters, lambda name: local(self.parameters[name]).nbytes)
         if sharding.offload == "optimizer":
@@ -120,9 +120,9 @@ class ShardedWeights(TrainedWeights):
                 self._shard(name).copy_(self._host.masters[name], non_blocking=True)
 
     def check_replicas(self, step: int) -> None:
-        shards = {name: self._shard(name) for name in self.parameters}
-        groups = {name: part.replica_groups for name, part in self.parts.items()}
-        check_replicas(shards, groups, self.mesh.device_type, step)
+        weights = {name: self._shard(name) for name in self.parameters}
+        groups = {name: shard.replica_groups for name, shard in self.shards.items()}
+        check_replicas(weights, groups, self.mesh.device_type, step)
 
 
 @torch.no_grad()

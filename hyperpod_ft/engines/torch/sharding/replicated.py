@@ -2,8 +2,8 @@
 
 Gradients accumulate in `.grad`, in fp32, over the micro batches of a step. In the last backward pass they are summed
 in buckets, each as soon as its gradients are complete: a reduce-scatter over `dp_shard`, then an all-reduce over
-`dp_replicate`, and over the tensor-parallel ranks that each saw only a share of it. A rank then updates its part and
-gathers those of the others. In mode replicated `dp_shard` has one rank, so that a part is the whole and nothing is
+`dp_replicate`, and over the tensor-parallel ranks that each saw only a share of it. A rank then updates its shard and
+gathers those of the others. In mode replicated `dp_shard` has one rank, so that a shard is the whole and nothing is
 gathered. On one rank nothing is copied or exchanged at all.
 """
 
@@ -14,28 +14,28 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.engines.torch.sharding.parts import Part, check_replicas
+from hyperpod_ft.engines.torch.sharding.shards import RankShard, check_replicas
 from hyperpod_ft.engines.torch.sharding.trained_weights import HostMemory, TrainedWeights, in_buckets
 
 
 class _Bucket:
-    """Parameters that are exchanged in one buffer of one row for each shard rank; `parts` in the order of its columns.
+    """Parameters that are exchanged in one buffer of one row for each shard rank; `shards` in the order of its columns.
 
-    A row holds that rank's parts, one after another, each with room for the largest part of that parameter.
+    A row holds that rank's shards, one after another, each with room for the largest shard of that parameter.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> None:
-        self.parameters, self.parts = parameters, parts
-        first = next(iter(parts.values()))
+    def __init__(self, parameters: dict[str, nn.Parameter], shards: dict[str, RankShard]) -> None:
+        self.parameters, self.shards = parameters, shards
+        first = next(iter(shards.values()))
         self._mesh = first.mesh
         self._shard_ranks = self._mesh["dp_shard"].size()
         # to sum over, beside dp_shard
-        groups = (self._mesh.get_group("dp_replicate"), first.division.sums)
+        groups = (self._mesh.get_group("dp_replicate"), first.split.sums)
         self._summing_groups = [group for group in groups if group and group.size() > 1]
         self._columns: dict[str, tuple[int, int]] = {}  # first column and width of each parameter
         self._width = 0
         for name, parameter in parameters.items():
-            width = parts[name].rows_each * parameter[:1].numel()
+            width = shards[name].rows_each * parameter[:1].numel()
             self._columns[name] = (self._width, width)
             self._width += width
         self.waiting = 0  # parameters whose gradient is not complete yet
@@ -46,7 +46,7 @@ class _Bucket:
 
     @torch.no_grad()
     def reduce(self) -> dict[str, torch.Tensor]:
-        """The summed gradients of this rank's parts, fp32; drops the parameters' own."""
+        """The summed gradients of this rank's shards, fp32; drops the parameters' own."""
         gradients = {name: _gradient(parameter) for name, parameter in self.parameters.items()}
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -54,8 +54,8 @@ class _Bucket:
             return gradients
         first = next(iter(gradients.values()))
         buffer = first.new_zeros(self._shard_ranks, self._width)
-        pairs = [pair for name, gradient in gradients.items() for pair in self._pieces(buffer, name, gradient)]
-        torch._foreach_copy_([view for view, _ in pairs], [piece for _, piece in pairs])
+        pairs = [pair for name, gradient in gradients.items() for pair in self._chunks(buffer, name, gradient)]
+        torch._foreach_copy_([view for view, _ in pairs], [chunk for _, chunk in pairs])
         # their memory is not needed while the buffer is reduced
         del pairs, first
         gradients.clear()
@@ -65,34 +65,34 @@ class _Bucket:
             dist.reduce_scatter_tensor(own, buffer.view(-1), group=self._mesh.get_group("dp_shard"))
         for group in self._summing_groups:
             dist.all_reduce(own, group=group)
-        return dict(self._parts_of(own))
+        return dict(self._shards_of(own))
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Fill the parameters with the parts that their ranks have updated."""
+        """Fill the parameters with the shards that their ranks have updated."""
         if self._shard_ranks == 1:
             return
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
         first = next(iter(weights.values()))
         own = first.new_zeros(self._width)
-        for name, view in self._parts_of(own):
-            view.copy_(self.parts[name].of(weights[name]))
+        for name, view in self._shards_of(own):
+            view.copy_(self.shards[name].of(weights[name]))
         buffer = first.new_empty(self._shard_ranks, own.numel())
         dist.all_gather_into_tensor(buffer.view(-1), own, group=self._mesh.get_group("dp_shard"))
-        pairs = [pair for name, weight in weights.items() for pair in self._pieces(buffer, name, weight)]
-        torch._foreach_copy_([piece for _, piece in pairs], [view for view, _ in pairs])
+        pairs = [pair for name, weight in weights.items() for pair in self._chunks(buffer, name, weight)]
+        torch._foreach_copy_([chunk for _, chunk in pairs], [view for view, _ in pairs])
 
-    def _parts_of(self, row: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """The views of a row that this rank's parts take up."""
+    def _shards_of(self, row: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """The views of a row that this rank's shards take up."""
         for name, parameter in self.parameters.items():
             start, _ = self._columns[name]
-            shape = self.parts[name].of(parameter.detach()).shape
+            shape = self.shards[name].of(parameter.detach()).shape
             yield name, row[start : start + shape.numel()].view(shape)
 
-    def _pieces(
+    def _chunks(
         self, buffer: torch.Tensor, name: str, tensor: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Views of the buffer and of a whole tensor that correspond: of the full parts, and of the last one."""
+        """Views of the buffer and of a whole tensor that correspond: of the full shards, and of the last one."""
         start, width = self._columns[name]
         flat = tensor.view(-1)
         full, rest = divmod(flat.numel(), width)
@@ -116,13 +116,13 @@ class ReplicatedWeights(TrainedWeights):
     def __init__(
         self,
         module: nn.Module,
-        parts: Mapping[str, Part],
+        shards: Mapping[str, RankShard],
         mesh: DeviceMesh,
         offload: bool,
     ) -> None:
         """The trained parameters must be on the device. Masters begin with their values."""
-        super().__init__(module, parts, mesh)
-        own = {name: parts[name].of(p.detach()) for name, p in self.parameters.items()}
+        super().__init__(module, shards, mesh)
+        own = {name: shards[name].of(p.detach()) for name, p in self.parameters.items()}
         if offload:
             self._host = HostMemory(own)
             self._masters = self._host.masters
@@ -131,7 +131,7 @@ class ReplicatedWeights(TrainedWeights):
         self._separate = {name for name, p in self.parameters.items() if offload or p.dtype != torch.float32}
         for parameter in self.parameters.values():
             parameter.grad_dtype = torch.float32
-        self._reductions = _reductions(self.parameters, self.parts)
+        self._reductions = _reductions(self.parameters, self.shards)
         self.buckets = [list(bucket.parameters) for bucket in self._reductions]
         self._last = False
         self._reduced = 0  # buckets of this step
@@ -164,7 +164,7 @@ class ReplicatedWeights(TrainedWeights):
     def use_masters(self, names: list[str]) -> None:
         for name in names:
             if name in self._separate:
-                own = self.parts[name].of(self.parameters[name].detach())
+                own = self.shards[name].of(self.parameters[name].detach())
                 own.copy_(self._masters[name], non_blocking=True)
         for bucket in self._reductions:
             if names[0] in bucket.parameters:
@@ -172,7 +172,7 @@ class ReplicatedWeights(TrainedWeights):
 
     def check_replicas(self, step: int) -> None:
         shared = {"dp_shard": self.mesh.get_group("dp_shard")}
-        groups = {name: part.replica_groups | shared for name, part in self.parts.items()}
+        groups = {name: shard.replica_groups | shared for name, shard in self.shards.items()}
         weights = {name: p.detach() for name, p in self.parameters.items()}
         check_replicas(weights, groups, self.mesh.device_type, step)
 
@@ -203,7 +203,7 @@ class ReplicatedWeights(TrainedWeights):
                 self._complete(bucket.reduce())
 
 
-def _reductions(parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> list[_Bucket]:
+def _reductions(parameters: dict[str, nn.Parameter], shards: dict[str, RankShard]) -> list[_Bucket]:
     """The buckets in the order in which a backward pass completes them, which is about that of the parameters reversed.
 
     Vectors have their own buckets: a norm comes after its layer's matrices in the order of parameters, but before
@@ -213,7 +213,7 @@ def _reductions(parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> 
     position = {name: index for index, name in enumerate(reversed(parameters))}
     by_kind: dict[tuple[dist.ProcessGroup | None, bool, torch.dtype], list[str]] = {}
     for name in position:
-        kind = parts[name].division.sums, parameters[name].ndim == 1, parameters[name].dtype
+        kind = shards[name].split.sums, parameters[name].ndim == 1, parameters[name].dtype
         by_kind.setdefault(kind, []).append(name)
     made = [
         names
@@ -222,5 +222,5 @@ def _reductions(parameters: dict[str, nn.Parameter], parts: dict[str, Part]) -> 
     ]
     made.sort(key=lambda names: position[names[-1]])
     return [
-        _Bucket({name: parameters[name] for name in names}, {name: parts[name] for name in names}) for names in made
+        _Bucket({name: parameters[name] for name in names}, {name: shards[name] for name in names}) for names in made
     ]

@@ -3,7 +3,7 @@
 `TrainedWeights` is what the training loop and the optimizer see of it. Two mechanisms implement it: FSDP2, which shards
 weights layer by layer (zero2, zero3), and whole weights with gradients summed in buckets (replicated, zero1).
 
-Each rank updates its part of every trained parameter. `masters` are these parts in fp32; they are the parameters' own
+Each rank updates its shard of every trained parameter. `masters` are these shards in fp32; they are the parameters' own
 memory where that is fp32 and on the device, and copies otherwise.
 """
 
@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.engines.torch import devices
-from hyperpod_ft.engines.torch.sharding.parts import Part, squared_norm
+from hyperpod_ft.engines.torch.sharding.shards import RankShard, squared_norm
 from hyperpod_ft.planning.torch.sharding import BUCKET_BYTES
 
 _Item = TypeVar("_Item")
@@ -40,9 +40,9 @@ def in_buckets(items: Iterable[_Item], size_of: Callable[[_Item], int]) -> list[
 class TrainedWeights(ABC):
     """The gradients and trained parameters of a module on one rank."""
 
-    def __init__(self, module: nn.Module, parts: Mapping[str, Part], mesh: DeviceMesh) -> None:
+    def __init__(self, module: nn.Module, shards: Mapping[str, RankShard], mesh: DeviceMesh) -> None:
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.parts = {name: parts[name] for name in self.parameters}
+        self.shards = {name: shards[name] for name in self.parameters}
         self.mesh = mesh
         # names of parameters, in the order in which their gradients become known
         self.buckets: list[list[str]] = []
@@ -64,7 +64,7 @@ class TrainedWeights(ABC):
 
     @abstractmethod
     def master(self, name: str) -> torch.Tensor:
-        """This rank's part of a trained parameter, fp32, plain; the optimizer updates it in place."""
+        """This rank's shard of a trained parameter, fp32, plain; the optimizer updates it in place."""
 
     @abstractmethod
     def use_masters(self, names: list[str]) -> None:
@@ -75,14 +75,14 @@ class TrainedWeights(ABC):
         """Raise RuntimeError when ranks that should hold the same weights differ. Collective."""
 
     def take_gradients(self, names: list[str]) -> list[torch.Tensor]:
-        """The gradients of these parts, summed over all ranks, fp32, beside their masters; each can be taken once."""
+        """The gradients of these shards, summed over all ranks, fp32, beside their masters; each can be taken once."""
         if self._host:
             self._host.wait(names)
         return [self._gradients.pop(name) for name in names]
 
     def state(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-        """The masters by name, for checkpoints: Pieces where ranks hold different parts. In fp32 they share memory."""
-        return {name: self.parts[name].wrap(self.master(name).to(dtype)) for name in self.parameters}
+        """The masters by name, for checkpoints: Pieces where ranks hold different shards. In fp32 they share memory."""
+        return {name: self.shards[name].wrap(self.master(name).to(dtype)) for name in self.parameters}
 
     def _complete(self, gradients: dict[str, torch.Tensor]) -> None:
         """Store final gradients; those of a tied embedding wait for the pipeline's other end.
@@ -90,17 +90,17 @@ class TrainedWeights(ABC):
         Their norm is computed on the device, before they may leave it.
         """
         # the two ends of a pipeline complete a step at different times: waiting for each other here would deadlock
-        self._tied |= {name: gradients.pop(name) for name in [*gradients] if self.parts[name].ends}
+        self._tied |= {name: gradients.pop(name) for name in [*gradients] if self.shards[name].ends}
         self._keep(gradients)
 
     def _keep(self, gradients: dict[str, torch.Tensor]) -> None:
         if gradients:
-            self._squared_norms.append(squared_norm(gradients, self.parts))
+            self._squared_norms.append(squared_norm(gradients, self.shards))
             self._gradients |= self._host.receive(gradients) if self._host else gradients
 
     def _squared_norm(self) -> torch.Tensor:
         for name, gradient in self._tied.items():
-            dist.all_reduce(gradient, group=self.parts[name].ends)
+            dist.all_reduce(gradient, group=self.shards[name].ends)
         self._keep(self._tied)
         self._tied = {}
         total = torch.stack(self._squared_norms).sum()

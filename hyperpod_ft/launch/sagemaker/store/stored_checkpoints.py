@@ -5,13 +5,11 @@ best-00000350/    the best weights as of that step: `best/` on the volume, where
 votes/<name>-<digest>/<node>    "this node has pushed its files", until the checkpoint is complete
 """
 
-import json
 import re
 from collections.abc import Collection
 from pathlib import Path
 
 from hyperpod_ft.checkpoint.sharded.description import Description
-from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.launch.sagemaker.groups import number_of
 from hyperpod_ft.runs.run_paths import BEST, checkpoint_name
 
@@ -34,7 +32,7 @@ def is_best(name: str) -> bool:
 
 def votes(name: str, described: Description) -> str:
     """Where the nodes vote for this content of a checkpoint."""
-    return f"votes/{name}-{text_sha256(json.dumps(described.sha256, sort_keys=True))[:16]}"
+    return f"votes/{name}-{described.digest[:16]}"
 
 
 def is_vote(name: str) -> bool:

@@ -22,7 +22,7 @@ from hyperpod_ft.checkpoint.merge import merged_tensor
 from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor
 from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.elements import STORED
-from hyperpod_ft.checkpoint.tensors.layout import TORCH_NAME_OF_DTYPE, LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import TORCH_NAME_OF_DTYPE, LogicalTensor
 from hyperpod_ft.errors import UserError
 from tests.unit.rounding import Bound
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hyperpod_ft.checkpoint.sharded.nxd import rank_files
 from hyperpod_ft.checkpoint.sharded.sharded import ShardedAdapter, open_checkpoint
-from hyperpod_ft.checkpoint.tensors.layout import Piece
+from hyperpod_ft.checkpoint.tensors.logical_tensor import Piece
 from tests.unit import genuine_checkpoints, nxd_adapters, nxd_files, nxd_sharder, tensor_values
 from tests.unit.checkpoint.sharded.nxd_checkpoints import make_adapter, make_model
 from tests.unit.genuine_checkpoints import Genuine

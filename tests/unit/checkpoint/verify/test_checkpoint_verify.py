@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
 from hyperpod_ft.checkpoint.tensors import scanning
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.checkpoint.verify.verify import verify
 from hyperpod_ft.errors import UserError

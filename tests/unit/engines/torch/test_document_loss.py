@@ -13,7 +13,7 @@ from hyperpod_ft.config.sections.lora import Lora
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model import loss
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, document_cross_entropies
-from hyperpod_ft.engines.torch.objectives import DirectPreference
+from hyperpod_ft.engines.torch.objectives.objective import DirectPreference
 from tests.unit.engines.torch.test_attention import Largest
 
 WIDTH, VOCABULARY = 16, 50

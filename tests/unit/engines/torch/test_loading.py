@@ -34,7 +34,7 @@ from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.model import tensor_parallel
 from hyperpod_ft.engines.torch.model.build import decoder_layers
-from hyperpod_ft.engines.torch.sharding.parts import Division, Part, local, parts_of
+from hyperpod_ft.engines.torch.sharding.shards import RankShard, TensorSplit, local, shards_of
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import family_of
 from tests.unit import tiny_checkpoints
@@ -105,21 +105,21 @@ def load(directory: Path, dtype: torch.dtype = torch.float32, data_parallel: int
     model = skeleton.build(directory, dtype, "eager")
     assert all(parameter.is_meta for parameter in model.parameters())
     weights = locate(model, directory)
-    parts: dict[str, Part] = {}
+    shards: dict[str, RankShard] = {}
     if data_parallel * tensor_parallel_degree > 1:
         mesh = init_device_mesh("cpu", (data_parallel, tensor_parallel_degree), mesh_dim_names=("dp_shard", "tp"))
-        divisions: dict[str, Division] = {}
+        splits: dict[str, TensorSplit] = {}
         if tensor_parallel_degree > 1:
             family = family_of(model.config.model_type)
             assert family is not None
-            divisions = tensor_parallel.parallelize(model, family, mesh["tp"], sequence_parallel=True)
-        parts = parts_of(model, mesh, divisions)
+            splits = tensor_parallel.parallelize(model, family, mesh["tp"], sequence_parallel=True)
+        shards = shards_of(model, mesh, splits)
         if data_parallel > 1:
             for layer in decoder_layers(model):
                 fully_shard(layer, mesh=mesh["dp_shard"])
             fully_shard(model, mesh=mesh["dp_shard"])
     skeleton.materialize(model, torch.device("cpu"))
-    skeleton.fill(model, weights, parts)
+    skeleton.fill(model, weights, shards)
     return model
 
 
@@ -132,8 +132,8 @@ def bits(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
     return tensor.dtype, tensor.shape, flat.view(torch.uint8).numpy().tobytes()
 
 
-def share(name: str, whole: torch.Tensor, layout: tuple[int, int], rank: int) -> torch.Tensor:
-    """A rank's part, by Megatron's rule for tp and FSDP's for dp, written without the engine."""
+def shard_of(name: str, whole: torch.Tensor, layout: tuple[int, int], rank: int) -> torch.Tensor:
+    """A rank's shard, by Megatron's rule for tp and FSDP's for dp, written without the engine."""
     data_parallel, ranks = layout
     dp_rank, tp_rank = divmod(rank, ranks)
     *_, module, kind = name.split(".")
@@ -156,8 +156,8 @@ def share(name: str, whole: torch.Tensor, layout: tuple[int, int], rank: int) ->
             whole = whole.chunk(ranks, dim=1)[tp_rank]
         elif module == "c_proj" and kind == "weight":
             whole = whole.chunk(ranks)[tp_rank]
-    parts = whole.chunk(data_parallel)
-    return parts[dp_rank] if dp_rank < len(parts) else whole[:0]
+    shards = whole.chunk(data_parallel)
+    return shards[dp_rank] if dp_rank < len(shards) else whole[:0]
 
 
 def test_a_device_with_fixed_shapes_gets_whole_tensors(
@@ -176,10 +176,10 @@ def check(directory: Path, layout: tuple[int, int], dtype: torch.dtype) -> None:
         with rank_of(rank, layout[0] * layout[1]):
             loaded = load(directory, dtype, *layout)
             found = {name: local(p.detach()) for name, p in loaded.named_parameters()}
-            wanted = {name: share(name, p.detach(), layout, rank) for name, p in expected.named_parameters()}
+            wanted = {name: shard_of(name, p.detach(), layout, rank) for name, p in expected.named_parameters()}
             assert found.keys() == wanted.keys()
-            for name, part in found.items():
-                assert bits(part) == bits(wanted[name]), f"{directory.name}, rank {rank}: {name}"
+            for name, shard in found.items():
+                assert bits(shard) == bits(wanted[name]), f"{directory.name}, rank {rank}: {name}"
             buffers = {name: bits(buffer) for name, buffer in loaded.named_buffers()}
             assert buffers == {name: bits(buffer) for name, buffer in expected.named_buffers()}
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperpod_ft.checkpoint.tensors.layout import LogicalTensor, Piece, contiguous_strides
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.errors import UserError
 

@@ -11,7 +11,7 @@ import pytest
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import ConfigError, UserError
-from hyperpod_ft.planning.automatic.choice import DegreesLayout, Proposal, propose
+from hyperpod_ft.planning.automatic.choice import AllowedDegrees, Proposal, propose
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.model_fit import check_memory
 from hyperpod_ft.planning.model_shape import model_shape
@@ -48,7 +48,7 @@ def config(
     )
 
 
-def layouts(proposal: Proposal) -> list[DegreesLayout]:
+def allowed(proposal: Proposal) -> list[AllowedDegrees]:
     return [proposal.chosen, *proposal.slower]
 
 
@@ -105,19 +105,19 @@ def test_what_is_proposed_is_never_refused() -> None:
         except UserError as error:
             assert "GiB" in str(error) and error.remedy, error
             continue
-        for layout in layouts(proposal):
+        for each in allowed(proposal):
             proposed += 1
             # as a run file with these degrees is read, planned and checked
-            again = RunConfig.model_validate(layout.config.model_dump())
-            assert again == layout.config and again.parallelism.degrees == "manual"
+            again = RunConfig.model_validate(each.config.model_dump())
+            assert again == each.config and again.parallelism.degrees == "manual"
             degrees = degrees_of(again)
-            assert degrees == layout.degrees
+            assert degrees == each.degrees
             rules_of("torch").check_model_config(model_config, degrees)
             check_model(again, degrees, shape)
             memory = check_memory(again, degrees, shape)
-            assert memory and memory.total == layout.needed
-            assert sharding_choice.choose_sharding(again, degrees, shape) == layout.sharding
-        times = [layout.tokens_per_second for layout in layouts(proposal)]
+            assert memory and memory.total == each.needed
+            assert sharding_choice.choose_sharding(again, degrees, shape) == each.sharding
+        times = [each.tokens_per_second for each in allowed(proposal)]
         assert times == sorted(times, reverse=True)
     assert proposed > 50, "or this test shows little"
 
@@ -132,11 +132,11 @@ def test_a_choice_takes_no_time() -> None:
     assert min(times) < 0.05
 
 
-def test_refused_layouts_say_why() -> None:
+def test_refused_degrees_say_why() -> None:
     proposal = propose(config("p5.48xlarge", training=CHECKPOINTED, sharding="replicated"), LLAMA_3_70B)
-    reasons = {str(refused.degrees): refused.reason for refused in proposal.refused}
+    reasons = {str(degrees): reason for degrees, reason in proposal.refused}
     assert reasons["dp 8 x tp 1"].startswith("needs ") and reasons["dp 8 x tp 1"].endswith(" of 72.0 GiB (replicated)")
-    assert len(layouts(proposal)) + len(reasons) <= 8
+    assert len(allowed(proposal)) + len(reasons) <= 8
     values = json.loads(json.dumps(proposal.as_dict()))
     assert values["layouts"][0]["degrees"] == str(proposal.chosen.degrees)
     assert values["layouts"][0]["tokens_per_second"] > 0
@@ -163,7 +163,7 @@ def test_the_only_layout_does_not_fit() -> None:
     )
 
 
-def test_a_schedule_is_for_layouts_with_a_pipeline() -> None:
+def test_a_schedule_is_for_pipelines() -> None:
     """Those without one are proposed as if it had not been given."""
     given = config("p4d.24xlarge", pipeline_schedule="interleaved", virtual_pipeline_parallel=3)
     chosen = propose(given, LLAMA_3_8B).chosen

@@ -160,8 +160,8 @@ def test_memory_of_the_ranks() -> None:
     def activations(run: RunConfig) -> list[float]:
         degrees = degrees_of(run)
         chosen = sharding_choice.choose_sharding(run, degrees, SHAPE)
-        shares = torch_memory.shares(run, degrees, SHAPE)
-        return [torch_memory.memory_on_rank(run, degrees, SHAPE, share, chosen).activations for share in shares]
+        sizes = torch_memory.stage_sizes(run, degrees, SHAPE)
+        return [torch_memory.memory_on_rank(run, degrees, SHAPE, stage, chosen).activations for stage in sizes]
 
     hidden = 4096 * 4096 * 2
     (whole,) = activations(config(1, 8))

@@ -14,35 +14,35 @@ from transformers import PreTrainedModel
 from hyperpod_ft.engines.torch.model import divided_dropout, vocabulary_parallel
 from hyperpod_ft.engines.torch.model.tensor_collectives import Copy, Sum
 from hyperpod_ft.engines.torch.model.tensor_parallel import Splitting, leave_block
-from hyperpod_ft.engines.torch.sharding.parts import Division
+from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
 from hyperpod_ft.planning.families import Family
 
 _ATTENTION = Family(("t5",), columns=dict.fromkeys("qkv", ("queries",)), rows=("o",))
 _MLP = Family(("t5",), columns=dict.fromkeys(("wi", "wi_0", "wi_1"), ("units",)), rows=("wo",))
 
 
-def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> dict[str, Division]:
+def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> dict[str, TensorSplit]:
     """Split a T5 over the 1-D `mesh`, in place; returns what became of parameters, by FQN.
 
     As that of other families, without sequence parallelism.
     """
-    divisions: dict[nn.Parameter, Division] = {}
+    splits: dict[nn.Parameter, TensorSplit] = {}
     for module in model.modules():
         if hasattr(module, "SelfAttention") or hasattr(module, "EncDecAttention"):
             attention: Any = getattr(module, "EncDecAttention", None) or module.SelfAttention
             splitting = _split(attention, Splitting(model.config, _ATTENTION, mesh))
             if attention.has_relative_attention_bias:
                 splitting.divide(attention.relative_attention_bias, ("queries",), {"weight": 1})
-            divisions |= splitting.divisions
+            splits |= splitting.splits
         elif hasattr(module, "DenseReluDense"):
             mlp: Any = module.DenseReluDense
-            divisions |= _split(mlp, Splitting(model.config, _MLP, mesh)).divisions
+            splits |= _split(mlp, Splitting(model.config, _MLP, mesh)).splits
             divided_dropout.divide(mlp.dropout, mesh.get_group(), dim=-1)
     embeddings = [model.get_submodule(name) for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
-    divisions |= vocabulary_parallel.divide(
+    splits |= vocabulary_parallel.divide(
         embeddings, model.get_output_embeddings(), model.config.vocab_size, mesh.get_group()
     )
-    return {name: divisions[parameter] for name, parameter in model.named_parameters() if parameter in divisions}
+    return {name: splits[parameter] for name, parameter in model.named_parameters() if parameter in splits}
 
 
 def _split(block: nn.Module, splitting: Splitting) -> Splitting:

@@ -15,7 +15,7 @@ from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
 from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
 from hyperpod_ft.engines.torch.model.t5 import paired_model
-from hyperpod_ft.engines.torch.preference_rows import PreferenceSplit
+from hyperpod_ft.engines.torch.objectives.preference_rows import PreferenceSplit
 from hyperpod_ft.errors import UserError
 
 

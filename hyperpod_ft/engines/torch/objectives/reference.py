@@ -21,7 +21,7 @@ from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.processes import Processes
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import compiling, language_model
-from hyperpod_ft.engines.torch.preference_rows import Floats, PreferenceSplit, Rows
+from hyperpod_ft.engines.torch.objectives.preference_rows import Floats, PreferenceSplit, Rows
 from hyperpod_ft.engines.torch.validation import forward_only
 from hyperpod_ft.runs.run import Run
 

@@ -1,4 +1,4 @@
-"""A rank's part of each parameter: which elements it holds, updates and saves, and who else holds the same.
+"""A rank's shard of each parameter: which elements it holds, updates and saves, and who else holds the same.
 
 tp divides a parameter first, then `dp_shard` divides the rows (dimension 0) of what a tp rank holds, as evenly as
 whole rows allow: each rank gets ceil(rows / ranks), the last ones fewer or none. FSDP2 divides in the same way, so a
@@ -20,7 +20,7 @@ from hyperpod_ft.engines.torch.sharding.pieces import Box, Pieces
 
 
 @dataclass(frozen=True)
-class Division:
+class TensorSplit:
     """What tensor parallelism makes of a parameter: whole on each rank, or split along dimension `dim`."""
 
     shape: torch.Size  # of the whole parameter
@@ -37,15 +37,15 @@ class Division:
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """What this rank has of a parameter that is split, copied; on the meta device too."""
-        parts = [whole.narrow(self.dim, part.start, len(part)) for part in self.ranges]
-        return torch.cat(parts, self.dim)
+        slices = [whole.narrow(self.dim, own.start, len(own)) for own in self.ranges]
+        return torch.cat(slices, self.dim)
 
 
 @dataclass(frozen=True)
-class Part:
-    """Where this rank's part of a parameter lies in the whole."""
+class RankShard:
+    """Where this rank's shard of a parameter lies in the whole."""
 
-    division: Division
+    split: TensorSplit
     rows: int  # of dimension 0 on this tp rank
     shard_ranks: int
     index: int  # of this rank among them
@@ -55,7 +55,7 @@ class Part:
     @property
     def shape(self) -> torch.Size:
         """The shape of the whole parameter."""
-        return self.division.shape
+        return self.split.shape
 
     @property
     def rows_each(self) -> int:
@@ -70,74 +70,74 @@ class Part:
         return whole[self.first_row : self.first_row + self.rows_each]
 
     @property
-    def unsharded(self) -> "Part":
+    def unsharded(self) -> "RankShard":
         """What this tp rank holds, all rows of it."""
         return replace(self, shard_ranks=1, index=0)
 
     @property
     def replica_groups(self) -> dict[str, dist.ProcessGroup]:
-        """The groups of ranks that hold the same part, by their axis."""
+        """The groups of ranks that hold the same shard, by their axis."""
         found = {"dp_replicate": self.mesh.get_group("dp_replicate")}
-        if self.division.dim is None:
+        if self.split.dim is None:
             found["tp"] = self.mesh.get_group("tp")
-        elif self.division.sums:  # of a split parameter: the ranks that have the same slice
-            found["tp copies"] = self.division.sums
+        elif self.split.sums:  # of a split parameter: the ranks that have the same slice
+            found["tp copies"] = self.split.sums
         if self.ends:
             found["first and last pipeline"] = self.ends
         return found
 
     @property
     def replicas(self) -> int:
-        """How many ranks hold the same part."""
+        """How many ranks hold the same shard."""
         return math.prod(group.size() for group in self.replica_groups.values())
 
     def boxes(self, tensor: torch.Tensor) -> list[Box]:
-        """Where this part's values, given as `tensor`, lie in the whole; views.
+        """Where this shard's values, given as `tensor`, lie in the whole; views.
 
         Their last dimension may differ from the parameter's: moments in 8 bits have one scale for a block of a row.
         """
         start = (self.first_row, *[0] * (tensor.ndim - 1))
-        division, dim = self.division, self.division.dim
+        split, dim = self.split, self.split.dim
         if dim is None:
             return [(start, tensor)]
-        ranges = division.ranges
-        if dim == tensor.ndim - 1 > 0 and tensor.shape[-1] != division.length:
-            ranges = (range(division.index * tensor.shape[-1], (division.index + 1) * tensor.shape[-1]),)
+        ranges = split.ranges
+        if dim == tensor.ndim - 1 > 0 and tensor.shape[-1] != split.length:
+            ranges = (range(split.index * tensor.shape[-1], (split.index + 1) * tensor.shape[-1]),)
         found: list[Box] = []
         first = 0  # of this range in what the tp rank holds
         begins = start[dim]
-        for part in ranges:
-            low, high = max(first, begins), min(first + len(part), begins + tensor.shape[dim])
+        for own in ranges:
+            low, high = max(first, begins), min(first + len(own), begins + tensor.shape[dim])
             if low < high:
-                place = (*start[:dim], part.start + low - first, *start[dim + 1 :])
+                place = (*start[:dim], own.start + low - first, *start[dim + 1 :])
                 found.append((place, tensor.narrow(dim, low - begins, high - low)))
-            first += len(part)
+            first += len(own)
         return found
 
     def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This part's values for a checkpoint, sharing their memory; the tensor itself when it is whole."""
-        division = self.division
-        if division.dim is None and self.shard_ranks == 1:
+        """This shard's values for a checkpoint, sharing their memory; the tensor itself when it is whole."""
+        split = self.split
+        if split.dim is None and self.shard_ranks == 1:
             return tensor
         shape = list(self.shape)
         if tensor.ndim > 1:
-            if division.dim != tensor.ndim - 1:
+            if split.dim != tensor.ndim - 1:
                 shape[-1] = tensor.shape[-1]
-            elif tensor.shape[-1] != division.length:
-                shape[-1] = tensor.shape[-1] * division.ranks
+            elif tensor.shape[-1] != split.length:
+                shape[-1] = tensor.shape[-1] * split.ranks
         return Pieces(torch.Size(shape), tensor.dtype, tensor.device, self.boxes(tensor))
 
 
-def parts_of(module: nn.Module, mesh: DeviceMesh, divisions: Mapping[str, Division]) -> dict[str, Part]:
-    """This rank's part of each parameter, by FQN; before FSDP2 shards the module, on any device.
+def shards_of(module: nn.Module, mesh: DeviceMesh, splits: Mapping[str, TensorSplit]) -> dict[str, RankShard]:
+    """This rank's shard of each parameter, by FQN; before FSDP2 shards the module, on any device.
 
-    `divisions`: of those that tensor parallelism changes.
+    `splits`: of those that tensor parallelism changes.
     """
     # once, not for each parameter: a mesh takes milliseconds to answer
     shard_ranks, index = mesh["dp_shard"].size(), mesh.get_local_rank("dp_shard")
     return {
-        name: Part(
-            division=divisions.get(name, Division(parameter.shape)),
+        name: RankShard(
+            split=splits.get(name, TensorSplit(parameter.shape)),
             rows=parameter.shape[0],
             shard_ranks=shard_ranks,
             index=index,
@@ -153,14 +153,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def squared_norm(gradients: Mapping[str, torch.Tensor], parts: Mapping[str, Part]) -> torch.Tensor:
-    """This rank's share of the squared norm of these parts' gradients, fp32 []: the sum over ranks is the full value.
+def squared_norm(gradients: Mapping[str, torch.Tensor], shards: Mapping[str, RankShard]) -> torch.Tensor:
+    """This rank's share of the squared norm of these shards' gradients, fp32 []: the sum over ranks is the full value.
 
     An element that n ranks hold counts 1/n on each.
     """
     by_replicas: dict[int, list[torch.Tensor]] = {}
     for name, gradient in gradients.items():
-        by_replicas.setdefault(parts[name].replicas, []).append(gradient)
+        by_replicas.setdefault(shards[name].replicas, []).append(gradient)
     shares = [
         torch.stack(torch._foreach_norm(some)).square().sum() / replicas for replicas, some in by_replicas.items()
     ]

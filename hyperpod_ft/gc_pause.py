@@ -1,4 +1,4 @@
-"""Imports of large packages without Python's search for garbage.
+"""Pauses Python's garbage collection while large packages are imported.
 
 torch and transformers make a million objects and hardly any garbage. Searching them takes a sixth to a quarter of the
 time of their import, and again in each full collection and at exit.

@@ -1,0 +1,1 @@
+"""What training minimizes: the objectives, and what preferences are compared with."""
