@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.launch.render import Installation, render
-from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -96,6 +96,6 @@ def ready_for_precompile(run: Run) -> None:
     run.freeze()
     run.logs.mkdir(parents=True)
     for stage in ("env", "download", "dataset"):
-        finished = Record(stage, run.plan[stage].fingerprint, {}, (), {}, "", 0, "", "")
+        finished = Record(stage, run.plan[stage].fingerprint, {}, (), {}, utc_now(), 0, "", "")
         finished.write(run.record_path(stage))
     publish.write_text(run.script("precompile"), render(run, Installation(run.python, REPOSITORY))["precompile"])

@@ -19,7 +19,7 @@ from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs import restarts
-from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from tests.waiting import wait_for
 
@@ -179,7 +179,7 @@ def test_a_node_that_hangs_after_the_record_is_written_does_not_hold_the_job(
     four_nodes: LocalCluster, make_run: MakeRun
 ) -> None:
     run = make_run(cluster__nodes=2, parallelism={"ranks_per_node": 1, "tensor_parallel": 1})
-    Record("train", run.plan["train"].fingerprint, {}, (), {}, "", 0.0, "", "").write(run.directory / "record")
+    Record("train", run.plan["train"].fingerprint, {}, (), {}, utc_now(), 0.0, "", "").write(run.directory / "record")
     job = submit(four_nodes, run, HANGS_AT_THE_END)
     wait_for_state(four_nodes, job, "RUNNING")
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "hyperpod_ft"
 TWO_MEANINGS = {
-    # sections of the run file, named by their keys, and what AWS or a checkpoint describes
-    "Lora",
     # of both engines, with the same methods
     "Checkpoints",
     "TrainingLoop",

@@ -136,7 +136,8 @@ def test_description() -> None:
 def test_restarts_of_all_jobs_of_a_submission(make_run: MakeRun) -> None:
     """A training job that continues another has its name and its restarts, but one budget with it."""
     run = make_run()
-    for job_id, submitted in (("train-1", "first"), ("train-2", "second"), ("train-3", "second")):
+    first, second = "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z"
+    for job_id, submitted in (("train-1", first), ("train-2", second), ("train-3", second)):
         run.add_job(Job("train", job_id, "sagemaker", submitted))
         restarts.add(run, "train", attempt(job_id=job_id))
     restarts.add(run, "train", attempt(job_id="manual"))

@@ -13,7 +13,7 @@ import pytest
 
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.runs import restarts
-from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.run import Run
 from tests.waiting import wait_for
@@ -96,7 +96,7 @@ def test_a_volume_that_takes_no_exit_status_does_not_change_it(run: Run) -> None
 
 def finished_training(run: Run) -> str:
     """A command that does what rank 0 does at the end of a training: it writes the stage's record."""
-    record = Record("train", run.plan["train"].fingerprint, {}, (), {}, "", 0.0, "", "7")
+    record = Record("train", run.plan["train"].fingerprint, {}, (), {}, utc_now(), 0.0, "", "7")
     record.write(run.directory / "record")
     return f"mkdir -p records && cp record records/partial && mv records/partial {run.record_path('train')}"
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.assets import model_asset
-from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
 from tests.unit import tiny_checkpoints
@@ -37,7 +37,7 @@ def record_training(run: Run, steps: int) -> None:
 
 def record(run: Run, stage: str, facts: dict[str, Any]) -> None:
     fingerprint = run.plan[stage].fingerprint
-    Record(stage, fingerprint, {}, (), facts, "", 0.0, "", "").write(run.record_path(stage))
+    Record(stage, fingerprint, {}, (), facts, utc_now(), 0.0, "", "").write(run.record_path(stage))
 
 
 def test_from_checkpoint_to_merged_model(base: Path, trained: dict[str, torch.Tensor], tmp_path: Path) -> None:
