@@ -19,10 +19,14 @@ export HYPERPOD_FT_REQUIRE_SLURM=1 PATH="$PWD/.venv/bin:$PATH:/usr/local/sbin:/u
 unset SLURM_CONF HF_TOKEN PYTHONDONTWRITEBYTECODE
 
 say "ruff, import-linter, mypy, shellcheck"
+# Meanwhile, on another core: pytest compiles the test modules, which each of its workers would do otherwise. What is
+# wrong with them is reported below.
+pytest --collect-only --quiet &>/dev/null &
 ruff check .
 ruff format --check .
 lint-imports
 mypy
+wait
 shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh hyperpod_ft/aws/ssh/*.sh tests/lifecycle/*.sh tests/aws/*.sh
 
 say "pytest"

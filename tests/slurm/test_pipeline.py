@@ -28,11 +28,11 @@ pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
 STAGES = ["env", "download", "dataset", "train", "consolidate", "merge", "generate"]
 
 
-def values(root: Path, **training: Any) -> dict[str, Any]:
+def values(root: Path, nodes: int = 2, **training: Any) -> dict[str, Any]:
     return {
         "name": "pipeline",
         "engine": "torch",
-        "cluster": {"root": str(root), "instance_type": "local", "nodes": 2, "environment": {"ODD": "a b$(id)'\""}},
+        "cluster": {"root": str(root), "instance_type": "local", "nodes": nodes, "environment": {"ODD": "a b$(id)'\""}},
         "env": {"python": sys.executable},
         "model": {"source": "example:tiny-llama"},
         "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256, "validation_share": 0.05},
@@ -146,7 +146,7 @@ def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(
     )
     python.chmod(0o755)
     broken.touch()
-    content = values(shared, max_steps=2) | {"env": {"python": str(python)}, "name": "failing"}
+    content = values(shared, nodes=1, max_steps=2) | {"env": {"python": str(python)}, "name": "failing"}
     content["dataset"] |= {"max_length": 128}  # no other test has prepared that
     run_file = head.write(content)
     head("submit", run_file)
@@ -205,7 +205,7 @@ def test_training_that_is_killed_resumes_as_if_nothing_had_happened(head: Head, 
 
 
 def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Path) -> None:
-    run_file = head.write(values(shared, max_steps=400, save_every_steps=1000) | {"name": "cancelled"})
+    run_file = head.write(values(shared, nodes=1, max_steps=400, save_every_steps=1000) | {"name": "cancelled"})
     head("submit", run_file)
     directory = head.status()["directory"]
     head.wait(lambda: len(metrics(directory)) >= 2)

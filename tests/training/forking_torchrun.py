@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed.run
 import transformers.models.llama.modeling_llama  # noqa: F401 - for the ranks, as what follows
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 import hyperpod_ft.engines.torch.loop
 import hyperpod_ft.stages.train  # noqa: F401
@@ -52,5 +53,7 @@ def fork(handler: subprocess_handler.SubprocessHandler, args: tuple[str, ...], e
 
 if __name__ == "__main__":
     subprocess_handler.SubprocessHandler._popen = fork  # type: ignore[method-assign]
+    # For events, which nobody records here, it looks for the caller in all modules: half a second with so many of them.
+    dynamic_rendezvous.get_method_name = lambda depth=2: "rendezvous"
     gc_pause.resume_collection()
     torch.distributed.run.main()
