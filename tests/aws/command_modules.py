@@ -6,6 +6,7 @@ import boto3
 import botocore.session
 import rich.console
 import rich.table  # noqa: F401
+import typer.main
 
 import hyperpod_ft.aws.cluster.create
 import hyperpod_ft.aws.cluster.delete
@@ -14,9 +15,12 @@ import hyperpod_ft.aws.cluster.login
 import hyperpod_ft.aws.cluster.maintenance
 import hyperpod_ft.aws.cluster.observability
 import hyperpod_ft.cli.main
-import hyperpod_ft.serving.endpoint.operations  # noqa: F401
+import hyperpod_ft.serving.endpoint.operations
 from hyperpod_ft.aws.validation import service_model
 
+# the commands as the program would build them, each time from all their functions' parameters
+typer.main.get_command = functools.cache(typer.main.get_command)
+typer.main.get_command(hyperpod_ft.cli.main.app)
 # botocore's descriptions of services: each session would parse them anew, a tenth of a second for a large one
 botocore.session.create_loader = functools.cache(botocore.session.create_loader)
 for service in ("sagemaker", "cloudformation", "ec2", "iam", "s3", "fsx", "service-quotas", "sts", "logs"):

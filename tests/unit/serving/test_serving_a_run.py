@@ -104,7 +104,7 @@ def test_a_directory_with_a_key_until_ctrl_c(tuned_run: Run) -> None:
 def test_what_cannot_be_served_is_one_line(tuned_run: Run, make_run: Any, tmp_path: Any) -> None:
     untrained = make_run()
     untrained.freeze()
-    with pytest.raises(UserError, match=r"no tuned model yet: stage merge: has not run; hyperpod-ft resume"):
+    with pytest.raises(UserError, match=r"no tuned model yet: stage merge: has not run; run: hyperpod-ft resume"):
         models.find(str(untrained.directory))
     with pytest.raises(UserError, match="is an adapter"):
         models.find(str(tuned_run.adapter))

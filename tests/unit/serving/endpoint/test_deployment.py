@@ -114,7 +114,7 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, sections: dict[str, An
 def test_a_run_without_a_tuned_model_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     run.record_path("merge").unlink()
-    with pytest.raises(UserError, match=r"no tuned model to deploy.*resume"):
+    with pytest.raises(UserError, match=r"no tuned model yet.*resume"):
         deployment(run, "us-west-2")
 
 
