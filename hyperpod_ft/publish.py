@@ -155,7 +155,7 @@ def sole_writer(final: Path) -> Iterator[None]:
     Raises UserError when `final` exists, another process is creating it, or the volume has no locks.
     """
     if not final.name:
-        raise UserError(f"{final}: exists", "give the path of a new file or directory")
+        raise UserError(f"{final}: already exists", "give the path of a new file or directory")
     final.parent.mkdir(parents=True, exist_ok=True)
     path = final.with_name(f".{final.name}.lock")
     with contextlib.ExitStack() as stack:
@@ -165,7 +165,7 @@ def sole_writer(final: Path) -> Iterator[None]:
             descriptor = stack.enter_context(lock(path, patience=0))
         try:
             if final.exists() or final.is_symlink():
-                raise UserError(f"{final}: exists", "give another name, or remove it")
+                raise UserError(f"{final}: already exists", "give another name, or remove it")
             yield
         finally:
             path.unlink(missing_ok=True)

@@ -94,7 +94,9 @@ def _rows(path: Path) -> Iterator[reading.RawRow]:
             for chunk in reading.chunks_of(directory, name):
                 yield from (row for row in reading.read(directory, chunk) if isinstance(row, reading.RawRow))
         except ImportError as error:
-            raise UserError(f"{name}: pyarrow is not installed here, which reads parquet", "give --format") from error
+            raise UserError(
+                f"{name}: reading parquet needs pyarrow, which is not installed here", "pass --format"
+            ) from error
 
 
 def _recognized(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +123,7 @@ def _recognized(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
         )
     raise UserError(
         f"{path}: no format has the fields {_fields(row)}",
-        "give --format, or rename them to prompt and completion (docs/your-own-data.md)",
+        "pass --format, or rename them to prompt and completion (docs/your-own-data.md)",
     )
 
 

@@ -124,7 +124,9 @@ def _found_format(source: str, output: Path) -> FoundFormat:
         return dataset_format.of_files(path)
     if found := dataset_format.known_on_the_hub(source):
         return found
-    raise UserError(f"--dataset {source}: its rows are not here to recognize their format", "give it with --format")
+    raise UserError(
+        f"--dataset {source}: its format cannot be detected, since its rows are not on this machine", "pass --format"
+    )
 
 
 def written_source(source: str, output: Path) -> str:

@@ -141,7 +141,7 @@ def submit(
 
 @app.command()
 def resume(
-    run: RunReference = None,
+    reference: RunReference = None,
     overrides: Overrides = None,
     launcher: Annotated[
         str | None, typer.Option("--launcher", help="`slurm`, `sagemaker` or `process`. Default: the one used last.")
@@ -153,12 +153,12 @@ def resume(
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.selection import Selection
 
-    found = references.find(run, overrides or ())
-    submit_and_follow(found, launcher or found.last_launcher, Selection(), watch=watch)
+    run = references.find(reference, overrides or ())
+    submit_and_follow(run, launcher or run.last_launcher, Selection(), watch=watch)
 
 
 @app.command(name="status")
-def status_command(run: RunReference = None, overrides: Overrides = None, as_json: Json = False) -> None:
+def status_command(reference: RunReference = None, overrides: Overrides = None, as_json: Json = False) -> None:
     """Show the state of each stage of a run; exit code 1 when a stage has failed.
 
     Creates the run's next training job if it is due and no container could create it.
@@ -168,8 +168,8 @@ def status_command(run: RunReference = None, overrides: Overrides = None, as_jso
     from hyperpod_ft.launch.status import status
     from hyperpod_ft.runs import references
 
-    found = references.find(run, overrides or ())
-    current = status(found, Launchers.of(found), advance=True)
+    run = references.find(reference, overrides or ())
+    current = status(run, Launchers.of(run), advance=True)
     if as_json:
         print_json(current.as_dict())
     else:
@@ -180,7 +180,7 @@ def status_command(run: RunReference = None, overrides: Overrides = None, as_jso
 @app.command()
 def logs(
     stage: Annotated[str | None, typer.Argument(help="A stage. Default: the one that failed, or is running.")] = None,
-    run: Annotated[str | None, typer.Option("--run", "-r", help="A run directory, run file or recipe.")] = None,
+    reference: Annotated[str | None, typer.Option("--run", "-r", help="A run directory, run file or recipe.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the stage ends.")] = False,
 ) -> None:
     """Print the log of a stage."""
@@ -188,21 +188,21 @@ def logs(
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
 
-    found = references.find(run)
-    for text in log(found, Launchers.of(found), stage, until_it_ends=follow):
+    run = references.find(reference)
+    for text in log(run, Launchers.of(run), stage, until_it_ends=follow):
         print(text, end="", flush=True)
 
 
 @app.command()
-def cancel(run: RunReference = None, overrides: Overrides = None) -> None:
+def cancel(reference: RunReference = None, overrides: Overrides = None) -> None:
     """Cancel the jobs of a run. `resume` continues it later."""
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch import submit
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
 
-    found = references.find(run, overrides or ())
-    for line in show_runs.cancelled_lines(submit.cancel(found, Launchers.of(found))):
+    run = references.find(reference, overrides or ())
+    for line in show_runs.cancelled_lines(submit.cancel(run, Launchers.of(run))):
         print(line)
 
 

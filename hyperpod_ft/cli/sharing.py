@@ -18,7 +18,7 @@ _TRACK_SECONDS = 600.0
 
 @app.command()
 def track(
-    run: RunReference = None,
+    reference: RunReference = None,
 ) -> None:
     """Publish to the run's trackers what they do not have yet: metrics and final figures.
 
@@ -29,15 +29,15 @@ def track(
     from hyperpod_ft.runs import references
     from hyperpod_ft.tracking.follower import Shutdown, follow
 
-    found = references.find(run)
-    if not found.config.tracking.trackers:
+    run = references.find(reference)
+    if not run.config.tracking.trackers:
         raise UserError("tracking.trackers: this run has none", "name some in its run file, and give that file as RUN")
-    Launchers.of(found).refresh(found)
-    for problem in install_trackers(found).values():
+    Launchers.of(run).refresh(run)
+    for problem in install_trackers(run).values():
         print(problem)
     shutdown = Shutdown()
     shutdown.begin(_TRACK_SECONDS)
-    states = follow(found, shutdown)
+    states = follow(run, shutdown)
     for tracker, state in states.items():
         print(f"{tracker}: published to step {state.step} {state.problem or state.where}")
     raise typer.Exit(1 if any(state.problem for state in states.values()) else 0)
@@ -45,7 +45,7 @@ def track(
 
 @app.command()
 def push(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, run file or recipe.")],
+    reference: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, run file or recipe.")],
     repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="A model repository of the Hub.")],
     adapter: Annotated[bool, typer.Option("--adapter", help="Push the LoRA adapter alone, not the model.")] = False,
     public: Annotated[bool, typer.Option("--public", help="Everyone may read it. Default: private.")] = False,
@@ -63,11 +63,11 @@ def push(
     from hyperpod_ft.runs import references
     from hyperpod_ft.serving import stored_models
 
-    found = references.find(run)
-    Launchers.of(found).refresh(found)
+    run = references.find(reference)
+    Launchers.of(run).refresh(run)
     if adapter or not dry_run:
-        stored_models.pull(found, [found.adapter if adapter else found.tuned_model])
-    upload = _upload(found, adapter)
+        stored_models.pull(run, [run.adapter if adapter else run.tuned_model])
+    upload = _upload(run, adapter)
     visibility = "public" if public else "private"
     print(f"{len(upload.files)} files, {format_bytes(upload.nbytes)}, for {repository} ({visibility} if it is new)")
     if dry_run:
@@ -76,7 +76,7 @@ def push(
         return
     from hyperpod_ft.upload.push import push as push_files
 
-    print(push_files(upload, repository, f"{found.full_name} by hyperpod-ft", public=public))
+    print(push_files(upload, repository, f"{run.full_name} by hyperpod-ft", public=public))
 
 
 def _upload(run: "Run", adapter: bool) -> "Upload":

@@ -48,6 +48,9 @@ def failures(directory: Path) -> tuple[NodeFailure, ...]:
     return tuple(steps[max(steps)]) if steps else ()
 
 
+ContinuedBy = Literal["Slurm", "next job", "nothing"]
+
+
 @dataclass(frozen=True)
 class Decision:
     """The supervisor's action after an attempt."""
@@ -58,12 +61,10 @@ class Decision:
     number: int = 0  # of this restart after a crash, from 1
 
 
-def decide(
-    attempt: Attempt, earlier: Sequence[Attempt], allowed: int, requeues: bool, followed: bool = False
-) -> Decision:
+def decide(attempt: Attempt, earlier: Sequence[Attempt], allowed: int, continued_by: ContinuedBy) -> Decision:
     """Choose what follows an attempt. `earlier`: restarts of its submission so far; `allowed`: cluster.max_restarts.
 
-    `requeues`: whether Slurm can start the job again; `followed`: whether another training job continues this one.
+    `continued_by`: what continues the work after this job: Slurm, which requeues it, or another training job.
     The stage's record ends the job with success. A user's error and a cancellation end it too. The notice of the time
     limit requeues it or leaves the rest to the next job, as long as each time adds a checkpoint, or a part of DPO's
     reference. A crash is retried within the job, or by requeueing when no rank reported a reason, because a node may be
@@ -78,7 +79,7 @@ def decide(
     if status == EXIT_USER_ERROR:
         return Decision("end", EXIT_USER_ERROR)
     if attempt.cause == "time limit":
-        return _after_notice(attempt, requeues, followed)
+        return _after_notice(attempt, continued_by)
     crashes = [restart for restart in earlier if restart.cause == "crash"]
     if len(crashes) >= allowed:
         tried = f" after {len(crashes)} restarts" if crashes else ""
@@ -87,11 +88,12 @@ def decide(
         return Decision("end", status, f"{attempt.reason}, same as the last crash, with no new checkpoint since")
     number = len(crashes) + 1
     message = f"{attempt.reason}; restart {number} of {allowed}"
-    return Decision("requeue" if first is None and requeues else "retry", message=message, number=number)
+    requeue = first is None and continued_by == "Slurm"
+    return Decision("requeue" if requeue else "retry", message=message, number=number)
 
 
-def _after_notice(attempt: Attempt, requeues: bool, followed: bool) -> Decision:
-    if not requeues and not followed:
+def _after_notice(attempt: Attempt, continued_by: ContinuedBy) -> Decision:
+    if continued_by == "nothing":
         return Decision("end", NOTICE_STATUS)
     if attempt.checkpoint != attempt.begun_at:
         resumes = f"resumes from step {attempt.checkpoint}"
@@ -106,7 +108,7 @@ def _after_notice(attempt: Attempt, requeues: bool, followed: bool) -> Decision:
             f"cluster.time_limit: the job is close to its time limit and {problem if stepped else 'has made no step'};"
             f" raise the limit{more if stepped else ''}",
         )
-    if followed:
+    if continued_by == "next job":
         return Decision("leave", NOTICE_STATUS, f"close to the time limit; the next job {resumes}")
     return Decision("requeue", message=f"close to the time limit; the job is requeued and {resumes}")
 

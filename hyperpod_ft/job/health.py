@@ -96,7 +96,7 @@ def _version_differences(reports: Sequence[NodeReport], replace: Callable[[str],
 
 def replacement(node: str) -> str:
     """How the job gets another node: HyperPod's replacement, other instances, or keeping Slurm from using this one."""
-    if JobStep.from_environment().hosts:
+    if JobStep.from_environment().in_training_job:
         return "have SageMaker start the job on other instances: hyperpod-ft resume"
     if HYPERPOD.is_dir():
         return f'have the node replaced: scontrol update node={node} state=fail reason="Action:Replace"'

@@ -29,6 +29,10 @@ class JobStep:
     hosts: tuple[str, ...] = ()  # of the training job, in order
     max_runtime: int = 0  # seconds that SageMaker gives the training job
 
+    @property
+    def in_training_job(self) -> bool:
+        return bool(self.hosts)
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> JobStep:
         if hosts := tuple(environment.get(HOSTS, "").split()):

@@ -108,11 +108,10 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
     decide = partial(
         attempts.decide,
         allowed=run.config.cluster.max_restarts,
-        requeues=bool(step.slurm_job),
-        followed=bool(step.hosts),
+        continued_by="Slurm" if step.slurm_job else "next job" if step.in_training_job else "nothing",
     )
     begun_at, reference = restarts.last_written_step(run), restarts.reference_measured(run)
-    if not step.restarts and not step.hosts:  # the names of training jobs are not used again
+    if not step.restarts and not step.in_training_job:  # the names of training jobs are not used again
         restarts.forget(run, stage, job_id)
     while True:
         earlier = restarts.of_submission(run, stage, job_id)
@@ -230,7 +229,7 @@ def _print(stage: str, decision: Decision, more: str = "") -> None:
 def main() -> int:
     """Run the command line; returns the exit status, and leaves it on the shared volume as every script does."""
     stage, directory, *command = sys.argv[1:]
-    signals = Signals(only_sender=bool(JobStep.from_environment().hosts))
+    signals = Signals(only_sender=JobStep.from_environment().in_training_job)
     try:
         run = Run.open(Path(directory))
     except UserError as error:

@@ -44,27 +44,24 @@ class Launchers:
 
     def refresh(self, run: Run) -> None:
         """Bring the run's small files here, where its jobs write elsewhere. Starts nothing."""
-        for launcher, of_launcher in self._by_launcher(run.unfinished_jobs()):
-            if of_launcher:
-                launcher.refresh(run)
+        for launcher, _ in self._by_launcher(run.unfinished_jobs()):
+            launcher.refresh(run)
 
     def advance(self, run: Run) -> str:
         """Refresh, and create the job that this program must create; returns its id, or an empty string."""
-        created = [launcher.advance(run) for launcher, jobs in self._by_launcher(run.unfinished_jobs()) if jobs]
+        created = [launcher.advance(run) for launcher, _ in self._by_launcher(run.unfinished_jobs())]
         return next(filter(None, created), "")
 
     def fetch_log(self, run: Run, job: Job) -> None:
         """Bring the log of a job here, where the job cannot write it here itself."""
-        for launcher, of_launcher in self._by_launcher([job]):
-            if of_launcher:
-                launcher.fetch_log(run, job)
+        for launcher, _ in self._by_launcher([job]):
+            launcher.fetch_log(run, job)
 
     def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
         """State by job id, of those jobs that their launchers still know."""
         states: dict[str, JobState] = {}
         for launcher, of_launcher in self._by_launcher(jobs):
-            if of_launcher:
-                states |= launcher.states(run, of_launcher)
+            states |= launcher.states(run, of_launcher)
         return states
 
     def active(self, run: Run, also: str = "") -> list[Job]:
@@ -72,11 +69,9 @@ class Launchers:
 
         Asks the launchers that the run has used, and the one named `also`.
         """
-        known = run.jobs()
         active: list[Job] = []
-        for launcher, of_launcher in self._by_launcher(known):
-            if of_launcher or launcher.name == also:
-                active += launcher.active(run, of_launcher)
+        for launcher, of_launcher in self._by_launcher(run.jobs(), also):
+            active += launcher.active(run, of_launcher)
         for job in active:
             if job not in run.jobs():
                 run.add_job(job)
@@ -96,14 +91,15 @@ class Launchers:
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         for launcher, of_launcher in self._by_launcher(jobs):
-            if of_launcher:
-                launcher.cancel(run, of_launcher)
+            launcher.cancel(run, of_launcher)
 
     @property
     def _all(self) -> tuple[Launcher, ...]:
         return (self.slurm, self.process, self.sagemaker)
 
-    def _by_launcher(self, jobs: Sequence[Job]) -> Iterator[tuple[Launcher, list[Job]]]:
-        """Each launcher with those of the jobs that it may still have."""
+    def _by_launcher(self, jobs: Sequence[Job], also: str = "") -> Iterator[tuple[Launcher, list[Job]]]:
+        """The launchers that may still have some of the jobs, with these; and the one named `also`."""
         for launcher in self._all:
-            yield launcher, [job for job in jobs if job.launcher == launcher.name and not job.cluster_is_gone]
+            of_launcher = [job for job in jobs if job.launcher == launcher.name and not job.cluster_is_gone]
+            if of_launcher or launcher.name == also:
+                yield launcher, of_launcher

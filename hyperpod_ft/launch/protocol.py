@@ -1,5 +1,7 @@
-"""The interface that starts a run's stages: a real Slurm (`slurm/`), plain processes (`process.py`), or SageMaker
+"""The interface that starts a run's stages: a real Slurm (`slurm/`), plain processes (`process/`), or SageMaker
 training jobs (`sagemaker/`)."""
+
+from __future__ import annotations  # the types below are not imported: process/chain.py imports this to stay light
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,8 +37,8 @@ class JobState:
 class JobOfRun:
     """A job, and the run that it belongs to."""
 
-    run: "Run"
-    job: "Job"
+    run: Run
+    job: Job
     just_submitted: bool = False  # jobs that were submitted earlier do not wait for it
 
 
@@ -70,9 +72,9 @@ class Launcher(Protocol):
 
     def submit(
         self,
-        run: "Run",
-        stages: Sequence["StagePlan"],
-        submitted: Callable[["Job"], None],
+        run: Run,
+        stages: Sequence[StagePlan],
+        submitted: Callable[[Job], None],
         awaited: AwaitedJobs = NOTHING_ELSE,
     ) -> None:
         """Submit the stages' scripts, each to start when those of `stages` that it needs have succeeded.
@@ -81,27 +83,27 @@ class Launcher(Protocol):
         each job at once, so that a crash half-way leaves no job unrecorded.
         """
 
-    def states(self, run: "Run", jobs: Sequence["Job"]) -> Mapping[str, JobState]:
+    def states(self, run: Run, jobs: Sequence[Job]) -> Mapping[str, JobState]:
         """State by job id, of those jobs that the launcher still knows."""
 
-    def active(self, run: "Run", jobs: Sequence["Job"]) -> Sequence["Job"]:
+    def active(self, run: Run, jobs: Sequence[Job]) -> Sequence[Job]:
         """The jobs in `jobs` that have not ended, and any other job of the run that the launcher knows.
 
         A submission that was killed half-way may have left a job unrecorded.
         """
 
-    def cancel(self, run: "Run", jobs: Sequence["Job"]) -> None:
+    def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Stop the jobs and every process they started."""
 
-    def refresh(self, run: "Run") -> None:
+    def refresh(self, run: Run) -> None:
         """Bring the run's small files here, unless its jobs write to a volume that this machine sees."""
 
-    def advance(self, run: "Run") -> str:
+    def advance(self, run: Run) -> str:
         """`refresh`, then create the job whose turn it is, where jobs do not wait for one another themselves.
 
         Returns its id, or an empty string if no job is due.
         """
 
-    def fetch_log(self, run: "Run", job: "Job") -> None:
+    def fetch_log(self, run: Run, job: Job) -> None:
         """Bring what a job has written so far to `Run.fetched_log`, unless its log is on a volume that this machine
         sees."""

@@ -65,22 +65,22 @@ def render_server(
     variables: Mapping[str, str],
 ) -> str:
     """The script of a job that serves the run's model. `options`: those of `python -m hyperpod_ft.serving`."""
-    context = _context(run, job, resources, installation, early=False, starts_ranks=False)
+    context = _context(run, job, resources, installation, with_network=False, starts_ranks=False)
     template = shell_templates().get_template("sbatch/serve.sbatch.j2")
     return template.render(context, options=options, variables=variables)
 
 
 def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, installation: Installation) -> str:
     template = environment.get_template(f"sbatch/{stage.name if stage.starts_ranks else 'base'}.sbatch.j2")
-    early = stage.name in _WITH_NETWORK
-    return template.render(_context(run, stage.name, stage.resources, installation, early, stage.starts_ranks))
+    with_network = stage.name in _WITH_NETWORK
+    return template.render(_context(run, stage.name, stage.resources, installation, with_network, stage.starts_ranks))
 
 
 def _context(
-    run: Run, job: str, resources: Resources, installation: Installation, early: bool, starts_ranks: bool
+    run: Run, job: str, resources: Resources, installation: Installation, with_network: bool, starts_ranks: bool
 ) -> dict[str, Any]:
     """What the templates read. `job` is a stage's name, or that of a job outside the stages."""
-    if early:
+    if with_network:
         python, remedy = installation.python, "install hyperpod-ft on the shared volume"
     elif job == "eval":
         python, remedy = run.evaluation_python, "run the tasks stage, or correct eval.python"
@@ -100,7 +100,7 @@ def _context(
         "starts_ranks": starts_ranks,
         "instance": run.config.instance,
         "threads": 1 if starts_ranks else resources.cpus or 8,
-        "offline": not early,
+        "offline": not with_network,
         "python": python,
         "interpreter_remedy": remedy,
         "code": installation.code,

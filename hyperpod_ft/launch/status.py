@@ -84,8 +84,8 @@ class RunStatus:
         return stage.progress.fraction if stage.progress else None
 
     def as_dict(self) -> dict[str, Any]:
-        """What `--json` prints, where `training` has the key `progress`."""
-        return {"progress" if name == "training" else name: value for name, value in asdict(self).items()}
+        """What `--json` prints."""
+        return asdict(self)
 
 
 def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:

@@ -1,17 +1,15 @@
 """Submit a run: choose the stages that must run, write the run directory, hand the chain to a launcher."""
 
 import contextlib
-import getpass
 import os
-import platform
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hyperpod_ft import __version__, publish
+from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import provenance
 from hyperpod_ft.launch.chain import ChainParts, divide
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import check_run
@@ -20,7 +18,7 @@ from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan, plan
 from hyperpod_ft.runs import volume_lock
-from hyperpod_ft.runs.jobs import GitState, Job, Submission
+from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
@@ -160,7 +158,7 @@ def _prepare(run: Run) -> list[Path]:
     for stage, text in scripts.items():
         publish.write_text(run.script(stage), text)
     timestamp = _timestamp()
-    run.add_submission(_submission(installation), timestamp)
+    run.add_submission(provenance.submission(installation), timestamp)
     publish.write_text(run.provenance / f"run-{timestamp}.yaml", run.yaml())
     return [run.script(stage) for stage in scripts]
 
@@ -227,29 +225,3 @@ def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
 def _timestamp() -> str:
     """A part of a file name: this second and this process."""
     return f"{utc_now().replace(':', '')}-{os.getpid()}"
-
-
-def _submission(installation: Installation) -> Submission:
-    return Submission(
-        time=utc_now(),
-        argv=sys.argv,
-        directory=str(Path.cwd()),
-        user=getpass.getuser(),
-        host=platform.node(),
-        hyperpod_ft=__version__,
-        code=str(installation.code),
-        git=_git_state(),
-    )
-
-
-def _git_state() -> GitState | None:
-    """Commit of the working directory, and which files differ from it; None outside a checkout."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=5)
-        return done.stdout.strip()
-
-    try:
-        return GitState(git("rev-parse", "HEAD"), git("status", "--porcelain").splitlines())
-    except (OSError, subprocess.SubprocessError):
-        return None

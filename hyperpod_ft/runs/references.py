@@ -29,7 +29,7 @@ def find(reference: str | None, overrides: Sequence[str] = ()) -> Run:
         return run_of_name
     run = Run.of(run_file.load(run_file.find(reference), overrides))
     if not run.jobs():
-        raise UserError(f"{reference}: this run was not submitted yet", f"hyperpod-ft submit {reference}")
+        raise UserError(f"{reference}: this run has not been submitted", f"hyperpod-ft submit {reference}")
     return run
 
 

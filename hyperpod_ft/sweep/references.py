@@ -17,5 +17,5 @@ def find_sweep(reference: str | None) -> Sweep:
         return Sweep.open(path)
     directory = sweep_directory(path)
     if not (directory / "sweep.json").exists():
-        raise UserError(f"{reference}: this sweep was not submitted yet", f"hyperpod-ft sweep {reference}")
+        raise UserError(f"{reference}: this sweep has not been submitted", f"hyperpod-ft sweep {reference}")
     return Sweep.open(directory)

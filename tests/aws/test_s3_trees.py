@@ -100,7 +100,7 @@ def test_objects_of_other_tools(client: Any, tmp_path: Path) -> None:
 
 def test_a_damaged_object_is_refused(client: Any, tmp_path: Path) -> None:
     client.put_object(Bucket="bucket", Key="a/prefix/f", Body=b"damaged", Metadata={DIGEST: "0" * 32})
-    with pytest.raises(UserError, match="a/prefix/f: arrived with a different digest"):
+    with pytest.raises(UserError, match="a/prefix/f: its digest differs"):
         trees.pull(client, URL, tmp_path)
     assert tree(tmp_path) == {}
 

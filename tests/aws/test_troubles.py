@@ -161,7 +161,7 @@ def access(kit: Kit) -> ClusterAccess:
 
 def create_with(access: ClusterAccess, report: Report = print) -> None:
     assert access.config
-    creation.request(replace(access, report=report), access.config)
+    creation.create_missing(replace(access, report=report), access.config)
 
 
 def delete(access: ClusterAccess, report: Report = print, *, data: bool = False) -> None:

@@ -209,7 +209,7 @@ def test_cancel_leaves_nothing_running_and_resume_goes_on(head: Head, shared: Pa
     head("submit", run_file)
     directory = head.status()["directory"]
     head.wait(lambda: len(metrics(directory)) >= 2)
-    progress = head.status()["progress"]
+    progress = head.status()["training"]
     assert progress["total_steps"] == 400 and progress["step"] >= 2
     assert "cancelled train" in head("cancel")
     head.wait_for_the_queue()

@@ -28,18 +28,19 @@ _ROLE_ATTEMPTS = 12
 def create(access: ClusterAccess, config: ClusterConfig, timeout: float | None) -> HyperPodCluster | None:
     """Validate, then create what is missing. Returns the complete cluster, or None without waiting.
 
-    `timeout`: in minutes; None: do not wait. Raises UserError as `request` does, and for errors that validation finds.
+    `timeout`: in minutes; None: do not wait. Raises UserError as `create_missing` does, and for errors
+    that validation finds.
     """
     found = validate(config, access.session.client)
     for finding in found.findings:
         access.report(str(finding))
     if found.has_errors:
         raise UserError(f"cluster {config.name}: validation failed, nothing was created", "fix the errors above")
-    requested = request(access, config)
+    requested = create_missing(access, config)
     return None if timeout is None else access.wait(timeout, Awaited(targets=requested))
 
 
-def request(access: ClusterAccess, config: ClusterConfig) -> dict[str, int]:
+def create_missing(access: ClusterAccess, config: ClusterConfig) -> dict[str, int]:
     """Create what is missing of stack, lifecycle files and cluster; does not wait for the cluster's nodes.
 
     An existing cluster keeps its instance groups; missing groups are added, and new nodes run the new lifecycle

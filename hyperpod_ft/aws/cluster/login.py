@@ -39,6 +39,6 @@ def _users(access: ClusterAccess) -> tuple[User, ...]:
         return tuple(User.model_validate(user) for user in json.loads(found or b"{}").get("users", []))
     except ValueError:  # of JSON or of pydantic
         raise UserError(
-            f"{folder}/{lifecycle_files.SETTINGS}: its users are not as `cluster create` writes them",
+            f"{folder}/{lifecycle_files.SETTINGS}: its users were not written by `cluster create`",
             "pass --user or the cluster file",
         ) from None

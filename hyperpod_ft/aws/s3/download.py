@@ -127,7 +127,7 @@ class _Download:
         if digest and arrived != digest:
             self._partial.unlink(missing_ok=True)
             raise UserError(
-                f"{self._entry.key}: arrived with a different digest from the one it was uploaded with",
+                f"{self._entry.key}: its digest differs from the one recorded at upload",
                 "run the command again; if it repeats, the object is damaged: upload it again",
             )
         try:

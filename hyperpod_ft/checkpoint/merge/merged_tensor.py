@@ -17,8 +17,8 @@ The product is cut into tiles at fixed positions of the weight, and each tile is
 summed row by row. The order within a tile is that of numpy's BLAS, which has kernels for several kinds of processor:
 the last bits may differ if it chooses a different kernel.
 
-A new kind of update is a field of `Update` (adapters/lora.py), read in `_factors` and applied in `MergedTensor._sum`. A
-base in another format is read in `MergedTensor._weight`.
+A new kind of update is a field of `Update` (adapters/lora.py), read in `_read_factors` and applied in
+`MergedTensor._merged_rows`. A base in another format is read in `MergedTensor._weight`.
 """
 
 import threading
@@ -99,7 +99,7 @@ class MergedTensor:
         with np.errstate(all="ignore"), self._loading(end - begin) as factors:
             weight = self._weight(first, last)
             for low, high in self._blocks(first, last):
-                total = self._sum(factors, low, high, weight[low - first : high - first], dtype).reshape(-1)
+                total = self._merged_rows(factors, low, high, weight[low - first : high - first], dtype).reshape(-1)
                 # the range may cover only part of the first and the last row
                 start, stop = max(begin, low * columns), min(end, high * columns)
                 part = total[start - low * columns : stop - low * columns]
@@ -124,7 +124,7 @@ class MergedTensor:
         with self._changing:
             if not self._loaded:
                 number = np.dtype(np.float64 if self.source.dtype == "F64" else np.float32)
-                self._loaded = [_factors(update, number) for update in self.updates]
+                self._loaded = [_read_factors(update, number) for update in self.updates]
                 if self._loaded[0].magnitude is not None and self.updates[0].transposed:
                     self._norms = self._column_norms(self._loaded)
             loaded = self._loaded
@@ -134,9 +134,9 @@ class MergedTensor:
             if self._remaining <= 0:
                 self._loaded, self._norms = [], None
 
-    def _sum(self, factors: list[_Factors], first: int, last: int, stored: Stored, dtype: str) -> Floats:
+    def _merged_rows(self, factors: list[_Factors], first: int, last: int, stored: Stored, dtype: str) -> Floats:
         """Rows [first, last) of the result before rounding, (last - first, columns)."""
-        total = self._added(factors, first, last, stored, dtype)
+        total = self._weight_plus_updates(factors, first, last, stored, dtype)
         magnitude = factors[0].magnitude  # of the only update: DoRA's cannot be added to others
         if magnitude is None:
             return total
@@ -147,7 +147,9 @@ class MergedTensor:
         total *= (magnitude[first:last] / np.sqrt((total * total).sum(axis=1)))[:, None]
         return total
 
-    def _added(self, factors: list[_Factors], first: int, last: int, stored: Stored, dtype: str) -> Floats:
+    def _weight_plus_updates(
+        self, factors: list[_Factors], first: int, last: int, stored: Stored, dtype: str
+    ) -> Floats:
         """The sum of weight and updates, (last - first, columns)."""
         total = factors[0].multiply(first, last)
         for further in factors[1:]:
@@ -162,7 +164,7 @@ class MergedTensor:
     def _column_norms(self, factors: list[_Factors]) -> Floats:
         sums = np.zeros(self._columns, factors[0].left.dtype)
         for low, high in self._blocks(0, self.source.shape[0]):
-            for row in self._added(factors, low, high, self._weight(low, high), self.source.dtype):
+            for row in self._weight_plus_updates(factors, low, high, self._weight(low, high), self.source.dtype):
                 sums += row * row
         norms: Floats = np.sqrt(sums)
         return norms
@@ -173,7 +175,7 @@ class MergedTensor:
         return ((max(low, first), min(low + step, last)) for low in range(first // step * step, last, step))
 
 
-def _factors(update: Update, number: np.dtype[Any]) -> _Factors:
+def _read_factors(update: Update, number: np.dtype[Any]) -> _Factors:
     b = _floats(update.b, number)
     a = np.ones((1, 1), number) if update.a is None else _floats(update.a, number)
     b = b.reshape(b.shape[0], -1)

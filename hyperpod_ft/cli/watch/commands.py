@@ -12,7 +12,7 @@ app = typer.Typer()
 
 @app.command()
 def watch(
-    run: RunReference = None,
+    reference: RunReference = None,
     overrides: Overrides = None,
 ) -> None:
     """Follow a run until it ends; exit code 1 unless all is done.
@@ -24,8 +24,8 @@ def watch(
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
 
-    found = references.find(run, overrides or ())
-    if not follow_run(found, Launchers.of(found)):
+    run = references.find(reference, overrides or ())
+    if not follow_run(run, Launchers.of(run)):
         raise typer.Exit(1)
 
 

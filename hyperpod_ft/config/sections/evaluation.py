@@ -59,5 +59,5 @@ class Eval(Section):
     @classmethod
     def _each_task_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if repeated := next((name for name in value if value.count(name) > 1), None):
-            raise ValueError(f"{repeated} is there twice; remove one")
+            raise ValueError(f"{repeated} is listed twice; remove one")
         return value

@@ -81,16 +81,23 @@ def link_root(root: Path, target: Path) -> None:
         if root == target:
             return
         if target in root.parents:
-            raise UserError(f"cluster.root: {root} is below {target}, which it would be a link to", "set another one")
+            raise UserError(
+                f"cluster.root: {root} is below {target}, which it would be a link to",
+                "set cluster.root to another directory",
+            )
         root.parent.mkdir(parents=True, exist_ok=True)
         if root.is_dir() and not root.is_symlink():
             root.rmdir()  # an image may have it, empty
         if not root.is_symlink():
             root.symlink_to(target)
     except OSError as error:
-        raise UserError(f"cluster.root: cannot link {root} to {target}: {error.strerror}", "set another one") from error
+        raise UserError(
+            f"cluster.root: cannot link {root} to {target}: {error.strerror}", "set cluster.root to another directory"
+        ) from error
     if root.resolve() != target.resolve():
-        raise UserError(f"cluster.root: {root} is a link to {root.resolve()} in this image", "set another one")
+        raise UserError(
+            f"cluster.root: {root} is a link to {root.resolve()} in this image", "set cluster.root to another directory"
+        )
 
 
 def report_failure(reason: str, ml: Path = ML) -> None:

@@ -51,7 +51,10 @@ def prepare(python: Path, pins: str, code: Path) -> None:
     print(done.stdout, end="", flush=True)
     if done.returncode:
         last = last_line(done.stdout) or "no error message"
-        raise UserError(f"interpreter: cannot install the packages of {pins}: {last}", "can the job reach an index?")
+        raise UserError(
+            f"interpreter: cannot install the packages of {pins}: {last}",
+            "check that the job can reach a package index",
+        )
 
 
 def _base() -> str:

@@ -230,7 +230,8 @@ class SlurmLauncher:
         ids = [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S*)?", line)]
         if not ids:
             raise UserError(
-                f"sbatch {stage}: printed no job id: {done.stdout!r}", "have any wrapper of sbatch print its output"
+                f"sbatch {stage}: printed no job id: {done.stdout!r}",
+                "if sbatch is a wrapper here, have it print what sbatch prints",
             )
         return ids[-1].split(";")[0]
 

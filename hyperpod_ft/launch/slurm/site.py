@@ -58,7 +58,9 @@ class SlurmSite:
         said = self._output(["srun", "--version"])
         if found := re.search(r"\d+\.\d+\S*", said):
             return found[0]
-        raise UserError(f"srun --version: printed no version: {said!r}", "have any wrapper of srun print its output")
+        raise UserError(
+            f"srun --version: printed no version: {said!r}", "if srun is a wrapper here, have it print what srun prints"
+        )
 
     def settings(self) -> dict[str, str]:
         """What `scontrol show config` prints."""

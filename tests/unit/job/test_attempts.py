@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.job import attempts
-from hyperpod_ft.job.attempts import Decision
+from hyperpod_ft.job.attempts import ContinuedBy, Decision
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.restarts import Attempt, NodeFailure
@@ -45,8 +45,10 @@ def at_the_limit() -> Attempt:
     return attempt(signal=signal.SIGUSR1)
 
 
-def decide(now: Attempt, earlier: Sequence[Attempt] = (), allowed: int = 3, requeues: bool = True) -> Decision:
-    return attempts.decide(now, earlier, allowed, requeues)
+def decide(
+    now: Attempt, earlier: Sequence[Attempt] = (), allowed: int = 3, continued_by: ContinuedBy = "Slurm"
+) -> Decision:
+    return attempts.decide(now, earlier, allowed, continued_by)
 
 
 def test_success_and_cancellation_end_it() -> None:
@@ -99,7 +101,8 @@ def test_a_failure_without_a_reason_is_requeued() -> None:
     lost = decide(attempt(failures=()), [crash(12, 10)])
     assert (lost.action, lost.number) == ("requeue", 2)
     assert lost.message.startswith("exit 1 at step 12, ")
-    assert decide(attempt(failures=()), requeues=False).action == "retry"
+    for other in ("next job", "nothing"):
+        assert decide(attempt(failures=()), continued_by=other).action == "retry"
 
 
 def test_the_notice_of_the_time_limit_requeues_while_there_is_progress() -> None:
@@ -116,7 +119,9 @@ def test_the_notice_of_the_time_limit_requeues_while_there_is_progress() -> None
     measuring = decide(attempt(signal=signal.SIGUSR1, begun_at=0, checkpoint=0, step=0, measured=True))
     assert measuring.action == "requeue" and "measures the rest of the reference" in measuring.message
     assert stuck.message.startswith("cluster.time_limit: ")
-    assert decide(attempt(signal=signal.SIGUSR1), requeues=False) == Decision("end", 138)
+    assert decide(at_the_limit(), continued_by="nothing") == Decision("end", 138)
+    left = decide(at_the_limit(), continued_by="next job")
+    assert (left.action, left.status) == ("leave", 138) and "the next job resumes from step 10" in left.message
 
 
 def test_pauses_grow() -> None:

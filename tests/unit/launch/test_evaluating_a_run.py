@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.evaluation import with_evaluation
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.submit import submit
+from hyperpod_ft.runs.evaluated_run import with_evaluation
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
@@ -67,7 +67,7 @@ def test_a_gpu_node_evaluates_and_the_cpus_of_trainium_do(make_run: MakeRun) -> 
     ("overrides", "error"),
     [
         ({"eval": {"tasks": []}}, r"eval\.tasks: "),
-        ({"eval": {"tasks": ["a", "a"]}}, r"eval\.tasks: a is there twice"),
+        ({"eval": {"tasks": ["a", "a"]}}, r"eval\.tasks: a is listed twice"),
         ({"eval": {"tasks": ["mmlu_*"]}}, r"eval\.tasks.*name of one task"),
         ({"eval": SECTION | {"batch_size": "most"}}, r"eval\.batch_size"),
         ({"eval": SECTION | {"include_path": "absent"}}, r"eval\.include_path: no such file or directory"),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hyperpod_ft.launch import submit
+from hyperpod_ft.launch import provenance, submit
 from hyperpod_ft.launch.sagemaker import launcher as launcher_module
 from hyperpod_ft.runs.run import Run
 from tests.unit.launch.sagemaker.training_jobs_in_memory import FSX, Jobs
@@ -19,7 +19,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     monkeypatch.setattr(launcher_module, "utc_now", lambda: f"2026-01-01T00:00:{next(seconds):02d}Z")
     for module in (submit, launcher_module):
         monkeypatch.setattr(module, "snapshot", lambda copies: copies / "0.1.0-abc")  # the copy itself takes a second
-    monkeypatch.setattr(submit, "_git_state", lambda: None)
+    monkeypatch.setattr(provenance, "_git_state", lambda: None)
     return made
 
 

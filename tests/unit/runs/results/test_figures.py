@@ -149,7 +149,7 @@ def test_status_of_a_training_at_work_has_its_newest_rates(
     current = replace(current, training=LatestMetrics(12, 300, 2.31, 7278.6, 3.554, 0.0801))
     show_runs.status(current)
     assert "step 12/300  loss 2.3100  7,279 tokens/s  MFU 8.0%  3.55 rows/s  1:02 trn-1" in capsys.readouterr().out
-    assert current.as_dict()["progress"]["total_steps"] == 300
+    assert current.as_dict()["training"]["total_steps"] == 300
 
 
 def test_status_has_them_once_trained(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
