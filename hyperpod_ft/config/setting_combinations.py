@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from hyperpod_ft.config.fields import shortened
@@ -18,12 +18,27 @@ _CACHE_PATH = re.compile(r"[A-Za-z0-9_/-]+")
 
 # Host memory that TorchNeuron would read while the program continues is not known to exist; small moments and weights
 # in 4 bits are computed with table look-ups, of which it compiles some and leaves others to the CPU.
-_NOT_ON_TRAINIUM = {
-    "parallelism.offload": "none",
-    "training.activation_offload": False,
-    "training.optimizer_state": "fp32",
-    "lora.quantization": "none",
-}
+_NOT_ON_TRAINIUM = (
+    "parallelism.offload",
+    "training.activation_offload",
+    "training.optimizer_state",
+    "lora.quantization",
+)
+# Settings that engine neuron does not have.
+_TORCH_ONLY = (
+    "parallelism.context_parallel",
+    "parallelism.degrees",
+    "parallelism.offload",
+    "parallelism.pipeline_schedule",
+    "parallelism.shard_ranks",
+    "parallelism.sharding",
+    "training.activation_offload",
+    "training.compile",
+    "training.evaluate_every_steps",
+    "training.optimizer_state",
+    "training.save_only_model",
+)
+_LORA_TORCH_ONLY = ("lora.dora", "lora.plus_ratio", "lora.quantization")  # matter with method lora
 
 # Of T5: the embedding, which encoder, decoder and, in some models, the output layer share; the bias of all layers.
 _SHARED_MODULES = {"shared", "embed_tokens", "lm_head", "relative_attention_bias"}
@@ -168,19 +183,23 @@ def _check_torch_neuron(config: RunConfig) -> None:
             "lora.dropout: with activation_checkpointing, compiled layers keep the state of a random generator, which"
             " engine torch avoids on trn2; set dropout to 0, or activation_checkpointing to none"
         )
-    for key, unset in _NOT_ON_TRAINIUM.items():
-        section, _, name = key.partition(".")
-        if getattr(getattr(config, section), name) not in (unset, None):
-            raise ValueError(
-                f"{key}: engine torch does not support it on trn2; set it to {str(unset).lower()} or leave it out"
-            )
+    _require_defaults(config, _NOT_ON_TRAINIUM, "engine torch does not support it on trn2")
+
+
+def _require_defaults(config: RunConfig, keys: Iterable[str], reason: str) -> None:
+    """Raises ValueError, with the reason, for a key whose value is neither its default nor false."""
+    for key in keys:
+        section_name, name = key.split(".")
+        section = getattr(config, section_name)
+        value, default = getattr(section, name), type(section).model_fields[name].default
+        if value not in (default, False):
+            remedy = "leave it out" if default is None else f"set it to {str(default).lower()} or leave it out"
+            raise ValueError(f"{key}: {reason}; {remedy}")
 
 
 def _check_neuron(config: RunConfig) -> None:
     if not config.instance.is_neuron:
         raise ValueError(f"engine neuron needs a trn instance type, not {config.cluster.instance_type}")
-    if config.parallelism.context_parallel > 1:
-        raise ValueError("parallelism.context_parallel: engine neuron has no context parallelism; set it to 1")
     _check_compilation(config)
     _check_torch_only(config)
     if config.neuron.flash_attention and config.dataset.max_length % FLASH_ATTENTION_LENGTH:
@@ -190,9 +209,7 @@ def _check_neuron(config: RunConfig) -> None:
         )
     if config.training.method != "lora":
         return
-    for key, default in (("dora", False), ("plus_ratio", 1), ("quantization", "none")):
-        if getattr(config.lora, key) != default:
-            raise ValueError(f"lora.{key}: engine neuron does not support it; remove it, or use engine: torch")
+    _require_defaults(config, _LORA_TORCH_ONLY, "only engine torch supports it")
     if config.neuron.fuse_qkv:
         raise ValueError("neuron.fuse_qkv: optimum-neuron does not support it with LoRA; set it to false")
     if len({"gate_proj", "up_proj"} & config.lora.given_names) == 1:
@@ -202,25 +219,14 @@ def _check_neuron(config: RunConfig) -> None:
 
 
 def _check_torch_only(config: RunConfig) -> None:
-    given = config.parallelism
-    if given.sequence_parallel is not None:
+    if config.parallelism.sequence_parallel is not None:
         raise ValueError("parallelism.sequence_parallel: engine neuron has neuron.sequence_parallel; set that instead")
-    if given.degrees != "manual" or given.sharding != "auto" or given.shard_ranks or given.offload != "none":
-        raise ValueError(
-            "parallelism: degrees, sharding, shard_ranks and offload are settings of engine torch; leave them out"
-        )
-    if given.pipeline_schedule != "1f1b":
-        raise ValueError("parallelism.pipeline_schedule: is a setting of engine torch; leave it out")
+    _require_defaults(config, _TORCH_ONLY, "only engine torch supports it")
     training = config.training
-    for key in ("save_only_model", "evaluate_every_steps", "activation_offload", "compile"):
-        if getattr(training, key):
-            raise ValueError(f"training.{key}: is a setting of engine torch; leave it out")
     if training.activation_checkpointing == "selective" or training.activation_checkpointing_every > 1:
         raise ValueError(
             "training.activation_checkpointing: engine neuron has only none and full, for all layers; choose one"
         )
-    if training.optimizer_state != "fp32":
-        raise ValueError("training.optimizer_state: is a setting of engine torch; leave it out")
     if config.store and config.cluster.nodes > 1:
         raise ValueError(
             "sagemaker.store: with engine neuron, several nodes write their checkpoints to one shared volume; set"

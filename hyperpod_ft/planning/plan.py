@@ -102,6 +102,8 @@ class _Definition:
     version: int
     needs: tuple[StageName, ...]
     depends_on: Callable[[RunConfig, Degrees], Any]
+    # whether a run has the stage
+    applies: Callable[[RunConfig], bool] = lambda _: True
     shared: bool = False
     starts_ranks: bool = False
     accelerated: bool = False
@@ -109,10 +111,10 @@ class _Definition:
     cpus: int | None = None
     # its fingerprint does not include those of the stages it needs
     self_contained: bool = False
+    # its fingerprint is part of those of the stages that need it
+    inherited: bool = True
 
 
-# Stages whose fingerprints are not part of those that need them: see `plan`.
-_NOT_INHERITED = ("env", "precompile", "tasks")
 # Settings that change no result, only what is written or watched.
 _RESULT_UNCHANGED = {
     *("log_every_steps", "save_every_steps", "keep_checkpoints", "async_save", "save_only_model"),
@@ -175,8 +177,13 @@ def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     }
 
 
+def _has_evaluation(config: RunConfig) -> bool:
+    return config.eval is not None
+
+
 _STAGES: dict[StageName, _Definition] = {
-    "env": _Definition(1, (), lambda config, _: _packages(config), shared=True, cpus=1),
+    # not inherited: the interpreter's path and the environment's pins do not change the run; records name the versions
+    "env": _Definition(1, (), lambda config, _: _packages(config), shared=True, cpus=1, inherited=False),
     "download": _Definition(
         1,
         (),
@@ -194,9 +201,24 @@ _STAGES: dict[StageName, _Definition] = {
         shared=True,
     ),
     # before the training: a name that the harness does not know is found in time
-    "tasks": _Definition(1, ("env",), _benchmarks, shared=True, cpus=2),
+    "tasks": _Definition(
+        1,
+        ("env",),
+        _benchmarks,
+        applies=_has_evaluation,
+        shared=True,
+        cpus=2,
+        inherited=False,  # its inputs, except the interpreter, are among those of eval
+    ),
     "precompile": _Definition(
-        1, ("env", "download", "dataset"), _graphs, shared=True, starts_ranks=True, self_contained=True
+        1,
+        ("env", "download", "dataset"),
+        _graphs,
+        applies=lambda config: rules_of(config.engine).precompiles(config),
+        shared=True,
+        starts_ranks=True,
+        self_contained=True,
+        inherited=False,  # its inputs, except the interpreter, are among those of train
     ),
     "train": _Definition(1, ("env", "download", "dataset", "precompile"), _training_inputs, starts_ranks=True),
     # with method full, it writes the final model
@@ -206,7 +228,14 @@ _STAGES: dict[StageName, _Definition] = {
         lambda config, _: config.merge.model_dump() if config.training.method == "full" else None,
         cpus=2,
     ),
-    "merge": _Definition(1, ("env", "download", "consolidate"), lambda config, _: config.merge.model_dump(), cpus=2),
+    "merge": _Definition(
+        1,
+        ("env", "download", "consolidate"),
+        lambda config, _: config.merge.model_dump(),
+        # with method full, consolidate writes the final model: there is no adapter to merge
+        applies=lambda config: config.training.method == "lora",
+        cpus=2,
+    ),
     "generate": _Definition(
         1,
         ("env", "download", "dataset", "consolidate", "merge"),
@@ -217,6 +246,7 @@ _STAGES: dict[StageName, _Definition] = {
         1,
         ("env", "download", "tasks", "consolidate", "merge"),
         lambda config, _: _evaluation(config).model_dump(exclude={"python", "include_path"}),
+        applies=_has_evaluation,
         accelerated=True,
     ),
 }
@@ -225,17 +255,12 @@ _STAGES: dict[StageName, _Definition] = {
 def plan(config: RunConfig) -> Plan:
     """The plan of a resolved run file. Raises UserError when its degrees do not divide the ranks."""
     degrees = degrees_of(config)
-    chosen = [name for name in _STAGES if _applies(name, config)]
+    chosen = {name: definition for name, definition in _STAGES.items() if definition.applies(config)}
     stages: list[StagePlan] = []
     fingerprints: dict[str, str] = {}
-    for name in chosen:
-        definition = _STAGES[name]
+    for name, definition in chosen.items():
         needs = tuple(need for need in definition.needs if need in chosen)
-        # The path of the interpreter and the pins of its environment do not change the run: records name the versions.
-        # The inputs of precompile and tasks, except the interpreter, are among those of train and eval.
-        inherited = [fingerprints[need] for need in needs if need not in _NOT_INHERITED]
-        if definition.self_contained:
-            inherited = []
+        inherited = [fingerprints[need] for need in needs if chosen[need].inherited and not definition.self_contained]
         fingerprints[name] = _fingerprint(
             name, definition.version, config.engine, definition.depends_on(config, degrees), inherited
         )
@@ -250,15 +275,6 @@ def plan(config: RunConfig) -> Plan:
             )
         )
     return Plan(tuple(stages), degrees)
-
-
-def _applies(name: StageName, config: RunConfig) -> bool:
-    if name == "precompile":
-        return rules_of(config.engine).precompiles(config)
-    if name in ("tasks", "eval"):
-        return config.eval is not None
-    # with method full, consolidate writes the final model: there is no adapter to merge
-    return name != "merge" or config.training.method == "lora"
 
 
 def _fingerprint(*parts: Any) -> str:

@@ -96,18 +96,18 @@ def make_plan(base: Base, adapters: Sequence[tuple[AdapterEffect, float]]) -> Me
             before = touched.get(name, MergedTensor(base.tensors[name]))
             weighted = replace(update, scale=update.scale * weight)
             touched[name] = replace(before, updates=(*before.updates, weighted))
-    config = _settle_outer_layers(base, touched)
+    _check_shapes(base, touched)
+    touched, config = _settle_outer_layers(base, touched)
     untouched = {name: MergedTensor(tensor) for name, tensor in base.stored.items()}
     return MergePlan({**untouched, **touched}, config, tuple(touched))
 
 
-def _settle_outer_layers(base: Base, touched: dict[str, MergedTensor]) -> dict[str, Any]:
-    """Untie embedding and output layer if an adapter changes only one of them, as in the live model.
+def _check_shapes(base: Base, touched: Mapping[str, MergedTensor]) -> None:
+    """Raises UserError for a tensor whose shape is not the base's, and for a tied embedding of unknown name.
 
-    Changes `touched`. Returns the values to change in config.json.
+    Embedding and output layer may have other shapes: an adapter may resize the vocabulary.
     """
     tensors, embedding = base.tensors, tied.embedding(base.stored)
-    config: dict[str, Any] = {}
     for name, merged in touched.items():
         if base.is_tied and embedding is None and merged.source.shape[:1] == (base.config.get("vocab_size"),):
             raise UserError(f"{base.directory}: {name} may also be its output layer", _WITH_PEFT)
@@ -117,17 +117,29 @@ def _settle_outer_layers(base: Base, touched: dict[str, MergedTensor]) -> dict[s
                 f" {list(tensors[name].shape)}",
                 "use the base that the adapter was trained on",
             )
+
+
+def _settle_outer_layers(
+    base: Base, touched: Mapping[str, MergedTensor]
+) -> tuple[dict[str, MergedTensor], dict[str, Any]]:
+    """The touched tensors, and the values to change in config.json.
+
+    Embedding and output layer are untied if an adapter changes only one of them, as in the live model.
+    """
+    tensors, embedding = base.tensors, tied.embedding(base.stored)
+    settled = dict(touched)
+    config: dict[str, Any] = {}
     outer = {
         name: touched.get(name, MergedTensor(tensors[name])) for name in (embedding, tied.OUTPUT) if name in tensors
     }
     if embedding is None or not touched.keys() & outer.keys():
-        return config
+        return settled, config
     if base.is_tied:
         first, second = outer[embedding], outer[tied.OUTPUT]
-        touched |= outer
+        settled |= outer
         if not first.updates and not second.updates and same_values(first.source, second.source):
             if tied.OUTPUT not in base.stored:
-                del touched[tied.OUTPUT]
+                del settled[tied.OUTPUT]
         else:
             config["tie_word_embeddings"] = False
     rows = {merged.source.shape[0] for merged in outer.values()}
@@ -141,7 +153,7 @@ def _settle_outer_layers(base: Base, touched: dict[str, MergedTensor]) -> dict[s
         config["vocab_size"] = rows.pop()
     if config and "text_config" in base.config:
         raise UserError(f"{base.directory}: has a text_config, and its embedding would change", _WITH_PEFT)
-    return config
+    return settled, config
 
 
 def _refuse_conflicts(adapters: Sequence[tuple[AdapterEffect, float]]) -> None:

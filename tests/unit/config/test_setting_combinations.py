@@ -55,7 +55,39 @@ def test_variants_of_lora_are_for_engine_torch(tmp_path: Path, key: str, value: 
     lora = {f"lora__{key}": value, "parallelism": {"tensor_parallel": 1}}
     assert getattr(load(tmp_path, **lora).lora, key) == value
     said = refused(tmp_path, engine="neuron", cluster__instance_type="trn1.32xlarge", **lora)
-    assert f"lora.{key}: engine neuron does not support it" in said and len(said.splitlines()) == 1
+    assert f"lora.{key}: only engine torch supports it" in said and len(said.splitlines()) == 1
+    full = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "training__method": "full"}
+    assert load(tmp_path, **full, **lora), "section lora has no effect"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("parallelism.context_parallel", 2, "set it to 1"),
+        ("parallelism.degrees", "auto", "set it to manual"),
+        ("parallelism.offload", "optimizer", "set it to none"),
+        ("parallelism.pipeline_schedule", "gpipe", "set it to 1f1b"),
+        ("parallelism.shard_ranks", 2, "leave it out"),
+        ("parallelism.sharding", "zero1", "set it to auto"),
+        ("training.activation_offload", True, "set it to false"),
+        ("training.compile", True, "leave it out"),
+        ("training.evaluate_every_steps", 10, "leave it out"),
+        ("training.optimizer_state", "bf16", "set it to fp32"),
+        ("training.save_only_model", True, "set it to false"),
+    ],
+)
+def test_engine_neuron_has_not_the_settings_of_engine_torch(
+    tmp_path: Path, key: str, value: object, remedy: str
+) -> None:
+    neuron = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "dataset__validation_share": 0.02}
+    section, name = key.split(".")
+    said = refused(tmp_path, **neuron, **{section: {name: value}})
+    assert f"{key}: only engine torch supports it; {remedy}" in said
+
+
+def test_engine_neuron_accepts_what_is_turned_off(tmp_path: Path) -> None:
+    neuron = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "training__compile": False}
+    assert load(tmp_path, **neuron).training.compile is False
 
 
 def test_weights_in_4_bits_are_not_divided(tmp_path: Path) -> None:
@@ -111,7 +143,5 @@ def test_activations_that_the_engine_does_not_recompute_are_refused(tmp_path: Pa
     for settings, key in (
         ({"training__activation_checkpointing": "selective"}, "activation_checkpointing"),
         ({"training__activation_checkpointing": "full"} | every, "activation_checkpointing"),
-        ({"training__activation_offload": True}, "activation_offload"),
-        ({"training__compile": True}, "compile"),
     ):
         assert f"training.{key}: " in refused(tmp_path, **neuron, **settings)

@@ -190,7 +190,7 @@ def test_a_degree_cannot_be_given_too(key: str) -> None:
 
 def test_engine_neuron_has_no_estimate(make_run: MakeRun) -> None:
     neuron = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge"}
-    with pytest.raises(ConfigError, match=r"degrees, .* settings of engine torch"):
+    with pytest.raises(ConfigError, match=r"parallelism\.degrees: only engine torch supports it"):
         make_run(**neuron, parallelism={"degrees": "auto"})
 
 
