@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.evaluated_run import with_evaluation
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.submit import submit
-from hyperpod_ft.runs.evaluated_run import with_evaluation
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
