@@ -32,6 +32,7 @@ _TORCH_ONLY = (
     "parallelism.pipeline_schedule",
     "parallelism.shard_ranks",
     "parallelism.sharding",
+    "parallelism.virtual_pipeline_parallel",
     "training.activation_offload",
     "training.compile",
     "training.evaluate_every_steps",

@@ -67,6 +67,7 @@ def test_variants_of_lora_are_for_engine_torch(tmp_path: Path, key: str, value: 
         ("parallelism.degrees", "auto", "set it to manual"),
         ("parallelism.offload", "optimizer", "set it to none"),
         ("parallelism.pipeline_schedule", "gpipe", "set it to 1f1b"),
+        ("parallelism.virtual_pipeline_parallel", 4, "set it to 2"),
         ("parallelism.shard_ranks", 2, "leave it out"),
         ("parallelism.sharding", "zero1", "set it to auto"),
         ("training.activation_offload", True, "set it to false"),
