@@ -43,13 +43,13 @@ def measure(run: Run, processes: Processes) -> dict[str, Any]:
     with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
         training = loop.TrainingLoop(run, processes, device, meshes, sharding)
         cpu, wall = [], []
-        for number in range(1, training.steps):
+        for number in range(1, training.total_steps):
             begun = time.process_time(), time.perf_counter()
             training.step(number, [])
             cpu.append(time.process_time() - begun[0])
             wall.append(time.perf_counter() - begun[1])
         with SentBytes() as sent:
-            last = training.step(training.steps, [])
+            last = training.step(training.total_steps, [])
         timed = slice(min(WARM_UP, len(cpu) - 1), None)
         return {
             "cpu": statistics.median(cpu[timed]),

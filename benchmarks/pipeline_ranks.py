@@ -45,7 +45,7 @@ def _steps(run: Run, processes: Processes, passes: list[Pass]) -> list[list[Pass
     steps = []
     with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
         training = loop.TrainingLoop(run, processes, device, meshes, sharding)
-        for number in range(1, training.steps + 1):
+        for number in range(1, training.total_steps + 1):
             passes.clear()
             training.step(number, [])
             steps.append([*passes])

@@ -29,7 +29,7 @@ def main() -> None:
     with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
         training = loop.TrainingLoop(run, processes, device, meshes, sharding)
         cpu, wall, losses = [time.process_time()], [time.perf_counter()], []
-        for number in range(1, training.steps + 1):
+        for number in range(1, training.total_steps + 1):
             losses.append(training.step(number, []).loss)
             if device.type != "cpu":
                 torch.accelerator.synchronize()

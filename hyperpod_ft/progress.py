@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-Report = Callable[[str], None]  # takes one line of progress
+PrintLine = Callable[[str], None]  # takes one line of progress
 
 
 @dataclass(frozen=True)
 class ChangeReporter:
     """Reports the states of what is followed, each when it differs from the last one under its name."""
 
-    report: Report
+    report: PrintLine
     _states: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, name: str, state: str, before: str = "") -> None:

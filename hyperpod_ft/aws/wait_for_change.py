@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import pause
-from hyperpod_ft.progress import ChangeReporter, Report, format_minutes
+from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes
 
 POLL_SECONDS = 15.0
 _POLLS_UNTIL_BEGUN = 8  # after these, HyperPod has nothing to change
@@ -26,7 +26,7 @@ class Seen(Generic[Observed]):
 
 
 def wait_for_change(
-    look: Callable[[], Seen[Observed]], report: Report, *, timeout_seconds: float, command: str
+    look: Callable[[], Seen[Observed]], report: PrintLine, *, timeout_seconds: float, command: str
 ) -> tuple[Observed, bool]:
     """The state once HyperPod has stopped changing it, and whether it ever showed the request.
 

@@ -26,7 +26,7 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_f
 from hyperpod_ft.job import attempts
 from hyperpod_ft.job.attempts import Decision
 from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
-from hyperpod_ft.job.tracking import published
+from hyperpod_ft.job.tracking import publishing_metrics
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.slurm.programs import SlurmUnreachableError
 from hyperpod_ft.runs import restarts
@@ -237,7 +237,7 @@ def main() -> int:
         return EXIT_USER_ERROR
     marker = run.exit_marker(stage, own_job_id())
     publish.remove(marker)  # left before the job was requeued
-    with published(run) if stage == "train" else contextlib.nullcontext():
+    with publishing_metrics(run) if stage == "train" else contextlib.nullcontext():
         try:
             status = supervise(run, stage, command, signals)
         except UserError as error:

@@ -15,7 +15,7 @@ _LAST_SECONDS = 35  # a little more than it gives itself
 
 
 @contextlib.contextmanager
-def published(run: Run) -> Iterator[None]:
+def publishing_metrics(run: Run) -> Iterator[None]:
     """While the block runs, the run's metrics are published, and what is missing a last time afterwards.
 
     The process ends when this one dies: its standard input then ends. It never fails the block. Containers of training

@@ -6,7 +6,7 @@ from pathlib import Path
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
-from hyperpod_ft.launch.status import RunStatus, described, status
+from hyperpod_ft.launch.status import RunStatus, status, status_of
 from hyperpod_ft.runs.cached_run import CachedRun, RecordCache
 from hyperpod_ft.runs.references import all_runs
 from hyperpod_ft.runs.run import Run
@@ -26,7 +26,7 @@ def statuses_of(runs: Sequence[Run]) -> list[RunStatus]:
     for run in seen:
         jobs = run.unfinished_jobs()
         if not jobs:
-            statuses[run.directory] = described(run, {})
+            statuses[run.directory] = status_of(run, {})
             continue
         launchers = Launchers.of(run)
         slurm = launchers.slurm
@@ -47,5 +47,5 @@ def _of_slurm(slurm: SlurmLauncher, runs: Sequence[CachedRun]) -> list[RunStatus
     try:
         answers = slurm.states_of_runs(jobs_of)
     except UserError as error:
-        return [described(run.again(), None, str(error)) for run in runs]
-    return [described(run.again(), states) for run, states in zip(runs, answers, strict=True)]
+        return [status_of(run.again(), None, str(error)) for run in runs]
+    return [status_of(run.again(), states) for run, states in zip(runs, answers, strict=True)]

@@ -75,7 +75,7 @@ class Preview:
 
 
 def preview(run: Run) -> Preview:
-    """Raises UserError as `check` does."""
+    """Raises UserError as `check_run` does."""
     fit = check_run(run)
     will_run = {stage.name for stage in choose(run)}
     rows = rows_per_step(run.config.training, run.plan.degrees.data_parallel)

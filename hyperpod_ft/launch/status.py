@@ -95,7 +95,7 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
     """
     seen = CachedRun.now(run)
     if not seen.unfinished_jobs():
-        return described(seen, {})
+        return status_of(seen, {})
     note = created = ""
     states: Mapping[str, JobState] | None = None
     try:
@@ -113,7 +113,7 @@ def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
             seen, states = _ask(run, launchers)
     except UserError as error:
         note = note or str(error)
-    return described(seen.again(), states, note, created)
+    return status_of(seen.again(), states, note, created)
 
 
 def _ask(run: Run, launchers: Launchers) -> tuple[CachedRun, Mapping[str, JobState]]:
@@ -122,7 +122,7 @@ def _ask(run: Run, launchers: Launchers) -> tuple[CachedRun, Mapping[str, JobSta
     return seen, launchers.states(run, seen.unfinished_jobs())
 
 
-def described(run: CachedRun, states: Mapping[str, JobState] | None, note: str = "", created: str = "") -> RunStatus:
+def status_of(run: CachedRun, states: Mapping[str, JobState] | None, note: str = "", created: str = "") -> RunStatus:
     """The status of a run whose records were read after `states`, those of its unfinished jobs; None: no answer."""
     needed, jobs = {stage.name for stage in choose(run)}, run.latest_jobs()
     stages = _one_at_a_time(

@@ -24,42 +24,42 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 
 
-def submit(run: Run, launchers: Launchers, selection: Selection, launcher: str = "slurm") -> tuple[Job, ...]:
+def submit(run: Run, launchers: Launchers, selection: Selection, launcher_name: str = "slurm") -> tuple[Job, ...]:
     """Submit the stages that must run, with the launcher of that name; returns the jobs, none when all is done.
 
     Raises UserError when jobs of this run are still active, when the launcher refuses them, or when this version would
     plan the run differently.
     """
-    chosen = launchers.named(launcher)
+    launcher = launchers.named(launcher_name)
     _refuse_another_version(run)
-    with _exclusive_submission(run, launchers, also=launcher) as active:
+    with _exclusive_submission(run, launchers, also=launcher_name) as active:
         _refuse_work(run, active)
-        _use_this_volume(run, chosen)
+        _use_this_volume(run, launcher)
         stages = choose(run, selection)
         with _discard_earlier(run, stages if selection.force else ()):
-            return _submit(run, chosen, stages)
+            return _submit(run, launcher, stages)
 
 
-def submit_missing(run: Run, launchers: Launchers, launcher: str, awaited: AwaitedJobs) -> tuple[Job, ...]:
+def submit_missing(run: Run, launchers: Launchers, launcher_name: str, awaited: AwaitedJobs) -> tuple[Job, ...]:
     """Submit those stages that must run and that no job is about to do, of this run or of another.
 
     `awaited`: the jobs of other runs. Completes what a killed submission has left: its jobs are kept, and later ones
     wait for them. Jobs that can never start, because what they wait for has failed, are replaced. Returns the new jobs.
     Raises UserError as `submit` does.
     """
-    chosen = launchers.named(launcher)
+    launcher = launchers.named(launcher_name)
     _refuse_another_version(run)
-    with _exclusive_submission(run, launchers, also=launcher) as active:
+    with _exclusive_submission(run, launchers, also=launcher_name) as active:
         if not active:
-            _use_this_volume(run, chosen)
-        elif any(job.launcher != launcher for job in active):
+            _use_this_volume(run, launcher)
+        elif any(job.launcher != launcher_name for job in active):
             return ()  # jobs of one launcher cannot wait for those of another
         parts = _divide(run, launchers, active, awaited)
         if parts.never_start:
             launchers.cancel(run, parts.never_start)
             left = [job for job in launchers.active(run) if job not in parts.never_start]
             parts = _divide(run, launchers, left, awaited)
-        return _submit(run, chosen, parts.missing, parts.awaited)
+        return _submit(run, launcher, parts.missing, parts.awaited)
 
 
 def _divide(run: Run, launchers: Launchers, active: Sequence[Job], awaited: AwaitedJobs) -> ChainParts:
@@ -200,7 +200,13 @@ def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     moved: list[tuple[Path, Path]] = []
     records = [run.record_path(stage.name) for stage in stages]
     training = any(stage.name == "train" for stage in stages)
-    of_training = [run.checkpoints, run.metrics_path, run.usage_path, run.restarts_path("train"), run.reference]
+    of_training = [
+        run.checkpoints,
+        run.metrics_path,
+        run.usage_path,
+        run.restarts_path("train"),
+        run.reference_log_probabilities,
+    ]
     of_training.append(run.tracking)  # in trackers, it is another run
     progress = of_training if training else []
     if any(stage.name == "eval" for stage in stages):

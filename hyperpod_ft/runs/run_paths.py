@@ -110,14 +110,14 @@ class RunPaths:
         return self.trial / "facts.json"
 
     @property
-    def reference(self) -> Path:
+    def reference_log_probabilities(self) -> Path:
         """The log-probabilities of preferences before training (objective dpo), one .npy a split."""
         return self.directory / "reference"
 
     @property
     def reference_count(self) -> Path:
-        """How many log-probabilities `reference` has."""
-        return self.reference / "measured"
+        """How many log-probabilities are measured."""
+        return self.reference_log_probabilities / "measured"
 
     @property
     def metrics_path(self) -> Path:

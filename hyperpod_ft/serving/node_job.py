@@ -18,7 +18,7 @@ from hyperpod_ft.launch.render import Installation, render_server
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import Resources
-from hyperpod_ft.progress import Report
+from hyperpod_ft.progress import PrintLine
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 
@@ -71,7 +71,7 @@ def resources(run: Run, time_limit: str | None, *, accelerators: bool) -> Resour
     return replace(wanted, time_limit=time_limit or wanted.time_limit)
 
 
-def wait(run: Run, slurm: SlurmLauncher, job: Job, report: Report) -> Address:
+def wait(run: Run, slurm: SlurmLauncher, job: Job, report: PrintLine) -> Address:
     """Wait until the server answers; `report` gets a line whenever the job's state changes.
 
     Raises UserError when the job ends before.

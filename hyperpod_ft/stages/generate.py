@@ -32,7 +32,7 @@ from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.comparison import as_text
 from hyperpod_ft.evaluation.greedy import GreedyAnswer, answers
 from hyperpod_ft.evaluation.loss import DocumentLosses, document_losses, mean_loss, preference_losses
-from hyperpod_ft.job.tracking import published
+from hyperpod_ft.job.tracking import publishing_metrics
 from hyperpod_ft.runs.results.samples import Loss, Losses, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
@@ -193,5 +193,5 @@ def _device(run: Run) -> torch.device:
 if __name__ == "__main__":
     gc_pause.resume_collection()
     main("generate", work)
-    with published(Run.open(Path(sys.argv[1]))):
+    with publishing_metrics(Run.open(Path(sys.argv[1]))):
         pass  # the exact answers, which only this stage knows

@@ -90,7 +90,7 @@ def _run_rank_0(processes: Processes) -> None:
         chosen = _engine(run)
         check_model_directory(run.config, run.plan.degrees, run.base_model)
         _check_data(run)
-        with _counted_graphs(run) as graphs, usage.recorded(run):
+        with _counted_graphs(run) as graphs, usage.recording_usage(run):
             processes.store.set(_DECISION, "train")
             trained: TrainingResult = chosen.train(run, processes)
         restarted = {"restarts": [restart.as_dict() for restart in restarts.history(run, "train")]}

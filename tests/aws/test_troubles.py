@@ -18,7 +18,7 @@ from hyperpod_ft.aws.hyperpod import api, cluster_logs
 from hyperpod_ft.aws.hyperpod.specification import group_specification
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import Report
+from hyperpod_ft.progress import PrintLine
 from tests.aws.kit import NAME, Kit
 from tests.waiting import wait_for
 
@@ -159,12 +159,12 @@ def access(kit: Kit) -> ClusterAccess:
     return ClusterAccess.of(cluster_reference.find(str(kit.file), None), None, print)
 
 
-def create_with(access: ClusterAccess, report: Report = print) -> None:
+def create_with(access: ClusterAccess, report: PrintLine = print) -> None:
     assert access.config
     creation.create_missing(replace(access, report=report), access.config)
 
 
-def delete(access: ClusterAccess, report: Report = print, *, data: bool = False) -> None:
+def delete(access: ClusterAccess, report: PrintLine = print, *, data: bool = False) -> None:
     deletion.delete(replace(access, report=report), delete_data=data, timeout=1)
 
 

@@ -51,7 +51,7 @@ class Worker:
     def resumed(self, run: Run, sharding: Sharding) -> Tensors:
         """The result of the last step, from the checkpoint on disk."""
         with self.attempt(run, sharding) as loop:
-            assert loop.state.resume(loop.steps).step == SAVED
+            assert loop.state.resume(loop.total_steps).step == SAVED
             return result(loop, [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)])
 
     def case(self, run: Run, sharding: Sharding) -> Tensors:

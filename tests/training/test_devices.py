@@ -150,7 +150,7 @@ def test_a_restart_changes_no_bit(make_run: MakeRun, device: torch.device, async
         straight = [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
         loop.state.finish()
     with training(run, device, WHOLE) as loop:
-        assert loop.state.resume(loop.steps).step == SAVED
+        assert loop.state.resume(loop.total_steps).step == SAVED
         assert [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)] == straight
 
 

@@ -137,7 +137,7 @@ def plain(run: Run) -> dict[str, torch.Tensor]:
             parameter.data = parameter.data if value is None else value
     split = PreferenceSplit(run.dataset_path / "train")
     rows = DataOrder(len(split), run.config.seed, ROWS_PER_STEP, 1, 1).step(1)
-    reference = torch.from_numpy(np.load(run.reference / "train.npy"))[split.documents_of(rows)]
+    reference = torch.from_numpy(np.load(run.reference_log_probabilities / "train.npy"))[split.documents_of(rows)]
     loss = dpo_loss(log_probabilities(model, pairs_of(run.dataset_path / "train", rows)), reference)
     loss.backward()
     gradients = {f"gradient.{name}": p.grad for name, p in trained.items() if p.grad is not None}
@@ -189,7 +189,7 @@ def test_the_reference_is_the_model_before_training(make_preferring: MakeRun) ->
     base = AutoModelForCausalLM.from_pretrained(run.base_model, dtype=torch.float32)
     with torch.no_grad():
         expected = log_probabilities(base, pairs_of(run.dataset_path / "validation"))
-    found = torch.from_numpy(np.load(run.reference / "validation.npy"))
+    found = torch.from_numpy(np.load(run.reference_log_probabilities / "validation.npy"))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -237,15 +237,15 @@ def test_interrupted_is_uninterrupted(make_preferring: MakeRun) -> None:
     run = make_preferring(settings=settings | {"training.keep_best": True, "training.keep_checkpoints": 9})
     first = train_here(run)
     whole, rows = curve(run), metrics(run)
-    reference = (run.reference / "train.npy").read_bytes()
+    reference = (run.reference_log_probabilities / "train.npy").read_bytes()
     run.record_path("train").unlink()
     for step in (6, 8):
         shutil.rmtree(run.checkpoint(step))
     # measured again, with weights that a checkpoint has not replaced yet
-    shutil.rmtree(run.reference)
+    shutil.rmtree(run.reference_log_probabilities)
     again = train_here(run)
     assert again.facts["resumed_from"] == [4] and curve(run) == whole
-    assert (run.reference / "train.npy").read_bytes() == reference
+    assert (run.reference_log_probabilities / "train.npy").read_bytes() == reference
     for name in [*REWARDS, *(f"validation_{name}" for name in REWARDS)]:
         assert again.facts[name] == first.facts[name]
         assert [row.get(name) for row in metrics(run)] == [row.get(name) for row in rows]
@@ -255,10 +255,10 @@ def test_an_interrupted_reference_continues(make_preferring: MakeRun, monkeypatc
     """What was measured is stored part by part, and with the rest of it as if nothing had happened."""
     run = make_preferring(settings={"training.max_steps": 12})
     train_here(run)
-    whole = {name: (run.reference / f"{name}.npy").read_bytes() for name in ("train", "validation")}
+    whole = {name: (run.reference_log_probabilities / f"{name}.npy").read_bytes() for name in ("train", "validation")}
     run.record_path("train").unlink()
     shutil.rmtree(run.checkpoints)
-    shutil.rmtree(run.reference)
+    shutil.rmtree(run.reference_log_probabilities)
     monkeypatch.setattr(reference, "_PASSES_PER_PART", 2)
     rows: list[int] = []
 
@@ -272,7 +272,7 @@ def test_an_interrupted_reference_continues(make_preferring: MakeRun, monkeypatc
     monkeypatch.setattr(reference, "_measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train_here(run)
-    done = np.isfinite(np.load(run.reference / "train.npy"))
+    done = np.isfinite(np.load(run.reference_log_probabilities / "train.npy"))
     assert done.any() and not done.all()
     assert int(run.reference_count.read_text()) == done.sum()
     rows.append(-1)  # is not interrupted again
@@ -281,26 +281,26 @@ def test_an_interrupted_reference_continues(make_preferring: MakeRun, monkeypatc
     train, validation = (PreferenceSplit(run.dataset_path / name) for name in ("train", "validation"))
     used = [*DataOrder(len(train), run.config.seed, 2, 1, 1).first_rows(12), *range(len(validation))]
     assert sorted(measured) == sorted(used), "each row once"
-    assert whole == {name: (run.reference / f"{name}.npy").read_bytes() for name in whole}
+    assert whole == {name: (run.reference_log_probabilities / f"{name}.npy").read_bytes() for name in whole}
 
 
 def test_a_stored_reference_is_used_if_it_fits(make_preferring: MakeRun) -> None:
     """Damaged, or of other rows or weights, it is measured again; rows that no step trains on are not measured."""
     run = make_preferring(settings={"training.max_steps": 1})
     train_here(run)
-    whole = np.load(run.reference / "train.npy")
+    whole = np.load(run.reference_log_probabilities / "train.npy")
     split = PreferenceSplit(run.dataset_path / "train")
     rows = DataOrder(len(split), run.config.seed, 2, 1, 1).step(1)
     assert sorted(np.flatnonzero(np.isfinite(whole))) == sorted(split.documents_of(rows))
 
     def spoil() -> Iterator[None]:
-        (run.reference / "train.npy").write_bytes(b"no numpy file")
+        (run.reference_log_probabilities / "train.npy").write_bytes(b"no numpy file")
         yield
-        np.save(run.reference / "train.npy", whole[1:])
+        np.save(run.reference_log_probabilities / "train.npy", whole[1:])
         yield
-        np.save(run.reference / "train.npy", np.full_like(whole, np.nan))
+        np.save(run.reference_log_probabilities / "train.npy", np.full_like(whole, np.nan))
         yield
-        np.save(run.reference / "train.npy", whole + 1)
+        np.save(run.reference_log_probabilities / "train.npy", whole + 1)
         (run.base_model / "README.md").write_text("another model")
         yield
 
@@ -308,10 +308,10 @@ def test_a_stored_reference_is_used_if_it_fits(make_preferring: MakeRun) -> None
         run.record_path("train").unlink()
         shutil.rmtree(run.checkpoints)
         train_here(run)
-        assert np.array_equal(np.load(run.reference / "train.npy"), whole, equal_nan=True)
+        assert np.array_equal(np.load(run.reference_log_probabilities / "train.npy"), whole, equal_nan=True)
     run.record_path("train").unlink()
     shutil.rmtree(run.checkpoints)
-    np.save(run.reference / "train.npy", whole - np.tile([0, 5], len(whole) // 2).astype(np.float32))
+    np.save(run.reference_log_probabilities / "train.npy", whole - np.tile([0, 5], len(whole) // 2).astype(np.float32))
     os.utime(run.base_model / "model.safetensors", (0, 0))  # as on another machine, which got both from a store
     train_here(run)
     assert metrics(run)[0]["rewards/margins"] == pytest.approx(-5 * BETA, rel=1e-4)

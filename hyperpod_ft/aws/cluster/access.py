@@ -16,7 +16,7 @@ from hyperpod_ft.aws.stack.events import describe
 from hyperpod_ft.aws.wait_for_change import Observed, Seen, wait_for_change
 from hyperpod_ft.config.cluster_config import ClusterConfig, stack_name
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import Report
+from hyperpod_ft.progress import PrintLine
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class ClusterAccess:
 
     target: ClusterReference
     session: Session
-    report: Report
+    report: PrintLine
 
     @classmethod
-    def of(cls, target: ClusterReference, profile: str | None, report: Report) -> "ClusterAccess":
+    def of(cls, target: ClusterReference, profile: str | None, report: PrintLine) -> "ClusterAccess":
         return cls(target, Session(target.region, profile), report)
 
     @property

@@ -20,7 +20,7 @@ from hyperpod_ft.aws.validation.validate import validate
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import pause
-from hyperpod_ft.progress import Report
+from hyperpod_ft.progress import PrintLine
 
 _ROLE_ATTEMPTS = 12
 
@@ -51,21 +51,21 @@ def create_missing(access: ClusterAccess, config: ClusterConfig) -> dict[str, in
     with access.explained():
         sagemaker = access.sagemaker
         # fail before anything costs money
-        _find(sagemaker, config, stack.subnet_id(config, session.client("cloudformation")))
+        _describe_ours(sagemaker, config, stack.subnet_id(config, session.client("cloudformation")))
         resources = ensure_resources(config, session, report)
         content = lifecycle_files.files(config, resources)
         uri = f"s3://{resources.bucket}/{upload(config, resources.bucket, content, session.client('s3'), report)}"
         wanted = requests.create_cluster(config, resources, uri)
-        described = _find(sagemaker, config, resources.subnet_id)
+        described = _describe_ours(sagemaker, config, resources.subnet_id)
         if described is None and _create_cluster(config, session, wanted):
             report(f"cluster {config.name}: requested {_instances(config)}; billed by the hour from now on")
             return {group.name: group.count for group in config.groups}
-        described = described or _find(sagemaker, config, resources.subnet_id)
+        described = described or _describe_ours(sagemaker, config, resources.subnet_id)
         assert described is not None, "CreateCluster answered ResourceInUse"
         return _bring_up_to_date(config, wanted, described, sagemaker, report)
 
 
-def _find(sagemaker: Any, config: ClusterConfig, subnet_id: str) -> dict[str, Any] | None:
+def _describe_ours(sagemaker: Any, config: ClusterConfig, subnet_id: str) -> dict[str, Any] | None:
     """DescribeCluster's answer. Raises UserError for a cluster that does not belong to this cluster file."""
     described = api.describe(sagemaker, config.name)
     if described is None:
@@ -120,7 +120,7 @@ def _create_cluster(config: ClusterConfig, session: Session, request: dict[str, 
 
 
 def _bring_up_to_date(
-    config: ClusterConfig, request: dict[str, Any], described: dict[str, Any], sagemaker: Any, report: Report
+    config: ClusterConfig, request: dict[str, Any], described: dict[str, Any], sagemaker: Any, report: PrintLine
 ) -> dict[str, int]:
     name, status = config.name, described["ClusterStatus"]
     found = changes(config, request, described)
@@ -144,7 +144,7 @@ def _bring_up_to_date(
     return found.added
 
 
-def ensure_resources(config: ClusterConfig, session: Session, report: Report) -> ClusterResources:
+def ensure_resources(config: ClusterConfig, session: Session, report: PrintLine) -> ClusterResources:
     """Deploy the stack, or look up the existing resources that the cluster file names."""
     if config.existing is not None:
         return of_existing(config.existing, session)
@@ -156,7 +156,7 @@ def ensure_resources(config: ClusterConfig, session: Session, report: Report) ->
     )
 
 
-def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, report: Report) -> str:
+def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, report: PrintLine) -> str:
     """Upload the lifecycle files to their folder of the bucket, the entry script last; returns the folder.
 
     Removes what else is there: nodes refuse a folder with modules that the manifest lacks.

@@ -16,7 +16,7 @@ from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.wait_for_change import POLL_SECONDS
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import pause
-from hyperpod_ft.progress import ChangeReporter, Report, format_minutes
+from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes
 
 _LOG_LINES = 40  # of a failing node's lifecycle log: its end holds the error
 _ATTEMPTS = 3  # of a node under continuous provisioning: health checks of EFA often fail once, then pass
@@ -47,7 +47,7 @@ class ClusterWatch:
     sagemaker: Any
     logs: Any
     target: ClusterReference
-    report: Report
+    report: PrintLine
     _failed: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # instances, by group and logical id
 
     def until_complete(self, timeout_seconds: float, awaited: Awaited) -> HyperPodCluster:

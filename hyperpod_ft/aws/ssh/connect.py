@@ -15,7 +15,7 @@ from hyperpod_ft.aws.ssh.choice import IMAGE_USER, chosen_node
 from hyperpod_ft.aws.ssh.config import SshFiles, proxy_command, quoted
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import Report
+from hyperpod_ft.progress import PrintLine
 
 _SSH_FAILED = 255  # ssh's own exit status; any other is the remote command's
 
@@ -93,7 +93,7 @@ def write_config(route: SshRoute, request: SshRequest) -> str:
     return route.files.hosts.read_text(encoding="utf-8")
 
 
-def connect(route: SshRoute, request: SshRequest, report: Report) -> int:
+def connect(route: SshRoute, request: SshRequest, report: PrintLine) -> int:
     """Upload the key, write the configuration, and run ssh in this terminal. Returns its exit status.
 
     `report` receives lines of progress; stdout belongs to the remote command. Raises UserError.
@@ -118,7 +118,7 @@ def connect(route: SshRoute, request: SshRequest, report: Report) -> int:
     return status
 
 
-def shell(route: SshRoute, report: Report) -> int:
+def shell(route: SshRoute, report: PrintLine) -> int:
     """Open a shell by SSM alone, for nodes whose sshd, keys or /fsx are broken. Returns the AWS CLI's exit status."""
     report(route.node_name)
     return ssm.shell(route.aws_cli, route.target)

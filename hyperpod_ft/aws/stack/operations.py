@@ -9,7 +9,7 @@ from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.aws.stack.events import OnStackEvent, describe, in_progress, last_event, settle
 
 
-def settled(client: Any, name: str, progress: OnStackEvent) -> dict[str, Any] | None:
+def wait_until_settled(client: Any, name: str, progress: OnStackEvent) -> dict[str, Any] | None:
     """The stack, once CloudFormation has finished any earlier request; None if it does not exist."""
     stack = describe(client, name)
     if stack and in_progress(str(stack["StackStatus"])):

@@ -20,7 +20,7 @@ from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
 from hyperpod_ft.aws.stack.events import OnStackEvent, StackEvent, describe, in_progress, last_event, require, settle
 from hyperpod_ft.aws.stack.filesystem import FsxFileSystem, delete_filesystem, is_kept, measure_filesystem
-from hyperpod_ft.aws.stack.operations import outputs, parameters, settled, update
+from hyperpod_ft.aws.stack.operations import outputs, parameters, update, wait_until_settled
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped
@@ -103,13 +103,13 @@ def deploy(session: Session, parameters: StackParameters, progress: OnStackEvent
     """
     with explained(f"stack {parameters.name}"):
         client = session.client("cloudformation")
-        stack = settled(client, parameters.name, progress)
+        stack = wait_until_settled(client, parameters.name, progress)
         request = _request(parameters)
         if stack is None and (stack_id := _create(client, request)):
             status = settle(client, stack_id, progress, after="")
             require(client, stack_id, status)
         else:
-            stack = stack or settled(client, parameters.name, progress)
+            stack = stack or wait_until_settled(client, parameters.name, progress)
             assert stack is not None, "CreateStack answered AlreadyExists"
             stack_id = str(stack["StackId"])
             _require_ours(stack)
@@ -148,7 +148,7 @@ def delete(session: Session, name: str, progress: OnStackEvent = _silent, *, del
     """
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
-        stack = settled(client, name, progress)
+        stack = wait_until_settled(client, name, progress)
         if stack is None:
             return Remaining()
         _require_ours(stack)

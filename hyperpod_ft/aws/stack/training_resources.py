@@ -11,7 +11,7 @@ from hyperpod_ft.aws.s3 import buckets
 from hyperpod_ft.aws.s3.buckets import Bucket
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stack.events import OnStackEvent, describe, last_event, settle, why
-from hyperpod_ft.aws.stack.operations import outputs, parameters, settled, update
+from hyperpod_ft.aws.stack.operations import outputs, parameters, update, wait_until_settled
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped
 
@@ -41,7 +41,7 @@ def deploy(session: Session, progress: OnStackEvent, *, name: str, file_system: 
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
         request = {"StackName": name, "TemplateBody": template(), "Capabilities": ["CAPABILITY_IAM"]}
-        stack = settled(client, name, progress)
+        stack = wait_until_settled(client, name, progress)
         if stack is None:
             chosen = {"ParameterKey": "FileSystem", "ParameterValue": str(file_system).lower()}
             stack_id = str(client.create_stack(**request, Parameters=[chosen])["StackId"])
@@ -64,7 +64,7 @@ def delete(session: Session, progress: OnStackEvent, *, name: str, delete_data: 
     """
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
-        stack = settled(client, name, progress)
+        stack = wait_until_settled(client, name, progress)
         if stack is None:
             return None
         _require_ours(stack)

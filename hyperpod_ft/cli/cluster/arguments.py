@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hyperpod_ft.aws.cluster.access import ClusterAccess
     from hyperpod_ft.aws.cluster_reference import ClusterReference
     from hyperpod_ft.config.cluster_config import ClusterConfig
-    from hyperpod_ft.progress import Report
+    from hyperpod_ft.progress import PrintLine
 
 DEFAULT_FILE = Path("cluster.yaml")
 File = Annotated[Path, typer.Argument(metavar="[CLUSTER_FILE]", help="A cluster file.")]
@@ -52,7 +52,9 @@ def find(reference: str, region: str | None) -> "ClusterReference":
     return cluster_reference.find(reference, region)
 
 
-def access_of(target: "ClusterReference", profile: str | None, report: "Report" = tables.progress) -> "ClusterAccess":
+def access_of(
+    target: "ClusterReference", profile: str | None, report: "PrintLine" = tables.progress
+) -> "ClusterAccess":
     from hyperpod_ft.aws.cluster.access import ClusterAccess
 
     return ClusterAccess.of(target, profile, report)

@@ -41,7 +41,7 @@ def train(run: Run, processes: Processes) -> TrainingResult:
 def precompile(run: Run, processes: Processes) -> dict[str, Any]:
     """Trace the graphs of training; see `hyperpod_ft.engines.interface.Engine`."""
     training = TrainingLoop(run, processes)
-    steps = min(run.config.neuron.precompile_steps, training.steps)
+    steps = min(run.config.neuron.precompile_steps, training.total_steps)
     for number in range(1, steps + 1):
         training.send(number, [])
     # Late in a long training AdamW's bias corrections are exactly 1, which XLA compiles as a constant: another graph.
@@ -70,8 +70,8 @@ class TrainingLoop:
         self.rows = PackedSplit(run.dataset_path / "train")
         self.data_parallel = degrees.data_parallel
         of_step = rows_per_step(self.config, degrees.data_parallel)
-        self.steps = total_steps(self.config, len(self.rows), of_step)
-        self.trainer = trainer.build(run, self.steps)
+        self.total_steps = total_steps(self.config, len(self.rows), of_step)
+        self.trainer = trainer.build(run, self.total_steps)
         self.pipeline = degrees.pipeline_parallel > 1
         self.order = DataOrder(
             rows=len(self.rows),
@@ -97,7 +97,7 @@ class TrainingLoop:
         """
         self._resume()
         self.log = metrics.MetricsLog(
-            self.run, self.throughput, self.order.rows, self.steps, self.progress, _peak_memory_mb
+            self.run, self.throughput, self.order.rows, self.total_steps, self.progress, _peak_memory_mb
         )
         if self.processes.is_rank_0:
             self.log.open()
@@ -105,8 +105,8 @@ class TrainingLoop:
         sent: _Sent | None = None
         stop = 0
         with collect_signals() as signals:
-            for number in range(self.progress.step + 1, self.steps + 1):
-                last = number == self.steps
+            for number in range(self.progress.step + 1, self.total_steps + 1):
+                last = number == self.total_steps
                 saves = bool(last or stop or number % self.config.save_every_steps == 0)
                 if saves and sent:
                     # waited for now, not together with the step that is saved, so that each is timed separately
@@ -122,7 +122,7 @@ class TrainingLoop:
                         raise Interrupted(number, stop)
         self.checkpoints.finish()
         facts = metrics.facts(self.run, self.throughput, self.order.rows, self.progress, self.trainable_parameters)
-        return TrainingResult(self.run.checkpoint(self.steps), facts)
+        return TrainingResult(self.run.checkpoint(self.total_steps), facts)
 
     def send(self, number: int, signals: list[int]) -> _Sent:
         """Send all of step `number` to the device, without waiting for it."""
@@ -130,7 +130,7 @@ class TrainingLoop:
         self._seed(number)
         loss = self._forward_backward(number)
         sum_over_tensor_parallel(self.trainer.partial)
-        rate = learning_rate(self.config, number, self.steps)
+        rate = learning_rate(self.config, number, self.total_steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
@@ -202,13 +202,13 @@ class TrainingLoop:
         self.progress = self.log.advance(self.progress, loss)
         if self.processes.is_rank_0:
             self.log.write(self.progress, sent.learning_rate, norm)
-        sanity.check(self.config, self.progress, self.steps, self.vocabulary)
+        sanity.check(self.config, self.progress, self.total_steps, self.vocabulary)
         return stop_signal(asked)
 
     def _resume(self) -> None:
         """Load the newest complete checkpoint; without one, start at step 0."""
         self.progress = self.checkpoints.restore()
-        if 0 < self.progress.step < self.steps:
+        if 0 < self.progress.step < self.total_steps:
             self.progress = replace(self.progress, resumed_from=(*self.progress.resumed_from, self.progress.step))
 
 

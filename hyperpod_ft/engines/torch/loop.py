@@ -98,7 +98,7 @@ class TrainingLoop:
             data_parallel=data_parallel,
         )
         self.batches = Prefetch(self._micro_batch)
-        self.steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
+        self.total_steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
         self.model: ShardedModel = build(run, meshes, sharding)
         self.trained_weights = self.model.trained_weights
         self.pipeline = pipeline_of(run, meshes, device, self.model, self.rows.max_length // self.chunk.count)
@@ -111,7 +111,7 @@ class TrainingLoop:
         self.optimizer = AdamW(self.trained_weights, self.config, rate_factor)
         self.validation = validation_of(run, self.objective, device, meshes)
         if self.config.objective == "dpo":
-            wanted = {"train": (self.rows, self.order.first_rows(self.steps))}
+            wanted = {"train": (self.rows, self.order.first_rows(self.total_steps))}
             if self.validation:
                 wanted["validation"] = (self.validation.split, np.arange(len(self.validation.split)))
             # the model is still the one that training begins with
@@ -137,10 +137,10 @@ class TrainingLoop:
             raise
 
     def _run_to_end(self) -> TrainingResult:
-        progress = self.state.resume(self.steps)
+        progress = self.state.resume(self.total_steps)
         validate_every = self.config.evaluate_every_steps
         log = metrics.MetricsLog(
-            self.run, self.throughput, self.order.rows, self.steps, progress, lambda: peak_memory_mb(self.device)
+            self.run, self.throughput, self.order.rows, self.total_steps, progress, lambda: peak_memory_mb(self.device)
         )
         if self.processes.is_rank_0:
             log.open()
@@ -153,13 +153,13 @@ class TrainingLoop:
                 progress = replace(progress, base_validation_loss=self._validate(log)[0])
             launched: deque[LaunchedStep] = deque()
             stopping = False
-            while progress.step < self.steps and not progress.stopped_early:
+            while progress.step < self.total_steps and not progress.stopped_early:
                 while self._may_launch(launched, stopping):
                     launched.append(self.launch(launched[-1].number + 1 if launched else progress.step + 1, signals))
                 step = launched.popleft().read(self.objective.metrics)
                 stopping = stopping or bool(step.stop_signal)
                 progress = self._after(step, progress, log)
-                last = step.number == self.steps or progress.stopped_early
+                last = step.number == self.total_steps or progress.stopped_early
                 leaving = stopping and not launched
                 self.state.save(progress, last, wanted=last or leaving)
                 if leaving and not last:
@@ -178,7 +178,7 @@ class TrainingLoop:
             row_metrics = row_metrics | validation_metrics
         if self.processes.is_rank_0:
             log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
-        sanity.check(self.config, progress, self.steps, self.vocabulary)
+        sanity.check(self.config, progress, self.total_steps, self.vocabulary)
         return progress
 
     def _trained(self, progress: Progress) -> TrainingResult:
@@ -227,14 +227,14 @@ class TrainingLoop:
         return not (
             stopping
             or len(launched) > self.steps_ahead
-            or newest == self.steps
+            or newest == self.total_steps
             or self.state.saves_after(newest)
             or self._validates_after(newest)
         )
 
     def _validates_after(self, number: int) -> bool:
         every = self.config.evaluate_every_steps
-        return number == self.steps or bool(every and number % every == 0)
+        return number == self.total_steps or bool(every and number % every == 0)
 
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
@@ -243,7 +243,7 @@ class TrainingLoop:
     def launch(self, number: int, signals: list[int]) -> LaunchedStep:
         """One optimizer step, whose outcome an accelerator may still be computing."""
         means, share_of_norm = self.forward_backward(number)
-        rate = learning_rate(self.config, number, self.steps)
+        rate = learning_rate(self.config, number, self.total_steps)
         # the means are equal on the ranks of a tp group, so each contributes its share
         launched = LaunchedStep(number, rate, means / self.tensor_parallel, share_of_norm, signals)
         self.optimizer.step(rate, launched.grad_norm)
@@ -268,7 +268,7 @@ class TrainingLoop:
             means = self.objective.sums(self.model.module, self.batches.take((number, index))) / count
             means[0].backward()
             total += means.detach()
-            if index < last or number < self.steps:
+            if index < last or number < self.total_steps:
                 self.batches.prepare((number, index + 1) if index < last else (number + 1, 0))
         return total, self.trained_weights.after_backward()
 

@@ -38,7 +38,7 @@ _USAGE = TypeAdapter(Usage)
 
 
 @contextlib.contextmanager
-def recorded(run: Run) -> Iterator[None]:
+def recording_usage(run: Run) -> Iterator[None]:
     """Record one attempt for as long as the block runs, however it ends. In one process of the job."""
     started, clock = utc_now(), time.monotonic()
     job_id = own_job_id()

@@ -13,7 +13,7 @@ from typing import Any
 
 from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import Report
+from hyperpod_ft.progress import PrintLine
 from hyperpod_ft.runs.aws_names import RUN_TAG
 from hyperpod_ft.serving.endpoint.create.endpoint_request import component_name
 
@@ -52,7 +52,7 @@ class Endpoints:
     """SageMaker's operations on endpoints and what they consist of. `client` is boto3's."""
 
     client: Any
-    report: Report
+    report: PrintLine
 
     def find(self, name: str) -> Endpoint | None:
         described = _found(self.client.describe_endpoint, EndpointName=name)

@@ -9,7 +9,7 @@ from typing import Any
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import Report
+from hyperpod_ft.progress import PrintLine
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.endpoint import account, bearer_token, endpoint_logs
 from hyperpod_ft.serving.endpoint.bundle import small_files_in_store
@@ -48,10 +48,10 @@ class EndpointOperations:
     """The operations on the endpoints of a region. Methods raise UserError; times are in seconds."""
 
     session: Session
-    report: Report
+    report: PrintLine
 
     @classmethod
-    def of(cls, region: str | None, profile: str | None, report: Report) -> "EndpointOperations":
+    def of(cls, region: str | None, profile: str | None, report: PrintLine) -> "EndpointOperations":
         return cls(Session(region, profile), report)
 
     @property

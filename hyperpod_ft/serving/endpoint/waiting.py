@@ -9,7 +9,7 @@ from typing import Any
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import pause
-from hyperpod_ft.progress import ChangeReporter, Report, format_minutes
+from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes
 from hyperpod_ft.serving.endpoint import endpoint_logs
 from hyperpod_ft.serving.endpoint.endpoints import CREATING, DELETING, FAILED, IN_SERVICE, Endpoints
 from hyperpod_ft.terminal import printable
@@ -30,7 +30,7 @@ class EndpointWatch:
     logs: Any  # boto3's client
     name: str
     scales_to_zero: bool
-    report: Report
+    report: PrintLine
 
     @cached_property
     def _report_change(self) -> ChangeReporter:

@@ -216,7 +216,7 @@ def test_an_earlier_job_of_the_same_id_is_forgotten(make_run: MakeRun) -> None:
 def test_what_is_measured_of_the_reference_is_counted(make_run: MakeRun) -> None:
     run = make_run()
     assert restarts.reference_measured(run) == 0
-    run.reference.mkdir(parents=True)
+    run.reference_log_probabilities.mkdir(parents=True)
     run.reference_count.write_text("12\n")
     assert restarts.reference_measured(run) == 12
     run.reference_count.write_text("")

@@ -215,7 +215,7 @@ def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
 
     run = make_run()
     finish_all(run)
-    with usage.recorded(run):
+    with usage.recording_usage(run):
         pass
     before = TrackerState.read(run, "wandb")
     before.write(run, "wandb")

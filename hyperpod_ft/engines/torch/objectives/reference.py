@@ -104,11 +104,11 @@ def stored(run: Run, wanted: Wanted) -> dict[str, Floats]:
     """What was measured so far, by split; nothing of another model or other rows, nor of a damaged file."""
     known = {}
     with contextlib.suppress(OSError):
-        if (run.reference / _INPUTS).read_text(encoding="utf-8") != _inputs(run):
+        if (run.reference_log_probabilities / _INPUTS).read_text(encoding="utf-8") != _inputs(run):
             return {}
         for name, (split, _) in wanted.items():
             with contextlib.suppress(OSError, ValueError, EOFError):
-                values = np.load(run.reference / f"{name}.npy", allow_pickle=False)
+                values = np.load(run.reference_log_probabilities / f"{name}.npy", allow_pickle=False)
                 if values.dtype == np.float32 and values.shape == (split.documents,):
                     known[name] = values
     return known
@@ -117,7 +117,7 @@ def stored(run: Run, wanted: Wanted) -> dict[str, Floats]:
 def store(run: Run, known: Mapping[str, Floats]) -> None:
     """`known`: fp32 [documents] by split, NaN where nothing was measured."""
     measured = sum(int(np.isfinite(values).sum()) for values in known.values())
-    with publish.new_directory(run.reference) as partial:
+    with publish.new_directory(run.reference_log_probabilities) as partial:
         for name, values in known.items():
             np.save(partial / f"{name}.npy", values)
         (partial / _INPUTS).write_text(_inputs(run), encoding="utf-8")

@@ -11,7 +11,7 @@ from hyperpod_ft.aws.s3 import buckets, trees
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.progress import Report, format_bytes
+from hyperpod_ft.progress import PrintLine, format_bytes
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results.samples import RecordedAnswers, Samples
 from hyperpod_ft.serving.endpoint import endpoint_logs
@@ -38,7 +38,7 @@ class Creation:
     deployment: Deployment
     session: Session
     watch: EndpointWatch
-    report: Report
+    report: PrintLine
 
     def run(self, *, keep: bool) -> Proof | None:
         """The endpoint's answers; None when the run recorded none to compare them with.

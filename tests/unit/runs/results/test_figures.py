@@ -70,7 +70,7 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
 def test_an_attempt_is_counted_whatever_ends_it(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYPERPOD_FT_JOB_ID", "77")
     run = make_run()
-    with pytest.raises(RuntimeError), usage.recorded(run):
+    with pytest.raises(RuntimeError), usage.recording_usage(run):
         time.sleep(0.05)
         raise RuntimeError
     (attempt,) = usage.read(run)
@@ -86,7 +86,7 @@ def test_an_attempt_that_is_killed_is_counted_until_then(make_run: MakeRun) -> N
         "import sys, time; from pathlib import Path\n"
         "from hyperpod_ft.runs.results import usage; from hyperpod_ft.runs.run import Run\n"
         "usage._EVERY_SECONDS = 0.05\n"
-        "with usage.recorded(Run.open(Path(sys.argv[1]))): time.sleep(60)"
+        "with usage.recording_usage(Run.open(Path(sys.argv[1]))): time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(run.directory)])
     try:
