@@ -45,6 +45,7 @@ def killing(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     wrapper.write_text(KILLING.format(directory=directory).replace("REAL", real))
     wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    wait_for_the_queue()  # a job of an earlier test may still be completing
     yield directory
     subprocess.run(["scancel", "--user", str(os.getuid())], check=True, timeout=30)
     wait_for_the_queue()

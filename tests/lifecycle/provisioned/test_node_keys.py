@@ -52,7 +52,8 @@ SSH = ("runuser", "-u", "alice", "--", "ssh", "-o", "BatchMode=yes", CONTROLLER.
 def start_sshd(node: Node, *options: str) -> None:
     node.run("mkdir", "-p", "/run/sshd")
     node.run("bash", "-c", "pkill -x sshd; while pgrep -x sshd; do sleep 0.05; done")
-    node.run("/usr/sbin/sshd", *options)
+    node.run("/usr/sbin/sshd", *options)  # which returns before it listens
+    node.run("bash", "-c", "until true 2>/dev/null </dev/tcp/127.0.0.1/22; do sleep 0.05; done")
 
 
 @SSHD
