@@ -173,11 +173,11 @@ def test_create_continues_if_another_was_quicker(
 ) -> None:
     """Between its check and its request; also when botocore retries because an answer was lost."""
     create_with(access)
-    describe, settled = api.describe, stack.settled
+    describe, wait_until_settled = api.describe, stack.wait_until_settled
     clusters: list[None] = [None, None]
     stacks: list[None] = [None]
     monkeypatch.setattr(api, "describe", lambda *a: clusters.pop() if clusters else describe(*a))
-    monkeypatch.setattr(stack, "settled", lambda *a: stacks.pop() if stacks else settled(*a))
+    monkeypatch.setattr(stack, "wait_until_settled", lambda *a: stacks.pop() if stacks else wait_until_settled(*a))
     create_with(access)
     operations = [operation for _, operation in kit.aws.requests()]
     assert (operations.count("CreateStack"), operations.count("CreateCluster")) == (2, 2)
