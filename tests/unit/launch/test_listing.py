@@ -11,7 +11,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.listing import list_runs
 from hyperpod_ft.launch.slurm import programs
-from hyperpod_ft.launch.status import described, status
+from hyperpod_ft.launch.status import status, status_of
 from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
@@ -48,5 +48,5 @@ def test_stages_with_one_job_id_of_slurm_are_two_jobs(make_run: Callable[..., Ru
     for stage, day in (("train", 1), ("merge", 2)):
         run.add_job(Job(stage, "4", "slurm", f"2026-01-0{day}T00:00:00Z"))
         publish.write_text(run.exit_marker(stage, "4"), "1")
-    found = {stage.stage: stage.state for stage in described(CachedRun.now(run), {}).stages}
+    found = {stage.stage: stage.state for stage in status_of(CachedRun.now(run), {}).stages}
     assert (found["train"], found["merge"]) == ("failed", "failed")
