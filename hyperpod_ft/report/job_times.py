@@ -8,11 +8,10 @@ from hyperpod_ft.report.timeline import AttemptTimes, JobTimes
 from hyperpod_ft.runs import restarts
 from hyperpod_ft.runs.job_files import banner
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.records import Record, unix_time
+from hyperpod_ft.runs.records import ISO_UTC_PATTERN, Record, unix_time
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 
-_ISO_UTC = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 _HEAD_BYTES = 1 << 16  # of a log: the script's banner comes first
 
 
@@ -86,7 +85,7 @@ def _started(run: Run, job: Job) -> float | None:
         return None
     with log.open("rb") as stream:
         head = stream.read(_HEAD_BYTES).decode("utf-8", "replace")
-    line = re.search(rf"^{re.escape(banner(job.stage, job.job_id))} on \S+, ({_ISO_UTC})$", head, re.MULTILINE)
+    line = re.search(rf"^{re.escape(banner(job.stage, job.job_id))} on \S+, ({ISO_UTC_PATTERN})$", head, re.MULTILINE)
     return unix_time(line[1]) if line else None
 
 

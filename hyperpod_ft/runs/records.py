@@ -11,9 +11,9 @@ from pydantic import Field, TypeAdapter
 from hyperpod_ft import publish
 
 ISO_UTC = "%Y-%m-%dT%H:%M:%SZ"
-_ISO_UTC_PATTERN = r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\dZ$"
-# A time in a run's files. One that is none makes the file a damaged one.
-UtcTime = Annotated[str, Field(pattern=_ISO_UTC_PATTERN)]
+ISO_UTC_PATTERN = r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\dZ"
+# A time in a run's files. A file with a malformed time counts as damaged.
+UtcTime = Annotated[str, Field(pattern=f"^{ISO_UTC_PATTERN}$")]
 CARD = "README.md"  # of a model; the one output that may change: its owner edits it, and stage eval adds scores
 
 

@@ -53,7 +53,8 @@ def fork(handler: subprocess_handler.SubprocessHandler, args: tuple[str, ...], e
 
 if __name__ == "__main__":
     subprocess_handler.SubprocessHandler._popen = fork  # type: ignore[method-assign]
-    # For events, which nobody records here, it looks for the caller in all modules: half a second with so many of them.
+    # It names the caller for events, which are not recorded here. With thousands of imported modules, finding that name
+    # takes half a second a launch.
     dynamic_rendezvous.get_method_name = lambda depth=2: "rendezvous"
     gc_pause.resume_collection()
     torch.distributed.run.main()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from hyperpod_ft.aws.cluster.access import ClusterAccess
 from hyperpod_ft.aws.hyperpod import lifecycle_files
-from hyperpod_ft.aws.hyperpod.group_roles import Roles
 from hyperpod_ft.aws.s3 import small_objects
 from hyperpod_ft.aws.ssh import choice, connect, key
 from hyperpod_ft.aws.ssh.connect import SshRequest, SshRoute
@@ -23,7 +22,7 @@ def ssh_route(access: ClusterAccess, request: SshRequest) -> SshRoute:
     """The ssh route to the requested node."""
     with access.explained():
         cluster, nodes, aws_cli = access.cluster(), access.nodes(), access.aws_cli
-    return connect.choose_route(cluster, nodes, Roles.of(cluster, access.config), aws_cli, request, Path.home())
+    return connect.choose_route(cluster, nodes, access.roles(cluster), aws_cli, request, Path.home())
 
 
 def _users(access: ClusterAccess) -> tuple[User, ...]:
