@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.sent_bytes import SentBytes
-from hyperpod_ft.engines.processes import Processes, join_processes
+from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch import loop
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.runs.run import Run
@@ -30,18 +30,18 @@ def main() -> None:
     found = []
     for number, directory in enumerate(directories):
         run = Run.open(directory)
-        processes = join_processes(run.plan.degrees.world_size)
-        store = dist.PrefixStore(str(number), processes.store)
-        found.append(measure(run, Processes(processes.rank, processes.world_size, processes.local_rank, store)))
-    (output / f"{processes.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+        ranks = join_ranks(run.plan.degrees.world_size)
+        store = dist.PrefixStore(str(number), ranks.store)
+        found.append(measure(run, Ranks(ranks.rank, ranks.world_size, ranks.local_rank, store)))
+    (output / f"{ranks.rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
-def measure(run: Run, processes: Processes) -> dict[str, Any]:
+def measure(run: Run, ranks: Ranks) -> dict[str, Any]:
     """Medians of a step's `cpu` and `wall` seconds, unless it is the first; `sent`: bytes by kind; the last `loss`."""
-    device = device_of("local", processes.local_rank)
+    device = device_of("local", ranks.local_rank)
     sharding = loop.sharding_of(run)
-    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
-        training = loop.TrainingLoop(run, processes, device, meshes, sharding)
+    with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
+        training = loop.TrainingLoop(run, ranks, device, meshes, sharding)
         cpu, wall = [], []
         for number in range(1, training.total_steps):
             begun = time.process_time(), time.perf_counter()

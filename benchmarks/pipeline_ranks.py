@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hyperpod_ft.engines.processes import Processes, join_processes
+from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch import loop
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.pipeline.pipeline import ScheduledStage
@@ -33,18 +33,18 @@ def main() -> None:
     found = []
     for index, directory in enumerate(directories):
         run = Run.open(Path(directory))
-        processes = join_processes(run.plan.degrees.world_size)
-        processes = replace(processes, store=dist.PrefixStore(str(index), processes.store))
-        found.append(_steps(run, processes, passes)[int(warm_up) :])
-    (Path(output) / f"{processes.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+        ranks = join_ranks(run.plan.degrees.world_size)
+        ranks = replace(ranks, store=dist.PrefixStore(str(index), ranks.store))
+        found.append(_steps(run, ranks, passes)[int(warm_up) :])
+    (Path(output) / f"{ranks.rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
-def _steps(run: Run, processes: Processes, passes: list[Pass]) -> list[list[Pass]]:
-    device = device_of("local", processes.local_rank)
+def _steps(run: Run, ranks: Ranks, passes: list[Pass]) -> list[list[Pass]]:
+    device = device_of("local", ranks.local_rank)
     sharding = loop.sharding_of(run)
     steps = []
-    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
-        training = loop.TrainingLoop(run, processes, device, meshes, sharding)
+    with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
+        training = loop.TrainingLoop(run, ranks, device, meshes, sharding)
         for number in range(1, training.total_steps + 1):
             passes.clear()
             training.step(number, [])

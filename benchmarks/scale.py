@@ -25,9 +25,9 @@ from benchmarks import command
 from benchmarks.run_directories import write_metrics, write_runs
 from hyperpod_ft.config import run_file
 from hyperpod_ft.localcluster import LocalCluster
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.attempts import Attempt, NodeFailure
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.restarts import Attempt, NodeFailure
 from hyperpod_ft.runs.run import Run
 
 _ROUNDS = 5
@@ -48,7 +48,7 @@ if [[ "$*" != *hyperpod_ft.job.torchrun* ]]; then exec {python} "$@"; fi
 date +%s.%N > {marks}/ranks-$SLURM_STEP_ID-$SLURM_PROCID
 if ((SLURM_STEP_ID > 0)); then exit 0; fi
 if ((SLURM_PROCID != 13 % SLURM_NTASKS)); then exec sleep 600; fi
-{python} -c 'import time; from hyperpod_ft.job.attempts import report_failure as r; r(13, 134, time.time())'
+{python} -c 'import time; from hyperpod_ft.job.recovery import report_failure as r; r(13, 134, time.time())'
 exit 134
 """
 
@@ -117,7 +117,7 @@ def of_history(work: Path, lines: int, environment: dict[str, str]) -> Iterator[
     run.add_job(replace(last, job_id=str(lines + 1)))
     yield shown(Figure(f"a job added to jobs.json of {lines:,}", time.perf_counter() - start))
     start = time.perf_counter()
-    restarts.add(run, "train", attempt)
+    attempts.add(run, "train", attempt)
     yield shown(Figure(f"a restart added to {lines:,}", time.perf_counter() - start))
 
 
@@ -172,7 +172,7 @@ def _job_over_nodes(work: Path, number: int, environment: dict[str, str]) -> Ite
     first, second = ([float(path.read_text()) for path in marks.glob(f"ranks-{step}-*")] for step in (0, 1))
     if done.returncode or len(first) != number or len(second) != number:
         sys.exit(f"{number} nodes: {len(first)} and {len(second)} started ranks, exit status {done.returncode}\n{log}")
-    (restart,) = restarts.history(run, "train")
+    (restart,) = attempts.history(run, "train")
     assert restart.reason == "rank 13: SIGABRT at step 0", restart
     yield shown(
         Figure(f"{number} nodes: from sbatch to the ranks' start on all, health checked", max(first) - submitted)

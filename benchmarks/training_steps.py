@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from hyperpod_ft.engines.processes import join_processes
+from hyperpod_ft.engines.ranks import join_ranks
 from hyperpod_ft.engines.torch import loop
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.runs.run import Run
@@ -23,11 +23,11 @@ def main() -> None:
     directory, warm_up, output = sys.argv[1:]
     run = Run.open(Path(directory))
     memory = Memory()
-    processes = join_processes(1)
-    device = device_of(run.config.cluster.instance_type, processes.local_rank)
+    ranks = join_ranks(1)
+    device = device_of(run.config.cluster.instance_type, ranks.local_rank)
     sharding = loop.sharding_of(run)
-    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
-        training = loop.TrainingLoop(run, processes, device, meshes, sharding)
+    with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
+        training = loop.TrainingLoop(run, ranks, device, meshes, sharding)
         cpu, wall, losses = [time.process_time()], [time.perf_counter()], []
         for number in range(1, training.total_steps + 1):
             losses.append(training.step(number, []).loss)

@@ -34,7 +34,7 @@ _SMALL_LORA = {"r": 4, "alpha": 8, "dropout": 0.1}  # dropout makes the random s
 CASES: Mapping[str, dict[str, Any]] = {
     # a node is all there is: the cheapest start of ranks
     "lora": {"nodes": 1, "lora": _SMALL_LORA},
-    "full": {"nodes": 1, "training": {"method": "full", "evaluate_every_steps": 6, "keep_best": True}},
+    "full": {"nodes": 1, "training": {"method": "full", "validate_every_steps": 6, "keep_best": True}},
     "two-nodes": {"nodes": 2, "lora": _SMALL_LORA, "training": {"async_save": True}},
     "dpo": {
         "nodes": 1,

@@ -35,7 +35,7 @@ _TORCH_ONLY = (
     "parallelism.virtual_pipeline_parallel",
     "training.activation_offload",
     "training.compile",
-    "training.evaluate_every_steps",
+    "training.validate_every_steps",
     "training.optimizer_state",
     "training.save_only_model",
 )
@@ -78,13 +78,13 @@ def _check_benchmarks(config: RunConfig) -> None:
 def _check_validation(config: RunConfig) -> None:
     """Validation needs held-out rows and somewhere to save; what chooses between steps needs several validations."""
     training = config.training
-    if training.evaluate_every_steps and not config.dataset.validation_share:
+    if training.validate_every_steps and not config.dataset.validation_share:
         raise ValueError(
-            "training.evaluate_every_steps: dataset.validation_share 0 holds out no rows; raise it, for example to 0.02"
+            "training.validate_every_steps: dataset.validation_share 0 holds out no rows; raise it, for example to 0.02"
         )
     for key in ("keep_best", "early_stopping_patience"):
-        if getattr(training, key) and not training.evaluate_every_steps:
-            raise ValueError(f"training.{key}: needs validation losses; set training.evaluate_every_steps")
+        if getattr(training, key) and not training.validate_every_steps:
+            raise ValueError(f"training.{key}: needs validation losses; set training.validate_every_steps")
     if training.weights_dtype != "fp32" and not (training.keep_best or training.save_only_model):
         raise ValueError("training.weights_dtype: has no effect without keep_best or save_only_model; remove it")
 

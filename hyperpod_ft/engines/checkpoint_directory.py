@@ -62,7 +62,7 @@ class Progress:
     validation_loss: float | None = None  # the newest
     best_validation_loss: float | None = None
     best_step: int | None = None
-    evaluations_since_best: int = 0  # validations; a key of checkpoints
+    validations_since_best: int = 0
     stopped_early: bool = False
     # the objective's other metrics, by their names in metrics.jsonl: of the last step, and the newest validation's
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -74,13 +74,13 @@ class Progress:
         """
         lower = self.best_validation_loss is None or loss < self.best_validation_loss
         best = lower and not math.isnan(loss)
-        since = 0 if best else self.evaluations_since_best + 1
+        since = 0 if best else self.validations_since_best + 1
         return replace(
             self,
             validation_loss=loss,
             best_validation_loss=loss if best else self.best_validation_loss,
             best_step=self.step if best else self.best_step,
-            evaluations_since_best=since,
+            validations_since_best=since,
             stopped_early=patience is not None and since >= patience,
             metrics={**self.metrics, **metrics},
         )

@@ -5,8 +5,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from hyperpod_ft.runs.restarts import STOP_SIGNALS
-from hyperpod_ft.runs.signals import NOTICE
+from hyperpod_ft.runs.signals import NOTICE, STOP_SIGNALS
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error

@@ -6,13 +6,13 @@ from typing import Any
 
 from hyperpod_ft.checkpoint.sharded import dcp, description
 from hyperpod_ft.engines.checkpoint_directory import Progress, newest_first, why_unusable
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.volume import Volume
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
 
-def find(run: Run, processes: Processes, volume: Volume) -> Progress | None:
+def find(run: Run, ranks: Ranks, volume: Volume) -> Progress | None:
     """The progress of the newest checkpoint that every node has complete and undamaged; prints why it ignores others.
 
     Collective: one rank looks at each volume, and all its ranks read a part of the files. Raises RuntimeError when
@@ -22,20 +22,20 @@ def find(run: Run, processes: Processes, volume: Volume) -> Progress | None:
     complete = list(_complete_checkpoints(run)) if volume.leads else None
     by_volume = [
         {(found["step"], found["digest"]): found["progress"] for found in of_volume}
-        for of_volume in processes.gather("restore/complete", complete)
+        for of_volume in ranks.gather("restore/complete", complete)
         if of_volume is not None
     ]
     common = [key for key in by_volume[0] if all(key in other for other in by_volume)]
     elsewhere = sorted({step for of_volume in by_volume for step, digest in of_volume if (step, digest) not in common})
-    if processes.is_rank_0:
+    if ranks.is_rank_0:
         for step in elsewhere:
             _print_ignored(run.checkpoint(step), "not every node has all of its files")
     for step, digest in common:
         directory = run.checkpoint(step)
-        reasons = processes.gather(f"restore/{step}/damaged", _why_damaged(directory, processes, volume, run))
+        reasons = ranks.gather(f"restore/{step}/damaged", _why_damaged(directory, ranks, volume, run))
         if not any(reasons):
             return _progress(by_volume[0][step, digest])
-        if processes.is_rank_0:
+        if ranks.is_rank_0:
             _print_ignored(directory, next(filter(None, reasons)))
     if elsewhere:
         raise RuntimeError(
@@ -61,12 +61,12 @@ def _complete_checkpoints(run: Run) -> Iterator[dict[str, Any]]:
         yield {"step": described.step, "digest": described.digest, "progress": described.progress}
 
 
-def _why_damaged(directory: Path, processes: Processes, volume: Volume, run: Run) -> str:
+def _why_damaged(directory: Path, ranks: Ranks, volume: Volume, run: Run) -> str:
     """Why this rank's part of a complete checkpoint is damaged: the ranks on a volume share the reading."""
     recorded = description.read(directory).sha256
-    part, parts = processes.rank, processes.world_size
+    part, parts = ranks.rank, ranks.world_size
     if not volume.shared:
-        part, parts = processes.local_rank, processes.world_size // run.config.cluster.nodes
+        part, parts = ranks.local_rank, ranks.world_size // run.config.cluster.nodes
     return description.why_damaged(directory, {name: recorded[name] for name in sorted(recorded)[part::parts]})
 
 

@@ -4,7 +4,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -19,17 +19,17 @@ class Volume:
     shared: bool
 
 
-def find(processes: Processes, directory: Path) -> Volume:
+def find(ranks: Ranks, directory: Path) -> Volume:
     """Look whether every node sees a file that rank 0 makes in `directory`. Collective; makes the directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    # a name that what killed processes leave has: docs/when-something-fails.md
-    name = processes.gather("volume/name", f".volume.partial-{uuid.uuid4().hex}")[0]
+    # named like what killed processes leave: docs/when-something-fails.md
+    name = ranks.gather("volume/name", f".volume.partial-{uuid.uuid4().hex}")[0]
     probe = directory / name
-    if processes.is_rank_0:
+    if ranks.is_rank_0:
         probe.touch()
-    processes.gather("volume/made", None)
-    seen = processes.gather("volume/seen", probe.exists())
-    if processes.is_rank_0:
+    ranks.gather("volume/made", None)
+    seen = ranks.gather("volume/seen", probe.exists())
+    if ranks.is_rank_0:
         probe.unlink()
     shared = all(seen)
-    return Volume(processes.is_rank_0 or (not shared and processes.local_rank == 0), shared)
+    return Volume(ranks.is_rank_0 or (not shared and ranks.local_rank == 0), shared)

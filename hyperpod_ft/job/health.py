@@ -19,9 +19,9 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
-from hyperpod_ft.job.attempts import report_failure
-from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
+from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, JobNode
 from hyperpod_ft.job.node_report import NodeReport, observe
+from hyperpod_ft.job.recovery import report_failure
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.slurm.partitions import HYPERPOD
 from hyperpod_ft.runs.run import Run
@@ -96,7 +96,7 @@ def _version_differences(reports: Sequence[NodeReport], replace: Callable[[str],
 
 def replacement(node: str) -> str:
     """How the job gets another node: HyperPod's replacement, other instances, or keeping Slurm from using this one."""
-    if JobStep.from_environment().in_training_job:
+    if JobNode.from_environment().in_training_job:
         return "have SageMaker start the job on other instances: hyperpod-ft resume"
     if HYPERPOD.is_dir():
         return f'have the node replaced: scontrol update node={node} state=fail reason="Action:Replace"'
@@ -121,26 +121,26 @@ def check(run: Run) -> int:
     """Report on this node; on the first node, compare all reports. Returns the exit status."""
     instance = run.config.instance
     in_step = ATTEMPT_DIRECTORY in os.environ
-    step = JobStep.from_environment()
-    report = observe(instance, step.nodes if in_step else 1, run.root)
+    node = JobNode.from_environment()
+    report = observe(instance, node.nodes if in_step else 1, run.root)
     if not in_step:
         return _print(problems([report], instance, replacement))
     directory = Path(os.environ[ATTEMPT_DIRECTORY])
     if not directory.is_dir():  # another volume, or none, is mounted where the first node has the shared one
         return _print([f"{report.node}: does not see {directory}; {replacement(report.node)}"])
     try:
-        publish.write_json(_report_path(directory, step.number, step.node_number), asdict(report))
+        publish.write_json(_report_path(directory, node.step_number, node.number), asdict(report))
     except OSError as error:
         return _print([f"{report.node}: cannot write to {directory}: {error.strerror}; {replacement(report.node)}"])
-    if step.node_number:
+    if node.number:
         return 0
-    reports = _gather(directory, step.number, step.nodes)
+    reports = _gather(directory, node.step_number, node.nodes)
     if found := problems(reports, instance, replacement):
         report_failure(None, EXIT_USER_ERROR, time.time())
         return _print(found)
-    if len(reports) < step.nodes:
+    if len(reports) < node.nodes:
         known = {report.node for report in reports}
-        names = step.hosts or SlurmLauncher().host_names(step.node_list)
+        names = node.hosts or SlurmLauncher().host_names(node.node_list)
         silent = [name for name in names if name not in known]
         where = f"no report on {directory} within {_REPORT_SECONDS} s"
         _print([f"{node}: {where}; mount the volume there, or {replacement(node)}" for node in silent])
@@ -161,7 +161,7 @@ def main() -> int:
             raise UserError("usage: python -m hyperpod_ft.job.health RUN_DIR")
         return check(Run.open(Path(sys.argv[1])))
     except UserError as error:
-        return _print([f"{JobStep.from_environment().node}: {error}"])
+        return _print([f"{JobNode.from_environment().name}: {error}"])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
-from hyperpod_ft.job.job_step import JobStep
+from hyperpod_ft.job.job_node import JobNode
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.run import Run
@@ -40,28 +40,28 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precomp
     return [*command, "--trial"] if precompile else command
 
 
-def rendezvous(run: Run, step: JobStep) -> list[str]:
+def rendezvous(run: Run, node: JobNode) -> list[str]:
     """torchrun's options for the number of ranks and the place where its nodes meet.
 
     In a Slurm job, Slurm is asked for the first node in every step: a node that HyperPod has replaced has another
     address.
     """
     degrees = run.plan.degrees
-    if step.hosts:
-        first = step.hosts[0]
-    elif step.slurm_job:
-        first = SlurmLauncher().first_node_address(step.slurm_job)
+    if node.hosts:
+        first = node.hosts[0]
+    elif node.slurm_job:
+        first = SlurmLauncher().first_node_address(node.slurm_job)
     else:
         return ["--standalone", f"--nproc-per-node={degrees.world_size}"]
     return [
         f"--nnodes={degrees.nodes}",
         f"--nproc-per-node={degrees.ranks_per_node}",
         f"--master-addr={first}",
-        f"--master-port={master_port(run, step)}",
+        f"--master-port={master_port(run, node)}",
     ]
 
 
-def master_port(run: Run, step: JobStep) -> int:
+def master_port(run: Run, node: JobNode) -> int:
     """The port of this attempt's rendezvous, the same on all its nodes.
 
     Each attempt has its own port. A rank left behind by an earlier attempt would otherwise join this one in place of
@@ -69,40 +69,42 @@ def master_port(run: Run, step: JobStep) -> int:
     """
     # the run's directory distinguishes clusters that share a host
     # a training job's hosts have their own network
-    number = zlib.crc32(bytes(run.directory)) + 101 * int(step.slurm_job or 0) + 13 * step.restarts + step.number
+    number = (
+        zlib.crc32(bytes(run.directory)) + 101 * int(node.slurm_job or 0) + 13 * node.slurm_restarts + node.step_number
+    )
     return MASTER_PORTS[number % len(MASTER_PORTS)]
 
 
 def main() -> None:
     """Check the node and become torchrun, or exit with the status of what kept it from starting."""
     directory, *options = sys.argv[1:]
-    step = JobStep.from_environment()
+    node = JobNode.from_environment()
     try:
-        _start_ranks(Path(directory), step, precompile=options == [_PRECOMPILE])
+        _start_ranks(Path(directory), node, precompile=options == [_PRECOMPILE])
     except UserError as error:
-        print_error(step.node, str(error))
+        print_error(node.name, str(error))
         # an I/O error of the volume is not the user's, and may pass: the ranks are started again after it
         passing = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
         sys.exit(1 if passing else EXIT_USER_ERROR)
     except OSError as error:
         message, status = volume_failure(error)
-        print_error(step.node, message)
+        print_error(node.name, message)
         sys.exit(status)
 
 
-def _start_ranks(directory: Path, step: JobStep, *, precompile: bool) -> None:
+def _start_ranks(directory: Path, node: JobNode, *, precompile: bool) -> None:
     run = Run.open(directory)
     if run.config.instance.has_accelerators or run.plan.degrees.nodes > 1:
         check = [str(run.python), "-m", "hyperpod_ft.job.health", str(run.directory)]
         if status := subprocess.run(check, check=False).returncode:
             sys.exit(shell_status(status))
     try:
-        meeting = rendezvous(run, step)
+        meeting = rendezvous(run, node)
     except UserError as error:
         # exit status 1, not 2: the controller may answer later, so the job must not be given up
-        print_error(step.node, str(error))
+        print_error(node.name, str(error))
         sys.exit(1)
-    command = torchrun_command(run, meeting, step.node_number, precompile=precompile)
+    command = torchrun_command(run, meeting, node.number, precompile=precompile)
     first = rules_of(run.config.engine).program_directories(run.config, run.python)
     os.environ["PATH"] = os.pathsep.join([*map(str, first), os.environ.get("PATH", os.defpath)])
     os.execvp(command[0], command)  # noqa: S606 - no shell is meant

@@ -2,7 +2,7 @@
 
     python -m hyperpod_ft.job.supervisor STAGE RUN_DIR COMMAND...
 
-The job's script becomes this process. `attempts.decide` chooses what follows each attempt. The stage's record ends the
+The job's script becomes this process. `recovery.decide` chooses what follows each attempt. The stage's record ends the
 job, even when processes on other nodes hang or fail after it was written. SIGUSR1, the notice of the time limit, is
 forwarded to the command (srun passes it to the nodes), so that the ranks save a checkpoint; then Slurm requeues the
 job, and jobs that depend on it keep waiting; a SageMaker training job ends, and another continues. Exit status: as a
@@ -23,21 +23,21 @@ from types import FrameType
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
-from hyperpod_ft.job import attempts
-from hyperpod_ft.job.attempts import Decision
-from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
+from hyperpod_ft.job import recovery
+from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, JobNode
+from hyperpod_ft.job.recovery import Decision
 from hyperpod_ft.job.tracking import publishing_metrics
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.slurm.programs import SlurmUnreachableError
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.container import seconds_to_save
 from hyperpod_ft.runs.job_files import banner
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import utc_now
-from hyperpod_ft.runs.restarts import STOP_SIGNALS, Attempt
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS, TERMINATED_STATUS, shell_status
+from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS, STOP_SIGNALS, TERMINATED_STATUS, shell_status
 
 _POLL_SECONDS = 0.1
 _RECORD_POLL_SECONDS = 1.0  # a file on the shared volume
@@ -103,24 +103,24 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         print(f"{stage}: already done, nothing to do", flush=True)
         return 0
     job_id = own_job_id()
-    step = JobStep.from_environment()
+    node = JobNode.from_environment()
     accelerators = run.config.instance.has_accelerators
     decide = partial(
-        attempts.decide,
+        recovery.decide,
         allowed=run.config.cluster.max_restarts,
-        continued_by="Slurm" if step.slurm_job else "next job" if step.in_training_job else "nothing",
+        continued_by="Slurm" if node.slurm_job else "next job" if node.in_training_job else "nothing",
     )
-    begun_at, reference = restarts.last_written_step(run), restarts.reference_measured(run)
-    if not step.restarts and not step.in_training_job:  # the names of training jobs are not used again
-        restarts.forget(run, stage, job_id)
+    resumed_from, reference = attempts.last_written_step(run), attempts.reference_measured(run)
+    if not node.slurm_restarts and not node.in_training_job:  # the names of training jobs are not used again
+        attempts.forget(run, stage, job_id)
     while True:
-        earlier = restarts.of_submission(run, stage, job_id)
-        attempt = _attempt(run, stage, command, signals, begun_at, job_id)
-        attempt = replace(attempt, measured=restarts.reference_measured(run) > reference)
+        earlier = attempts.of_submission(run, stage, job_id)
+        attempt = _attempt(run, stage, command, signals, resumed_from, job_id)
+        attempt = replace(attempt, measured=attempts.reference_measured(run) > reference)
         decision = decide(attempt, earlier)
         if decision.action == "retry":
-            restarts.add(run, stage, attempt)
-            pause = attempts.pause_seconds(decision.number, accelerators)
+            attempts.add(run, stage, attempt)
+            pause = recovery.pause_seconds(decision.number, accelerators)
             _print(stage, decision, f" in {pause} s")
             signals.wait(pause)
             if not signals.received:
@@ -131,10 +131,10 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         _print(stage, decision)
         if decision.action == "end":
             return decision.status
-        restarts.add(run, stage, attempt)
+        attempts.add(run, stage, attempt)
         if decision.action == "leave":
             return decision.status
-        _requeue(step.slurm_job, signals)
+        _requeue(node.slurm_job, signals)
         # Slurm ends this job as soon as it can; if the script ended first, the job would count as failed
         signals.wait(_REQUEUE_WAIT_SECONDS, (signal.SIGTERM,))
         return None
@@ -156,7 +156,7 @@ def _requeue(job_id: str, signals: Signals) -> None:
             return
 
 
-def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, begun_at: int, job_id: str) -> Attempt:
+def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, resumed_from: int, job_id: str) -> Attempt:
     directory = run.attempt_directory(stage, job_id)
     publish.remove(directory)
     # what still ends on another node may have made it again, for its report
@@ -172,10 +172,10 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, beg
         time=utc_now(),
         status=shell_status(status),
         recorded=recorded,
-        failures=attempts.failures(directory) if status else (),
+        failures=recovery.failures(directory) if status else (),
         signal=signals.received,
-        begun_at=begun_at,
-        checkpoint=restarts.last_written_step(run),
+        resumed_from=resumed_from,
+        checkpoint=attempts.last_written_step(run),
         step=metrics.last_step(run.metrics_path),
     )
 
@@ -185,7 +185,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
 
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
     """
-    to_save = seconds_to_save(run.plan[stage].resources.notice_seconds, JobStep.from_environment().max_runtime)
+    to_save = seconds_to_save(run.plan[stage].resources.notice_seconds, JobNode.from_environment().max_runtime)
     seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.only_sender else _SAVE_TIMEOUT_SECONDS
     ended = False
     recorded_at, looked_at, noticed_at = 0.0, 0.0, 0.0
@@ -229,7 +229,7 @@ def _print(stage: str, decision: Decision, more: str = "") -> None:
 def main() -> int:
     """Run the command line; returns the exit status, and leaves it on the shared volume as every script does."""
     stage, directory, *command = sys.argv[1:]
-    signals = Signals(only_sender=JobStep.from_environment().in_training_job)
+    signals = Signals(only_sender=JobNode.from_environment().in_training_job)
     try:
         run = Run.open(Path(directory))
     except UserError as error:

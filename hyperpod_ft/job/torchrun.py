@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import FrameType
 
 from hyperpod_ft.gc_pause import pause_collection, resume_collection
-from hyperpod_ft.job.attempts import report_failure
+from hyperpod_ft.job.recovery import report_failure
 from hyperpod_ft.processes import children
 from hyperpod_ft.runs.signals import NOTICE, shell_status
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import unix_time
@@ -211,7 +211,7 @@ def _stage_progress(state: State, log: str) -> StageProgress | None:
 def _restarts(run: Run, stage: str, job_id: str) -> str:
     if not run.plan[stage].starts_ranks:
         return ""  # no supervisor starts it again
-    return restarts.describe(restarts.of_submission(run, stage, job_id), run.config.cluster.max_restarts)
+    return attempts.describe(attempts.of_submission(run, stage, job_id), run.config.cluster.max_restarts)
 
 
 def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:

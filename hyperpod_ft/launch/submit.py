@@ -33,7 +33,7 @@ def submit(run: Run, launchers: Launchers, selection: Selection, launcher_name: 
     launcher = launchers.named(launcher_name)
     _refuse_another_version(run)
     with _exclusive_submission(run, launchers, also=launcher_name) as active:
-        _refuse_work(run, active)
+        _refuse_active_jobs(run, active)
         _use_this_volume(run, launcher)
         stages = choose(run, selection)
         with _discard_earlier(run, stages if selection.force else ()):
@@ -109,7 +109,7 @@ def prepare(run: Run, launchers: Launchers) -> list[Path]:
     Raises UserError when jobs of the run are still active: they read the files that this writes.
     """
     with _exclusive_submission(run, launchers) as active:
-        _refuse_work(run, active)
+        _refuse_active_jobs(run, active)
         return _prepare(run)
 
 
@@ -129,7 +129,7 @@ def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Ite
     Freezes a new run before anything can fail, so that every command can read the directory that an error names.
     """
     create_run_directory(run)
-    _refuse_another_path(run)
+    _refuse_second_root(run)
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(volume_lock.submitting(run.root))]
         create_run_directory(run)  # a removal that this has waited for may have taken it, with a lock in it
@@ -144,7 +144,7 @@ def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Ite
         yield [job for job in launchers.active(run, also) if not run.is_done(job.stage)]
 
 
-def _refuse_work(run: Run, active: Sequence[Job]) -> None:
+def _refuse_active_jobs(run: Run, active: Sequence[Job]) -> None:
     if active:
         jobs = ", ".join(f"{job.stage} {job.job_id}" for job in active)
         raise UserError(f"{run.directory}: still at work: {jobs}", f"wait, or: hyperpod-ft cancel {run.directory}")
@@ -176,7 +176,7 @@ def create_run_directory(run: Run) -> None:
         ) from error
 
 
-def _refuse_another_path(run: Run) -> None:
+def _refuse_second_root(run: Run) -> None:
     """Jobs are recognized by the path of their run directory, and find the run by it: a volume has one name."""
     try:
         root = run_file.open_frozen(run.config_path).root

@@ -46,7 +46,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class StageSize:
+class PipelineStageSize:
     """What a rank of a pipeline has of the model, after tensor parallelism."""
 
     layers: int
@@ -88,7 +88,7 @@ def pipeline_stage_sizes(
     shape: ModelShape,
     layers_of: Sequence[int],
     in_flight: Sequence[float],
-) -> Iterator[StageSize]:
+) -> Iterator[PipelineStageSize]:
     """The size of each rank's stage, which has `layers_of` layers and `in_flight` micro batches in memory.
 
     Tensor parallelism divides the vocabulary too.
@@ -106,7 +106,7 @@ def pipeline_stage_sizes(
         ends += last * (shape.end_vectors + ("head" in shape.biases) * vocabulary)
         adapters = layers * _layer_adapters(config, shape, tensor)
         adapters += _end_adapters(config, shape, vocabulary, first, last)
-        yield StageSize(
+        yield PipelineStageSize(
             layers=layers,
             layer_parameters=layer,
             end_parameters=ends,
@@ -190,7 +190,7 @@ def _norm(config: RunConfig, shape: ModelShape, kept: KeptTensors) -> float:
 
 
 def activations(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, stage: StageSize, kept: KeptTensors, logits: float
+    config: RunConfig, degrees: Degrees, shape: ModelShape, stage: PipelineStageSize, kept: KeptTensors, logits: float
 ) -> float:
     """Bytes of the activations kept for the backward pass. `logits`: bytes that the loss adds to them."""
     count, checkpointing = tokens(config, degrees), config.training.activation_checkpointing

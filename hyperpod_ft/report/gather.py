@@ -13,7 +13,7 @@ from hyperpod_ft.progress import count
 from hyperpod_ft.report import job_times
 from hyperpod_ft.report.run_report import Accelerators, ResumePoint, RunReport, StageSummary, TimelineSpan
 from hyperpod_ft.report.timeline import timeline
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.assets import dataset_asset, model_asset
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results import usage
@@ -138,7 +138,7 @@ def _resume_points(
 
     found = [
         point(attempt.checkpoint, max(0, attempt.step - attempt.checkpoint), attempt.reason)
-        for attempt in restarts.history(run, "train")
+        for attempt in attempts.history(run, "train")
     ]
     resumed = facts.get("resumed_from")
     unexplained = [step for step in resumed if isinstance(step, int)] if isinstance(resumed, list) else []

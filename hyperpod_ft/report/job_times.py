@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hyperpod_ft.report.timeline import AttemptTimes, JobTimes
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.job_files import banner
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import ISO_UTC_PATTERN, Record, unix_time
@@ -49,7 +49,7 @@ def _times(
 
 def _attempts(run: Run, job: Job, metrics: Mapping[str, Sequence[float | None]]) -> tuple[AttemptTimes, ...]:
     known = [attempt for attempt in usage.read(run) if attempt.job_id == job.job_id]
-    history = [(unix_time(ended.time), ended) for ended in restarts.history(run, "train") if ended.job_id == job.job_id]
+    history = [(unix_time(ended.time), ended) for ended in attempts.history(run, "train") if ended.job_id == job.job_id]
     rows = list(zip(metrics.get("time", ()), metrics.get("seconds_per_step", ()), strict=False))
     found = []
     for number, attempt in enumerate(known):

@@ -8,6 +8,8 @@ import signal
 # Slurm's notice of the time limit, and a container's own. Slurm sends it to the job's script (`--signal=B:USR1@...`);
 # supervisor, srun and torchrun forward it. Training saves a checkpoint and ends.
 NOTICE = signal.SIGUSR1
+# What asks a training run to stop: the notice, or SIGTERM, which scancel sends and torchrun forwards.
+STOP_SIGNALS = (NOTICE, signal.SIGTERM)
 # Exit statuses, as a shell reports them, of processes that the notice, SIGTERM or SIGKILL ended.
 NOTICE_STATUS = 128 + NOTICE
 TERMINATED_STATUS = 128 + signal.SIGTERM

@@ -39,11 +39,11 @@ from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.interface import Engine, TrainingResult
 from hyperpod_ft.engines.interruption import Interrupted
-from hyperpod_ft.engines.processes import NO_TIMEOUT, Processes, join_processes
+from hyperpod_ft.engines.ranks import NO_TIMEOUT, Ranks, join_ranks
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.planning.model_fit import check_model_directory
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
@@ -56,24 +56,24 @@ _REPORTED = "hyperpod_ft/train/reported"  # store key: rank 0 has printed why it
 def main() -> None:
     """Run the stage from the command line."""
     try:
-        run, processes = _join()
+        run, ranks = _join()
     except UserError as error:
         if os.environ.get("RANK", "0") == "0":  # all ranks have the same error; one prints it
             print_error("train", str(error))
         sys.exit(EXIT_USER_ERROR)
     if sys.argv[2:] == [_TRIAL]:
-        _trial(run, processes)
-    elif processes.is_rank_0:
-        _run_rank_0(processes)
+        _trial(run, ranks)
+    elif ranks.is_rank_0:
+        _run_rank_0(ranks)
     else:
-        _run_other_rank(run, processes)
+        _run_other_rank(run, ranks)
 
 
-def _join() -> tuple[Run, Processes]:
+def _join() -> tuple[Run, Ranks]:
     if len(sys.argv) < 2 or sys.argv[2:] not in ([], [_TRIAL]):
         raise UserError(f"usage: python -m hyperpod_ft.stages.train RUN_DIR [{_TRIAL}]")
     run = Run.open(Path(sys.argv[1]))
-    return run, join_processes(run.plan.degrees.world_size)
+    return run, join_ranks(run.plan.degrees.world_size)
 
 
 def _engine(run: Run) -> Engine:
@@ -83,7 +83,7 @@ def _engine(run: Run) -> Engine:
     return chosen
 
 
-def _run_rank_0(processes: Processes) -> None:
+def _run_rank_0(ranks: Ranks) -> None:
     """Rank 0: run the stage as every stage is run, and signal the others whether training begins."""
 
     def work(run: Run) -> stage.Result:
@@ -91,9 +91,9 @@ def _run_rank_0(processes: Processes) -> None:
         check_model_directory(run.config, run.plan.degrees, run.base_model)
         _check_data(run)
         with _counted_graphs(run) as graphs, usage.recording_usage(run):
-            processes.store.set(_DECISION, "train")
-            trained: TrainingResult = chosen.train(run, processes)
-        restarted = {"restarts": [restart.as_dict() for restart in restarts.history(run, "train")]}
+            ranks.store.set(_DECISION, "train")
+            trained: TrainingResult = chosen.train(run, ranks)
+        restarted = {"restarts": [restart.as_dict() for restart in attempts.history(run, "train")]}
         return stage.Result(
             (trained.checkpoint, run.metrics_path), trained.facts | graphs | restarted | usage.totals(run)
         )
@@ -104,9 +104,9 @@ def _run_rank_0(processes: Processes) -> None:
         print(f"train: {interrupted}", flush=True)
         sys.exit(interrupted.exit_status)
     finally:
-        if not processes.store.check([_DECISION]):
-            processes.store.set(_DECISION, "leave")
-        processes.store.set(_REPORTED, "yes")
+        if not ranks.store.check([_DECISION]):
+            ranks.store.set(_DECISION, "leave")
+        ranks.store.set(_REPORTED, "yes")
 
 
 @contextlib.contextmanager
@@ -128,13 +128,13 @@ def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
     print(f"train: {facts['graphs_compiled']} graphs were compiled during training", flush=True)
 
 
-def _trial(run: Run, processes: Processes) -> None:
+def _trial(run: Run, ranks: Ranks) -> None:
     """Run one rank of the trial; stage precompile does everything else."""
     try:
-        facts = _engine(run).precompile(run, processes)
+        facts = _engine(run).precompile(run, ranks)
     except UserError as error:
-        _exit_for_user_error(error, processes)
-    if processes.is_rank_0:
+        _exit_for_user_error(error, ranks)
+    if ranks.is_rank_0:
         publish.write_json(run.trial_facts, facts)
 
 
@@ -152,37 +152,37 @@ def _check_data(run: Run) -> None:
             )
 
 
-def _run_other_rank(run: Run, processes: Processes) -> None:
+def _run_other_rank(run: Run, ranks: Ranks) -> None:
     """Any other rank: train when rank 0 signals it; rank 0 prints errors."""
     # rank 0 may be waiting for another job's lock
-    processes.store.wait([_DECISION], NO_TIMEOUT)
-    if processes.store.get(_DECISION) != b"train":
+    ranks.store.wait([_DECISION], NO_TIMEOUT)
+    if ranks.store.get(_DECISION) != b"train":
         return
     try:
-        _engine(run).train(run, processes)
+        _engine(run).train(run, ranks)
     except UserError as error:
-        _exit_for_user_error(error, processes)
+        _exit_for_user_error(error, ranks)
     except Interrupted as interrupted:
         with contextlib.suppress(RuntimeError):
-            processes.store.wait([_REPORTED], timedelta(seconds=30))
+            ranks.store.wait([_REPORTED], timedelta(seconds=30))
         sys.exit(interrupted.exit_status)
 
 
-def _exit_for_user_error(error: UserError, processes: Processes) -> NoReturn:
+def _exit_for_user_error(error: UserError, ranks: Ranks) -> NoReturn:
     """Exit with an error that all ranks have: rank 0 prints it; another rank only if rank 0 does not."""
-    if processes.is_rank_0:
+    if ranks.is_rank_0:
         print_error("train", str(error))
-        processes.store.set(_REPORTED, "yes")
+        ranks.store.set(_REPORTED, "yes")
         sys.exit(EXIT_USER_ERROR)
     # torchrun ends every rank as soon as one fails: rank 0 gets time to print
     try:
-        processes.store.wait([_REPORTED], timedelta(seconds=30))
+        ranks.store.wait([_REPORTED], timedelta(seconds=30))
     except RuntimeError:
         print_error("train", str(error))
     sys.exit(EXIT_USER_ERROR)
 
 
-def _end_of_main() -> NoReturn:
+def _run_and_exit() -> NoReturn:
     """Run `main`, and end the process with its status, or with 1 and a traceback, without Python's own exit.
 
     All is written by then. Python's exit would tear down the threads of gloo and NCCL, which sometimes aborts the
@@ -204,4 +204,4 @@ def _end_of_main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    _end_of_main()
+    _run_and_exit()

@@ -8,7 +8,7 @@ import pytest
 
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.hyperpod.api import GroupState, HyperPodCluster
-from hyperpod_ft.aws.hyperpod.group_roles import Roles
+from hyperpod_ft.aws.hyperpod.group_roles import GroupRoles
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.ssh import connect as ssh
 from hyperpod_ft.aws.ssh import ssm
@@ -54,7 +54,7 @@ def sagemaker(aws: Aws, place: Place, nodes: Nodes) -> Any:
 def reachable(sagemaker: Any) -> Reach:
     def make(home: Path, **request: Any) -> ssh.SshRoute:
         cluster = api.require(sagemaker, "c")
-        nodes, roles = list_nodes(sagemaker, "c"), Roles.of(cluster, None)
+        nodes, roles = list_nodes(sagemaker, "c"), GroupRoles.of(cluster, None)
         return ssh.choose_route(cluster, nodes, roles, AWS_CLI, ssh.SshRequest(USER, **request), home)
 
     return make

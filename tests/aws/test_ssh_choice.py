@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyperpod_ft.aws.hyperpod.group_roles import Roles
+from hyperpod_ft.aws.hyperpod.group_roles import GroupRoles
 from hyperpod_ft.aws.ssh import choice as reach
 from hyperpod_ft.config.cluster_config import User
 from hyperpod_ft.errors import UserError
@@ -13,7 +13,7 @@ class TestWhichNode:
     def test_one_to_log_in_to_unless_another_is_named(self) -> None:
         cluster = a_cluster("w", "controller-machine", "login-group")
         there = [a_node("w", "i-1"), a_node("controller-machine", "i-2"), a_node("login-group", "i-3")]
-        roles = Roles.of(cluster, None)
+        roles = GroupRoles.of(cluster, None)
         assert reach.chosen_node(cluster, there, roles, None, None).instance_id == "i-3"
         assert reach.chosen_node(cluster, there, roles, None, "w").instance_id == "i-1"
         assert reach.chosen_node(cluster, there, roles, "i-2", "w").instance_id == "i-2"
@@ -21,8 +21,8 @@ class TestWhichNode:
     def test_where_none_is_known_to_log_in_to_the_group_is_named(self) -> None:
         cluster, there = a_cluster("w", "head", roles=False), [a_node("head", "i-1")]
         with pytest.raises(UserError, match="--group with one of: w, head"):
-            reach.chosen_node(cluster, there, Roles.of(cluster, None), None, None)
-        assert reach.chosen_node(cluster, there, Roles.of(cluster, None), None, "head").instance_id == "i-1"
+            reach.chosen_node(cluster, there, GroupRoles.of(cluster, None), None, None)
+        assert reach.chosen_node(cluster, there, GroupRoles.of(cluster, None), None, "head").instance_id == "i-1"
 
     def test_a_group_is_not_another_whose_name_begins_with_its_own(self) -> None:
         cluster = a_cluster("worker-group-10", "worker-group-1")

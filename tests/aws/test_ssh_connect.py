@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.aws.hyperpod import api
-from hyperpod_ft.aws.hyperpod.group_roles import Roles
+from hyperpod_ft.aws.hyperpod.group_roles import GroupRoles
 from hyperpod_ft.aws.hyperpod.nodes import list_nodes
 from hyperpod_ft.aws.ssh import connect as ssh
 from hyperpod_ft.digests import file_sha256
@@ -172,7 +172,7 @@ def test_a_node_among_120(aws: Aws, place: Place, nodes: Nodes) -> None:
     assert len(there) == 120
     (wanted,) = [node for node in there if node.group == "worker-group-1"]
     cluster = api.require(client, "c")
-    roles = Roles.of(cluster, None)
+    roles = GroupRoles.of(cluster, None)
     route = ssh.choose_route(cluster, there, roles, AWS_CLI, ssh.SshRequest(group="worker-group-1"), nodes.home)
     assert route.node == wanted
     assert route.node_name == f"worker-group-1 {wanted.instance_id} {wanted.hostname}"

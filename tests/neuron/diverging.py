@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 from hyperpod_ft.engines.neuron.loop import TrainingLoop
-from hyperpod_ft.engines.processes import join_processes
+from hyperpod_ft.engines.ranks import join_ranks
 from hyperpod_ft.runs.run import Run
 
 
 class Diverging(TrainingLoop):
     def send(self, number: int, signals: list[int]) -> object:
         sent = super().send(number, signals)
-        if self.processes.rank == self.processes.world_size - 1:
+        if self.ranks.rank == self.ranks.world_size - 1:
             for name, part, _ in self.checkpoints.moments():
                 if name.endswith(sys.argv[2]):
                     part.data.add_(1e-3)
@@ -25,4 +25,4 @@ class Diverging(TrainingLoop):
 
 if __name__ == "__main__":
     run = Run.open(Path(sys.argv[1]))
-    Diverging(run, join_processes(run.plan.degrees.world_size)).run_to_end()
+    Diverging(run, join_ranks(run.plan.degrees.world_size)).run_to_end()

@@ -15,14 +15,14 @@ from probe import probe
 from safetensors.torch import save_file
 
 from hyperpod_ft.engines.neuron.loop import TrainingLoop
-from hyperpod_ft.engines.processes import join_processes
+from hyperpod_ft.engines.ranks import join_ranks
 from hyperpod_ft.runs.run import Run
 
 
 def main() -> None:
     run, out = Run.open(Path(sys.argv[1])), Path(sys.argv[2])
-    processes = join_processes(run.plan.degrees.world_size)
-    training = TrainingLoop(run, processes)
+    ranks = join_ranks(run.plan.degrees.world_size)
+    training = TrainingLoop(run, ranks)
     training.run_to_end()
     if run.plan.degrees.pipeline_parallel == 1:
         model = training.trainer.model.eval()
@@ -31,7 +31,7 @@ def main() -> None:
         group = parallel_state.get_tensor_model_parallel_group()
         parts = [torch.empty_like(part) for _ in range(group.size())]
         dist.all_gather(parts, part, group=group)
-        if processes.is_rank_0:
+        if ranks.is_rank_0:
             save_file({"logits": torch.cat(parts, -1)}, out)
 
 

@@ -41,7 +41,7 @@ TOY = {
     "training.epochs": 1,
     "training.max_steps": 4,
     "training.save_every_steps": 2,
-    "training.evaluate_every_steps": 2,
+    "training.validate_every_steps": 2,
     "training.learning_rate": 5e-3,
     "generate.max_new_tokens": 4,
     "generate.train_samples": 2,

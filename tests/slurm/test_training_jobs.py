@@ -18,7 +18,7 @@ import pytest
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.localcluster import LocalCluster
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from tests.waiting import wait_for
@@ -172,7 +172,7 @@ def test_an_unfit_node_ends_the_job_before_it_trains(four_nodes: LocalCluster, m
         "error: health: node2: versions differ from the other nodes' (theirs): torch-neuronx 1.0 (missing);"
     )
     assert run.exit_marker("train", job).read_text() == "2\n"
-    assert restarts.history(run, "train") == [], "it costs no restart"
+    assert attempts.history(run, "train") == [], "it costs no restart"
 
 
 def test_a_node_that_hangs_after_the_record_is_written_does_not_hold_the_job(
@@ -194,7 +194,7 @@ def test_a_node_that_hangs_after_the_record_is_written_does_not_hold_the_job(
     assert state(four_nodes, job) == "COMPLETED"
     assert time.monotonic() - recorded_at < 90, "torchrun alone waits for 300 s, srun for 60 more"
     assert run.exit_marker("train", job).read_text() == "0\n"
-    assert restarts.history(run, "train") == []
+    assert attempts.history(run, "train") == []
 
 
 def wait_for_end(cluster: LocalCluster, job: str) -> None:
@@ -217,7 +217,7 @@ def test_a_time_limit_that_is_too_short_only_takes_longer(four_nodes: LocalClust
     wait_for_state(four_nodes, following, "COMPLETED")
     assert state(four_nodes, job) == "COMPLETED"
     assert "requeued and resumes from step 1" in said(run, job)
-    assert [(restart.cause, restart.checkpoint) for restart in restarts.history(run, "train")] == [("time limit", 1)]
+    assert [(restart.cause, restart.checkpoint) for restart in attempts.history(run, "train")] == [("time limit", 1)]
 
 
 def test_crashes_are_retried_until_they_repeat_themselves(four_nodes: LocalCluster, make_run: MakeRun) -> None:
@@ -227,7 +227,7 @@ def test_crashes_are_retried_until_they_repeat_themselves(four_nodes: LocalClust
     ends.write_text("3 4 0")
     job = submit(four_nodes, run, CRASHES)
     wait_for_state(four_nodes, job, "COMPLETED")
-    assert [restart.reason for restart in restarts.history(run, "train")] == [
+    assert [restart.reason for restart in attempts.history(run, "train")] == [
         "rank 0: exit 3 at step 3",
         "rank 0: exit 4 at step 4",
     ]

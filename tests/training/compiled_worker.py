@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from hyperpod_ft.engines.processes import Processes, join_processes
+from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch.loop import train
 from hyperpod_ft.runs.run import Run
 
@@ -31,9 +31,9 @@ def main() -> None:
         torch._dynamo.reset()
         counters.clear()
         run = Run.open(directory)
-        processes = join_processes(run.plan.degrees.world_size)
-        store = dist.PrefixStore(str(index), processes.store)
-        train(run, Processes(processes.rank, processes.world_size, processes.local_rank, store))
+        ranks = join_ranks(run.plan.degrees.world_size)
+        store = dist.PrefixStore(str(index), ranks.store)
+        train(run, Ranks(ranks.rank, ranks.world_size, ranks.local_rank, store))
         assert bool(counters["stats"]["unique_graphs"]) == bool(run.config.training.compile), counters
 
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, T5
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import engine
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import NOTICE
@@ -272,7 +272,7 @@ def train_here(run: Run) -> Record:
 
     def work(run: Run) -> stage.Result:
         with process_group_of_its_own():
-            trained = engine("torch").train(run, Processes(0, 1, 0, torch.distributed.HashStore()))
+            trained = engine("torch").train(run, Ranks(0, 1, 0, torch.distributed.HashStore()))
         return stage.Result((trained.checkpoint, run.metrics_path), trained.facts)
 
     stage.perform(run, "train", work)

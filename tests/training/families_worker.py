@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
-from hyperpod_ft.engines.processes import join_processes
+from hyperpod_ft.engines.ranks import join_ranks
 from hyperpod_ft.engines.torch.model import attention, language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk, chunk_of, divide_attention
 from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES
@@ -40,10 +40,10 @@ def result(family: str, chunk: SequenceChunk) -> Result:
 
 
 def main() -> None:
-    processes = join_processes(2)
+    ranks = join_ranks(2)
     families = sorted(SEPARATING_FAMILIES)
-    expected = {family: result(family, SequenceChunk()) for family in families} if processes.is_rank_0 else {}
-    dist.init_process_group("gloo", store=processes.store, rank=processes.rank, world_size=2)
+    expected = {family: result(family, SequenceChunk()) for family in families} if ranks.is_rank_0 else {}
+    dist.init_process_group("gloo", store=ranks.store, rank=ranks.rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     divide_attention(mesh)
     differences = {}
@@ -51,9 +51,9 @@ def main() -> None:
         found = result(family, chunk_of(mesh))
         for name in sorted(found):
             dist.all_reduce(found[name])
-        if processes.is_rank_0:
+        if ranks.is_rank_0:
             differences[family] = difference(found, expected[family])
-    if processes.is_rank_0:
+    if ranks.is_rank_0:
         Path(sys.argv[1]).write_text(json.dumps(differences))
     dist.destroy_process_group()
 

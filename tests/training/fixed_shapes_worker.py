@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from hyperpod_ft.engines.batches import PackedSplit
-from hyperpod_ft.engines.processes import Processes, join_processes
+from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch import devices, loop
 from hyperpod_ft.engines.torch.validation import Validation
 from hyperpod_ft.runs.run import Run
@@ -166,7 +166,7 @@ def on_host(function: Callable[..., Any]) -> Any:
     return call
 
 
-def train(run: Run, processes: Processes, examiner: Examiner | GraphExaminer) -> None:
+def train(run: Run, ranks: Ranks, examiner: Examiner | GraphExaminer) -> None:
     """Train as on the device: under the examiner, of which the first step is the last that may show something new."""
     launch, validation_loss, compile_with = loop.TrainingLoop.launch, Validation.means, torch.compile
 
@@ -193,7 +193,7 @@ def train(run: Run, processes: Processes, examiner: Examiner | GraphExaminer) ->
             *((owner, name, on_host(getattr(owner, name))) for owner, name in ON_HOST),
         ):
             patches.enter_context(mock.patch.object(owner, name, value))
-        loop.train(run, processes)
+        loop.train(run, ranks)
     assert examiner.sealed and examiner.seen, "nothing was examined"
 
 
@@ -201,13 +201,13 @@ def main() -> None:
     for index, directory in enumerate(map(Path, sys.argv[1:])):
         torch._dynamo.reset()
         run = Run.open(directory)
-        joined = join_processes(run.plan.degrees.world_size)
+        joined = join_ranks(run.plan.degrees.world_size)
         store = dist.PrefixStore(str(index), joined.store)
-        processes = Processes(joined.rank, joined.world_size, joined.local_rank, store)
+        ranks = Ranks(joined.rank, joined.world_size, joined.local_rank, store)
         if run.config.name.endswith("usual"):
-            loop.train(run, processes)
+            loop.train(run, ranks)
         else:
-            train(run, processes, GraphExaminer() if run.config.training.compile else Examiner())
+            train(run, ranks, GraphExaminer() if run.config.training.compile else Examiner())
 
 
 if __name__ == "__main__":

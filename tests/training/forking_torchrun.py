@@ -1,4 +1,7 @@
-"""torchrun, but its ranks are forked from it: all is imported once, not by each rank, which takes seconds.
+"""torchrun, but its ranks are forks of it: all is imported once, not by each rank, which takes seconds.
+
+They are forked before torchrun starts threads: a lock that a thread holds would stay locked in a fork. Each waits until
+torchrun starts it.
 
     python -m forking_torchrun [torchrun's options] -m MODULE ARGUMENT...
 
@@ -13,6 +16,10 @@ if __name__ == "__main__":
 import os
 import signal
 import subprocess
+import sys
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch.distributed.run
@@ -25,34 +32,51 @@ import hyperpod_ft.stages.train  # noqa: F401
 from tests.forking import fork_module
 
 
-class ForkedRank(subprocess.Popen[bytes]):
+class WaitingRanks:
+    """Forks that each become a rank, in the order in which torchrun starts its ranks."""
+
+    def __init__(self, count: int, arguments: list[str]) -> None:
+        """`arguments`: of `python -m`, the same for every rank."""
+        self.waiting: list[tuple[int, Connection]] = []
+        for _ in range(count):
+            begins, begin = Pipe(duplex=False)
+            pid = fork_module(arguments, partial(self._wait, begins, begin))
+            begins.close()
+            self.waiting.append((pid, begin))
+
+    def _wait(self, begins: Connection, begin: Connection) -> None:
+        """In the fork: wait for the rank's environment; end with torchrun."""
+        for connection in (begin, *(other for _, other in self.waiting)):
+            connection.close()
+        try:
+            environment = begins.recv()
+        except EOFError:
+            os._exit(0)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def start(self, _: tuple[str, ...], env: dict[str, str]) -> "StartedRank":
+        """Stands in for `SubprocessHandler._popen`."""
+        pid, begin = self.waiting.pop(0)
+        with begin:
+            begin.send(env)
+        return StartedRank(pid)
+
+
+class StartedRank(subprocess.Popen[bytes]):
     """A rank: what torchrun would start as `python -u -m MODULE ARGUMENT...`."""
 
-    def _execute_child(self, args: tuple[str, ...], *rest: Any) -> None:
-        self.pid = fork_module(args[args.index("-m") + 1 :], become_a_rank)
+    def _execute_child(self, pid: int, *rest: Any) -> None:
+        self.pid = pid
         self._child_created = True
 
 
-def become_a_rank() -> None:
-    os.setsid()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)  # torchrun's own are not for its ranks
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def fork(handler: subprocess_handler.SubprocessHandler, args: tuple[str, ...], env: dict[str, str]) -> ForkedRank:
-    """Stands in for `SubprocessHandler._popen`."""
-    own = dict(os.environ)
-    os.environ.update(env)  # inherited by the fork
-    try:
-        return ForkedRank(args)
-    finally:
-        os.environ.clear()
-        os.environ.update(own)
-
-
 if __name__ == "__main__":
-    subprocess_handler.SubprocessHandler._popen = fork  # type: ignore[method-assign]
+    options = torch.distributed.run.parse_args(sys.argv[1:])
+    ranks = WaitingRanks(int(options.nproc_per_node), [options.training_script, *options.training_script_args])
+    subprocess_handler.SubprocessHandler._popen = staticmethod(ranks.start)  # type: ignore[assignment]
     # It names the caller for events, which are not recorded here. With thousands of imported modules, finding that name
     # takes half a second a launch.
     dynamic_rendezvous.get_method_name = lambda depth=2: "rendezvous"

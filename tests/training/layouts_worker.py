@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from hyperpod_ft.engines.processes import Processes, join_processes
+from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
@@ -46,11 +46,12 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
-    device = device_of(run.config.cluster.instance_type, processes.local_rank)
+def measure(run: Run, ranks: Ranks, steps: int, out: Path) -> None:
+    device = device_of(run.config.cluster.instance_type, ranks.local_rank)
     sharding = sharding_of(run)
-    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
-        attempt = TrainingLoop(run, processes, device, meshes, sharding)
+    with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
+        attempt = TrainingLoop(run, ranks, device, meshes, sharding)
+        attempt.add_reference()
         losses = [attempt.step(step, []).loss for step in range(1, steps + 1)]
         attempt.trained_weights.check_replicas(steps)
         means, _ = attempt.forward_backward(steps + 1)
@@ -62,7 +63,7 @@ def measure(run: Run, processes: Processes, steps: int, out: Path) -> None:
                 tensors[f"gradient.{name}"] = whole(attempt.trained_weights.shards[name].wrap(gradient))
         for name, master in attempt.trained_weights.state().items():
             tensors[f"parameter.{name}"] = whole(master)
-        if processes.is_rank_0:
+        if ranks.is_rank_0:
             save_file(tensors, out / f"{run.config.name}.safetensors")
 
 
@@ -76,9 +77,9 @@ def main() -> None:
     activations.offload_layers = lambda layers, device: offload(layers, device, at_least=1)
     for index, directory in enumerate(directories):
         run = Run.open(directory)
-        processes = join_processes(run.plan.degrees.world_size)
-        store = dist.PrefixStore(str(index), processes.store)
-        measure(run, Processes(processes.rank, processes.world_size, processes.local_rank, store), steps, out)
+        ranks = join_ranks(run.plan.degrees.world_size)
+        store = dist.PrefixStore(str(index), ranks.store)
+        measure(run, Ranks(ranks.rank, ranks.world_size, ranks.local_rank, store), steps, out)
 
 
 if __name__ == "__main__":

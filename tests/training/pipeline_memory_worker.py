@@ -33,8 +33,8 @@ def measure(worker: Worker, run: Run) -> int:
 def main() -> None:
     out, runs = Path(sys.argv[1]), [Run.open(Path(argument)) for argument in sys.argv[2:]]
     worker = Worker(runs[0].plan.degrees.world_size)
-    peaks = {run.config.name: worker.processes.gather(run.config.name, measure(worker, run)) for run in runs}
-    if worker.processes.is_rank_0:
+    peaks = {run.config.name: worker.ranks.gather(run.config.name, measure(worker, run)) for run in runs}
+    if worker.ranks.is_rank_0:
         out.write_text(json.dumps(peaks))
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from layouts_worker import filled_value
 from safetensors.torch import save_file
 
-from hyperpod_ft.engines.processes import Processes, join_processes
+from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
@@ -30,10 +30,10 @@ from hyperpod_ft.runs.run import Run
 STEPS = 2
 
 
-def measure(run: Run, processes: Processes, sharding: Sharding, out: Path) -> None:
-    device = device_of("local", processes.local_rank)
-    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
-        loop = TrainingLoop(run, processes, device, meshes, sharding)
+def measure(run: Run, ranks: Ranks, sharding: Sharding, out: Path) -> None:
+    device = device_of("local", ranks.local_rank)
+    with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
+        loop = TrainingLoop(run, ranks, device, meshes, sharding)
         shards, held = loop.trained_weights.shards, {}
         loop.forward_backward(1)
         for names in loop.trained_weights.buckets:
@@ -50,7 +50,7 @@ def measure(run: Run, processes: Processes, sharding: Sharding, out: Path) -> No
         tensors["loss"] = torch.tensor([step.loss for step in steps], dtype=torch.float64)
         tensors["norm"] = torch.tensor([step.grad_norm for step in steps], dtype=torch.float64)
         tensors["validation"] = torch.tensor(validation)
-        if processes.is_rank_0:
+        if ranks.is_rank_0:
             save_file(tensors, out / f"{run.config.name}-{sharding.mode}-{sharding.offload}.safetensors")
 
 
@@ -77,9 +77,9 @@ def main() -> None:
     for index, directory in enumerate(directories):
         run = Run.open(directory)
         for number, case in enumerate(json.loads((directory / "shardings.json").read_text())):
-            processes = join_processes(run.plan.degrees.world_size)
-            store = dist.PrefixStore(f"{index}/{number}", processes.store)
-            own = Processes(processes.rank, processes.world_size, processes.local_rank, store)
+            ranks = join_ranks(run.plan.degrees.world_size)
+            store = dist.PrefixStore(f"{index}/{number}", ranks.store)
+            own = Ranks(ranks.rank, ranks.world_size, ranks.local_rank, store)
             measure(run, own, Sharding(*case), out)
 
 

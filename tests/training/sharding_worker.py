@@ -20,7 +20,7 @@ from layouts_worker import filled_value, whole
 from safetensors.torch import save_file
 
 from hyperpod_ft.engines.checkpoint_directory import Progress
-from hyperpod_ft.engines.processes import Processes, join_processes
+from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
@@ -35,18 +35,18 @@ class Worker:
     """One rank, over all cases."""
 
     def __init__(self, world_size: int) -> None:
-        self.processes = join_processes(world_size)
+        self.ranks = join_ranks(world_size)
         self.attempts = 0
 
     @contextmanager
     def attempt(self, run: Run, sharding: Sharding) -> Iterator[TrainingLoop]:
         """A new training loop, in a process group of its own, as after a restart."""
         self.attempts += 1
-        store = dist.PrefixStore(str(self.attempts), self.processes.store)
-        processes = Processes(self.processes.rank, self.processes.world_size, self.processes.local_rank, store)
-        device = device_of("local", processes.local_rank)
-        with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
-            yield TrainingLoop(run, processes, device, meshes, sharding)
+        store = dist.PrefixStore(str(self.attempts), self.ranks.store)
+        ranks = Ranks(self.ranks.rank, self.ranks.world_size, self.ranks.local_rank, store)
+        device = device_of("local", ranks.local_rank)
+        with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
+            yield TrainingLoop(run, ranks, device, meshes, sharding)
 
     def resumed(self, run: Run, sharding: Sharding) -> Tensors:
         """The result of the last step, from the checkpoint on disk."""
@@ -60,7 +60,7 @@ class Worker:
             tensors |= named("switched", self.resumed(run, sharding))
         with self.attempt(run, sharding) as loop:
             losses = [loop.step(step, []).loss for step in range(1, SAVED + 1)]
-            if self.processes.is_rank_0:
+            if self.ranks.is_rank_0:
                 shutil.rmtree(run.checkpoints, ignore_errors=True)
             loop.state.save(Progress(step=SAVED), last=False, wanted=True)
             losses += [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
@@ -90,7 +90,7 @@ def main() -> None:
     for run in runs:
         for mode, shard_ranks, offload in json.loads((run.directory / "shardings.json").read_text()):
             tensors = worker.case(run, Sharding(mode, shard_ranks, offload))
-            if worker.processes.is_rank_0:
+            if worker.ranks.is_rank_0:
                 save_file(tensors, out / f"{run.config.name}-{mode}-{shard_ranks}-{offload}.safetensors")
 
 

@@ -27,7 +27,7 @@ def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs, parallelism: di
                 "training.method": method,
                 "training.compile": compiled,
                 "training.max_steps": 2,
-                "training.evaluate_every_steps": 1,
+                "training.validate_every_steps": 1,
                 "training.gradient_accumulation_steps": 2,
             },
         )

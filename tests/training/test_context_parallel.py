@@ -92,7 +92,7 @@ def exported(run: Run) -> dict[str, torch.Tensor]:
 
 
 def test_validation_losses_and_exported_weights_agree(make_run: MakeRun, jobs: Jobs) -> None:
-    validated = {"training.evaluate_every_steps": 2, "training.max_steps": 4, **FULL}
+    validated = {"training.validate_every_steps": 2, "training.max_steps": 4, **FULL}
     one_rank = {"parallelism": {"ranks_per_node": 1}, "training.gradient_accumulation_steps": 4}
     alone = make_run("alone", settings(2, 2) | one_rank | validated)
     divided = make_run("divided", settings(2, 2) | validated)

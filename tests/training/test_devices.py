@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.checkpoint_directory import Progress
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora.product import product
 from hyperpod_ft.engines.torch.mesh import device_meshes
@@ -118,9 +118,9 @@ def test_activations_in_host_memory_change_no_bit(device: torch.device) -> None:
 @contextmanager
 def training(run: Run, device: torch.device, sharding: Sharding) -> Iterator[TrainingLoop]:
     """The training loop of one rank, in a process group of its own."""
-    processes = Processes(0, 1, 0, torch.distributed.HashStore())
-    with process_group_of_its_own(), device_meshes(device, processes, run.plan.degrees) as meshes:
-        yield TrainingLoop(run, processes, device, meshes, sharding)
+    ranks = Ranks(0, 1, 0, torch.distributed.HashStore())
+    with process_group_of_its_own(), device_meshes(device, ranks, run.plan.degrees) as meshes:
+        yield TrainingLoop(run, ranks, device, meshes, sharding)
 
 
 def losses(run: Run, device: torch.device, sharding: Sharding = WHOLE) -> list[float]:

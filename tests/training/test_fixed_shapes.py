@@ -33,7 +33,7 @@ COMPILED: dict[str, dict[str, Any]] = {
 
 
 def prepared(make_run: MakeRun, name: str, settings: dict[str, Any]) -> Run:
-    steps = {"max_steps": 2, "evaluate_every_steps": 1, "gradient_accumulation_steps": 2}
+    steps = {"max_steps": 2, "validate_every_steps": 1, "gradient_accumulation_steps": 2}
     run = make_run(name, {f"training.{key}": value for key, value in steps.items()} | settings)
     if not (run.dataset_path / "validation").exists():
         write_rows(run.dataset_path / "validation", rows=3, max_length=32, seed=9)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from memory import bytes_on_host, live_bytes, meshes_of, no_checkpoints, peak_during
 
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch import training_state
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.sharding import trained_weights
@@ -46,8 +46,8 @@ def training(run: Run, sharding: Sharding) -> Iterator[TrainingLoop]:
     """
     ranks = run.plan.degrees.world_size
     with meshes_of(1, sharding, ranks) as meshes:
-        processes = Processes(1, ranks, 1, dist.HashStore())
-        yield TrainingLoop(run, processes, torch.device("cpu"), meshes, sharding)
+        ranks = Ranks(1, ranks, 1, dist.HashStore())
+        yield TrainingLoop(run, ranks, torch.device("cpu"), meshes, sharding)
 
 
 def step(loop: TrainingLoop, number: int) -> None:

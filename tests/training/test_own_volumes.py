@@ -15,7 +15,7 @@ SETTINGS = {
     "training.method": "full",
     "training.max_steps": 6,
     "training.save_every_steps": 2,
-    "training.evaluate_every_steps": None,
+    "training.validate_every_steps": None,
 }
 
 

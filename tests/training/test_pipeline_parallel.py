@@ -215,7 +215,7 @@ def test_restart_best_weights_and_export(
         "training.method": method,
         "training.max_steps": 8 if killed else 12,
         "training.save_every_steps": 2,
-        "training.evaluate_every_steps": 2,
+        "training.validate_every_steps": 2,
         "training.keep_best": True,
         "training.async_save": method == "full",
         "training.learning_rate": 1e-3,

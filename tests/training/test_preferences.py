@@ -203,7 +203,7 @@ def test_before_training_the_model_is_its_reference(make_preferring: MakeRun, va
 
 def test_metrics_are_those_of_the_model_that_was_trained(make_preferring: MakeRun) -> None:
     run = make_preferring(
-        settings={"training.method": "full", "training.learning_rate": 1e-3, "training.evaluate_every_steps": 2}
+        settings={"training.method": "full", "training.learning_rate": 1e-3, "training.validate_every_steps": 2}
     )
     facts = train_here(run).facts
     first, *_, last = metrics(run)
@@ -233,7 +233,7 @@ def test_a_preference_is_learned(make_preferring: MakeRun) -> None:
 
 
 def test_interrupted_is_uninterrupted(make_preferring: MakeRun) -> None:
-    settings = {"training.max_steps": 8, "training.save_every_steps": 2, "training.evaluate_every_steps": 2}
+    settings = {"training.max_steps": 8, "training.save_every_steps": 2, "training.validate_every_steps": 2}
     run = make_preferring(settings=settings | {"training.keep_best": True, "training.keep_checkpoints": 9})
     first = train_here(run)
     whole, rows = curve(run), metrics(run)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.training
 SETTINGS = {
     "training.max_steps": 9,
     "training.save_every_steps": 4,
-    "training.evaluate_every_steps": 3,
+    "training.validate_every_steps": 3,
     "training.keep_best": True,
     "training.max_grad_norm": 0.2,
 }

@@ -35,7 +35,7 @@ from tests.training.conftest import MakeRun, TrainProgram, curve, metrics, train
 
 pytestmark = pytest.mark.training
 
-EVERY_2 = {"training.max_steps": 6, "training.evaluate_every_steps": 2, "training.save_every_steps": 2}
+EVERY_2 = {"training.max_steps": 6, "training.validate_every_steps": 2, "training.save_every_steps": 2}
 # the validation rows are other random tokens: what is learned by heart makes them less likely
 OVERFITS = {"training.learning_rate": 5e-2, "training.schedule": "constant", "training.sanity_steps": 0}
 

@@ -82,7 +82,7 @@ RULES: Mapping[str, Rule] = {
     "bfloat16": training_arguments.RULES["bf16"],
     "float16": training_arguments.RULES["fp16"],
     "activation_offloading": switch("training.activation_offload"),
-    "evals_per_epoch": left(_PER_EPOCH.format("evaluate_every_steps")),
+    "evals_per_epoch": left(_PER_EPOCH.format("validate_every_steps")),
     "saves_per_epoch": left(_PER_EPOCH.format("save_every_steps")),
     "lora_modules_to_save": left("the kit trains adapters of linear layers and embeddings: see lora.target_modules"),
     "lora_model_dir": left("the kit starts new adapters; merge the earlier one into model.source first"),
@@ -181,10 +181,10 @@ def finish(conversion: Conversion) -> None:
     if share >= 1:
         conversion.left["val_set_size"] = "is a number of rows; the kit holds out a share, 0.02 of them"
     if values.get("early_stopping_patience"):
-        if draft.get("training.evaluate_every_steps"):
+        if draft.get("training.validate_every_steps"):
             draft.set("training.early_stopping_patience", conversion.number("early_stopping_patience"))
         else:
-            conversion.left["early_stopping_patience"] = "needs training.evaluate_every_steps; set both"
+            conversion.left["early_stopping_patience"] = "needs training.validate_every_steps; set both"
     draft.default("training.epochs", 1, "axolotl's default")
     draft.default("dataset.max_length", 512, "axolotl's default")
     _set_dataset(conversion, "preference" if rl else "")

@@ -61,7 +61,7 @@ def _bf16(conversion: Conversion, key: str) -> None:
 def _evaluation_steps(conversion: Conversion, key: str) -> None:
     strategy = conversion.values.get("eval_strategy", conversion.values.get("evaluation_strategy", "steps"))
     if strategy == "steps":
-        _steps("evaluate_every_steps")(conversion, key)
+        _steps("validate_every_steps")(conversion, key)
     else:
         conversion.left[key] = "is used only with eval_strategy: steps"
 
@@ -95,8 +95,8 @@ RULES: Mapping[str, Rule] = {
     "save_strategy": _strategy("save_every_steps"),
     "save_total_limit": number("training.keep_checkpoints"),
     "eval_steps": _evaluation_steps,
-    "eval_strategy": _strategy("evaluate_every_steps"),
-    "evaluation_strategy": _strategy("evaluate_every_steps"),
+    "eval_strategy": _strategy("validate_every_steps"),
+    "evaluation_strategy": _strategy("validate_every_steps"),
     "load_best_model_at_end": used,
     "gradient_checkpointing": switch("training.activation_checkpointing", "full"),
     "gradient_checkpointing_kwargs": left("the kit's activation checkpointing has no options"),
@@ -145,14 +145,14 @@ def finish(conversion: Conversion) -> None:
     if "bf16" in conversion.values and not draft.get("training.precision") and not conversion.is_on("fp16"):
         draft.set("training.precision", "fp32", "bf16 was off")
     _set_warmup(conversion)
-    evaluates = draft.get("training.evaluate_every_steps")
+    evaluates = draft.get("training.validate_every_steps")
     if evaluates and not draft.get("dataset.validation_share"):
         draft.set("dataset.validation_share", 0.02, "rows held out for the validation loss")
     if conversion.is_on("load_best_model_at_end"):
         if evaluates:
             draft.set("training.keep_best", True)
         else:
-            conversion.left["load_best_model_at_end"] = "needs training.evaluate_every_steps; set keep_best with it"
+            conversion.left["load_best_model_at_end"] = "needs training.validate_every_steps; set keep_best with it"
 
 
 def _set_warmup(conversion: Conversion) -> None:

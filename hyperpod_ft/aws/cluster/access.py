@@ -8,7 +8,7 @@ from typing import Any
 from hyperpod_ft.aws.cluster_reference import ClusterReference
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
-from hyperpod_ft.aws.hyperpod.group_roles import Roles
+from hyperpod_ft.aws.hyperpod.group_roles import GroupRoles
 from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
 from hyperpod_ft.aws.hyperpod.waiting import Awaited, ClusterWatch
 from hyperpod_ft.aws.session import Session, explained
@@ -75,8 +75,8 @@ class ClusterAccess:
     def nodes(self) -> list[Node]:
         return list_nodes(self.sagemaker, self.name)
 
-    def roles(self, cluster: HyperPodCluster) -> Roles:
-        return Roles.of(cluster, self.config)
+    def group_roles(self, cluster: HyperPodCluster) -> GroupRoles:
+        return GroupRoles.of(cluster, self.config)
 
     def watch(self) -> ClusterWatch:
         return ClusterWatch(self.sagemaker, self.session.client("logs"), self.target, self.report)

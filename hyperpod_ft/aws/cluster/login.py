@@ -22,7 +22,7 @@ def ssh_route(access: ClusterAccess, request: SshRequest) -> SshRoute:
     """The ssh route to the requested node."""
     with access.explained():
         cluster, nodes, aws_cli = access.cluster(), access.nodes(), access.aws_cli
-    return connect.choose_route(cluster, nodes, access.roles(cluster), aws_cli, request, Path.home())
+    return connect.choose_route(cluster, nodes, access.group_roles(cluster), aws_cli, request, Path.home())
 
 
 def _users(access: ClusterAccess) -> tuple[User, ...]:

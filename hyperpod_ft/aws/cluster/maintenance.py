@@ -106,7 +106,7 @@ def workers(access: ClusterAccess, names: Sequence[str]) -> list[str]:
     are none."""
     with access.explained():
         cluster = _changeable(access, *names)
-    chosen = names or access.roles(cluster).workers
+    chosen = names or access.group_roles(cluster).workers
     if not chosen:
         raise UserError(
             f"cluster {cluster.name} has no group of workers",
@@ -118,7 +118,7 @@ def workers(access: ClusterAccess, names: Sequence[str]) -> list[str]:
 def has_controller(access: ClusterAccess, groups: Sequence[str]) -> bool:
     with access.explained():
         cluster = access.cluster()
-    return access.roles(cluster).controller in groups
+    return access.group_roles(cluster).controller in groups
 
 
 def back_up(access: ClusterAccess) -> None:
@@ -182,14 +182,14 @@ def _changeable(access: ClusterAccess, *groups: str) -> HyperPodCluster:
     """The cluster. Raises UserError if it has no such groups, or if one is the controller's."""
     cluster = access.cluster()
     for group in groups:
-        if cluster.group(group).name == access.roles(cluster).controller:
+        if cluster.group(group).name == access.group_roles(cluster).controller:
             raise UserError(f"{group} is the controller group, which always has one instance", "name another group")
     return cluster
 
 
 def _controller(access: ClusterAccess, cluster: HyperPodCluster, nodes: list[Node]) -> str:
     """SSM's target of the controller. Raises UserError if it is not Running."""
-    controller = access.roles(cluster).controller
+    controller = access.group_roles(cluster).controller
     if controller is None:
         raise UserError(f"{cluster.name}: no controller group found", "pass the cluster file, which names it")
     in_group = [node for node in nodes if node.group == controller]

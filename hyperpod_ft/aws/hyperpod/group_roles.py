@@ -10,7 +10,7 @@ _USUAL_NAMES = {"controller-machine": "Controller", "login-group": "Login"}
 
 
 @dataclass(frozen=True)
-class Roles:
+class GroupRoles:
     """Names of instance groups; None where the cluster has no such group, or none can be recognized."""
 
     controller: str | None
@@ -18,7 +18,7 @@ class Roles:
     workers: tuple[str, ...]
 
     @classmethod
-    def of(cls, cluster: HyperPodCluster, config: ClusterConfig | None) -> "Roles":
+    def of(cls, cluster: HyperPodCluster, config: ClusterConfig | None) -> "GroupRoles":
         """HyperPod reports roles only for clusters whose Slurm it set up; for others names decide: those of the
         cluster file, or the usual ones."""
         named = _USUAL_NAMES if config is None else _names_in(config)

@@ -10,7 +10,7 @@ from typing import Any
 from hyperpod_ft.aws.cluster_reference import ClusterReference
 from hyperpod_ft.aws.hyperpod import api, cluster_logs, events
 from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
-from hyperpod_ft.aws.hyperpod.group_roles import Roles
+from hyperpod_ft.aws.hyperpod.group_roles import GroupRoles
 from hyperpod_ft.aws.hyperpod.nodes import INSTANCE_ID, RUNNING, Node, list_nodes
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.aws.wait_for_change import POLL_SECONDS
@@ -157,7 +157,7 @@ class ClusterWatch:
     def _remedy(self, cluster: HyperPodCluster, node: Node) -> str:
         """A replaced node would fail again in the same scripts; HyperPod does not replace controllers."""
         arguments = self.target.arguments
-        if node.group == Roles.of(cluster, self.target.config).controller:
+        if node.group == GroupRoles.of(cluster, self.target.config).controller:
             return f"fix it there: hyperpod-ft cluster ssh {arguments} --ssm; or delete the cluster and create it again"
         stop = f"; to end the attempts: hyperpod-ft cluster scale {arguments} {node.group} COUNT"
         return (

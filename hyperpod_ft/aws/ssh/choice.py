@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hyperpod_ft.aws.hyperpod.api import HyperPodCluster, find_node
-from hyperpod_ft.aws.hyperpod.group_roles import Roles
+from hyperpod_ft.aws.hyperpod.group_roles import GroupRoles
 from hyperpod_ft.aws.hyperpod.nodes import Node, tally
 from hyperpod_ft.config.cluster_config import User
 from hyperpod_ft.errors import UserError
@@ -11,7 +11,9 @@ from hyperpod_ft.errors import UserError
 IMAGE_USER = "ubuntu"
 
 
-def chosen_node(cluster: HyperPodCluster, nodes: list[Node], roles: Roles, node: str | None, group: str | None) -> Node:
+def chosen_node(
+    cluster: HyperPodCluster, nodes: list[Node], roles: GroupRoles, node: str | None, group: str | None
+) -> Node:
     """The node of this id or host name, or one of this group, or else one to log in to. Raises UserError."""
     if node:
         return by_name(cluster, nodes, node)

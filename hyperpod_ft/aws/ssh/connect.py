@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.hyperpod.api import HyperPodCluster
-from hyperpod_ft.aws.hyperpod.group_roles import Roles
+from hyperpod_ft.aws.hyperpod.group_roles import GroupRoles
 from hyperpod_ft.aws.hyperpod.nodes import Node, ssm_target
 from hyperpod_ft.aws.ssh import key as ssh_key
 from hyperpod_ft.aws.ssh import ssm
@@ -57,7 +57,7 @@ class SshRoute:
 
 
 def choose_route(
-    cluster: HyperPodCluster, nodes: list[Node], roles: Roles, aws_cli: ssm.AwsCli, request: SshRequest, home: Path
+    cluster: HyperPodCluster, nodes: list[Node], roles: GroupRoles, aws_cli: ssm.AwsCli, request: SshRequest, home: Path
 ) -> SshRoute:
     """Choose the node. Raises UserError."""
     node = chosen_node(cluster, nodes, roles, request.node, request.group)

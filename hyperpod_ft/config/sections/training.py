@@ -87,7 +87,7 @@ class Training(Section):
         description="Save only the trained weights, at the end: smaller and faster, but an interrupted training run"
         " starts again (engine torch).",
     )
-    evaluate_every_steps: PositiveInt | None = Field(
+    validate_every_steps: PositiveInt | None = Field(
         None,
         description="Steps between validation losses, over the rows held out by dataset.validation_share; with it, the"
         " base model's is measured first. If not set, the validation loss is measured once, at the end (engine torch).",

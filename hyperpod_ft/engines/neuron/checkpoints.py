@@ -33,7 +33,7 @@ from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
 from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, Progress, delete_old, write_description
 from hyperpod_ft.engines.neuron.gradients import shard_held
 from hyperpod_ft.engines.neuron.trainer import Trainer
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.volume import Volume
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -42,8 +42,8 @@ from hyperpod_ft.runs.run import Run
 class Checkpoints:
     """The checkpoints of one attempt. `save`, `finish` and `restore` are collective, synchronized through the store."""
 
-    def __init__(self, run: Run, trainer: Trainer, processes: Processes) -> None:
-        self._run, self._trainer, self._processes = run, trainer, processes
+    def __init__(self, run: Run, trainer: Trainer, ranks: Ranks) -> None:
+        self._run, self._trainer, self._ranks = run, trainer, ranks
         self._unfinished: Progress | None = None
 
     def save(self, progress: Progress) -> None:
@@ -55,7 +55,7 @@ class Checkpoints:
         xm.mark_step()
         self._check_replicas(progress.step)
         partial = self._partial(progress)
-        if self._processes.is_rank_0:
+        if self._ranks.is_rank_0:
             publish.remove(partial)
             (partial / "resume").mkdir(parents=True)
         self._barrier(progress, "made")
@@ -63,7 +63,7 @@ class Checkpoints:
             self._trainer.model.save_pretrained(str(partial))
             # at exit, a rank that fails later would wait for the others, which have not failed
             atexit.unregister(upstream.CheckpointIOState.wait_all)
-            self._write_state(_state_file(partial, self._processes.rank))
+            self._write_state(_state_file(partial, self._ranks.rank))
         except (OSError, RuntimeError, SafetensorError) as error:
             # torch.save wraps the OSError in a RuntimeError, safetensors in its own error
             cause = error if isinstance(error, OSError) else error.__context__
@@ -85,8 +85,8 @@ class Checkpoints:
         _wait_for_upstream()
         self._barrier(progress, "written")
         partial, final = self._partial(progress), self._run.checkpoint(progress.step)
-        found = self._processes.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
-        if self._processes.is_rank_0:
+        found = self._ranks.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
+        if self._ranks.is_rank_0:
             files = {name: CheckpointFile.of(partial / name, digest) for part in found for name, digest in part.items()}
             write_description(self._run, progress, partial, files)
             publish.replace_directory(final, partial)
@@ -95,13 +95,13 @@ class Checkpoints:
 
     def restore(self) -> Progress:
         """Load the newest complete, undamaged checkpoint; without one, start at step 0."""
-        if self._processes.is_rank_0:
+        if self._ranks.is_rank_0:
             checkpoint_directory.remove_leftovers(self._run)
-        volume = Volume(self._processes.is_rank_0, shared=True)
-        progress = newest_checkpoint.find(self._run, self._processes, volume)
+        volume = Volume(self._ranks.is_rank_0, shared=True)
+        progress = newest_checkpoint.find(self._run, self._ranks, volume)
         if progress is None:
             return Progress()
-        directory, rank = self._run.checkpoint(progress.step), self._processes.rank
+        directory, rank = self._run.checkpoint(progress.step), self._ranks.rank
         first = dist.get_process_group_ranks(parallel_state.get_data_parallel_group())[0]
         with torch.no_grad(), _States(directory, (rank, first)) as states:
             for name, parameter in self._trainer.parameters().items():
@@ -119,7 +119,7 @@ class Checkpoints:
         return publish.partial_of(self._run.checkpoint(progress.step))
 
     def _barrier(self, progress: Progress, what: str) -> None:
-        self._processes.gather(f"checkpoint/{progress.step}/{what}", None)
+        self._ranks.gather(f"checkpoint/{progress.step}/{what}", None)
 
     def _write_state(self, file: Path) -> None:
         first = parallel_state.get_data_parallel_rank() == 0
@@ -172,7 +172,7 @@ class Checkpoints:
         own = [[name, [*place, index], _digest(held[name])] for name, index in indices.items() if index is not None]
         firsts: dict[tuple[str, tuple[int, ...]], str] = {}
         differing = set()
-        for rank in self._processes.gather(f"replicas/{step}", own):
+        for rank in self._ranks.gather(f"replicas/{step}", own):
             for name, at, digest in rank:
                 if firsts.setdefault((name, tuple(at)), digest) != digest:
                     differing.add(name)
@@ -184,7 +184,7 @@ class Checkpoints:
 
     def _digests(self, directory: Path) -> dict[str, str]:
         """SHA-256 of this rank's share of the files; flushes them to disk."""
-        files = sorted(directory.rglob("*"))[self._processes.rank :: self._processes.world_size]
+        files = sorted(directory.rglob("*"))[self._ranks.rank :: self._ranks.world_size]
         digests = {}
         for file in files:
             publish.fsync(file)

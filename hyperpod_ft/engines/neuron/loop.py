@@ -24,7 +24,7 @@ from hyperpod_ft.engines.interface import TrainingResult
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.neuron import checkpoints, trainer
 from hyperpod_ft.engines.neuron.gradients import sum_over_tensor_parallel
-from hyperpod_ft.engines.processes import Processes, peak_memory_mb
+from hyperpod_ft.engines.ranks import Ranks, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, total_steps
@@ -33,14 +33,14 @@ from hyperpod_ft.runs.run import Run
 _LATE = 1e6
 
 
-def train(run: Run, processes: Processes) -> TrainingResult:
+def train(run: Run, ranks: Ranks) -> TrainingResult:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
-    return TrainingLoop(run, processes).run_to_end()
+    return TrainingLoop(run, ranks).run_to_end()
 
 
-def precompile(run: Run, processes: Processes) -> dict[str, Any]:
+def precompile(run: Run, ranks: Ranks) -> dict[str, Any]:
     """Trace the graphs of training; see `hyperpod_ft.engines.interface.Engine`."""
-    training = TrainingLoop(run, processes)
+    training = TrainingLoop(run, ranks)
     steps = min(run.config.neuron.precompile_steps, training.total_steps)
     for number in range(1, steps + 1):
         training.send(number, [])
@@ -64,8 +64,8 @@ class _Sent:
 class TrainingLoop:
     """One attempt at a run, on one rank: from the newest checkpoint to the end, or to a signal."""
 
-    def __init__(self, run: Run, processes: Processes) -> None:
-        self.run, self.processes = run, processes
+    def __init__(self, run: Run, ranks: Ranks) -> None:
+        self.run, self.ranks = run, ranks
         self.config, degrees = run.config.training, run.plan.degrees
         self.rows = PackedSplit(run.dataset_path / "train")
         self.data_parallel = degrees.data_parallel
@@ -82,13 +82,13 @@ class TrainingLoop:
             data_parallel=degrees.data_parallel,
         )
         stage = parallel_state.get_pipeline_model_parallel_rank()
-        held = dict(processes.gather("trainable", (stage, self.trainer.trainable_here)))
+        held = dict(ranks.gather("trainable", (stage, self.trainer.trainable_here)))
         self.trainable_parameters = sum(held.values())
         self.throughput = throughput(run, of_step, self.rows.max_length, self.trainable_parameters)
         self.vocabulary = read_config(run.base_model).get("vocab_size")
         self.device = xm.xla_device()
         self.data_parallel_rank = parallel_state.get_data_parallel_rank()
-        self.checkpoints = checkpoints.Checkpoints(run, self.trainer, processes)
+        self.checkpoints = checkpoints.Checkpoints(run, self.trainer, ranks)
 
     def run_to_end(self) -> TrainingResult:
         """Train the remaining steps.
@@ -99,7 +99,7 @@ class TrainingLoop:
         self.log = metrics.MetricsLog(
             self.run, self.throughput, self.order.rows, self.total_steps, self.progress, _peak_memory_mb
         )
-        if self.processes.is_rank_0:
+        if self.ranks.is_rank_0:
             self.log.open()
             self.log.announce(f"{self.trainable_parameters:,}", "neuron")
         sent: _Sent | None = None
@@ -138,7 +138,7 @@ class TrainingLoop:
             [
                 # equal on the ranks of one model, except in a pipeline: its last stage has the loss, the others 0
                 loss / (self.run.plan.degrees.tensor_parallel * self.data_parallel),
-                optimizer.grad_norm.detach().float().reshape(()) / self.processes.world_size,
+                optimizer.grad_norm.detach().float().reshape(()) / self.ranks.world_size,
                 *torch.tensor(flags(signals), device=self.device),
             ]
         )
@@ -200,7 +200,7 @@ class TrainingLoop:
         loss, norm, *asked = sent.summary.cpu().tolist()
         sanity.check_finite(sent.number, loss, norm)
         self.progress = self.log.advance(self.progress, loss)
-        if self.processes.is_rank_0:
+        if self.ranks.is_rank_0:
             self.log.write(self.progress, sent.learning_rate, norm)
         sanity.check(self.config, self.progress, self.total_steps, self.vocabulary)
         return stop_signal(asked)

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from hyperpod_ft import publish
 from hyperpod_ft.engines import volume
 from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, Progress, delete_old, write_description
-from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
+from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.staging import Stager
 from hyperpod_ft.errors import UserError
@@ -31,11 +31,11 @@ class Checkpoints:
     With `training.async_save` the state is copied to host memory, and a thread writes it while training continues.
     """
 
-    def __init__(self, run: Run, processes: Processes, device: torch.device) -> None:
+    def __init__(self, run: Run, ranks: Ranks, device: torch.device) -> None:
         self._run, self._device = run, device
-        self.volume = volume.find(processes, run.checkpoints)
+        self.volume = volume.find(ranks, run.checkpoints)
         # a separate connection: what waits in a thread would make others of the same connection wait
-        self._processes = replace(processes, store=processes.store.clone())
+        self._ranks = replace(ranks, store=ranks.store.clone())
         # a separate group: a thread's collectives must not mix with those of training, nor wait for the device
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         self._stager = Stager(pinned=devices.pins(device)) if run.config.training.async_save else None
@@ -92,14 +92,14 @@ class Checkpoints:
             digests = self._write_files(state, partial)
             # DCP waited until every rank had written and synced its file
             own = {name: asdict(CheckpointFile.of(partial / name, digest)) for name, digest in sorted(digests.items())}
-            gathered = self._processes.gather(f"{occasion}/files", own)
+            gathered = self._ranks.gather(f"{occasion}/files", own)
             if self.volume.leads:
                 files = {name: CheckpointFile(**file) for part in gathered for name, file in part.items()}
                 write_description(self._run, progress, partial, files)
         if self.volume.leads and final != self._run.best_checkpoint:
             delete_old(self._run, final, shared=self.volume.shared)
         # the others wait here, where the timeout is ours, and end with an error only when all is published
-        self._processes.gather(f"{occasion}/published", None)
+        self._ranks.gather(f"{occasion}/published", None)
 
     def _write_files(self, state: dict[str, Any], directory: Path) -> dict[str, str]:
         """Write this rank's file; return the SHA-256, by name, of the files that this rank wrote."""

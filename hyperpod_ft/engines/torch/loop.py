@@ -22,7 +22,7 @@ from hyperpod_ft.engines.batches import Batch, DataOrder, PairedBatch, Prefetch
 from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import TrainingResult
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals
-from hyperpod_ft.engines.processes import Processes, peak_memory_mb
+from hyperpod_ft.engines.ranks import Ranks, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.lora import adapters
@@ -45,29 +45,31 @@ from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, to
 from hyperpod_ft.runs.run import Run
 
 
-def train(run: Run, processes: Processes) -> TrainingResult:
+def train(run: Run, ranks: Ranks) -> TrainingResult:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
-    with _training_loop(run, processes) as loop:
+    with _training_loop(run, ranks) as loop:
         return loop.run_to_end()
 
 
-def precompile(run: Run, processes: Processes) -> dict[str, Any]:
+def precompile(run: Run, ranks: Ranks) -> dict[str, Any]:
     """Run a step and a batch of the validation; see `hyperpod_ft.engines.interface.Engine`.
 
     Shapes are constant, so one step compiles every graph.
     """
-    with _training_loop(run, processes) as loop:
+    with _training_loop(run, ranks) as loop:
         loop.trial()
     return {"trial_steps": 1}
 
 
 @contextlib.contextmanager
-def _training_loop(run: Run, processes: Processes) -> Iterator["TrainingLoop"]:
+def _training_loop(run: Run, ranks: Ranks) -> Iterator["TrainingLoop"]:
     """The loop on this rank's device, while its process groups exist."""
-    device = device_of(run.config.cluster.instance_type, processes.local_rank)
+    device = device_of(run.config.cluster.instance_type, ranks.local_rank)
     sharding = sharding_of(run)
-    with device_meshes(device, processes, run.plan.degrees, sharding.shard_ranks) as meshes:
-        yield TrainingLoop(run, processes, device, meshes, sharding)
+    with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
+        loop = TrainingLoop(run, ranks, device, meshes, sharding)
+        loop.add_reference()
+        yield loop
 
 
 def sharding_of(run: Run) -> Sharding:
@@ -79,10 +81,8 @@ def sharding_of(run: Run) -> Sharding:
 class TrainingLoop:
     """The training of a run on one rank, from its newest checkpoint to the end or to a signal."""
 
-    def __init__(
-        self, run: Run, processes: Processes, device: torch.device, meshes: Meshes, sharding: Sharding
-    ) -> None:
-        self.run, self.processes, self.device, self.meshes, self.sharding = run, processes, device, meshes, sharding
+    def __init__(self, run: Run, ranks: Ranks, device: torch.device, meshes: Meshes, sharding: Sharding) -> None:
+        self.run, self.ranks, self.device, self.meshes, self.sharding = run, ranks, device, meshes, sharding
         self.config = run.config.training
         self.tensor_parallel = meshes.weights["tp"].size()
         self.data_parallel_rank = meshes.tokens.get_local_rank("dp")
@@ -110,18 +110,24 @@ class TrainingLoop:
         self.steps_ahead = int(devices.is_asynchronous(device))  # of the one whose outcome is read
         self.optimizer = AdamW(self.trained_weights, self.config, rate_factor)
         self.validation = validation_of(run, self.objective, device, meshes)
-        if self.config.objective == "dpo":
-            wanted = {"train": (self.rows, self.order.first_rows(self.total_steps))}
-            if self.validation:
-                wanted["validation"] = (self.validation.split, np.arange(len(self.validation.split)))
-            # the model is still the one that training begins with
-            reference.add(run, processes, meshes, device, self.model.module, wanted)
-        self.state = TrainingState(run, processes, device, self.trained_weights, self.optimizer)
+        self.state = TrainingState(run, ranks, device, self.trained_weights, self.optimizer)
         # tp ranks hold the same activations and must draw the same dropout masks (or parts of one: divided_dropout.py);
         # dp, cp and pp ranks draw their own
         token_group = self.data_parallel_rank * self.chunk.count + self.chunk.index
         stage_offset = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
         torch.manual_seed(run.config.seed + 1 + token_group + stage_offset)
+
+    def add_reference(self) -> None:
+        """Give preferences what the model says of them before training; other objectives need nothing.
+
+        To be called before the first step, and before a checkpoint is loaded. Collective.
+        """
+        if self.config.objective != "dpo":
+            return
+        wanted = {"train": (self.rows, self.order.first_rows(self.total_steps))}
+        if self.validation:
+            wanted["validation"] = (self.validation.split, np.arange(len(self.validation.split)))
+        reference.add(self.run, self.ranks, self.meshes, self.device, self.model.module, wanted)
 
     def run_to_end(self) -> TrainingResult:
         """Train the remaining steps.
@@ -138,11 +144,11 @@ class TrainingLoop:
 
     def _run_to_end(self) -> TrainingResult:
         progress = self.state.resume(self.total_steps)
-        validate_every = self.config.evaluate_every_steps
+        validate_every = self.config.validate_every_steps
         log = metrics.MetricsLog(
             self.run, self.throughput, self.order.rows, self.total_steps, progress, lambda: peak_memory_mb(self.device)
         )
-        if self.processes.is_rank_0:
+        if self.ranks.is_rank_0:
             log.open()
             log.announce(
                 f"{self.model.trainable_parameters:,} of {self.model.total_parameters:,}",
@@ -176,21 +182,21 @@ class TrainingLoop:
             validation_loss, validation_metrics = self._validate(log)
             progress = progress.validated(validation_loss, self.config.early_stopping_patience, validation_metrics)
             row_metrics = row_metrics | validation_metrics
-        if self.processes.is_rank_0:
+        if self.ranks.is_rank_0:
             log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
         sanity.check(self.config, progress, self.total_steps, self.vocabulary)
         return progress
 
     def _trained(self, progress: Progress) -> TrainingResult:
         """What a training run that has ended leaves."""
-        if progress.stopped_early and self.processes.is_rank_0:
+        if progress.stopped_early and self.ranks.is_rank_0:
             print(
                 f"train: stopped after step {progress.step}: the validation loss was lowest,"
                 f" {progress.best_validation_loss:.4f}, after step {progress.best_step}",
                 flush=True,
             )
         best = self.config.keep_best
-        if best and self.processes.is_rank_0:
+        if best and self.ranks.is_rank_0:
             checkpoint_directory.check_best(self.run, progress.best_step, shared=self.state.volume.shared)
         trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
         return TrainingResult(trained, self._facts(progress))
@@ -233,7 +239,7 @@ class TrainingLoop:
         )
 
     def _validates_after(self, number: int) -> bool:
-        every = self.config.evaluate_every_steps
+        every = self.config.validate_every_steps
         return number == self.total_steps or bool(every and number % every == 0)
 
     def step(self, number: int, signals: list[int]) -> Step:

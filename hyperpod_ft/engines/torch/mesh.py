@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
+from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
 
@@ -63,9 +63,7 @@ def backend(device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def device_meshes(
-    device: torch.device, processes: Processes, degrees: Degrees, shard_ranks: int = 1
-) -> Iterator[Meshes]:
+def device_meshes(device: torch.device, ranks: Ranks, degrees: Degrees, shard_ranks: int = 1) -> Iterator[Meshes]:
     """Join the process group for the block. `shard_ranks` share one copy of the training state.
 
     The group is left only when the block succeeds: after an error, the process is expected to end. tp is innermost:
@@ -74,9 +72,9 @@ def device_meshes(
     """
     dist.init_process_group(
         backend(device),
-        store=processes.store,
-        rank=processes.rank,
-        world_size=processes.world_size,
+        store=ranks.store,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
     if device.type == "neuron":

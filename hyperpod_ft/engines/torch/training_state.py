@@ -7,7 +7,7 @@ import torch
 
 from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
 from hyperpod_ft.engines.checkpoint_directory import Progress
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.checkpoints import Checkpoints
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
@@ -21,12 +21,10 @@ class TrainingState:
     Its methods are collective.
     """
 
-    def __init__(
-        self, run: Run, processes: Processes, device: torch.device, weights: TrainedWeights, optimizer: AdamW
-    ) -> None:
-        self._run, self._processes, self._device = run, processes, device
+    def __init__(self, run: Run, ranks: Ranks, device: torch.device, weights: TrainedWeights, optimizer: AdamW) -> None:
+        self._run, self._ranks, self._device = run, ranks, device
         self._weights, self._optimizer = weights, optimizer
-        self._checkpoints = Checkpoints(run, processes, device)
+        self._checkpoints = Checkpoints(run, ranks, device)
         self.volume = self._checkpoints.volume
 
     def save(self, progress: Progress, last: bool, wanted: bool) -> None:
@@ -61,7 +59,7 @@ class TrainingState:
         """
         if self.volume.leads:
             checkpoint_directory.remove_leftovers(self._run)
-        progress = newest_checkpoint.find(self._run, self._processes, self.volume)
+        progress = newest_checkpoint.find(self._run, self._ranks, self.volume)
         if self.volume.leads:
             checkpoint_directory.discard_later_best(self._run, progress.step if progress else 0)
         if progress is None:
@@ -74,7 +72,7 @@ class TrainingState:
         for names in self._weights.buckets:
             self._weights.use_masters(names)
         self._optimizer.steps = progress.step
-        restore_random_state(tensors["random"], self._processes.rank, self._device)
+        restore_random_state(tensors["random"], self._ranks.rank, self._device)
         return replace(progress, resumed_from=(*progress.resumed_from, progress.step))
 
     def _exported(self) -> dict[str, Any]:
@@ -86,7 +84,7 @@ class TrainingState:
         return {
             "model": self._weights.state(),
             "optimizer": self._optimizer.state(),
-            "random": random_state(self._processes.rank, self._device),
+            "random": random_state(self._ranks.rank, self._device),
         }
 
 

@@ -53,9 +53,9 @@ def validation_of(run: Run, objective: Objective, device: torch.device, meshes: 
         split = objective.open(directory)
         count = objective.count(split, np.arange(len(split)), str(directory))
         return Validation(split, count, run.config.training.micro_batch_size, device, meshes)
-    if run.config.training.evaluate_every_steps:
+    if run.config.training.validate_every_steps:
         raise UserError(
-            f"training.evaluate_every_steps: {run.dataset_path} holds out no validation rows",
+            f"training.validate_every_steps: {run.dataset_path} holds out no validation rows",
             "raise dataset.validation_share, or add data",
         )
     return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Mapping
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, HOST_NUMBER, HOSTS
+from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, HOST_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker import interpreter, messages, pid1
 from hyperpod_ft.job.sagemaker.command_client import ContainerCommands
 from hyperpod_ft.job.sagemaker.host import ML, ContainerHost, link_root, report_failure

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
 from hyperpod_ft.errors import UserError, print_error
-from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOSTS
+from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker.messages import POLL_SECONDS, Peer, gather, port
 from hyperpod_ft.runs.job_files import JOB_ID
 from hyperpod_ft.runs.signals import NOTICE, shell_status

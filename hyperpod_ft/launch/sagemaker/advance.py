@@ -16,10 +16,10 @@ from hyperpod_ft.launch.sagemaker.store.place import Place
 from hyperpod_ft.launch.sagemaker.successors import decide_successor
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.jobs import SAGEMAKER, Job
 from hyperpod_ft.runs.records import utc_now
-from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import KILLED_STATUS
@@ -96,7 +96,7 @@ def _add_successor(run: Run, job: RecordedJob, found: TrainingJob, left: list[st
     stage = next((stage for stage in left if run.plan[stage].starts_ranks), None)
     if stage is None:
         return None  # CPU stages are not repeated
-    known = restarts.of_submission(run, stage, job.name)
+    known = attempts.of_submission(run, stage, job.name)
     exits = [status for name in left if (status := run.exit_status(name, job.name)) is not None]
     decision = decide_successor(found, exits, known, run.config.cluster.max_restarts)
     if decision == "none":
@@ -105,14 +105,14 @@ def _add_successor(run: Run, job: RecordedJob, found: TrainingJob, left: list[st
     for name in left:
         run.add_job(Job(name, successor.name, SAGEMAKER, job.submitted, code=job.code))
     if decision == "restart":
-        restarts.add(run, stage, _lost(run, job))
+        attempts.add(run, stage, _lost(run, job))
     place.publish([run.jobs_path, *(path for name in left if (path := run.restarts_path(name)).exists())])
     return successor
 
 
 def _lost(run: Run, job: RecordedJob) -> Attempt:
     """The attempt of a job that could not report how it ended."""
-    checkpoint = restarts.last_written_step(run)
+    checkpoint = attempts.last_written_step(run)
     return Attempt(
         job_id=job.name,
         time=utc_now(),
@@ -120,7 +120,7 @@ def _lost(run: Run, job: RecordedJob) -> Attempt:
         recorded=False,
         failures=(),
         signal=0,
-        begun_at=checkpoint,
+        resumed_from=checkpoint,
         checkpoint=checkpoint,
         step=metrics.last_step(run.metrics_path),
     )

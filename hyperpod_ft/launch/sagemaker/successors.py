@@ -1,6 +1,6 @@
 """Whether a training job that ended without the records of its stages is followed by another. Pure functions.
 
-`job/attempts.decide` judges crashes inside a container. Here is what only the client can see: how the job itself ended.
+`job/recovery.decide` judges crashes inside a container. Here is what only the client can see: how the job itself ended.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob
-from hyperpod_ft.runs.restarts import Attempt
+from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.signals import KILLED_STATUS, TERMINATED_STATUS
 
 # The beginning of a FailureReason that is about SageMaker and not about the job.

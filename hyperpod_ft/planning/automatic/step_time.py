@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.memory import FP32, StageSize, element_bytes
+from hyperpod_ft.planning.memory import FP32, PipelineStageSize, element_bytes
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.torch import pipeline_schedule
 from hyperpod_ft.planning.torch.memory import key_value_copies
@@ -44,7 +44,7 @@ class StepTime:
 
 
 def step_time(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding, sizes: Sequence[StageSize]
+    config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding, sizes: Sequence[PipelineStageSize]
 ) -> StepTime:
     """The estimate for degrees that the model allows. `sizes`: of the stages of a pipeline."""
     links = _Links(config, degrees)
@@ -83,7 +83,7 @@ def _flops_per_token(config: RunConfig, shape: ModelShape) -> float:
     return total
 
 
-def _data(config: RunConfig, degrees: Degrees, stage: StageSize, sharding: Sharding, links: "_Links") -> float:
+def _data(config: RunConfig, degrees: Degrees, stage: PipelineStageSize, sharding: Sharding, links: "_Links") -> float:
     """Seconds of what docs/parallelism.md says that each sharding exchanges."""
     ranks, replicas = sharding.shard_ranks, degrees.weight_replicas
     inner, outer = degrees.tensor_parallel, degrees.tensor_parallel * ranks

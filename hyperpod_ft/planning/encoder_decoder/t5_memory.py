@@ -8,10 +8,10 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
 from hyperpod_ft.planning.lora_targets import target_names
-from hyperpod_ft.planning.memory import FP32, StageSize, element_bytes, kept_by_layers
+from hyperpod_ft.planning.memory import FP32, PipelineStageSize, element_bytes, kept_by_layers
 
 
-def stage_size(config: RunConfig, degrees: Degrees, shape: T5Shape) -> StageSize:
+def stage_size(config: RunConfig, degrees: Degrees, shape: T5Shape) -> PipelineStageSize:
     """The whole model, after tensor parallelism."""
     lora, tensor, targets = config.lora, degrees.tensor_parallel, target_names(config.lora, shape.model_type)
     linears = {name: sum(shape.times(name)) * sides[0] * sides[1] for name, sides in shape.matrices.items()}
@@ -21,7 +21,7 @@ def stage_size(config: RunConfig, degrees: Degrees, shape: T5Shape) -> StageSize
         sum(shape.times(name)) * outputs for name, (_, outputs) in shape.matrices.items() if name in targets
     )
     quantized = sum(linears[name] for name in linears if name in targets and lora.quantization != "none")
-    return StageSize(
+    return PipelineStageSize(
         layers=shape.layers,
         layer_parameters=parameters // shape.layers,
         end_parameters=ends,

@@ -8,7 +8,7 @@ from hyperpod_ft.planning.memory import (
     FP32,
     KeptTensors,
     Memory,
-    StageSize,
+    PipelineStageSize,
     activations,
     element_bytes,
     in_fp32_too,
@@ -19,7 +19,7 @@ from hyperpod_ft.planning.memory import (
 from hyperpod_ft.planning.model_shape import ModelShape
 
 
-def stage_sizes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageSize]:
+def stage_sizes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[PipelineStageSize]:
     """The stages of a pipeline: the last ones have the layers left over, and the schedule is 1F1B."""
     stages = degrees.pipeline_parallel
     # in a pipeline, optimum-neuron makes each row a micro batch
@@ -34,7 +34,7 @@ def stage_sizes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Itera
     )
 
 
-def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, stage: StageSize) -> Memory:
+def on_rank(config: RunConfig, degrees: Degrees, shape: ModelShape, stage: PipelineStageSize) -> Memory:
     """bf16 weights; with ZeRO-1 the optimizer has its own copy, and shards all of its state.
 
     The vocabulary is divided: the loss keeps logits, their fp32 copy, and the softmax.

@@ -11,7 +11,7 @@ from hyperpod_ft.planning.memory import (
     FP32,
     KeptTensors,
     Memory,
-    StageSize,
+    PipelineStageSize,
     activations,
     element_bytes,
     in_fp32_too,
@@ -32,7 +32,7 @@ _MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2 + 8 / 256}
 
 
 def bytes_on_fullest_rank(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageSize], sharding: Sharding
+    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[PipelineStageSize], sharding: Sharding
 ) -> float:
     """The memory that the fullest rank needs. `stages`: from `stage_sizes`."""
     # of identical ranks of a pipeline, the first has the most micro batches in memory
@@ -40,7 +40,7 @@ def bytes_on_fullest_rank(
     return max(memory_on_rank(config, degrees, shape, stage, sharding).total for stage in different.values())
 
 
-def stage_sizes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[StageSize]:
+def stage_sizes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[PipelineStageSize]:
     """The size of each pipeline rank's stage."""
     if isinstance(shape, T5Shape):
         yield t5_memory.stage_size(config, degrees, shape)
@@ -51,7 +51,7 @@ def stage_sizes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Itera
 
 
 def memory_on_rank(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, stage: StageSize, sharding: Sharding
+    config: RunConfig, degrees: Degrees, shape: ModelShape, stage: PipelineStageSize, sharding: Sharding
 ) -> Memory:
     """Memory of a rank under a sharding.
 
@@ -93,7 +93,9 @@ def memory_on_rank(
     )
 
 
-def _pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape, stage: StageSize, of_batch: float) -> float:
+def _pipeline(
+    config: RunConfig, degrees: Degrees, shape: ModelShape, stage: PipelineStageSize, of_batch: float
+) -> float:
     """Bytes that a pipeline adds. `of_batch`: what the loss keeps of a micro batch."""
     if degrees.pipeline_parallel == 1:
         return 0.0
@@ -133,7 +135,7 @@ def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:
     return copies_over_context(max(1, shape.kv_heads // degrees.tensor_parallel), degrees.context_parallel)
 
 
-def _weights(config: RunConfig, stage: StageSize, sharding: Sharding) -> float:
+def _weights(config: RunConfig, stage: PipelineStageSize, sharding: Sharding) -> float:
     element, adapters = element_bytes(config), _adapter_parameters(config, stage)
     base, quantized = stage.parameters - stage.quantized, stage.quantized * NF4_BYTES
     if not sharding.by_layer:
@@ -147,28 +149,30 @@ def _weights(config: RunConfig, stage: StageSize, sharding: Sharding) -> float:
     return on_device + (gathered + stage.end_parameters) * element + quantized
 
 
-def _adapter_parameters(config: RunConfig, stage: StageSize) -> int:
+def _adapter_parameters(config: RunConfig, stage: PipelineStageSize) -> int:
     return stage.trainable if config.training.method == "lora" else 0
 
 
-def _at_rest(config: RunConfig, stage: StageSize) -> int:
+def _at_rest(config: RunConfig, stage: PipelineStageSize) -> int:
     """Bytes of all weights as FSDP2 stores them: fp32 where they are trained. It does not store those in 4 bits."""
     element = element_bytes(config) if config.training.method == "lora" else FP32
     return (stage.parameters - stage.quantized) * element + _adapter_parameters(config, stage) * FP32
 
 
-def _weights_in_bucket(config: RunConfig, stage: StageSize) -> float:
+def _weights_in_bucket(config: RunConfig, stage: PipelineStageSize) -> float:
     layers = stage.parameters - stage.quantized + _adapter_parameters(config, stage) - stage.end_parameters
     return _layers_in_bucket(config, stage) / stage.layers * layers
 
 
-def _layers_in_bucket(config: RunConfig, stage: StageSize) -> int:
+def _layers_in_bucket(config: RunConfig, stage: PipelineStageSize) -> int:
     shared = stage.parameters - stage.quantized + _adapter_parameters(config, stage)
     layer = _at_rest(config, stage) / shared * stage.layer_parameters
     return max(1, min(stage.layers, int(BUCKET_BYTES / layer)))
 
 
-def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, stage: StageSize, sharding: Sharding) -> float:
+def _gradients(
+    config: RunConfig, degrees: Degrees, shape: ModelShape, stage: PipelineStageSize, sharding: Sharding
+) -> float:
     """Gradients are fp32. While a bucket is reduced, it is in memory twice: as computed and as sent.
 
     zero2 also holds weights as received during the forward pass; they are released before the gradients exist.
@@ -205,7 +209,7 @@ def _gradients(config: RunConfig, degrees: Degrees, shape: ModelShape, stage: St
     return max(kept + received, begins, sharded + ends * sent - released)
 
 
-def _optimizer(config: RunConfig, stage: StageSize, sharding: Sharding) -> float:
+def _optimizer(config: RunConfig, stage: PipelineStageSize, sharding: Sharding) -> float:
     """Moments, and fp32 weights where those that compute are bf16 (with FSDP2 they are the sharded weights)."""
     if sharding.offload != "none":
         return 0.0

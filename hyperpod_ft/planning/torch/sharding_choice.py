@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.memory import GIB, StageSize, available
+from hyperpod_ft.planning.memory import GIB, PipelineStageSize, available
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.torch import memory
 from hyperpod_ft.planning.torch.sharding import Sharding, candidates
@@ -26,7 +26,7 @@ def choose_sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | Non
 
 
 def first_that_fits(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[StageSize]
+    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[PipelineStageSize]
 ) -> tuple[Sharding, float]:
     """The first of the candidates that fits, else the smallest, and its bytes on the fullest rank.
 

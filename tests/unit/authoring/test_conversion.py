@@ -102,7 +102,7 @@ def test_axolotl(directory: Path) -> None:
     training = config.training
     assert (training.epochs, training.learning_rate, training.schedule) == (2, 1e-4, "constant")
     assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 8)
-    assert (training.optimizer_state, training.max_grad_norm, training.evaluate_every_steps) == ("int8", 0, 25)
+    assert (training.optimizer_state, training.max_grad_norm, training.validate_every_steps) == ("int8", 0, 25)
     assert training.activation_checkpointing == "full"
     assert (config.tracking.trackers, config.tracking.project) == (("wandb",), "birds")
     assert set(found.left) == {"datasets[0].split", "warmup_steps", "fsdp_config"}

@@ -3,7 +3,7 @@
 import pytest
 
 from hyperpod_ft.aws.hyperpod.api import GroupState, HyperPodCluster
-from hyperpod_ft.aws.hyperpod.group_roles import Roles
+from hyperpod_ft.aws.hyperpod.group_roles import GroupRoles
 from hyperpod_ft.config import cluster_config
 
 
@@ -15,23 +15,23 @@ def cluster(**roles: str) -> HyperPodCluster:
 
 def test_hyperpods_roles_count_whatever_the_names_are() -> None:
     reported = cluster(workers="Compute", head="Controller", controller_machine="Compute", door="Login")
-    assert Roles.of(reported, None) == Roles("head", "door", ("workers", "controller-machine"))
+    assert GroupRoles.of(reported, None) == GroupRoles("head", "door", ("workers", "controller-machine"))
 
 
 def test_without_roles_the_usual_names() -> None:
     unnamed = cluster(workers="", controller_machine="", login_group="")
-    assert Roles.of(unnamed, None) == Roles("controller-machine", "login-group", ("workers",))
-    assert Roles.of(cluster(workers="", head=""), None) == Roles(None, None, ("workers", "head"))
+    assert GroupRoles.of(unnamed, None) == GroupRoles("controller-machine", "login-group", ("workers",))
+    assert GroupRoles.of(cluster(workers="", head=""), None) == GroupRoles(None, None, ("workers", "head"))
 
 
 def test_without_roles_the_names_of_the_cluster_file() -> None:
     config = cluster_config.load(
         cluster_config.example(), ("controller.name=head", "login={name: door, instance_type: ml.m5.large}")
     )
-    found = Roles.of(cluster(door="", controller_machine="", head=""), config)
-    assert found == Roles("head", "door", ("controller-machine",))
+    found = GroupRoles.of(cluster(door="", controller_machine="", head=""), config)
+    assert found == GroupRoles("head", "door", ("controller-machine",))
 
 
 @pytest.mark.parametrize(("login", "entry"), [("door", "door"), (None, "head")])
 def test_users_log_in_on_the_controller_where_no_group_is_for_that(login: str | None, entry: str) -> None:
-    assert Roles("head", login, ()).entry == entry
+    assert GroupRoles("head", login, ()).entry == entry

@@ -72,7 +72,7 @@ def test_variants_of_lora_are_for_engine_torch(tmp_path: Path, key: str, value: 
         ("parallelism.sharding", "zero1", "set it to auto"),
         ("training.activation_offload", True, "set it to false"),
         ("training.compile", True, "leave it out"),
-        ("training.evaluate_every_steps", 10, "leave it out"),
+        ("training.validate_every_steps", 10, "leave it out"),
         ("training.optimizer_state", "bf16", "set it to fp32"),
         ("training.save_only_model", True, "set it to false"),
     ],

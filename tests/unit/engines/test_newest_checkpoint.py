@@ -14,9 +14,9 @@ import torch.distributed as dist
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, RankDegrees
 from hyperpod_ft.config import run_file
-from hyperpod_ft.engines import newest_checkpoint, processes, volume
+from hyperpod_ft.engines import newest_checkpoint, ranks, volume
 from hyperpod_ft.engines.checkpoint_directory import Progress
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.volume import Volume
 from hyperpod_ft.runs.run import Run
 
@@ -72,7 +72,7 @@ def find(runs: list[Run], shared: bool = False, ranks_of_node: int = 1) -> list[
     def of_rank(rank: int) -> Progress | None:
         node, local = divmod(rank, ranks_of_node)
         volume = Volume(leads=rank == 0 or (not shared and local == 0), shared=shared)
-        return newest_checkpoint.find(runs[node], Processes(rank, world, local, store), volume)
+        return newest_checkpoint.find(runs[node], Ranks(rank, world, local, store), volume)
 
     with ThreadPoolExecutor(world) as pool:
         return [found.result() for found in [pool.submit(of_rank, rank) for rank in range(world)]]
@@ -80,7 +80,7 @@ def find(runs: list[Run], shared: bool = False, ranks_of_node: int = 1) -> list[
 
 @pytest.fixture(autouse=True)
 def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "COLLECTIVE_TIMEOUT", timedelta(seconds=20))
+    monkeypatch.setattr(ranks, "COLLECTIVE_TIMEOUT", timedelta(seconds=20))
 
 
 def test_nodes_agree_on_the_newest_that_all_have(nodes: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +141,7 @@ def test_on_a_shared_volume_damaged_checkpoints_are_passed_over(nodes: list[Run]
 
 
 def test_a_probe_that_a_killed_process_left_is_named_as_a_leftover(tmp_path: Path) -> None:
-    class Killed(Processes):
+    class Killed(Ranks):
         def gather(self, occasion: str, value: Any) -> list[Any]:
             if occasion == "volume/made":
                 raise KeyboardInterrupt
@@ -155,7 +155,7 @@ def test_a_probe_that_a_killed_process_left_is_named_as_a_leftover(tmp_path: Pat
 
 def test_a_validation_loss_that_is_no_number_is_not_the_best() -> None:
     first = Progress(step=1).validated(float("nan"), None, {})
-    assert first.best_step is None and first.evaluations_since_best == 1
+    assert first.best_step is None and first.validations_since_best == 1
     assert Progress(step=2).validated(3.0, None, {}).validated(float("nan"), 1, {}).stopped_early
     later = Progress(**(asdict(first) | {"step": 2})).validated(5.0, None, {})
     assert (later.best_step, later.best_validation_loss) == (2, 5.0)

@@ -16,10 +16,10 @@ import pytest
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import health, neuron_devices, node_report
-from hyperpod_ft.job.attempts import ATTEMPT_DIRECTORY, failures
 from hyperpod_ft.job.health import problems, replacement
 from hyperpod_ft.job.node_report import NodeReport, observe
-from hyperpod_ft.runs.restarts import NodeFailure
+from hyperpod_ft.job.recovery import ATTEMPT_DIRECTORY, failures
+from hyperpod_ft.runs.attempts import NodeFailure
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]

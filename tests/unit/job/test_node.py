@@ -12,7 +12,7 @@ import pytest
 from provision.steps import limits
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.job_step import JobStep
+from hyperpod_ft.job.job_node import JobNode
 from hyperpod_ft.job.node import MASTER_PORTS, main, master_port, rendezvous, torchrun_command
 from hyperpod_ft.localcluster import ports as local_cluster
 from hyperpod_ft.runs.run import Run
@@ -41,19 +41,19 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_nodes_of_a_step_meet_at_the_first_one(make_run: MakeRun, scontrol: Path) -> None:
     run = make_run(cluster__nodes=2)
-    options = rendezvous(run, JobStep.from_environment({"SLURM_JOB_ID": "7"}))
+    options = rendezvous(run, JobNode.from_environment({"SLURM_JOB_ID": "7"}))
     assert options[:3] == ["--nnodes=2", "--nproc-per-node=2", "--master-addr=10.1.2.3"]
-    assert rendezvous(run, JobStep.from_environment({})) == ["--standalone", "--nproc-per-node=4"]
+    assert rendezvous(run, JobNode.from_environment({})) == ["--standalone", "--nproc-per-node=4"]
 
 
 def test_the_hosts_of_a_training_job_meet_at_the_first_one(make_run: MakeRun) -> None:
     run = make_run(cluster__nodes=2)
     variables = {"HYPERPOD_FT_HOSTS": "algo-1 algo-2", "HYPERPOD_FT_HOST_NUMBER": "1"}
-    attempts = [JobStep.from_environment({**variables, "HYPERPOD_FT_ATTEMPT_NUMBER": str(number)}) for number in (7, 8)]
-    first, second = (rendezvous(run, step) for step in attempts)
+    attempts = [JobNode.from_environment({**variables, "HYPERPOD_FT_ATTEMPT_NUMBER": str(number)}) for number in (7, 8)]
+    first, second = (rendezvous(run, node) for node in attempts)
     assert first[:3] == second[:3] == ["--nnodes=2", "--nproc-per-node=2", "--master-addr=algo-1"]
     assert first[3] != second[3], "each attempt has a port of its own"
-    assert (attempts[0].node, attempts[0].node_number, attempts[0].nodes) == ("algo-2", 1, 2)
+    assert (attempts[0].name, attempts[0].number, attempts[0].nodes) == ("algo-2", 1, 2)
 
 
 def test_each_attempt_has_a_port_of_its_own(make_run: MakeRun) -> None:
@@ -63,7 +63,7 @@ def test_each_attempt_has_a_port_of_its_own(make_run: MakeRun) -> None:
     for restart in range(3):
         for step in range(5):
             variables = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restart), "SLURM_STEP_ID": str(step)}
-            ports.add(master_port(run, JobStep.from_environment(variables)))
+            ports.add(master_port(run, JobNode.from_environment(variables)))
     assert len(ports) == 15
     assert all(1024 < port < 32768 for port in ports), "below the ephemeral ports"
     assert ports <= set(MASTER_PORTS)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.launch.render import Installation, render
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.records import Record, utc_now
-from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.run import Run
 from tests.waiting import wait_for
 
@@ -68,7 +68,7 @@ def test_a_command_is_tried_again_until_it_succeeds(run: Run) -> None:
     assert status == 0
     assert "train: exit 9 at step 0, " in output and "restart 1 of 3 in 1 s\n== train job 7, restart 1\n" in output
     assert run.exit_marker("train", "7").read_text() == "0\n"
-    assert [restart.job_id for restart in restarts.history(run, "train")] == ["7"]
+    assert [restart.job_id for restart in attempts.history(run, "train")] == ["7"]
 
 
 # The supervisor, on a volume that is full.
@@ -109,7 +109,7 @@ def test_a_peer_that_hangs_after_the_record_is_written_does_not_hold_the_job(run
     status, output = finish(process)
     assert status == 0
     assert time.monotonic() - recorded_at < 30
-    assert "restart" not in output and restarts.history(run, "train") == []
+    assert "restart" not in output and attempts.history(run, "train") == []
     assert run.exit_marker("train", "7").read_text() == "0\n"
 
 
@@ -119,14 +119,14 @@ def test_a_record_that_was_seen_counts_when_a_forced_submission_removes_it(run: 
     process = start(run, f"{finished_training(run)}; {remove}; while :; do sleep 0.2; done", program=IMPATIENT, **slurm)
     assert finish(process)[0] == 0
     assert not run.record_path("train").exists() and not (tmp_path / "asked").exists()
-    assert restarts.history(run, "train") == []
+    assert attempts.history(run, "train") == []
 
 
 @pytest.mark.parametrize("end", ["exit 1", "exit 2", "kill -KILL $$"])
 def test_a_peer_that_fails_after_the_record_is_written_is_not_a_crash(run: Run, tmp_path: Path, end: str) -> None:
     slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
     assert finish(start(run, f"{finished_training(run)}; {end}", **slurm))[0] == 0
-    assert restarts.history(run, "train") == [] and not (tmp_path / "asked").exists()
+    assert attempts.history(run, "train") == [] and not (tmp_path / "asked").exists()
 
 
 def test_what_is_done_is_not_started_again(run: Run) -> None:
@@ -139,7 +139,7 @@ def test_what_is_done_is_not_started_again(run: Run) -> None:
 def test_restarts_of_another_submission_do_not_count(run: Run) -> None:
     attempt = Attempt("6", "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 0, 0)
     for _ in range(3):
-        restarts.add(run, "train", attempt)
+        attempts.add(run, "train", attempt)
     assert finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }"))[0] == 0
 
 
@@ -150,7 +150,7 @@ def test_a_cancelled_job_is_not_tried_again(run: Run) -> None:
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 143
     assert run.exit_marker("train", "7").read_text() == "143\n"
-    assert restarts.history(run, "train") == []
+    assert attempts.history(run, "train") == []
 
 
 @pytest.mark.parametrize("when", ["running", "pausing"])
@@ -176,7 +176,7 @@ def test_the_notice_reaches_the_command_and_the_job_is_requeued(run: Run, tmp_pa
     assert (tmp_path / "asked").read_text() == "requeue 7\n"
     process.send_signal(signal.SIGTERM)  # as Slurm does then
     assert finish(process)[0] == 143
-    assert restarts.history(run, "train")[-1].cause == "time limit"
+    assert attempts.history(run, "train")[-1].cause == "time limit"
     assert not marker.exists(), "it has not ended"
 
 
@@ -277,7 +277,7 @@ def test_the_last_job_before_the_limit_leaves_the_rest_to_the_next_training_job(
     process.send_signal(signal.SIGUSR1)
     status, output = finish(process)
     assert status == 138 and "the next job resumes from step 4" in output
-    assert [(end.job_id, end.cause) for end in restarts.history(run, "train")] == [("7", "time limit")]
+    assert [(end.job_id, end.cause) for end in attempts.history(run, "train")] == [("7", "time limit")]
     assert run.exit_marker("train", "7").read_text() == "138\n"
 
 
@@ -303,7 +303,7 @@ def test_a_training_job_that_saved_nothing_before_its_limit_is_not_continued(run
     process.send_signal(signal.SIGUSR1)
     status, output = finish(process)
     assert status == 2 and "cluster.time_limit" in output
-    assert restarts.history(run, "train") == []
+    assert attempts.history(run, "train") == []
 
 
 def test_a_stop_of_a_training_job_has_the_ranks_save(run: Run) -> None:
@@ -313,7 +313,7 @@ def test_a_stop_of_a_training_job_has_the_ranks_save(run: Run) -> None:
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 143
     assert (run.directory / "checkpoints" / "step-00000004").exists()
-    assert restarts.history(run, "train") == []
+    assert attempts.history(run, "train") == []
 
 
 def test_ranks_that_were_not_ready_are_told_again(run: Run) -> None:
@@ -329,6 +329,6 @@ def test_ranks_that_were_not_ready_are_told_again(run: Run) -> None:
 
 def test_restarts_of_a_training_job_count_after_a_spot_interruption(run: Run) -> None:
     """Its name is its own, unlike the number of a job of a Slurm that was set up again."""
-    restarts.add(run, "train", Attempt("7", "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 0, 0))
+    attempts.add(run, "train", Attempt("7", "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 0, 0))
     status, output = finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }", **HOST))
     assert status == 0 and "restart 2 of 3" in output

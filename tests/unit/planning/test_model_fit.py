@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import HashStore
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import Memory, available
 from hyperpod_ft.planning.model_fit import check_memory, check_model_directory
@@ -168,5 +168,5 @@ def test_training_refuses_what_cannot_fit_before_it_begins(too_large: Run, monke
     monkeypatch.setattr(train.stage, "main", lambda _, work: work(too_large))
     store = HashStore()
     with pytest.raises(UserError, match="this would fit"):
-        train._run_rank_0(Processes(0, 32, 0, store))
+        train._run_rank_0(Ranks(0, 32, 0, store))
     assert store.get("hyperpod_ft/train/decision") == b"leave", "the other ranks leave too"

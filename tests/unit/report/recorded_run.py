@@ -8,11 +8,11 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.attempts import Attempt, NodeFailure
 from hyperpod_ft.runs.job_files import banner
 from hyperpod_ft.runs.jobs import Job, Submission
 from hyperpod_ft.runs.records import Record, unix_time
-from hyperpod_ft.runs.restarts import Attempt, NodeFailure
 from hyperpod_ft.runs.results.samples import ExactCount, Loss, Losses, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.results.usage import Usage
 from hyperpod_ft.runs.run import Run
@@ -61,7 +61,7 @@ def recorded_run(base: Path, steps: int = 100, prompt: str = "What is up?", **ov
     rows = [json.dumps(_row(step, steps, checkpoint)) + "\n" for step in range(1, steps + 1)]
     publish.write_text(run.metrics_path, "".join(rows))
     crash = Attempt("4", at(40), 1, False, (NodeFailure("a", 1, 137, 0.0),), 0, 0, checkpoint, checkpoint + 5)
-    restarts.add(run, "train", crash)
+    attempts.add(run, "train", crash)
     for started, seconds in ((10, 25.0), (50, 40.0)):
         attempt = Usage("4", at(started), seconds, 1, 0)
         publish.write_json(run.usage_path / f"{started}.json", asdict(attempt))

@@ -22,9 +22,9 @@ from hyperpod_ft.report.differences import differences
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.page import report_page
 from hyperpod_ft.report.runs_page import runs_page
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.records import utc_now
-from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
 from hyperpod_ft.runs.run import Run
 from tests.unit.report.recorded_run import SPIKE, recorded_run
@@ -121,9 +121,9 @@ def test_damaged_times_are_left_out(tmp_path: Path) -> None:
     attempt = Attempt("7", utc_now(), 1, False, (), 0, 0, 4, 6)
     for time in ("2026-11-02 at noon", "2026-13-02T20:22:12Z"):
         publish.write_json(run.restarts_path("train"), [attempt.as_dict() | {"time": time}])
-        assert restarts.history(run, "train") == [] and report_page([gather(run)])
+        assert attempts.history(run, "train") == [] and report_page([gather(run)])
     publish.write_json(run.restarts_path("train"), [attempt.as_dict()])
-    assert restarts.history(run, "train") == [attempt]
+    assert attempts.history(run, "train") == [attempt]
 
 
 def test_texts_of_a_run_are_text(tmp_path: Path) -> None:

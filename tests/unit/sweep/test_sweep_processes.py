@@ -138,7 +138,7 @@ def test_losses_over_different_rows_have_no_best_point(tmp_path: Path) -> None:
         return sweep_result(planned.sweep)
 
     assert trained({"training.learning_rate": [0.1, 0.2]}).best == 2
-    kept = trained({"training.keep_best": [True], "training.evaluate_every_steps": [1], "seed": [1], "lora.r": [4, 8]})
+    kept = trained({"training.keep_best": [True], "training.validate_every_steps": [1], "seed": [1], "lora.r": [4, 8]})
     assert [point.validation_loss for point in kept.points] == [1.0, 2.0], "of the weights that were kept"
     assert kept.best == 1
     assert trained({"training.learning_rate": [9.0, 0.2]}, math.nan).best == 2, "the first one has diverged"

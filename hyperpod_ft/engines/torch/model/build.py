@@ -52,7 +52,7 @@ class ShardedModel:
 
     module: nn.Module
     trained_weights: TrainedWeights
-    stages: tuple[stages.Stage, ...]  # of a pipeline that are on this rank; one that has all layers without
+    pipeline_stages: tuple[stages.StageLayers, ...]  # those on this rank; without a pipeline, one with all layers
     trainable_parameters: int  # of the whole model
     total_parameters: int
 
@@ -135,28 +135,30 @@ def _replicated(
     return trained
 
 
-def _cut(run: Run, model: PreTrainedModel) -> tuple[stages.Stage, ...]:
+def _cut(run: Run, model: PreTrainedModel) -> tuple[stages.StageLayers, ...]:
     """All stages of the pipeline, in order; without a pipeline, one stage with all layers."""
     degrees = run.plan.degrees
     if degrees.pipeline_parallel == 1:
-        return (stages.Stage(0, 1, range(len(decoder_layers(model)))),)
+        return (stages.StageLayers(0, 1, range(len(decoder_layers(model)))),)
     model_config = read_config(run.base_model)
     pipeline_cut.check_family(degrees, str(model_config.get("model_type", "")))
     shape = model_shape(model_config)
     assert shape is not None, "families that can be cut have a known shape"
     layers = pipeline_cut.cut(run.config, degrees, shape)
-    cut = tuple(stages.Stage(index, len(layers), some) for index, some in enumerate(layers))
+    cut = tuple(stages.StageLayers(index, len(layers), some) for index, some in enumerate(layers))
     stages.check_trained(model, cut)
     return cut
 
 
-def _layers_of(model: PreTrainedModel, some: Sequence[stages.Stage]) -> list[list[nn.Module]]:
+def _layers_of(model: PreTrainedModel, some: Sequence[stages.StageLayers]) -> list[list[nn.Module]]:
     """The layers of each of the stages that `model` has."""
     following = iter(decoder_layers(model))
     return [list(itertools.islice(following, len(stage.layers))) for stage in some]
 
 
-def _divide(model: PreTrainedModel, run: Run, mesh: DeviceMesh, cut: Sequence[stages.Stage]) -> dict[str, TensorSplit]:
+def _divide(
+    model: PreTrainedModel, run: Run, mesh: DeviceMesh, cut: Sequence[stages.StageLayers]
+) -> dict[str, TensorSplit]:
     """Split the model over tensor-parallel ranks, before it is cut into stages."""
     if model.config.is_encoder_decoder:
         return t5_tensor_parallel.parallelize(model, mesh)

@@ -18,7 +18,7 @@ from torch import nn
 from hyperpod_ft import publish
 from hyperpod_ft.digests import files_below, text_sha256
 from hyperpod_ft.engines.batches import Batch
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import compiling, language_model
 from hyperpod_ft.engines.torch.objectives.preference_rows import Floats, PreferenceSplit, Rows
@@ -34,7 +34,7 @@ Wanted = Mapping[str, tuple[PreferenceSplit, Rows]]  # splits by name, and those
 
 def add(
     run: Run,
-    processes: Processes,
+    ranks: Ranks,
     meshes: Meshes,
     device: torch.device,
     module: nn.Module,
@@ -44,7 +44,7 @@ def add(
 
     They are measured by `module` as it is, and stored part by part, so that an interrupted pass continues. Collective.
     """
-    known = stored(run, wanted) if processes.is_rank_0 else {}
+    known = stored(run, wanted) if ranks.is_rank_0 else {}
     for name, (split, _) in wanted.items():
         split.reference = known.get(name, np.full(split.documents, np.nan, np.float32))
         _broadcast_from_rank_0(split, device)
@@ -62,9 +62,9 @@ def add(
         for first in range(0, len(missing), rows_of_part):
             part = missing[first : first + rows_of_part]
             _measure(module, split, part, training.micro_batch_size, meshes, log_probabilities)
-            if processes.is_rank_0:
+            if ranks.is_rank_0:
                 store(run, {each: whole.reference for each, (whole, _) in wanted.items()})
-            if processes.is_rank_0 and time.monotonic() - reported > _PROGRESS_SECONDS:
+            if ranks.is_rank_0 and time.monotonic() - reported > _PROGRESS_SECONDS:
                 reported = time.monotonic()
                 done = len(rows) - len(missing) + first + len(part)
                 print(f"train: reference of {done:,} of {len(rows):,} {name} rows", flush=True)

@@ -18,7 +18,7 @@ from hyperpod_ft.config.sections.parallelism import Parallelism
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model.build import ShardedModel
-from hyperpod_ft.engines.torch.pipeline.stages import Stage
+from hyperpod_ft.engines.torch.pipeline.stages import StageLayers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
@@ -32,7 +32,7 @@ class Pipeline:
     def __init__(
         self,
         module: nn.Module,
-        stages: Sequence[Stage],
+        stages: Sequence[StageLayers],
         ranks: DeviceMesh,
         settings: Parallelism,
         micro_batches: int,
@@ -152,7 +152,7 @@ def pipeline_of(run: Run, meshes: Meshes, device: torch.device, model: ShardedMo
     training = run.config.training
     return Pipeline(
         model.module,
-        model.stages,
+        model.pipeline_stages,
         meshes.weights["pp"],
         run.config.parallelism,
         training.gradient_accumulation_steps,

@@ -26,7 +26,7 @@ _DROPOUTS = ("drop", "emb_dropout")
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageLayers:
     """One of the parts that a batch passes through, one after another."""
 
     index: int
@@ -42,7 +42,7 @@ class Stage:
         return self.index == self.count - 1
 
 
-def keep(model: PreTrainedModel, stages: Sequence[Stage], mesh: DeviceMesh) -> dict[str, dist.ProcessGroup]:
+def keep(model: PreTrainedModel, stages: Sequence[StageLayers], mesh: DeviceMesh) -> dict[str, dist.ProcessGroup]:
     """Drop what other ranks have, and let `forward` compute one of this rank's stages: see `_StageForward`.
 
     The model returns its loss (`language_model.return_loss`) and is on the meta device. An embedding that is tied to
@@ -90,7 +90,7 @@ def _drop(model: nn.Module, paths: Sequence[str]) -> None:
         delattr(model.get_submodule(owner), name)
 
 
-def check_trained(model: PreTrainedModel, stages: Sequence[Stage]) -> None:
+def check_trained(model: PreTrainedModel, stages: Sequence[StageLayers]) -> None:
     """Raise UserError when one of all the stages would train nothing; on every rank, since `model` is whole."""
     layers = list(model.get_submodule(_family(model).layers).children())
     for stage in stages:
@@ -103,7 +103,7 @@ def check_trained(model: PreTrainedModel, stages: Sequence[Stage]) -> None:
             )
 
 
-def _view(decoder: nn.Module, stage: Stage, family: Family) -> nn.Module:
+def _view(decoder: nn.Module, stage: StageLayers, family: Family) -> nn.Module:
     """A decoder that computes this stage alone: its layers, which it shares with `decoder`, and what else it has."""
     layers, norm = (path.rpartition(".")[2] for path in (family.layers, family.last_norm))
     view = copy.copy(decoder)
@@ -138,7 +138,7 @@ class _NoPositions(nn.Module):
 class _StageForward:
     """The forward pass of one of this rank's stages."""
 
-    def __init__(self, stages: Sequence[Stage], decoders: Sequence[nn.Module], whole: LossForward) -> None:
+    def __init__(self, stages: Sequence[StageLayers], decoders: Sequence[nn.Module], whole: LossForward) -> None:
         self._stages, self._decoders, self._whole = stages, decoders, whole
 
     def __call__(

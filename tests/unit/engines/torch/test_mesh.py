@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hyperpod_ft.engines.processes import COLLECTIVE_TIMEOUT, Processes
+from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks
 from hyperpod_ft.engines.torch.mesh import backend, device_meshes, make_meshes
 from hyperpod_ft.planning.degrees import Degrees
 
@@ -20,7 +20,7 @@ def test_tensors_in_host_memory_have_a_backend() -> None:
 
 def timeouts(rank: int, store: Path) -> set[float]:
     degrees = Degrees(nodes=1, ranks_per_node=2, tensor_parallel=2, pipeline_parallel=1)
-    with device_meshes(torch.device("cpu"), Processes(rank, 2, rank, FileStore(str(store), 2)), degrees) as meshes:
+    with device_meshes(torch.device("cpu"), Ranks(rank, 2, rank, FileStore(str(store), 2)), degrees) as meshes:
         groups = [*meshes.weights.get_all_groups(), *meshes.tokens.get_all_groups()]
         return {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}
 

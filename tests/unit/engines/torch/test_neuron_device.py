@@ -54,7 +54,7 @@ dist.Backend.register_backend("neuron", lambda *given: Group(*given), devices=["
 torch.accelerator.set_device_index = lambda index: started.append(("device", index))
 warnings.filterwarnings("ignore", "Set timeout")
 
-from hyperpod_ft.engines.processes import Processes
+from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch import devices, mesh, training_state
 from hyperpod_ft.planning.degrees import Degrees
 
@@ -62,7 +62,7 @@ device = mesh.device_of("trn2.48xlarge", 3)
 assert (device.type, device.index) == ("neuron", 3) and started == []
 assert devices.fixed_shapes(device) and not devices.pins(device)
 assert mesh.backend(device) == "cpu:gloo,neuron:neuron"
-with mesh.device_meshes(device, Processes(0, 1, 0, dist.HashStore()), Degrees(1, 1, 1, 1)) as meshes:
+with mesh.device_meshes(device, Ranks(0, 1, 0, dist.HashStore()), Degrees(1, 1, 1, 1)) as meshes:
     assert started == ["group", ("device", 3)]
     assert meshes.weights.device_type == "neuron" and isinstance(dist.group.WORLD, Group)
     ones = torch.ones(2)

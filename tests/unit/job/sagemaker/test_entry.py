@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.job_step import JobStep
+from hyperpod_ft.job.job_node import JobNode
 from hyperpod_ft.job.sagemaker import entry, messages
 from hyperpod_ft.job.sagemaker.host import ContainerHost
 from hyperpod_ft.job.sagemaker.script import Stop
@@ -232,9 +232,9 @@ def test_the_notice_comes_well_before_the_limit() -> None:
 
 def test_the_supervisor_waits_for_the_checkpoint_as_long_as_the_notice_allows(tmp_path: Path) -> None:
     """Most of SageMaker's 15 minutes, or of Slurm's five."""
-    step = JobStep.from_environment(entry.variables(host(tmp_path), Path(sys.executable)))
-    assert step.max_runtime == 600
-    assert (seconds_to_save(300, step.max_runtime), seconds_to_save(300, 8 * 3600), seconds_to_save(300)) == (
+    node = JobNode.from_environment(entry.variables(host(tmp_path), Path(sys.executable)))
+    assert node.max_runtime == 600
+    assert (seconds_to_save(300, node.max_runtime), seconds_to_save(300, 8 * 3600), seconds_to_save(300)) == (
         80,
         600,
         240,

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[4]
 # entry.py and what it imports
 PARTS = (
     *("__init__", "command_client", "entry", "host", "interpreter", "messages", "on_every_host", "pid1", "script"),
-    *("../job_step", "../../errors", "../../runs/container", "../../runs/job_files", "../../runs/signals"),
+    *("../job_node", "../../errors", "../../runs/container", "../../runs/job_files", "../../runs/signals"),
 )
 
 

@@ -16,7 +16,7 @@ from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.advance import states
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob
 from hyperpod_ft.launch.status import status
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from tests.unit.launch.sagemaker.training_jobs_in_memory import (
@@ -110,7 +110,7 @@ def test_only_who_is_told_to_creates_jobs(run: Run, jobs: Jobs) -> None:
     main.list_command(run.root)
     with pytest.raises(UserError, match="train"):
         main.compare([str(run.directory)])
-    assert (jobs.created, run.jobs(), restarts.history(run, "train")) == (["train-1"], before, [])
+    assert (jobs.created, run.jobs(), attempts.history(run, "train")) == (["train-1"], before, [])
     watched = next(follow(run, launchers))
     assert (watched.created, jobs.created) == (name(run, "train", 2), ["train-1", "train-2"])
     assert status(run, launchers, advance=True).created == ""

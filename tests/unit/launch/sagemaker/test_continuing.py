@@ -11,8 +11,8 @@ from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob
 from hyperpod_ft.launch.status import status
-from hyperpod_ft.runs import restarts
-from hyperpod_ft.runs.restarts import Attempt
+from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from tests.unit.launch.sagemaker.training_jobs_in_memory import (
@@ -73,9 +73,9 @@ def test_a_restart_is_recorded_with_the_job_that_it_is(run: Run, jobs: Jobs, mon
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr(Run, "add_job", Mock(side_effect=KeyboardInterrupt))
         advance_run(run, jobs)
-    assert restarts.history(run, "train") == []
+    assert attempts.history(run, "train") == []
     advance_run(run, jobs)
-    assert [restart.job_id for restart in restarts.history(run, "train")] == [name(run, "train")]
+    assert [restart.job_id for restart in attempts.history(run, "train")] == [name(run, "train")]
 
 
 def test_a_job_that_completed_is_not_repeated_when_its_outputs_are_deleted(run: Run, jobs: Jobs) -> None:
@@ -93,8 +93,8 @@ def test_crashes_in_a_container_use_up_the_submissions_restarts(run: Run, jobs: 
     finish(run, ["env", "download", "dataset"])
     launchers = submitted(run)
     crash = Attempt(name(run, "train"), "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 40, 41)
-    restarts.add(run, "train", crash)
-    restarts.add(run, "train", replace(crash, job_id="of-an-earlier-submission-train-9"))
+    attempts.add(run, "train", crash)
+    attempts.add(run, "train", replace(crash, job_id="of-an-earlier-submission-train-9"))
     jobs.set_state(name(run, "train"), JobState("FAILED", "InternalServerError"))
     assert advance_run(run, jobs) == name(run, "train", 2)
     jobs.set_state(name(run, "train", 2), JobState("FAILED", "InternalServerError"))

@@ -7,7 +7,7 @@ import pytest
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.successors import KILLED_STATUS, decide_successor
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob
-from hyperpod_ft.runs.restarts import Attempt
+from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
 
 LOST = Attempt("x-train-1", "2026-01-01T00:00:00Z", KILLED_STATUS, False, (), 0, 0, 40, 41)

@@ -15,9 +15,9 @@ from hyperpod_ft.launch.sagemaker.groups import job_name
 from hyperpod_ft.launch.sagemaker.store.place import Place
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.status import RunStatus
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.records import Record
-from hyperpod_ft.runs.restarts import Attempt
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
@@ -110,7 +110,7 @@ def shown(current: RunStatus) -> dict[str, str]:
 
 def left_to_be_continued(run: Run, job: str, checkpoint: int = 40) -> None:
     """What a supervisor leaves that has saved a checkpoint shortly before the limit."""
-    restarts.add(
+    attempts.add(
         run, "train", Attempt(job, "2026-01-01T00:00:00Z", NOTICE_STATUS, False, (), NOTICE, 0, checkpoint, 41)
     )
     publish.write_text(run.exit_marker("train", job), f"{NOTICE_STATUS}\n")

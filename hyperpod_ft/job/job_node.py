@@ -1,4 +1,4 @@
-"""The nodes on which a job started this process: from Slurm's variables, or from those of a SageMaker training job."""
+"""This node of a job: from Slurm's variables, or from those of a SageMaker training job."""
 
 from __future__ import annotations  # also imported with Python 3.8, in training jobs
 
@@ -16,14 +16,14 @@ HOSTS, HOST_NUMBER, ATTEMPT_NUMBER = "HYPERPOD_FT_HOSTS", "HYPERPOD_FT_HOST_NUMB
 
 
 @dataclass(frozen=True)
-class JobStep:
-    """The job step of this process. Without Slurm and outside a training job, this machine is the only node."""
+class JobNode:
+    """A node, and its place in the job. Without Slurm and outside a training job, this machine is the only one."""
 
     slurm_job: str  # empty without Slurm
-    restarts: int  # how often Slurm has started the job again
-    number: int  # of the step within the job
-    node: str  # this node's name in Slurm or in the training job, or else its host name
-    node_number: int  # of this node within the step
+    slurm_restarts: int  # how often Slurm has started the job again
+    step_number: int  # of the job step; of a training job, of the attempt
+    name: str  # in Slurm or in the training job, or else its host name
+    number: int  # of this node among them, from 0
     nodes: int
     node_list: str = ""  # of the Slurm job, like node[1-4]
     hosts: tuple[str, ...] = ()  # of the training job, in order
@@ -34,7 +34,7 @@ class JobStep:
         return bool(self.hosts)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> JobStep:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> JobNode:
         if hosts := tuple(environment.get(HOSTS, "").split()):
             place = int(environment[HOST_NUMBER])
             attempt = int(environment.get(ATTEMPT_NUMBER, "0"))
@@ -42,10 +42,10 @@ class JobStep:
             return cls("", 0, attempt, hosts[place], place, len(hosts), hosts=hosts, max_runtime=limit)
         return cls(
             slurm_job=environment.get("SLURM_JOB_ID", ""),
-            restarts=int(environment.get("SLURM_RESTART_COUNT", "0")),
-            number=int(environment.get("SLURM_STEP_ID", "0")),
-            node=environment.get("SLURMD_NODENAME") or os.uname().nodename,
-            node_number=int(environment.get("SLURM_NODEID", "0")),
+            slurm_restarts=int(environment.get("SLURM_RESTART_COUNT", "0")),
+            step_number=int(environment.get("SLURM_STEP_ID", "0")),
+            name=environment.get("SLURMD_NODENAME") or os.uname().nodename,
+            number=int(environment.get("SLURM_NODEID", "0")),
             nodes=int(environment.get("SLURM_NNODES", "1")),
             node_list=environment.get("SLURM_JOB_NODELIST", ""),
         )

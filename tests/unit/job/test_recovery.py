@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.job import attempts
-from hyperpod_ft.job.attempts import ContinuedBy, Decision
-from hyperpod_ft.runs import restarts
+from hyperpod_ft.job import recovery
+from hyperpod_ft.job.recovery import ContinuedBy, Decision
+from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.attempts import Attempt, NodeFailure
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.restarts import Attempt, NodeFailure
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
 
@@ -29,7 +29,7 @@ def attempt(**values: Any) -> Attempt:
             "recorded": False,
             "failures": (rank_3,),
             "signal": 0,
-            "begun_at": 0,
+            "resumed_from": 0,
             "checkpoint": 10,
             "step": 12,
         }
@@ -48,7 +48,7 @@ def at_the_limit() -> Attempt:
 def decide(
     now: Attempt, earlier: Sequence[Attempt] = (), allowed: int = 3, continued_by: ContinuedBy = "Slurm"
 ) -> Decision:
-    return attempts.decide(now, earlier, allowed, continued_by)
+    return recovery.decide(now, earlier, allowed, continued_by)
 
 
 def test_success_and_cancellation_end_it() -> None:
@@ -111,12 +111,12 @@ def test_the_notice_of_the_time_limit_requeues_while_there_is_progress() -> None
     assert "from step 10" in notice.message
     only_the_ranks_got_it = attempt(failures=(NodeFailure("node1", 0, 138, 1.0),))
     assert decide(only_the_ranks_got_it).action == "requeue"
-    stuck = decide(attempt(signal=signal.SIGUSR1, begun_at=10))
+    stuck = decide(attempt(signal=signal.SIGUSR1, resumed_from=10))
     assert (stuck.action, stuck.status) == ("end", 2)
     assert "has not saved a checkpoint" in stuck.message and "save_every_steps" in stuck.message
-    no_step = decide(attempt(signal=signal.SIGUSR1, begun_at=10, step=10))
+    no_step = decide(attempt(signal=signal.SIGUSR1, resumed_from=10, step=10))
     assert "has made no step; raise the limit" in no_step.message and "save_every" not in no_step.message
-    measuring = decide(attempt(signal=signal.SIGUSR1, begun_at=0, checkpoint=0, step=0, measured=True))
+    measuring = decide(attempt(signal=signal.SIGUSR1, resumed_from=0, checkpoint=0, step=0, measured=True))
     assert measuring.action == "requeue" and "measures the rest of the reference" in measuring.message
     assert stuck.message.startswith("cluster.time_limit: ")
     assert decide(at_the_limit(), continued_by="nothing") == Decision("end", 138)
@@ -125,17 +125,17 @@ def test_the_notice_of_the_time_limit_requeues_while_there_is_progress() -> None
 
 
 def test_pauses_grow() -> None:
-    assert [attempts.pause_seconds(number, True) for number in (1, 2, 3, 9, 60)] == [15, 30, 60, 300, 300]
-    assert [attempts.pause_seconds(number, False) for number in (1, 2, 3)] == [1, 2, 4]
+    assert [recovery.pause_seconds(number, True) for number in (1, 2, 3, 9, 60)] == [15, 30, 60, 300, 300]
+    assert [recovery.pause_seconds(number, False) for number in (1, 2, 3)] == [1, 2, 4]
 
 
 def test_description() -> None:
     limit = at_the_limit()
-    assert restarts.describe([], 3) == ""
-    assert restarts.describe([crash(), limit], 3) == (
+    assert attempts.describe([], 3) == ""
+    assert attempts.describe([crash(), limit], 3) == (
         "restart 1 of 3 (rank 3: exit 1 at step 5), continued once after its time limit"
     )
-    assert restarts.describe([limit, limit], 3) == "continued 2 times after its time limit"
+    assert attempts.describe([limit, limit], 3) == "continued 2 times after its time limit"
 
 
 def test_restarts_of_all_jobs_of_a_submission(make_run: MakeRun) -> None:
@@ -144,11 +144,11 @@ def test_restarts_of_all_jobs_of_a_submission(make_run: MakeRun) -> None:
     first, second = "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z"
     for job_id, submitted in (("train-1", first), ("train-2", second), ("train-3", second)):
         run.add_job(Job("train", job_id, "sagemaker", submitted))
-        restarts.add(run, "train", attempt(job_id=job_id))
-    restarts.add(run, "train", attempt(job_id="manual"))
+        attempts.add(run, "train", attempt(job_id=job_id))
+    attempts.add(run, "train", attempt(job_id="manual"))
 
     def found(job_id: str) -> list[str]:
-        return [restart.job_id for restart in restarts.of_submission(run, "train", job_id)]
+        return [restart.job_id for restart in attempts.of_submission(run, "train", job_id)]
 
     assert found("train-3") == ["train-2", "train-3"]
     assert (found("train-1"), found("manual"), found("unknown")) == (["train-1"], ["manual"], [])
@@ -156,22 +156,22 @@ def test_restarts_of_all_jobs_of_a_submission(make_run: MakeRun) -> None:
 
 def test_history_and_progress_on_disk(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
-    assert restarts.history(run, "train") == []
-    assert (restarts.last_written_step(run), metrics.last_step(run.metrics_path)) == (0, 0)
+    assert attempts.history(run, "train") == []
+    assert (attempts.last_written_step(run), metrics.last_step(run.metrics_path)) == (0, 0)
     (run.checkpoints / "step-00000010").mkdir(parents=True)
     (run.checkpoints / ".step-00000020.partial").mkdir()
     (run.checkpoints / "step-00000030.copy").mkdir()
     run.metrics_path.write_text('{"step": 11}\n{"step": 12}\n{"st')
-    assert (restarts.last_written_step(run), metrics.last_step(run.metrics_path)) == (10, 12)
+    assert (attempts.last_written_step(run), metrics.last_step(run.metrics_path)) == (10, 12)
     for _ in range(2):
-        restarts.add(run, "train", attempt())
-    assert [restart.reason for restart in restarts.history(run, "train")] == ["rank 3: exit 1 at step 12"] * 2
+        attempts.add(run, "train", attempt())
+    assert [restart.reason for restart in attempts.history(run, "train")] == ["rank 3: exit 1 at step 12"] * 2
 
     monkeypatch.setenv("SLURMD_NODENAME", "node2")
-    attempts.report_failure(3, 1, 5.0)  # no supervisor
-    monkeypatch.setenv(attempts.ATTEMPT_DIRECTORY, str(tmp_path))
-    attempts.report_failure(3, 1, 5.0)
-    assert attempts.failures(tmp_path) == (NodeFailure("node2", 3, 1, 5.0),)
+    recovery.report_failure(3, 1, 5.0)  # no supervisor
+    monkeypatch.setenv(recovery.ATTEMPT_DIRECTORY, str(tmp_path))
+    recovery.report_failure(3, 1, 5.0)
+    assert recovery.failures(tmp_path) == (NodeFailure("node2", 3, 1, 5.0),)
 
 
 def test_statuses_above_128_that_are_not_signals_are_numbers() -> None:
@@ -189,45 +189,45 @@ def test_damaged_files_are_ignored(make_run: MakeRun, tmp_path: Path) -> None:
     run.directory.mkdir(parents=True)
     (tmp_path / "failure-0-node1.json").write_text('{"node": ')
     (tmp_path / "failure-0-node2.json").write_text('{"node": "node2", "rank": 1, "status": 9, "time": 1.0}')
-    assert [failure.node for failure in attempts.failures(tmp_path)] == ["node2"]
+    assert [failure.node for failure in recovery.failures(tmp_path)] == ["node2"]
     run.restarts_path("train").parent.mkdir()
     run.restarts_path("train").write_text('[{"job_id": "7"}]')
-    assert restarts.history(run, "train") == []
+    assert attempts.history(run, "train") == []
     run.metrics_path.write_bytes(b'{"step": 7}\n\xff\xfe{"step"')
     assert metrics.last_step(run.metrics_path) == 7
 
 
 def test_only_the_last_step_of_a_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(attempts.ATTEMPT_DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(recovery.ATTEMPT_DIRECTORY, str(tmp_path))
     for step in (0, 1):
         monkeypatch.setenv("SLURM_STEP_ID", str(step))
-        attempts.report_failure(step, 1, 1.0)
-    assert [failure.rank for failure in attempts.failures(tmp_path)] == [1]
+        recovery.report_failure(step, 1, 1.0)
+    assert [failure.rank for failure in recovery.failures(tmp_path)] == [1]
 
 
 def test_an_earlier_job_of_the_same_id_is_forgotten(make_run: MakeRun) -> None:
     run = make_run()
     for job_id in ("manual", "8"):
-        restarts.add(run, "train", attempt(job_id=job_id))
-    restarts.forget(run, "train", "manual")
-    assert [restart.job_id for restart in restarts.history(run, "train")] == ["8"]
+        attempts.add(run, "train", attempt(job_id=job_id))
+    attempts.forget(run, "train", "manual")
+    assert [restart.job_id for restart in attempts.history(run, "train")] == ["8"]
 
 
 def test_what_is_measured_of_the_reference_is_counted(make_run: MakeRun) -> None:
     run = make_run()
-    assert restarts.reference_measured(run) == 0
+    assert attempts.reference_measured(run) == 0
     run.reference_log_probabilities.mkdir(parents=True)
     run.reference_count.write_text("12\n")
-    assert restarts.reference_measured(run) == 12
+    assert attempts.reference_measured(run) == 12
     run.reference_count.write_text("")
-    assert restarts.reference_measured(run) == 0
+    assert attempts.reference_measured(run) == 0
 
 
 def test_the_newest_checkpoint_is_the_one_written_last(make_run: MakeRun) -> None:
     run = make_run()
-    assert restarts.last_written_step(run) == 0
+    assert attempts.last_written_step(run) == 0
     for age, step in ((1, 350), (2, 400)):  # 400 was damaged: training resumed before it
         directory = run.checkpoints / f"step-{step:08d}"
         directory.mkdir(parents=True)
         os.utime(directory, (1_000_000 - age, 1_000_000 - age))
-    assert restarts.last_written_step(run) == 350
+    assert attempts.last_written_step(run) == 350

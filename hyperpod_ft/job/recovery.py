@@ -2,7 +2,7 @@
 
 Each node that failed reports a `NodeFailure`, because the exit statuses of torchrun (always 1) and srun (the highest)
 hide which rank failed first. `decide` is a pure function of them. An attempt that is followed by another is added to
-the run's restarts (runs/restarts.py), where a requeued job finds how many there were.
+the run's restarts (runs/attempts.py), where a requeued job finds how many there were.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
-from hyperpod_ft.job.job_step import ATTEMPT_DIRECTORY, JobStep
-from hyperpod_ft.runs.restarts import Attempt, NodeFailure
+from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, JobNode
+from hyperpod_ft.runs.attempts import Attempt, NodeFailure
 from hyperpod_ft.runs.signals import NOTICE_STATUS, TERMINATED_STATUS
 
 _MAX_PAUSE_SECONDS = 300
@@ -28,11 +28,11 @@ _NODE_FAILURE = TypeAdapter(NodeFailure)
 def report_failure(rank: int | None, status: int, moment: float) -> None:
     """Report the failure of this node to the supervisor of the job, if there is one. See `NodeFailure`."""
     if directory := os.environ.get(ATTEMPT_DIRECTORY):
-        step = JobStep.from_environment()
-        failure = NodeFailure(step.node, rank, status, moment)
+        node = JobNode.from_environment()
+        failure = NodeFailure(node.name, rank, status, moment)
         # an error about a full volume must not be hidden by this one
         with contextlib.suppress(OSError):
-            publish.write_json(Path(directory) / f"failure-{step.number}-{step.node}.json", asdict(failure))
+            publish.write_json(Path(directory) / f"failure-{node.step_number}-{node.name}.json", asdict(failure))
 
 
 def failures(directory: Path) -> tuple[NodeFailure, ...]:
@@ -95,12 +95,12 @@ def decide(attempt: Attempt, earlier: Sequence[Attempt], allowed: int, continued
 def _after_notice(attempt: Attempt, continued_by: ContinuedBy) -> Decision:
     if continued_by == "nothing":
         return Decision("end", NOTICE_STATUS)
-    if attempt.checkpoint != attempt.begun_at:
+    if attempt.checkpoint != attempt.resumed_from:
         resumes = f"resumes from step {attempt.checkpoint}"
     elif attempt.measured:
         resumes = "measures the rest of the reference"
     else:
-        stepped = attempt.step > attempt.begun_at
+        stepped = attempt.step > attempt.resumed_from
         problem, more = "has not saved a checkpoint", ", or lower training.save_every_steps"
         return Decision(
             "end",

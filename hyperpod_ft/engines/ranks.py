@@ -1,4 +1,4 @@
-"""The processes of one job, as torchrun started them, and the store that connects them."""
+"""The ranks of a training, as torchrun started them, and the store that connects them."""
 
 import json
 import os
@@ -20,8 +20,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=60)
 
 
 @dataclass(frozen=True)
-class Processes:
-    """This process's place among all of them."""
+class Ranks:
+    """All ranks, seen from this process, which is one of them."""
 
     rank: int
     world_size: int
@@ -48,8 +48,8 @@ class Processes:
         return found
 
 
-def join_processes(world_size: int) -> Processes:
-    """The processes torchrun started, or this one alone. Raises UserError when the run needs another number."""
+def join_ranks(world_size: int) -> Ranks:
+    """The ranks that torchrun started, or this process alone. Raises UserError when the run needs another number."""
     found = int(os.environ.get("WORLD_SIZE", "1"))
     if found != world_size:
         raise UserError(
@@ -58,9 +58,9 @@ def join_processes(world_size: int) -> Processes:
             " -m hyperpod_ft.stages.train RUN_DIR",
         )
     if "RANK" not in os.environ:
-        return Processes(0, 1, 0, dist.HashStore())
+        return Ranks(0, 1, 0, dist.HashStore())
     store, rank, _ = next(dist.rendezvous("env://"))
-    return Processes(rank, world_size, int(os.environ.get("LOCAL_RANK", "0")), store)
+    return Ranks(rank, world_size, int(os.environ.get("LOCAL_RANK", "0")), store)
 
 
 def peak_memory_mb(device: torch.device) -> float:

@@ -14,9 +14,6 @@ from hyperpod_ft.runs.records import UtcTime
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
 
-# What asks a training run to stop: the notice, or SIGTERM, which scancel sends and torchrun forwards.
-STOP_SIGNALS = (NOTICE, signal.SIGTERM)
-
 _SIGNAL_NAMES = {known.value: known.name for known in signal.Signals}
 
 
@@ -40,7 +37,7 @@ class Attempt:
     recorded: bool  # the stage's record is written: the stage is done, however its processes ended
     failures: tuple[NodeFailure, ...]
     signal: int  # that asked the job to stop; 0: none
-    begun_at: int  # step of the newest checkpoint when the job began; 0: none
+    resumed_from: int  # step of the newest checkpoint when the job began; 0: none
     checkpoint: int  # the same, at the end of the attempt
     step: int  # the last one that was logged
     measured: bool = False  # objective dpo: since the job began, more of the reference was measured
