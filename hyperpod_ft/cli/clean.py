@@ -109,7 +109,7 @@ def _show(inventory: "Inventory", sizes: "dict[Path, DiskUsage]", everything: bo
     if len(shown) < len(largest):
         print(f"{len(largest) - len(shown)} smaller ones: --all")
     for line in inventory.unreadable:
-        print(f"cannot be opened, so that everything that runs share stays: {printable(line)}")
+        print(f"all that runs share is kept, because a run cannot be opened: {printable(line)}")
     print("Remove what no run needs: hyperpod-ft clean --what KIND; one thing: --remove NAME")
 
 

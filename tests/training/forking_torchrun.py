@@ -74,11 +74,11 @@ class StartedRank(subprocess.Popen[bytes]):
 
 
 if __name__ == "__main__":
+    gc_pause.resume_collection()
     options = torch.distributed.run.parse_args(sys.argv[1:])
     ranks = WaitingRanks(int(options.nproc_per_node), [options.training_script, *options.training_script_args])
     subprocess_handler.SubprocessHandler._popen = staticmethod(ranks.start)  # type: ignore[assignment]
     # It names the caller for events, which are not recorded here. With thousands of imported modules, finding that name
     # takes half a second a launch.
     dynamic_rendezvous.get_method_name = lambda depth=2: "rendezvous"
-    gc_pause.resume_collection()
     torch.distributed.run.main()

@@ -159,7 +159,10 @@ def _settle_outer_layers(
 def _refuse_conflicts(adapters: Sequence[tuple[AdapterEffect, float]]) -> None:
     for adapter, weight in adapters:
         if not math.isfinite(weight) or weight == 0:
-            raise UserError(f"{adapter.where}: weight {weight}", "give a number other than 0, or leave the adapter out")
+            raise UserError(
+                f"{adapter.where}: weight {weight}: must be a finite number other than 0",
+                "correct the weight, or leave the adapter out",
+            )
         whole = [*adapter.replaced, *(name for name, update in adapter.updates.items() if update.magnitude)]
         if whole and weight != 1:
             raise UserError(
