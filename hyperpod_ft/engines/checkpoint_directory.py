@@ -23,20 +23,20 @@ Keys of the DCP state dict, every one a tensor (no pickled objects):
 (`training.keep_best`). So has the only checkpoint of a run with `training.save_only_model`. Their dtype is
 `training.weights_dtype`.
 
-`checkpoint.json` is described in checkpoint/sharded/description.py; its `progress` is `Progress`.
+`checkpoint.json` is described in checkpoint/sharded/description.py; its `progress` is `TrainingProgress`.
 The learning rate and the position in the data are functions of the step alone, so neither is stored.
 """
 
 import contextlib
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, LoraDescription, RankDegrees
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.lora_targets import targets
@@ -44,46 +44,6 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import BEST, checkpoint_name
 
 TRAIN_AGAIN = "run stage train again: hyperpod-ft submit --from train --force"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run has trained, over all its attempts."""
-
-    step: int = 0
-    seconds: float = 0.0  # spent in the training loop up to this step
-    first_loss: float | None = None
-    last_loss: float | None = None
-    smoothed_loss: float | None = None  # an exponential mean of the losses so far, `sanity.smoothed`
-    first_steps_seconds: float = 0.0  # of `seconds`: the first step of each attempt, which warms up
-    resumed_from: tuple[int, ...] = field(default=())
-    # mean losses over the label tokens of the validation rows
-    base_validation_loss: float | None = None  # before the first step
-    validation_loss: float | None = None  # the newest
-    best_validation_loss: float | None = None
-    best_step: int | None = None
-    validations_since_best: int = 0
-    stopped_early: bool = False
-    # the objective's other metrics, by their names in metrics.jsonl: of the last step, and the newest validation's
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-    def validated(self, loss: float, patience: int | None, metrics: Mapping[str, float]) -> "Progress":
-        """The progress after a validation; `patience`: after how many in a row without a lower loss it stops.
-
-        `metrics`: what was measured besides the loss.
-        """
-        lower = self.best_validation_loss is None or loss < self.best_validation_loss
-        best = lower and not math.isnan(loss)
-        since = 0 if best else self.validations_since_best + 1
-        return replace(
-            self,
-            validation_loss=loss,
-            best_validation_loss=loss if best else self.best_validation_loss,
-            best_step=self.step if best else self.best_step,
-            validations_since_best=since,
-            stopped_early=patience is not None and since >= patience,
-            metrics={**self.metrics, **metrics},
-        )
 
 
 def why_unusable(directory: Path, fingerprint: str, *, shared: bool = True) -> str:
@@ -168,7 +128,9 @@ class CheckpointFile:
         return cls(file.stat().st_size, sha256)
 
 
-def write_description(run: Run, progress: Progress, directory: Path, files: Mapping[str, CheckpointFile]) -> None:
+def write_description(
+    run: Run, progress: TrainingProgress, directory: Path, files: Mapping[str, CheckpointFile]
+) -> None:
     """Write the description of an otherwise complete checkpoint; `files`: all of its files, by name."""
     config, degrees = run.config, run.plan.degrees
     model_type = str(read_config(run.base_model).get("model_type", ""))

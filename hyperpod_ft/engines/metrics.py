@@ -13,8 +13,8 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines import sanity
-from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.throughput import Throughput
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.progress import format_duration
 from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.run import Run
@@ -71,7 +71,7 @@ class MetricsLog:
         throughput: Throughput,
         rows: int,
         steps: int,
-        progress: Progress,
+        progress: TrainingProgress,
         peak_memory_mb: Callable[[], float],
     ) -> None:
         self._run, self._path, self._every = run, run.metrics_path, run.config.training.log_every_steps
@@ -96,7 +96,9 @@ class MetricsLog:
         if self._begun_step:
             print(f"train: resuming from step {self._begun_step}", flush=True)
 
-    def advance(self, progress: Progress, loss: float, others: Mapping[str, float] | None = None) -> Progress:
+    def advance(
+        self, progress: TrainingProgress, loss: float, others: Mapping[str, float] | None = None
+    ) -> TrainingProgress:
         """The progress after one more step; `others`: the objective's other metrics."""
         now = time.monotonic()
         seconds, self._progress_at = now - self._progress_at, now
@@ -120,7 +122,7 @@ class MetricsLog:
 
     def write(
         self,
-        progress: Progress,
+        progress: TrainingProgress,
         learning_rate: float,
         grad_norm: float,
         validation_loss: float | None = None,
@@ -156,7 +158,9 @@ class MetricsLog:
         self._written_at, self._written_step = now, step
 
 
-def facts(run: Run, throughput: Throughput, rows: int, progress: Progress, trainable_parameters: int) -> dict[str, Any]:
+def facts(
+    run: Run, throughput: Throughput, rows: int, progress: TrainingProgress, trainable_parameters: int
+) -> dict[str, Any]:
     """The facts of a finished training for its record, over all attempts that its checkpoints come from.
 
     Rates cover the whole time in the training loop, including checkpoints and first steps;

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.sharded import dcp, description
-from hyperpod_ft.engines.checkpoint_directory import Progress, newest_first, why_unusable
+from hyperpod_ft.engines.checkpoint_directory import newest_first, why_unusable
 from hyperpod_ft.engines.ranks import Ranks
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.engines.volume import Volume
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
 
-def find(run: Run, ranks: Ranks, volume: Volume) -> Progress | None:
+def find(run: Run, ranks: Ranks, volume: Volume) -> TrainingProgress | None:
     """The progress of the newest checkpoint that every node has complete and undamaged; prints why it ignores others.
 
     Collective: one rank looks at each volume, and all its ranks read a part of the files. Raises RuntimeError when
@@ -70,9 +71,9 @@ def _why_damaged(directory: Path, ranks: Ranks, volume: Volume, run: Run) -> str
     return description.why_damaged(directory, {name: recorded[name] for name in sorted(recorded)[part::parts]})
 
 
-def _progress(values: Mapping[str, Any]) -> Progress:
+def _progress(values: Mapping[str, Any]) -> TrainingProgress:
     """Progress read from JSON, which has no tuples."""
-    return Progress(**{**values, "resumed_from": tuple(values["resumed_from"])})
+    return TrainingProgress(**{**values, "resumed_from": tuple(values["resumed_from"])})
 
 
 def _print_ignored(directory: Path, reason: str) -> None:

@@ -3,7 +3,7 @@
 import math
 
 from hyperpod_ft.config.sections.training import Training
-from hyperpod_ft.engines.checkpoint_directory import Progress
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.errors import UserError
 
 _NEWEST_SHARE = 0.25
@@ -24,7 +24,7 @@ def check_finite(step: int, loss: float, grad_norm: float) -> None:
         )
 
 
-def check(training: Training, progress: Progress, steps: int, vocabulary: int | None) -> None:
+def check(training: Training, progress: TrainingProgress, steps: int, vocabulary: int | None) -> None:
     """Raise UserError when training cannot continue from the loss after step `progress.step` of `steps`.
 
     The first step's loss is the base model's own: adapters start at zero, and no parameter has moved. If it exceeds

@@ -110,13 +110,13 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         allowed=run.config.cluster.max_restarts,
         continued_by="Slurm" if node.slurm_job else "next job" if node.in_training_job else "nothing",
     )
-    resumed_from, reference = attempts.last_written_step(run), attempts.reference_measured(run)
+    resumed_from, references = run.last_written_step(), run.references_measured()
     if not node.slurm_restarts and not node.in_training_job:  # the names of training jobs are not used again
         attempts.forget(run, stage, job_id)
     while True:
         earlier = attempts.of_submission(run, stage, job_id)
         attempt = _attempt(run, stage, command, signals, resumed_from, job_id)
-        attempt = replace(attempt, measured=attempts.reference_measured(run) > reference)
+        attempt = replace(attempt, measured=run.references_measured() > references)
         decision = decide(attempt, earlier)
         if decision.action == "retry":
             attempts.add(run, stage, attempt)
@@ -175,7 +175,7 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, res
         failures=recovery.failures(directory) if status else (),
         signal=signals.received,
         resumed_from=resumed_from,
-        checkpoint=attempts.last_written_step(run),
+        checkpoint=run.last_written_step(),
         step=metrics.last_step(run.metrics_path),
     )
 

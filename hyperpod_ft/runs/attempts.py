@@ -1,6 +1,5 @@
 """How attempts at a training run ended, and the restarts of a run: the attempts that were followed by another."""
 
-import contextlib
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -123,26 +122,3 @@ def describe(restarts: Sequence[Attempt], allowed: int) -> str:
     if continued:
         parts.append(f"continued {'once' if continued == 1 else f'{continued} times'} after its time limit")
     return ", ".join(parts)
-
-
-def last_written_step(run: Run) -> int:
-    """The step of the checkpoint that was written last, or 0 without one.
-
-    Not the highest step: when a checkpoint is damaged, training resumes from an earlier one.
-    """
-    written = []
-    for step, path in run.checkpoints_by_step().items():
-        with contextlib.suppress(OSError):  # just deleted
-            written.append((path.stat().st_mtime_ns, step))
-    return max(written, default=(0, 0))[1]
-
-
-def reference_measured(run: Run) -> int:
-    """How many of DPO's reference log-probabilities are stored.
-
-    Not when they were: a job that measures the same part as the one before it has made no progress.
-    """
-    try:
-        return int(run.reference_count.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return 0

@@ -234,3 +234,24 @@ class Run(RunPaths):
             )
             for file in files
         )
+
+    def last_written_step(self) -> int:
+        """The step of the checkpoint that was written last, or 0 without one.
+
+        Not the highest step: when a checkpoint is damaged, training resumes from an earlier one.
+        """
+        written = []
+        for step, path in self.checkpoints_by_step().items():
+            with contextlib.suppress(OSError):  # just deleted
+                written.append((path.stat().st_mtime_ns, step))
+        return max(written, default=(0, 0))[1]
+
+    def references_measured(self) -> int:
+        """How many of DPO's reference log-probabilities are stored.
+
+        Not when they were: a job that measures the same part as the one before it has made no progress.
+        """
+        try:
+            return int(self.reference_count.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return 0

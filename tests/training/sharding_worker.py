@@ -19,11 +19,11 @@ import torch.distributed as dist
 from layouts_worker import filled_value, whole
 from safetensors.torch import save_file
 
-from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 
@@ -62,7 +62,7 @@ class Worker:
             losses = [loop.step(step, []).loss for step in range(1, SAVED + 1)]
             if self.ranks.is_rank_0:
                 shutil.rmtree(run.checkpoints, ignore_errors=True)
-            loop.state.save(Progress(step=SAVED), last=False, wanted=True)
+            loop.state.save(TrainingProgress(step=SAVED), last=False, wanted=True)
             losses += [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
             loop.trained_weights.check_replicas(STEPS)
             straight = result(loop, losses)

@@ -15,13 +15,13 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED
-from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora.product import product
 from hyperpod_ft.engines.torch.mesh import device_meshes
 from hyperpod_ft.engines.torch.model import activations, attention
 from hyperpod_ft.engines.torch.model.loss import LOSS_BLOCK, LogitsRule, summed_cross_entropy
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import MakeRun, process_group_of_its_own, tiny_llama
@@ -146,7 +146,7 @@ def test_a_restart_changes_no_bit(make_run: MakeRun, device: torch.device, async
     with training(run, device, WHOLE) as loop:
         for step in range(1, SAVED + 1):
             loop.step(step, [])
-        loop.state.save(Progress(step=SAVED), last=False, wanted=True)
+        loop.state.save(TrainingProgress(step=SAVED), last=False, wanted=True)
         straight = [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
         loop.state.finish()
     with training(run, device, WHOLE) as loop:

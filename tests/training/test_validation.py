@@ -23,10 +23,10 @@ from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.batches import PackedSplit
-from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.torch.checkpoints import Checkpoints
 from hyperpod_ft.engines.torch.mesh import make_meshes
 from hyperpod_ft.engines.torch.validation import Validation
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.runs.run import Run
@@ -203,7 +203,7 @@ def test_a_stopped_run_that_saves_no_state_says_so(
     run = make_validated(EVERY_2 | {"training.save_only_model": True})
     check = sanity.check
 
-    def stop_after_step_3(training: Training, progress: Progress, *more: Any) -> None:
+    def stop_after_step_3(training: Training, progress: TrainingProgress, *more: Any) -> None:
         if progress.step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         check(training, progress, *more)
@@ -295,7 +295,7 @@ def test_a_stop_keeps_the_checkpoint_that_a_thread_writes(
         assert stopped.wait(60)
         return write(self, state, directory)
 
-    def stop_at_step_3(training: Training, progress: Progress, *more: Any) -> None:
+    def stop_at_step_3(training: Training, progress: TrainingProgress, *more: Any) -> None:
         if progress.step == 3:
             stopped.set()
             raise UserError("step 3: ruined")

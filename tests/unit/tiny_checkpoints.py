@@ -23,6 +23,7 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import checkpoint_directory
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.runs.run import Run
 from tests.unit import tiny_tokenizer
 
@@ -189,7 +190,7 @@ def run_on(root: Path, base: Path, **changes: Any) -> Run:
 def add_checkpoint(run: Run, tensors: Mapping[str, torch.Tensor], step: int = 7) -> Path:
     """A complete checkpoint of stage train."""
     directory = save_whole(run.checkpoints / f"step-{step:08d}", tensors)
-    progress = checkpoint_directory.Progress(step=step, last_loss=1.25)
+    progress = TrainingProgress(step=step, last_loss=1.25)
     files = {path.name: checkpoint_directory.CheckpointFile.of(path, file_sha256(path)) for path in directory.iterdir()}
     checkpoint_directory.write_description(run, progress, directory, dict(sorted(files.items())))
     return directory

@@ -30,10 +30,11 @@ from safetensors.torch import save_file
 from hyperpod_ft import publish
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
-from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, Progress, delete_old, write_description
+from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, delete_old, write_description
 from hyperpod_ft.engines.neuron.gradients import shard_held
 from hyperpod_ft.engines.neuron.trainer import Trainer
 from hyperpod_ft.engines.ranks import Ranks
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.engines.volume import Volume
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -44,9 +45,9 @@ class Checkpoints:
 
     def __init__(self, run: Run, trainer: Trainer, ranks: Ranks) -> None:
         self._run, self._trainer, self._ranks = run, trainer, ranks
-        self._unfinished: Progress | None = None
+        self._unfinished: TrainingProgress | None = None
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: TrainingProgress) -> None:
         """Write the checkpoint of `progress.step`; with `training.async_save` it is published by the next `finish`.
 
         Raises RuntimeError when ranks differ in a parameter that should be equal on them.
@@ -93,14 +94,14 @@ class Checkpoints:
             delete_old(self._run, final)
         self._barrier(progress, "published")
 
-    def restore(self) -> Progress:
+    def restore(self) -> TrainingProgress:
         """Load the newest complete, undamaged checkpoint; without one, start at step 0."""
         if self._ranks.is_rank_0:
             checkpoint_directory.remove_leftovers(self._run)
         volume = Volume(self._ranks.is_rank_0, shared=True)
         progress = newest_checkpoint.find(self._run, self._ranks, volume)
         if progress is None:
-            return Progress()
+            return TrainingProgress()
         directory, rank = self._run.checkpoint(progress.step), self._ranks.rank
         first = dist.get_process_group_ranks(parallel_state.get_data_parallel_group())[0]
         with torch.no_grad(), _States(directory, (rank, first)) as states:
@@ -115,10 +116,10 @@ class Checkpoints:
         xm.mark_step()
         return progress
 
-    def _partial(self, progress: Progress) -> Path:
+    def _partial(self, progress: TrainingProgress) -> Path:
         return publish.partial_of(self._run.checkpoint(progress.step))
 
-    def _barrier(self, progress: Progress, what: str) -> None:
+    def _barrier(self, progress: TrainingProgress, what: str) -> None:
         self._ranks.gather(f"checkpoint/{progress.step}/{what}", None)
 
     def _write_state(self, file: Path) -> None:

@@ -17,10 +17,11 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines import volume
-from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, Progress, delete_old, write_description
+from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, delete_old, write_description
 from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.staging import Stager
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 
@@ -42,7 +43,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, state: dict[str, Any], progress: Progress) -> None:
+    def save(self, state: dict[str, Any], progress: TrainingProgress) -> None:
         """Write `state` as the checkpoint of `progress.step`, and delete those beyond `keep_checkpoints`.
 
         Without `async_save` the checkpoint has its final name when rank 0 returns, otherwise after `finish`. Raises
@@ -50,7 +51,7 @@ class Checkpoints:
         """
         self._start(self._run.checkpoint(progress.step), state, progress)
 
-    def save_best(self, state: dict[str, Any], progress: Progress) -> None:
+    def save_best(self, state: dict[str, Any], progress: TrainingProgress) -> None:
         """Write `state` as the best checkpoint, in place of the one before; as `save`."""
         self._start(self._run.best_checkpoint, state, progress)
 
@@ -67,7 +68,7 @@ class Checkpoints:
         if error:
             raise error
 
-    def _start(self, final: Path, state: dict[str, Any], progress: Progress) -> None:
+    def _start(self, final: Path, state: dict[str, Any], progress: TrainingProgress) -> None:
         self.finish()
         if self._stager is None:
             self._write(final, state, progress)
@@ -77,7 +78,7 @@ class Checkpoints:
         self._thread = threading.Thread(target=self._write_in_thread, args=(final, staged, progress), daemon=True)
         self._thread.start()
 
-    def _write_in_thread(self, final: Path, state: dict[str, Any], progress: Progress) -> None:
+    def _write_in_thread(self, final: Path, state: dict[str, Any], progress: TrainingProgress) -> None:
         try:
             if self._device.index is not None:
                 # a thread begins with device 0, where torch's writer would open a context for every rank
@@ -86,7 +87,7 @@ class Checkpoints:
         except BaseException as error:  # `finish` raises it
             self._error = error
 
-    def _write(self, final: Path, state: dict[str, Any], progress: Progress) -> None:
+    def _write(self, final: Path, state: dict[str, Any], progress: TrainingProgress) -> None:
         occasion = f"checkpoint/{final.name}/{progress.step}"
         with self._partial_directory(final) as partial:
             digests = self._write_files(state, partial)

@@ -19,7 +19,6 @@ import torch
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PairedBatch, Prefetch
-from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.interface import TrainingResult
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals
 from hyperpod_ft.engines.ranks import Ranks, peak_memory_mb
@@ -36,6 +35,7 @@ from hyperpod_ft.engines.torch.pipeline.pipeline import pipeline_of
 from hyperpod_ft.engines.torch.steps import LaunchedStep, Step
 from hyperpod_ft.engines.torch.training_state import TrainingState
 from hyperpod_ft.engines.torch.validation import validation_of
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
@@ -174,7 +174,7 @@ class TrainingLoop:
             self.state.finish()
         return self._trained(progress)
 
-    def _after(self, step: Step, progress: Progress, log: metrics.MetricsLog) -> Progress:
+    def _after(self, step: Step, progress: TrainingProgress, log: metrics.MetricsLog) -> TrainingProgress:
         """Validate if it is due, write the step's row, and check its loss. Returns the progress that includes it."""
         progress = log.advance(progress, step.loss, step.metrics)
         validation_loss, row_metrics = None, step.metrics
@@ -187,7 +187,7 @@ class TrainingLoop:
         sanity.check(self.config, progress, self.total_steps, self.vocabulary)
         return progress
 
-    def _trained(self, progress: Progress) -> TrainingResult:
+    def _trained(self, progress: TrainingProgress) -> TrainingResult:
         """What a training run that has ended leaves."""
         if progress.stopped_early and self.ranks.is_rank_0:
             print(
@@ -287,7 +287,7 @@ class TrainingLoop:
         """The model's arguments for a batch, on the device."""
         return self.objective.inputs(batch, self.device, compiling.compiles(self.config, self.device))
 
-    def _facts(self, progress: Progress) -> dict[str, Any]:
+    def _facts(self, progress: TrainingProgress) -> dict[str, Any]:
         trained = self.model.trainable_parameters
         return metrics.facts(self.run, self.throughput, self.order.rows, progress, trained) | {
             "total_parameters": self.model.total_parameters,

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
-from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.checkpoints import Checkpoints
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.runs.run import Run
 
 
@@ -27,7 +27,7 @@ class TrainingState:
         self._checkpoints = Checkpoints(run, ranks, device)
         self.volume = self._checkpoints.volume
 
-    def save(self, progress: Progress, last: bool, wanted: bool) -> None:
+    def save(self, progress: TrainingProgress, last: bool, wanted: bool) -> None:
         """Save what is due after a step: the best weights, and a checkpoint to resume from.
 
         `last`: of the training; `wanted`: the checkpoint is due whatever the step's number. Raises UserError when it
@@ -52,7 +52,7 @@ class TrainingState:
         """Wait for the checkpoint that a thread writes. Raises UserError when that fails."""
         self._checkpoints.finish()
 
-    def resume(self, steps: int) -> Progress:
+    def resume(self, steps: int) -> TrainingProgress:
         """Load the newest complete checkpoint of a training run of `steps` steps; without one, start at step 0.
 
         Raises RuntimeError when nodes have different ones.
@@ -63,7 +63,7 @@ class TrainingState:
         if self.volume.leads:
             checkpoint_directory.discard_later_best(self._run, progress.step if progress else 0)
         if progress is None:
-            return Progress()
+            return TrainingProgress()
         if progress.step == steps or progress.stopped_early:
             # training is complete; the checkpoint may hold the weights alone
             return progress

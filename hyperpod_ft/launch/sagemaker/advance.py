@@ -112,7 +112,7 @@ def _add_successor(run: Run, job: RecordedJob, found: TrainingJob, left: list[st
 
 def _lost(run: Run, job: RecordedJob) -> Attempt:
     """The attempt of a job that could not report how it ended."""
-    checkpoint = attempts.last_written_step(run)
+    checkpoint = run.last_written_step()
     return Attempt(
         job_id=job.name,
         time=utc_now(),

@@ -15,8 +15,8 @@ from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, RankDegrees
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import newest_checkpoint, ranks, volume
-from hyperpod_ft.engines.checkpoint_directory import Progress
 from hyperpod_ft.engines.ranks import Ranks
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.engines.volume import Volume
 from hyperpod_ft.runs.run import Run
 
@@ -57,7 +57,7 @@ def checkpoint(run: Run, step: int, *here: str, content: Mapping[str, bytes] = C
         base_model=BaseModelSource(source="org/model", revision=None),
         lora=None,
         degrees=RankDegrees(world_size=2, data_parallel=2, pipeline_parallel=1, tensor_parallel=1),
-        progress=asdict(Progress(step=step)),
+        progress=asdict(TrainingProgress(step=step)),
         files={name: len(data) for name, data in content.items()},
         sha256={name: sha256(data).hexdigest() for name, data in content.items()},
     )
@@ -65,11 +65,11 @@ def checkpoint(run: Run, step: int, *here: str, content: Mapping[str, bytes] = C
     return directory
 
 
-def find(runs: list[Run], shared: bool = False, ranks_of_node: int = 1) -> list[Progress | None]:
+def find(runs: list[Run], shared: bool = False, ranks_of_node: int = 1) -> list[TrainingProgress | None]:
     """What the ranks find; `runs` by node."""
     store, world = dist.HashStore(), len(runs) * ranks_of_node
 
-    def of_rank(rank: int) -> Progress | None:
+    def of_rank(rank: int) -> TrainingProgress | None:
         node, local = divmod(rank, ranks_of_node)
         volume = Volume(leads=rank == 0 or (not shared and local == 0), shared=shared)
         return newest_checkpoint.find(runs[node], Ranks(rank, world, local, store), volume)
@@ -89,7 +89,7 @@ def test_nodes_agree_on_the_newest_that_all_have(nodes: list[Run], capsys: pytes
         checkpoint(run, 4)
     checkpoint(nodes[0], 6, FIRST)
     checkpoint(nodes[1], 6)
-    assert find(nodes) == [Progress(step=4)] * 2
+    assert find(nodes) == [TrainingProgress(step=4)] * 2
     assert "ignoring checkpoint step-00000006: not every node has all of its files" in capsys.readouterr().out
 
 
@@ -112,7 +112,7 @@ def test_two_checkpoints_of_one_step_are_not_the_same(nodes: list[Run]) -> None:
     for run, value in zip(nodes, (b"zero", b"ZERO"), strict=True):
         checkpoint(run, 2)
         checkpoint(run, 4, content=CONTENT | {FIRST: value})
-    assert find(nodes) == [Progress(step=2)] * 2
+    assert find(nodes) == [TrainingProgress(step=2)] * 2
 
 
 def test_parts_of_a_checkpoint_that_no_node_has_whole_are_no_checkpoint(nodes: list[Run]) -> None:
@@ -127,7 +127,7 @@ def test_a_damaged_file_on_any_node_is_seen(nodes: list[Run], damaged: str) -> N
         checkpoint(run, 2)
         checkpoint(run, 4)
     (nodes[1].checkpoint(4) / damaged).write_bytes(CONTENT[damaged][::-1])
-    assert find(nodes, ranks_of_node=2) == [Progress(step=2)] * 4
+    assert find(nodes, ranks_of_node=2) == [TrainingProgress(step=2)] * 4
 
 
 def test_on_a_shared_volume_damaged_checkpoints_are_passed_over(nodes: list[Run]) -> None:
@@ -135,7 +135,7 @@ def test_on_a_shared_volume_damaged_checkpoints_are_passed_over(nodes: list[Run]
     for step in (2, 4):
         checkpoint(run, step)
     (run.checkpoint(4) / SECOND).write_bytes(b"eno")
-    assert find([run, run], shared=True) == [Progress(step=2)] * 2
+    assert find([run, run], shared=True) == [TrainingProgress(step=2)] * 2
     (run.checkpoint(2) / SECOND).unlink()
     assert find([run, run], shared=True) == [None, None]
 
@@ -154,8 +154,8 @@ def test_a_probe_that_a_killed_process_left_is_named_as_a_leftover(tmp_path: Pat
 
 
 def test_a_validation_loss_that_is_no_number_is_not_the_best() -> None:
-    first = Progress(step=1).validated(float("nan"), None, {})
+    first = TrainingProgress(step=1).validated(float("nan"), None, {})
     assert first.best_step is None and first.validations_since_best == 1
-    assert Progress(step=2).validated(3.0, None, {}).validated(float("nan"), 1, {}).stopped_early
-    later = Progress(**(asdict(first) | {"step": 2})).validated(5.0, None, {})
+    assert TrainingProgress(step=2).validated(3.0, None, {}).validated(float("nan"), 1, {}).stopped_early
+    later = TrainingProgress(**(asdict(first) | {"step": 2})).validated(5.0, None, {})
     assert (later.best_step, later.best_validation_loss) == (2, 5.0)

@@ -6,18 +6,18 @@ import pytest
 
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines import sanity
-from hyperpod_ft.engines.checkpoint_directory import Progress
+from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.errors import UserError
 
 VOCABULARY = 128
 TRAINING = Training(sanity_steps=5, sanity_margin=2.0)
 
 
-def after(losses: list[float]) -> Progress:
+def after(losses: list[float]) -> TrainingProgress:
     smoothed = None
     for loss in losses:
         smoothed = sanity.smoothed(smoothed, loss)
-    return Progress(len(losses), 1.0, losses[0], losses[-1], smoothed)
+    return TrainingProgress(len(losses), 1.0, losses[0], losses[-1], smoothed)
 
 
 def test_a_loss_that_falls_is_fine() -> None:

@@ -157,12 +157,12 @@ def test_restarts_of_all_jobs_of_a_submission(make_run: MakeRun) -> None:
 def test_history_and_progress_on_disk(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
     assert attempts.history(run, "train") == []
-    assert (attempts.last_written_step(run), metrics.last_step(run.metrics_path)) == (0, 0)
+    assert (run.last_written_step(), metrics.last_step(run.metrics_path)) == (0, 0)
     (run.checkpoints / "step-00000010").mkdir(parents=True)
     (run.checkpoints / ".step-00000020.partial").mkdir()
     (run.checkpoints / "step-00000030.copy").mkdir()
     run.metrics_path.write_text('{"step": 11}\n{"step": 12}\n{"st')
-    assert (attempts.last_written_step(run), metrics.last_step(run.metrics_path)) == (10, 12)
+    assert (run.last_written_step(), metrics.last_step(run.metrics_path)) == (10, 12)
     for _ in range(2):
         attempts.add(run, "train", attempt())
     assert [restart.reason for restart in attempts.history(run, "train")] == ["rank 3: exit 1 at step 12"] * 2
@@ -215,19 +215,19 @@ def test_an_earlier_job_of_the_same_id_is_forgotten(make_run: MakeRun) -> None:
 
 def test_what_is_measured_of_the_reference_is_counted(make_run: MakeRun) -> None:
     run = make_run()
-    assert attempts.reference_measured(run) == 0
+    assert run.references_measured() == 0
     run.reference_log_probabilities.mkdir(parents=True)
     run.reference_count.write_text("12\n")
-    assert attempts.reference_measured(run) == 12
+    assert run.references_measured() == 12
     run.reference_count.write_text("")
-    assert attempts.reference_measured(run) == 0
+    assert run.references_measured() == 0
 
 
 def test_the_newest_checkpoint_is_the_one_written_last(make_run: MakeRun) -> None:
     run = make_run()
-    assert attempts.last_written_step(run) == 0
+    assert run.last_written_step() == 0
     for age, step in ((1, 350), (2, 400)):  # 400 was damaged: training resumed before it
         directory = run.checkpoints / f"step-{step:08d}"
         directory.mkdir(parents=True)
         os.utime(directory, (1_000_000 - age, 1_000_000 - age))
-    assert attempts.last_written_step(run) == 350
+    assert run.last_written_step() == 350
