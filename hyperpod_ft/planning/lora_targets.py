@@ -6,7 +6,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.lora import Lora, last_parts
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import default_targets
-from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.model_shape import Linear, ModelShape
 
 
 def targets(lora: Lora, model_type: str) -> tuple[str, ...]:
@@ -17,6 +17,12 @@ def targets(lora: Lora, model_type: str) -> tuple[str, ...]:
 def target_names(lora: Lora, model_type: str) -> frozenset[str]:
     """The last components of the targets' names."""
     return last_parts(targets(lora, model_type))
+
+
+def adapted_linears(lora: Lora, shape: ModelShape) -> list[Linear]:
+    """The linear modules of a layer that have adapters."""
+    names = target_names(lora, shape.model_type)
+    return [linear for linear in shape.linears if linear.name in names]
 
 
 def is_target(module: str, target: str) -> bool:

@@ -18,8 +18,8 @@ from hyperpod_ft.planning.memory import GIB, available
 from hyperpod_ft.planning.model_fit import check_memory, check_trainable
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import degrees_of, ranks_per_node
-from hyperpod_ft.planning.torch import memory as torch_memory
 from hyperpod_ft.planning.torch import sharding_choice
+from hyperpod_ft.planning.torch.memory import memory_of
 from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.planning.training_steps import rows_per_step
 
@@ -141,10 +141,10 @@ def _allowed(config: RunConfig, model_config: Mapping[str, Any], shape: ModelSha
     check_combinations(config)
     degrees = degrees_of(config)
     check_trainable(config, degrees, model_config)
-    sizes = list(torch_memory.stage_sizes(config, degrees, shape))
+    memory = memory_of(config, degrees, shape)
     needed: float | None = None
     if available(config):
-        sharding, needed = sharding_choice.first_that_fits(config, degrees, shape, sizes)
+        sharding, needed = sharding_choice.first_that_fits(memory)
     else:
         sharding = sharding_choice.choose_sharding(config, degrees, shape)
     return AllowedDegrees(
@@ -152,7 +152,7 @@ def _allowed(config: RunConfig, model_config: Mapping[str, Any], shape: ModelSha
         degrees=degrees,
         sharding=sharding,
         needed=needed,
-        time=step_time(config, degrees, shape, sharding, sizes),
+        time=step_time(config, degrees, shape, sharding, memory.stages),
     )
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.memory import FP32, PipelineStageSize, element_bytes
+from hyperpod_ft.planning.memory import FP32, element_bytes
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.stage_sizes import PipelineStageSize
 from hyperpod_ft.planning.torch import pipeline_schedule
 from hyperpod_ft.planning.torch.memory import key_value_copies
 from hyperpod_ft.planning.torch.sharding import Sharding

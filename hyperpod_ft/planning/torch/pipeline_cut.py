@@ -5,7 +5,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import divisible_types, family_of
-from hyperpod_ft.planning.lora_targets import target_names
+from hyperpod_ft.planning.lora_targets import adapted_linears
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.torch.pipeline_schedule import idle_share, stages_of, stages_per_rank
 
@@ -34,7 +34,7 @@ def check_targets(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Non
     """Refuse adapters that would leave stages with nothing to train."""
     if degrees.pipeline_parallel == 1 or config.training.method != "lora":
         return
-    if not target_names(config.lora, shape.model_type) & {linear.name for linear in shape.linears}:
+    if not adapted_linears(config.lora, shape):
         raise UserError(
             "lora.target_modules: names no module of the layers, so pipeline stages would train nothing",
             "name some, or set parallelism.pipeline_parallel to 1",

@@ -1,13 +1,12 @@
 """Which sharding a run of engine torch gets: the fastest that fits its device."""
 
 import itertools
-from collections.abc import Sequence
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.memory import GIB, PipelineStageSize, available
+from hyperpod_ft.planning.memory import GIB, available
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.planning.torch import memory
+from hyperpod_ft.planning.torch.memory import TorchMemory, memory_of
 from hyperpod_ft.planning.torch.sharding import Sharding, candidates
 
 
@@ -22,20 +21,15 @@ def choose_sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | Non
         return possible[0]
     if shape is None:
         return possible[-1]
-    return first_that_fits(config, degrees, shape, list(memory.stage_sizes(config, degrees, shape)))[0]
+    return first_that_fits(memory_of(config, degrees, shape))[0]
 
 
-def first_that_fits(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[PipelineStageSize]
-) -> tuple[Sharding, float]:
-    """The first of the candidates that fits, else the smallest, and its bytes on the fullest rank.
-
-    `stages` are the `stage_sizes` of these degrees.
-    """
+def first_that_fits(memory: TorchMemory) -> tuple[Sharding, float]:
+    """The first of the candidates that fits, else the smallest, and its bytes on the fullest rank."""
     totals: dict[float, Sharding] = {}
-    for sharding in candidates(config, degrees):
-        needed = memory.bytes_on_fullest_rank(config, degrees, shape, stages, sharding)
-        if needed <= available(config):
+    for sharding in candidates(memory.config, memory.degrees):
+        needed = memory.on_fullest_rank(sharding)
+        if needed <= available(memory.config):
             return sharding, needed
         totals.setdefault(needed, sharding)
     least = min(totals)
@@ -48,7 +42,5 @@ def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> st
     faster = list(itertools.takewhile(lambda sharding: sharding != chosen, candidates(config, degrees)))
     if not faster or shape is None or not available(config):
         return str(chosen)
-    needed = memory.bytes_on_fullest_rank(
-        config, degrees, shape, list(memory.stage_sizes(config, degrees, shape)), faster[-1]
-    )
+    needed = memory_of(config, degrees, shape).on_fullest_rank(faster[-1])
     return f"{chosen} ({faster[-1]} needs {needed / GIB:.1f} of {available(config) / GIB:.1f} GiB)"
