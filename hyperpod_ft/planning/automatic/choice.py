@@ -144,7 +144,7 @@ def _allowed(config: RunConfig, model_config: Mapping[str, Any], shape: ModelSha
     memory = memory_of(config, degrees, shape)
     needed: float | None = None
     if available(config):
-        sharding, needed = sharding_choice.first_that_fits(memory)
+        sharding, needed = sharding_choice.tried_shardings(memory)[-1]
     else:
         sharding = sharding_choice.choose_sharding(config, degrees, shape)
     return AllowedDegrees(
