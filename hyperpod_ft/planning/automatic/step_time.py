@@ -8,6 +8,7 @@ The efficiencies are assumptions, not measurements of this kit. They are the sam
 for the order only where computation and communication are about as long.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,6 +99,8 @@ class _Links:
         on_accelerators = instance.has_accelerators
         self.flops = instance.rank_tflops * 1e12 * COMPUTE_EFFICIENCY if on_accelerators else _CPU_FLOPS
         self._link = instance.rank_link_gbs * 1e9 * LINK_EFFICIENCY if on_accelerators else _CPU_BANDWIDTH
+        if instance.ranks == 1:
+            self._link = math.inf  # a node's only rank has no link within it, and never waits for one
         # the ranks of a node share its network
         self._network = instance.rank_network_gbs * 1e9 * LINK_EFFICIENCY if on_accelerators else _CPU_BANDWIDTH
         self._ranks_per_node = degrees.ranks_per_node
@@ -109,7 +112,7 @@ class _Links:
         rank sends different data to every other.
         """
         if ranks == 1:
-            return 0.0  # also where the only accelerator of a node has no link
+            return 0.0
         if ranks * stride <= self._ranks_per_node:
             bandwidth = self._link
         else:
