@@ -8,9 +8,8 @@ from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.memory import GIB, available
-from hyperpod_ft.planning.model_fit import estimate
-from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.parallelism import check_model, degrees_of
+from hyperpod_ft.planning.model_fit import check_trainable, estimate
+from hyperpod_ft.planning.parallelism import degrees_of
 
 BEGIN, END = "<!-- made by `python scripts/reference.py` -->", "<!-- end -->"
 
@@ -97,9 +96,9 @@ def _estimate(
             "parallelism": {"tensor_parallel": tensor, "pipeline_parallel": pipeline},
         }
     )
-    shape, degrees = model_shape(model_config), degrees_of(config)
+    degrees = degrees_of(config)
+    shape = check_trainable(config, degrees, model_config)
     assert shape is not None
-    check_model(config, degrees, shape)
     memory, limit = estimate(config, degrees, shape), available(config)
     return _row(
         name,

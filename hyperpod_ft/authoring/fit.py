@@ -14,13 +14,10 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.choice import propose
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder
-from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
-from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import GIB, Memory, available
-from hyperpod_ft.planning.model_fit import check_memory
-from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.parallelism import check_model, degrees_of
+from hyperpod_ft.planning.model_fit import check_memory, check_trainable
+from hyperpod_ft.planning.model_shape import ModelShape, model_shape
+from hyperpod_ft.planning.parallelism import degrees_of
 
 TOKENS_PER_STEP = 1 << 16  # usual for fine-tuning: 32 rows of 2,048 tokens
 _MICRO_BATCHES = (8, 4, 2, 1)
@@ -114,8 +111,7 @@ def _layout(config: RunConfig, model_config: Mapping[str, Any], keep_batch: bool
         chosen = propose(config.model_copy(update={"parallelism": automatic}), model_config).chosen
         config, degrees, speed = chosen.config, chosen.degrees, chosen.tokens_per_second
     else:
-        config, degrees = _least_divided(config, model_config)
-        shape = shape or t5_shape(model_config)
+        config, degrees, shape = _least_divided(config, model_config)
     if not keep_batch:
         config = _with_usual_rows(config, degrees)
     return _Layout(config, degrees, check_memory(config, degrees, shape) if shape else None, speed)
@@ -135,10 +131,8 @@ def _usual_rows(config: RunConfig) -> int:
     return max(1, TOKENS_PER_STEP // config.dataset.row_tokens)
 
 
-def _least_divided(config: RunConfig, model_config: Mapping[str, Any]) -> tuple[RunConfig, Degrees]:
+def _least_divided(config: RunConfig, model_config: Mapping[str, Any]) -> tuple[RunConfig, Degrees, ModelShape | None]:
     """With the default tensor parallelism, and the shortest pipeline that fits. Raises UserError without one."""
-    shape = model_shape(model_config) or t5_shape(model_config)
-    rules = rules_of(config.engine)
     first_error: UserError | None = None
     for stages in _PIPELINES:
         parallelism = config.parallelism.model_copy(update={"pipeline_parallel": stages})
@@ -146,13 +140,10 @@ def _least_divided(config: RunConfig, model_config: Mapping[str, Any]) -> tuple[
         try:
             run_file.validate(candidate.model_dump(), "run file")
             degrees = degrees_of(candidate)
-            check_encoder_decoder(candidate, model_config)
-            rules.check_family(candidate, str(model_config.get("model_type", "")), degrees)
-            rules.check_model_config(model_config, degrees)
+            shape = check_trainable(candidate, degrees, model_config)
             if shape is not None:
-                check_model(candidate, degrees, shape)
                 check_memory(candidate, degrees, shape)
-            return candidate, degrees
+            return candidate, degrees, shape
         except UserError as error:
             first_error = first_error or error
     assert first_error is not None

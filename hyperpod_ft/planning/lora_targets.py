@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 
+from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.lora import Lora, last_parts
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import default_targets
-from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.model_shape import Linear, ModelShape
 
 
 def targets(lora: Lora, model_type: str) -> tuple[str, ...]:
@@ -19,9 +20,10 @@ def target_names(lora: Lora, model_type: str) -> frozenset[str]:
     return last_parts(targets(lora, model_type))
 
 
-def is_target(module: str, target: str) -> bool:
-    """Whether the path of a module is `target`, or ends with it."""
-    return module == target or module.endswith(f".{target}")
+def adapted_linears(lora: Lora, shape: ModelShape) -> list[Linear]:
+    """The linear modules of a layer that have adapters."""
+    names = target_names(lora, shape.model_type)
+    return [linear for linear in shape.linears if linear.name in names]
 
 
 def check_targets(config: RunConfig, shape: ModelShape) -> None:
@@ -34,7 +36,7 @@ def refuse_unknown(wanted: Iterable[str], modules: Iterable[str]) -> None:
     """`modules`: paths of those that can have adapters. Raises UserError, which lists the last parts of their names."""
     paths = list(modules)
     for target in wanted:
-        if not any(is_target(path, target) for path in paths):
+        if not any(ends_with(path, target) for path in paths):
             raise UserError(
                 f"lora.target_modules: {target!r} matches no module of the model",
                 f"it has {', '.join(sorted(last_parts(paths)))}",

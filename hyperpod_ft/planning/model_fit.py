@@ -1,7 +1,7 @@
 """Checks that a run can pack for its model, split it, and fit it into the accelerators; needs only its config.json."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,21 +42,30 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     attributes.
     """
     model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
-    family = str(model_config.get("model_type", ""))
+    shape, rules = check_trainable(config, degrees, model_config), rules_of(config.engine)
+    sharding = rules.sharding(config, degrees, shape)
+    if shape is None:
+        return TrainingFit(sharding, None)
+    return TrainingFit(sharding, check_memory(config, degrees, shape), rules.explain_pipeline(config, degrees, shape))
+
+
+def check_trainable(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape of a model that the run can train, as far as its memory allows; None where it is unknown.
+
+    `model_config`: its config.json. Raises UserError when the engine cannot train it, or divide it by these degrees.
+    """
     rules = rules_of(config.engine)
     check_encoder_decoder(config, model_config)
-    rules.check_family(config, family, degrees)
+    rules.check_family(config, str(model_config.get("model_type", "")), degrees)
     rules.check_model_config(model_config, degrees)
     shape = model_shape(model_config) or t5_shape(model_config)
     if shape is not None:
         check_model(config, degrees, shape)
-    sharding = rules.sharding(config, degrees, shape)
-    memory = check_memory(config, degrees, shape) if shape is not None else None
-    return TrainingFit(sharding, memory, rules.explain_pipeline(config, degrees, shape) if shape else None)
+    return shape
 
 
 def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:
-    """Memory of a training step on the fullest rank. `shape` has passed `parallelism.check_model`."""
+    """Memory of a training step on the fullest rank. `shape` has passed `check_trainable`."""
     return max(rules_of(config.engine).step_memory(config, degrees, shape), key=lambda memory: memory.total)
 
 
@@ -111,6 +120,7 @@ def _total(config: RunConfig, change: Change, shape: ModelShape) -> float:
     try:
         changed = RunConfig.model_validate(values)
         degrees = degrees_of(changed)
+        rules_of(changed.engine).check_family(changed, shape.model_type, degrees)
         check_model(changed, degrees, shape)
         return estimate(changed, degrees, shape).total
     except (ValidationError, UserError):

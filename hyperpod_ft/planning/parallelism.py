@@ -55,7 +55,6 @@ def degrees_of(config: RunConfig) -> Degrees:
 
 def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     """Raise UserError for degrees that do not divide the model, and settings that its heads or modules do not allow."""
-    rules = rules_of(config.engine)
     check_heads(config.engine, degrees.tensor_parallel, shape.heads, shape.kv_heads)
     check_divides(degrees, "intermediate size", shape.intermediate)
     if shape.layers < degrees.pipeline_parallel:
@@ -63,9 +62,8 @@ def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} stages for {shape.layers} layers",
             f"set it to at most {shape.layers}",
         )
-    rules.check_family(config, shape.model_type, degrees)
     check_targets(config, shape)
-    rules.check_shape(config, degrees, shape)
+    rules_of(config.engine).check_shape(config, degrees, shape)
 
 
 def check_heads(engine: EngineName, tensor_parallel: int, heads: int, kv_heads: int) -> None:

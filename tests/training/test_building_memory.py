@@ -16,7 +16,7 @@ from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.sharding.pieces import Pieces
 from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch.memory import memory_of
 from hyperpod_ft.planning.torch.sharding import Sharding
 from tests.training.conftest import MakeRun, tiny_llama
 from tests.unit import tiny_t5
@@ -35,8 +35,8 @@ def test_building_needs_no_more_than_training(make_run: MakeRun, sharding: Shard
     run = make_run("run", FULL_BF16 | {"parallelism": {"ranks_per_node": sharding.shard_ranks}}, model=model)
     degrees, shape = run.plan.degrees, model_shape(model.to_dict())
     assert shape is not None
-    (stage,) = torch_memory.stage_sizes(run.config, degrees, shape)
-    memory = torch_memory.memory_on_rank(run.config, degrees, shape, stage, sharding)
+    counted = memory_of(run.config, degrees, shape)
+    memory = counted.on_rank(counted.stages[0], sharding)
     built: list[tuple[ShardedModel, AdamW]] = []
     with meshes_of(1 % sharding.shard_ranks, sharding, sharding.shard_ranks) as meshes:
 
@@ -68,8 +68,8 @@ def test_the_estimate_of_a_t5s_weights_and_moments(make_run: MakeRun, degree: in
     shape = t5_shape(json.loads((run.base_model / "config.json").read_text()))
     sharding = Sharding("replicated", 1, "none")
     assert shape is not None
-    (stage,) = torch_memory.stage_sizes(run.config, run.plan.degrees, shape)
-    memory = torch_memory.memory_on_rank(run.config, run.plan.degrees, shape, stage, sharding)
+    counted = memory_of(run.config, run.plan.degrees, shape)
+    memory = counted.on_rank(counted.stages[0], sharding)
     with meshes_of(0, sharding, degree, degree) as meshes:
         before = live_bytes()
         module = build(run, meshes, sharding)

@@ -15,7 +15,8 @@ from hyperpod_ft.engines.torch import training_state
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.sharding import trained_weights
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch import sharded_state
+from hyperpod_ft.planning.torch.memory import memory_of
 from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import MakeRun, tiny_llama
@@ -63,7 +64,7 @@ def step(loop: TrainingLoop, number: int) -> None:
 def test_memory_is_as_estimated(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, name: str, sharding: Sharding
 ) -> None:
-    for module in (torch_memory, trained_weights):
+    for module in (sharded_state, trained_weights):
         monkeypatch.setattr(module, "BUCKET_BYTES", BUCKET_BYTES)
     monkeypatch.setattr(training_state, "Checkpoints", no_checkpoints)
     model = tiny_llama(vocab_size=2000, hidden_size=256, intermediate_size=768, num_hidden_layers=10)
@@ -73,8 +74,8 @@ def test_memory_is_as_estimated(
     ranks, changes, _ = CASES[name]
     settings: dict[str, Any] = {"parallelism": {"ranks_per_node": ranks}, "training.micro_batch_size": 1}
     run = make_run("run", settings | {"training.max_steps": 3} | changes, model=model, max_length=12)
-    (stage,) = torch_memory.stage_sizes(run.config, run.plan.degrees, shape)
-    memory = torch_memory.memory_on_rank(run.config, run.plan.degrees, shape, stage, sharding)
+    counted = memory_of(run.config, run.plan.degrees, shape)
+    memory = counted.on_rank(counted.stages[0], sharding)
     expected = memory.weights + memory.gradients + memory.optimizer
     gc.collect()
     others = live_bytes()

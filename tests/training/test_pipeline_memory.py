@@ -8,7 +8,7 @@ import pipeline_memory_worker
 import pytest
 
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch.memory import memory_of
 from hyperpod_ft.planning.torch.sharding import Sharding
 from tests.training.conftest import Jobs, MakeRun, tiny_llama
 
@@ -57,10 +57,10 @@ def test_memory_is_as_estimated(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -
     peaks = json.loads(out.read_text())
     ratios: dict[tuple[str, int], float] = {}
     for run in runs:
-        name, degrees = run.config.name, run.plan.degrees
-        for rank, stage in enumerate(torch_memory.stage_sizes(run.config, degrees, shape)):
-            alone = Sharding("replicated", 1)
-            expected = torch_memory.memory_on_rank(run.config, degrees, shape, stage, alone).total
+        name = run.config.name
+        counted = memory_of(run.config, run.plan.degrees, shape)
+        for rank, stage in enumerate(counted.stages):
+            expected = counted.on_rank(stage, Sharding("replicated", 1)).total
             found = peaks[name][rank]
             print(f"{name}, rank {rank}: {found / 1e6:.1f} MB, {found / expected:.3f} of the estimate")
             ratios[name, rank] = found / expected

@@ -176,10 +176,7 @@ def finish(conversion: Conversion) -> None:
         draft.set("training.objective", "dpo")
     training_arguments.set_batch(conversion, "micro_batch_size", 1)
     training_arguments.set_packing(conversion, "bfd" if conversion.is_on("sample_packing") and not rl else "none")
-    share = conversion.number("val_set_size", 0)
-    draft.set("dataset.validation_share", share if share < 1 else 0.02)
-    if share >= 1:
-        conversion.left["val_set_size"] = "is a number of rows; the kit holds out a share, 0.02 of them"
+    training_arguments.set_validation_share(conversion, "val_set_size")
     if values.get("early_stopping_patience"):
         if draft.get("training.validate_every_steps"):
             draft.set("training.early_stopping_patience", conversion.number("early_stopping_patience"))

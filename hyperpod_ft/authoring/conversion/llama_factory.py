@@ -101,10 +101,7 @@ def finish(conversion: Conversion) -> None:
     packed = conversion.is_on("packing") or conversion.is_on("neat_packing")
     packing = "bfd" if packed else "wrapped" if stage == "pt" else "none"
     training_arguments.set_packing(conversion, packing)
-    share = conversion.number("val_size", 0)
-    draft.set("dataset.validation_share", share if share < 1 else 0.02)
-    if share >= 1:
-        conversion.left["val_size"] = "is a number of rows; the kit holds out a share, 0.02 of them"
+    training_arguments.set_validation_share(conversion, "val_size")
     _set_dataset(conversion, stage)
     training_arguments.finish(conversion)
 

@@ -13,7 +13,7 @@ _WHERE = "a run is kept below cluster.root, by its name"
 _NODES = "the number of ranks follows from cluster.instance_type and nodes"
 _WORKERS = "the kit chooses the number of processes that read data (dataset.workers)"
 
-_STEPS = "training.{}"
+_VALIDATION_SHARE = 0.02  # where the other file gives none
 
 # what makes an optimizer AdamW, by the way it keeps its moments
 OPTIMIZERS = {
@@ -147,7 +147,7 @@ def finish(conversion: Conversion) -> None:
     _set_warmup(conversion)
     evaluates = draft.get("training.validate_every_steps")
     if evaluates and not draft.get("dataset.validation_share"):
-        draft.set("dataset.validation_share", 0.02, "rows held out for the validation loss")
+        draft.set("dataset.validation_share", _VALIDATION_SHARE, "rows held out for the validation loss")
     if conversion.is_on("load_best_model_at_end"):
         if evaluates:
             draft.set("training.keep_best", True)
@@ -177,6 +177,15 @@ def set_batch(conversion: Conversion, micro_key: str, default: int) -> None:
     conversion.draft.set("training.micro_batch_size", micro)
     accumulated = conversion.number("gradient_accumulation_steps", 1)
     conversion.draft.set("training.gradient_accumulation_steps", accumulated)
+
+
+def set_validation_share(conversion: Conversion, key: str) -> None:
+    """The share of rows held out, where `key` may be a number of rows too. None are by default."""
+    share = conversion.number(key, 0)
+    if share >= 1:
+        share = _VALIDATION_SHARE
+        conversion.left[key] = f"is a number of rows; the kit holds out a share, {share} of them"
+    conversion.draft.set("dataset.validation_share", share)
 
 
 def set_packing(conversion: Conversion, packing: str) -> None:

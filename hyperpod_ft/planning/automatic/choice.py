@@ -14,14 +14,12 @@ from hyperpod_ft.config.setting_combinations import check_combinations
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
 from hyperpod_ft.planning.degrees import Degrees, divisors
-from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder
-from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import GIB, available
-from hyperpod_ft.planning.model_fit import check_memory
+from hyperpod_ft.planning.model_fit import check_memory, check_trainable
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
-from hyperpod_ft.planning.parallelism import check_model, degrees_of, ranks_per_node
-from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.parallelism import degrees_of, ranks_per_node
 from hyperpod_ft.planning.torch import sharding_choice
+from hyperpod_ft.planning.torch.memory import memory_of
 from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.planning.training_steps import rows_per_step
 
@@ -142,13 +140,11 @@ def _allowed(config: RunConfig, model_config: Mapping[str, Any], shape: ModelSha
     """Raises UserError or ValueError as submitting a run file with these degrees would, except for its memory."""
     check_combinations(config)
     degrees = degrees_of(config)
-    check_encoder_decoder(config, model_config)
-    rules_of(config.engine).check_model_config(model_config, degrees)
-    check_model(config, degrees, shape)
-    sizes = list(torch_memory.stage_sizes(config, degrees, shape))
+    check_trainable(config, degrees, model_config)
+    memory = memory_of(config, degrees, shape)
     needed: float | None = None
     if available(config):
-        sharding, needed = sharding_choice.first_that_fits(config, degrees, shape, sizes)
+        sharding, needed = sharding_choice.tried_shardings(memory)[-1]
     else:
         sharding = sharding_choice.choose_sharding(config, degrees, shape)
     return AllowedDegrees(
@@ -156,7 +152,7 @@ def _allowed(config: RunConfig, model_config: Mapping[str, Any], shape: ModelSha
         degrees=degrees,
         sharding=sharding,
         needed=needed,
-        time=step_time(config, degrees, shape, sharding, sizes),
+        time=step_time(config, degrees, shape, sharding, memory.stages),
     )
 
 

@@ -1,24 +1,26 @@
 """How long an optimizer step of engine torch takes: an estimate that compares degrees before anything runs.
 
-Computation is counted as in engines/flops.py, and with what activation checkpointing computes again. Bytes are those
-that a rank sends: (n - 1)/n of a buffer in an all-gather, reduce-scatter or all-to-all over n ranks, and twice that in
-an all-reduce (Thakur et al., doi 10.1177/1094342005051521, section 4). How long ranks of a pipeline wait is in
-planning/torch/pipeline_schedule.py.
+Computation is counted in planning/torch/token_operations.py. Bytes are those that a rank sends: (n - 1)/n of a buffer
+in an all-gather, reduce-scatter or all-to-all over n ranks, and twice that in an all-reduce (Thakur et al., doi
+10.1177/1094342005051521, section 4). How long ranks of a pipeline wait is in planning/torch/pipeline_schedule.py.
 
 The efficiencies are assumptions, not measurements of this kit. They are the same for all degrees of a run, and matter
 for the order only where computation and communication are about as long.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.memory import FP32, PipelineStageSize, element_bytes
+from hyperpod_ft.planning.memory import FP32, element_bytes
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.stage_sizes import PipelineStageSize
 from hyperpod_ft.planning.torch import pipeline_schedule
 from hyperpod_ft.planning.torch.memory import key_value_copies
 from hyperpod_ft.planning.torch.sharding import Sharding
+from hyperpod_ft.planning.torch.token_operations import token_operations
 
 COMPUTE_EFFICIENCY = 0.4  # of the accelerators' peak
 LINK_EFFICIENCY = 0.7  # of the links' published bandwidth
@@ -55,7 +57,9 @@ def step_time(
     activation = tokens * shape.hidden * element_bytes(config)
     checkpointing = config.training.activation_checkpointing
 
-    compute = tokens * _flops_per_token(config, shape) / (tensor * stages) / links.flops
+    operations = token_operations(config, shape)
+    flops_per_token = shape.layers * operations.layer + operations.head
+    compute = tokens * flops_per_token / (tensor * stages) / links.flops
     # each block sums its output in the forward pass, and its input's gradient in the backward pass
     sums = layers * (4 + {"none": 0, "selective": 1, "full": 2}[checkpointing])
     in_tensor = 2 * sums * links.exchange(activation, tensor, stride=1)
@@ -69,18 +73,6 @@ def step_time(
     sent = passes_on * links.send(activation, stride=tensor * degrees.weight_replicas) if stages > 1 else 0.0
     largest = max(sizes, key=lambda stage: stage.parameters)
     return StepTime(compute, in_tensor, in_context, waiting + sent, _data(config, degrees, largest, sharding, links))
-
-
-def _flops_per_token(config: RunConfig, shape: ModelShape) -> float:
-    """Operations on a token, recomputed ones included. Adapters, less than one percent of a model, are not counted."""
-    training = config.training
-    multiplied = shape.parameters - (0 if shape.tied else shape.vocabulary * shape.hidden)
-    attention = shape.layers * shape.query_width * config.dataset.max_length
-    total = float((6 if training.method == "full" else 4) * multiplied + 12 * attention)
-    if training.activation_checkpointing == "full":
-        in_layers = multiplied - shape.vocabulary * shape.hidden
-        total += (2 * in_layers + 4 * attention) / training.activation_checkpointing_every
-    return total
 
 
 def _data(config: RunConfig, degrees: Degrees, stage: PipelineStageSize, sharding: Sharding, links: "_Links") -> float:
@@ -107,6 +99,8 @@ class _Links:
         on_accelerators = instance.has_accelerators
         self.flops = instance.rank_tflops * 1e12 * COMPUTE_EFFICIENCY if on_accelerators else _CPU_FLOPS
         self._link = instance.rank_link_gbs * 1e9 * LINK_EFFICIENCY if on_accelerators else _CPU_BANDWIDTH
+        if instance.ranks == 1:
+            self._link = math.inf  # a node's only rank has no link within it, and never waits for one
         # the ranks of a node share its network
         self._network = instance.rank_network_gbs * 1e9 * LINK_EFFICIENCY if on_accelerators else _CPU_BANDWIDTH
         self._ranks_per_node = degrees.ranks_per_node
@@ -118,7 +112,7 @@ class _Links:
         rank sends different data to every other.
         """
         if ranks == 1:
-            return 0.0  # also where the only accelerator of a node has no link
+            return 0.0
         if ranks * stride <= self._ranks_per_node:
             bandwidth = self._link
         else:

@@ -1,1 +1,1 @@
-"""Encoder-decoders: which can be trained, their size, and the memory of a training step."""
+"""Encoder-decoders: which can be trained, and their size."""

@@ -1,7 +1,7 @@
 """Engine neuron's rules: its part of planning (planning/engine_rules.py says what each name is for)."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hyperpod_ft.planning.lora_targets import target_names
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.neuron import environment as neuron_environment
-from hyperpod_ft.planning.neuron import memory as neuron_memory
+from hyperpod_ft.planning.neuron.memory import NeuronMemory
 
 TRIAL_LAUNCHER: tuple[str, ...] = ("neuron_parallel_compile",)
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("neuron.zero_1", True), ("neuron.sequence_parallel", True))
@@ -185,6 +185,6 @@ def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> 
     return None
 
 
-def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
-    for stage in neuron_memory.stage_sizes(config, degrees, shape):
-        yield neuron_memory.on_rank(config, degrees, shape, stage)
+def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> list[Memory]:
+    memory = NeuronMemory(config, degrees, shape)
+    return [memory.on_rank(stage) for stage in memory.stages]

@@ -1,218 +1,211 @@
-"""Memory of a training step of engine torch."""
+"""Memory of a training step of engine torch: of decoders, and what differs for a T5."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees, copies_over_context
-from hyperpod_ft.planning.encoder_decoder import t5_memory
 from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
-from hyperpod_ft.planning.memory import (
-    FP32,
-    KeptTensors,
-    Memory,
-    PipelineStageSize,
-    activations,
-    element_bytes,
-    in_fp32_too,
-    last_norm,
-    pipeline_stage_sizes,
-    tokens,
-)
+from hyperpod_ft.planning.lora_targets import target_names
+from hyperpod_ft.planning.memory import FP32, KeptTensors, Memory, StepMemory
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.stage_sizes import PipelineStageSize, pipeline_stage_sizes
 from hyperpod_ft.planning.torch import pipeline_cut, pipeline_schedule
 from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
-from hyperpod_ft.planning.torch.sharding import BUCKET_BYTES, Sharding
+from hyperpod_ft.planning.torch.sharded_state import ShardedState
+from hyperpod_ft.planning.torch.sharding import Sharding
 
 # Positions whose logits are in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
 LOSS_BLOCK = 256
-NF4_BYTES = 4.5 / 8  # bytes of a parameter in NF4: 4 bits, and an fp32 scale for 64
-# Bytes of both moments; int8 has a scale for 256 elements of each.
-_MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2 + 8 / 256}
 
 
-def bytes_on_fullest_rank(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[PipelineStageSize], sharding: Sharding
-) -> float:
-    """The memory that the fullest rank needs. `stages`: from `stage_sizes`."""
-    # of identical ranks of a pipeline, the first has the most micro batches in memory
-    different = {replace(stage, in_flight=0): stage for stage in reversed(stages)}
-    return max(memory_on_rank(config, degrees, shape, stage, sharding).total for stage in different.values())
+@dataclass(frozen=True)
+class TorchMemory(StepMemory):
+    """Counts the memory of a run's training step of engine torch."""
+
+    @cached_property
+    def stages(self) -> tuple[PipelineStageSize, ...]:
+        layers = pipeline_cut.layers_of_ranks(self.config, self.degrees, self.shape)
+        in_flight = pipeline_schedule.in_flight(self.config, self.degrees)
+        return tuple(pipeline_stage_sizes(self.config, self.degrees, self.shape, layers, in_flight))
+
+    @cached_property
+    def kept(self) -> KeptTensors:
+        """Sequence parallelism divides what lies between attention and MLP; their inputs are gathered."""
+        shape, degrees = self.shape, self.degrees
+        # what a compiler keeps of a norm is its choice: the most is counted
+        compiled = self.config.training.compiles(self.config.instance.has_accelerators)
+        return KeptTensors(
+            outside_share=1 / degrees.tensor_parallel if has_sequence_parallel(self.config, degrees) else 1.0,
+            input_share=1.0,
+            attention=self._attention,
+            # a fused gate is activated by transformers' code
+            activated=any(len(parts) == 2 for parts in shape.family.columns.values()),
+            normalized=compiled and self.config.training.method == "full",
+            exchanged=self.element * (2 * shape.query_width + 2 * shape.key_width * key_value_copies(degrees, shape))
+            if degrees.context_parallel > 1
+            else 0.0,
+            norm_input=FP32 if compiled else self.element,
+        )
+
+    def on_rank(self, stage: PipelineStageSize, sharding: Sharding) -> Memory:
+        """Memory of a rank under a sharding.
+
+        The loss has the logits of LOSS_BLOCK positions only, in fp32, and if the model computes in bf16, in bf16 too;
+        and the hidden states' gradient. Tensor-parallel ranks have as many more positions and as much less of the
+        vocabulary.
+        """
+        state = ShardedState(self.config, self.degrees, self.shape, stage, sharding)
+        ranks = self.degrees.tensor_parallel
+        block = min(self._loss_tokens, LOSS_BLOCK * ranks) * self.shape.vocabulary_on_rank(ranks) * self.in_fp32_too
+        logits = stage.last * (self._of_batch + block)
+        return Memory(
+            weights=state.weights,
+            gradients=state.gradients,
+            optimizer=state.optimizer,
+            activations=self.activations(stage, logits),
+            logits=logits,
+        )
+
+    def on_fullest_rank(self, sharding: Sharding) -> float:
+        """The bytes that the fullest rank needs."""
+        # of identical ranks of a pipeline, the first has the most micro batches in memory
+        different = {replace(stage, in_flight=0): stage for stage in reversed(self.stages)}
+        return max(self.on_rank(stage, sharding).total for stage in different.values())
+
+    def activations(self, stage: PipelineStageSize, logits: float) -> float:
+        return super().activations(stage, logits) + self._pipeline(stage)
+
+    @property
+    def _loss_tokens(self) -> int:
+        """Tokens of a micro batch that the loss reads."""
+        return self.tokens
+
+    @property
+    def _of_batch(self) -> float:
+        """Bytes that the loss keeps of a micro batch."""
+        return self._loss_tokens * (self.last_norm + self.shape.hidden * self.element)
+
+    def _pipeline(self, stage: PipelineStageSize) -> float:
+        """Bytes that a pipeline adds."""
+        if self.degrees.pipeline_parallel == 1:
+            return 0.0
+        config = self.config
+        # torch has a tensor for each stage's input and its gradient, and for each micro batch
+        stages, micro_batches = pipeline_schedule.stages_per_rank(config), config.training.gradient_accumulation_steps
+        received = 2 * stages * micro_batches * self.tokens * self.shape.hidden * self.element
+        if config.parallelism.pipeline_schedule != "gpipe" or not stage.last:
+            return received
+        # the loss computes its gradients in the forward pass: that of the output matrix waits for the backward pass
+        matrix = self.shape.vocabulary_on_rank(self.degrees.tensor_parallel) * self.shape.hidden * FP32
+        head = matrix if config.training.method == "full" else 0
+        return received + (stage.in_flight - 1) * (self._of_batch + head)
+
+    @property
+    def _attention(self) -> float:
+        """Bytes per token: query, key, value; and the output, as computed and as o_proj's input."""
+        config, shape, element = self.config, self.shape, self.element
+        keys = shape.key_width * key_value_copies(self.degrees, shape)
+        total: float = element * (3 * shape.query_width + 2 * keys)
+        softmax = self.in_fp32_too  # computed in fp32
+        fused = any(len(parts) == 3 or "triples" in parts for parts in shape.family.columns.values())
+        if fused and not shape.positions:
+            # the value keeps all that its linear computed, besides queries and keys that were rotated
+            total += element * (shape.query_width + keys)
+        if shape.softcap:
+            # no kernel caps scores: they are there after tanh; keys and values are repeated
+            total += (element + softmax) * shape.heads * config.dataset.max_length + element * 2 * shape.query_width
+        elif config.instance.is_neuron:
+            # a dense mask separates the documents of a row; it is not known whether the compiler avoids the softmax
+            total += softmax * shape.heads * config.dataset.max_length
+        return total
 
 
-def stage_sizes(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[PipelineStageSize]:
-    """The size of each pipeline rank's stage."""
-    if isinstance(shape, T5Shape):
-        yield t5_memory.stage_size(config, degrees, shape)
-    else:
-        layers = pipeline_cut.layers_of_ranks(config, degrees, shape)
-        in_flight = pipeline_schedule.in_flight(config, degrees)
-        yield from pipeline_stage_sizes(config, degrees, shape, layers_of=layers, in_flight=in_flight)
+@dataclass(frozen=True)
+class T5Memory(TorchMemory):
+    """What differs for a T5, which has no pipeline.
 
-
-def memory_on_rank(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, stage: PipelineStageSize, sharding: Sharding
-) -> Memory:
-    """Memory of a rank under a sharding.
-
-    The loss has the logits of LOSS_BLOCK positions only, in fp32, and if the model computes in bf16, in bf16 too; and
-    the hidden states' gradient. Tensor-parallel ranks have as many more positions and as much less of the vocabulary.
-    Sequence parallelism divides what lies between attention and MLP; their inputs are gathered.
+    Layers are counted as if all had the same size, though those of the decoder have one more attention.
     """
-    element, count, ranks = element_bytes(config), tokens(config, degrees), degrees.tensor_parallel
-    # what a compiler keeps of a norm is its choice: the most is counted
-    compiled = config.training.compiles(config.instance.has_accelerators)
-    kept = KeptTensors(
-        outside_share=1 / ranks if has_sequence_parallel(config, degrees) else 1.0,
-        input_share=1.0,
-        attention=_attention(config, degrees, shape),
-        # a fused gate is activated by transformers' code
-        activated=any(len(parts) == 2 for parts in shape.family.columns.values()),
-        normalized=compiled and config.training.method == "full",
-        exchanged=element * (2 * shape.query_width + 2 * shape.key_width * key_value_copies(degrees, shape))
-        if degrees.context_parallel > 1
-        else 0.0,
-        norm_input=FP32 if compiled else element,
-    )
+
+    shape: T5Shape
+
+    @cached_property
+    def stages(self) -> tuple[PipelineStageSize, ...]:
+        """The whole model, after tensor parallelism."""
+        shape, lora, tensor = self.shape, self.config.lora, self.degrees.tensor_parallel
+        targets = target_names(lora, shape.model_type)
+        linears = {name: sum(shape.times(name)) * sides[0] * sides[1] for name, sides in shape.matrices.items()}
+        ends = shape.end_parameters(tensor)
+        parameters = shape.layers_parameters - sum(linears.values()) * (tensor - 1) // tensor
+        adapters = sum(shape.adapters(targets, lora.r)) + lora.dora * sum(
+            sum(shape.times(name)) * outputs for name, (_, outputs) in shape.matrices.items() if name in targets
+        )
+        whole = PipelineStageSize(
+            layers=shape.layers,
+            layer_parameters=parameters // shape.layers,
+            end_parameters=ends,
+            quantized=sum(linears[name] for name in linears if name in targets and lora.quantization != "none"),
+            trainable=adapters if self.config.training.method == "lora" else parameters + ends,
+            in_flight=1,
+            last=True,
+        )
+        return (whole,)
+
+    @property
+    def _loss_tokens(self) -> int:
+        return self.config.training.micro_batch_size * self._target_length
+
+    @property
+    def _target_length(self) -> int:
+        return self.config.dataset.max_target_length or 0
+
+    def activations(self, stage: PipelineStageSize, logits: float) -> float:
+        """Of accelerators, which compile layers and make a bias of [rows, heads, length, length] for each stack."""
+        training, length, shape, element = (
+            self.config.training,
+            self.config.dataset.max_length,
+            self.shape,
+            self.element,
+        )
+        rows, source, target = training.micro_batch_size, training.micro_batch_size * length, self._loss_tokens
+        tensor = self.degrees.tensor_parallel
+        scores = rows * (shape.heads // tensor) * (length**2 + self._target_length**2)
+        # and their gradients, where they are trained
+        biases = (2 if training.method == "full" else 1) * element * scores
+        norm = shape.hidden * (FP32 + (1 + (training.method == "full")) * element)
+        dropped = shape.hidden  # a mask of the output of attention and of MLP, one byte each
+        queries = element * shape.query_width / tensor
+        units = (element * (4 if shape.gated else 2) + 1) * shape.intermediate / tensor
+        own = 2 * norm + 2 * dropped + 5 * queries + units  # attention: q, k, v, and the output twice
+        cross = norm + dropped + 3 * queries  # keys and values are the encoder's tokens
+        whole = {"encoder": source * own, "decoder": target * (own + cross) + source * 2 * queries}
+        given = {"encoder": source * shape.hidden * element, "decoder": target * shape.hidden * element}
+        counts = {"encoder": shape.encoder_layers, "decoder": shape.decoder_layers}
+        # the second attention: query, output and what `o` makes of it; keys and values
+        cross_products = element * shape.hidden + 2 * queries
+        inside = 4 * shape.query_width + (2 if shape.gated else 1) * shape.intermediate
+        own_products = element * (2 * shape.hidden + inside / tensor)
+        products = {
+            "encoder": source * own_products,
+            "decoder": target * (own_products + cross_products) + source * 2 * queries,
+        }
+        kept = biases + sum(
+            self.kept_by_layers(count, whole[stack], given[stack], products[stack]) for stack, count in counts.items()
+        )
+        if training.activation_checkpointing == "none":
+            return kept
+        # one layer is recomputed, after the loss has freed its memory
+        return kept + max(0.0, max(whole.values()) - logits)
+
+
+def memory_of(config: RunConfig, degrees: Degrees, shape: ModelShape) -> TorchMemory:
+    """What counts the memory of training a model of this shape."""
     if isinstance(shape, T5Shape):
-        count = config.training.micro_batch_size * (config.dataset.max_target_length or 0)
-    block = min(count, LOSS_BLOCK * ranks) * shape.vocabulary_on_rank(ranks) * in_fp32_too(config)
-    of_batch = count * (last_norm(config, shape, kept) + shape.hidden * element)
-    logits = stage.last * (of_batch + block)
-    return Memory(
-        weights=_weights(config, stage, sharding),
-        gradients=_gradients(config, degrees, shape, stage, sharding),
-        optimizer=_optimizer(config, stage, sharding),
-        activations=(
-            t5_memory.activations(config, degrees, shape, logits)
-            if isinstance(shape, T5Shape)
-            else activations(config, degrees, shape, stage, kept, logits)
-            + _pipeline(config, degrees, shape, stage, of_batch)
-        ),
-        logits=logits,
-    )
-
-
-def _pipeline(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, stage: PipelineStageSize, of_batch: float
-) -> float:
-    """Bytes that a pipeline adds. `of_batch`: what the loss keeps of a micro batch."""
-    if degrees.pipeline_parallel == 1:
-        return 0.0
-    # torch has a tensor for each stage's input and its gradient, and for each micro batch
-    stages, micro_batches = pipeline_schedule.stages_per_rank(config), config.training.gradient_accumulation_steps
-    hidden = tokens(config, degrees) * shape.hidden * element_bytes(config)
-    received = 2 * stages * micro_batches * hidden
-    if config.parallelism.pipeline_schedule != "gpipe" or not stage.last:
-        return received
-    # the loss computes its gradients in the forward pass: that of the output matrix waits for the backward pass
-    matrix = shape.vocabulary_on_rank(degrees.tensor_parallel) * shape.hidden * FP32
-    head = matrix if config.training.method == "full" else 0
-    return received + (stage.in_flight - 1) * (of_batch + head)
-
-
-def _attention(config: RunConfig, degrees: Degrees, shape: ModelShape) -> float:
-    """Bytes per token: query, key, value; and the output, as computed and as o_proj's input."""
-    element = element_bytes(config)
-    keys = shape.key_width * key_value_copies(degrees, shape)
-    total: float = element * (3 * shape.query_width + 2 * keys)
-    softmax = in_fp32_too(config)  # computed in fp32
-    fused = any(len(parts) == 3 or "triples" in parts for parts in shape.family.columns.values())
-    if fused and not shape.positions:
-        # the value keeps all that its linear computed, besides queries and keys that were rotated
-        total += element * (shape.query_width + keys)
-    if shape.softcap:
-        # no kernel caps scores: they are there after tanh; keys and values are repeated
-        total += (element + softmax) * shape.heads * config.dataset.max_length + element * 2 * shape.query_width
-    elif config.instance.is_neuron:
-        # a dense mask separates the documents of a row; it is not known whether the compiler avoids the softmax
-        total += softmax * shape.heads * config.dataset.max_length
-    return total
+        return T5Memory(config, degrees, shape)
+    return TorchMemory(config, degrees, shape)
 
 
 def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:
     """How many of the ranks that share a row hold each key/value head in attention."""
     return copies_over_context(max(1, shape.kv_heads // degrees.tensor_parallel), degrees.context_parallel)
-
-
-def _weights(config: RunConfig, stage: PipelineStageSize, sharding: Sharding) -> float:
-    element, adapters = element_bytes(config), _adapter_parameters(config, stage)
-    base, quantized = stage.parameters - stage.quantized, stage.quantized * NF4_BYTES
-    if not sharding.by_layer:
-        return base * element + adapters * FP32 + quantized
-    layers = base + adapters - stage.end_parameters
-    bucket = _weights_in_bucket(config, stage)
-    # zero3 holds the current bucket, the next one, which is prefetched, and one as received. zero2 receives its weights
-    # before any gradient exists. Embedding and output matrix stay gathered
-    gathered = layers if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
-    on_device = 0.0 if sharding.offload == "parameters" else _at_rest(config, stage) / sharding.shard_ranks
-    return on_device + (gathered + stage.end_parameters) * element + quantized
-
-
-def _adapter_parameters(config: RunConfig, stage: PipelineStageSize) -> int:
-    return stage.trainable if config.training.method == "lora" else 0
-
-
-def _at_rest(config: RunConfig, stage: PipelineStageSize) -> int:
-    """Bytes of all weights as FSDP2 stores them: fp32 where they are trained. It does not store those in 4 bits."""
-    element = element_bytes(config) if config.training.method == "lora" else FP32
-    return (stage.parameters - stage.quantized) * element + _adapter_parameters(config, stage) * FP32
-
-
-def _weights_in_bucket(config: RunConfig, stage: PipelineStageSize) -> float:
-    layers = stage.parameters - stage.quantized + _adapter_parameters(config, stage) - stage.end_parameters
-    return _layers_in_bucket(config, stage) / stage.layers * layers
-
-
-def _layers_in_bucket(config: RunConfig, stage: PipelineStageSize) -> int:
-    shared = stage.parameters - stage.quantized + _adapter_parameters(config, stage)
-    layer = _at_rest(config, stage) / shared * stage.layer_parameters
-    return max(1, min(stage.layers, int(BUCKET_BYTES / layer)))
-
-
-def _gradients(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, stage: PipelineStageSize, sharding: Sharding
-) -> float:
-    """Gradients are fp32. While a bucket is reduced, it is in memory twice: as computed and as sent.
-
-    zero2 also holds weights as received during the forward pass; they are released before the gradients exist.
-    """
-    whole, ranks = float(stage.trainable * FP32), sharding.shard_ranks
-    accumulated = config.training.gradient_accumulation_steps > 1
-    on_host = sharding.offload != "none"
-    if not sharding.by_layer:
-        if degrees.weight_replicas == 1 and not on_host:
-            return whole
-        # the embedding may be larger than a bucket
-        largest = (
-            FP32 * shape.vocabulary_on_rank(degrees.tensor_parallel) * shape.hidden
-            if config.training.method == "full"
-            else 0
-        )
-        bucket = min(whole, max(BUCKET_BYTES, largest))
-        # whole ones are there until the last micro batch of a step; on one shard rank, what was sent is what is kept
-        if accumulated or (ranks == 1 and not on_host):
-            return whole + bucket
-        return 2 * bucket + (0.0 if on_host else whole / ranks)
-    ends = 0 if config.training.method == "lora" else stage.end_parameters
-    layers = stage.trainable - ends
-    in_bucket = _layers_in_bucket(config, stage) / stage.layers * layers
-    sharded = 0.0 if sharding.offload == "parameters" else whole / ranks
-    sent = element_bytes(config) + FP32
-    kept = sharded if accumulated else 0.0  # during a micro batch
-    # what was received of a bucket is released after the next one was
-    received = 2 * _weights_in_bucket(config, stage) * element_bytes(config) if sharding.mode == "zero2" else 0.0
-    # the backward pass begins with the last layers, and ends with embedding and output matrix, when zero2 has released
-    # the layers
-    begins = kept + in_bucket * sent
-    released = layers * element_bytes(config) if sharding.mode == "zero2" else 0.0
-    return max(kept + received, begins, sharded + ends * sent - released)
-
-
-def _optimizer(config: RunConfig, stage: PipelineStageSize, sharding: Sharding) -> float:
-    """Moments, and fp32 weights where those that compute are bf16 (with FSDP2 they are the sharded weights)."""
-    if sharding.offload != "none":
-        return 0.0
-    masters = config.training.method == "full" and element_bytes(config) < FP32 and not sharding.by_layer
-    each = _MOMENTS[config.training.optimizer_state] + (FP32 if masters else 0)
-    return stage.trainable * each / sharding.shard_ranks

@@ -5,9 +5,10 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import divisible_types, family_of
-from hyperpod_ft.planning.lora_targets import target_names
+from hyperpod_ft.planning.lora_targets import adapted_linears
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.torch.pipeline_schedule import idle_share, stages_of, stages_per_rank
+from hyperpod_ft.planning.torch.token_operations import token_operations
 
 
 def check_family(degrees: Degrees, family: str) -> None:
@@ -34,7 +35,7 @@ def check_targets(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Non
     """Refuse adapters that would leave stages with nothing to train."""
     if degrees.pipeline_parallel == 1 or config.training.method != "lora":
         return
-    if not target_names(config.lora, shape.model_type) & {linear.name for linear in shape.linears}:
+    if not adapted_linears(config.lora, shape):
         raise UserError(
             "lora.target_modules: names no module of the layers, so pipeline stages would train nothing",
             "name some, or set parallelism.pipeline_parallel to 1",
@@ -44,11 +45,12 @@ def check_targets(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Non
 def cut(config: RunConfig, degrees: Degrees, shape: ModelShape) -> list[range]:
     """The layers of each stage, so that the slowest has as few operations as possible; each has at least one.
 
-    The last stage has the output matrix too. An embedding is looked up, which is not counted. Of equal stages the later
-    ones get the layers left over, since earlier ones keep more micro batches in memory.
+    The last stage has the output matrix too. Of equal stages the later ones get the layers left over, since earlier
+    ones keep more micro batches in memory.
     """
     stages = degrees.pipeline_parallel * stages_per_rank(config)
-    layer, head = _operations(config, shape)
+    operations = token_operations(config, shape)
+    layer, head = operations.layer, operations.head
     counts = [1] * stages
     for _ in range(shape.layers - stages):
         costs = [layer * (count + 1) + head * (stage == stages - 1) for stage, count in enumerate(counts)]
@@ -69,9 +71,9 @@ def layers_of_ranks(config: RunConfig, degrees: Degrees, shape: ModelShape) -> l
 def explain(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str:
     """Schedule, layers of each rank, and what is lost, in one line."""
     stages = cut(config, degrees, shape)
-    layer, head = _operations(config, shape)
-    costs = [layer * count for count in layers_of_ranks(config, degrees, shape)]
-    costs[-1] += head
+    operations = token_operations(config, shape)
+    costs = [operations.layer * count for count in layers_of_ranks(config, degrees, shape)]
+    costs[-1] += operations.head
     uneven = max(costs) * len(costs) / sum(costs)
     layers = " | ".join(
         " + ".join(_shown(stages[stage]) for stage in stages_of(rank, config, degrees))
@@ -85,19 +87,3 @@ def explain(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str:
 
 def _shown(layers: range) -> str:
     return f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else f"{layers[0]}"
-
-
-def _operations(config: RunConfig, shape: ModelShape) -> tuple[float, float]:
-    """Operations on a token in one layer, and in the output matrix: forward, backward, and what is computed again.
-
-    2 for each element of a matrix forward, 2 for the gradient of its input, and 2 for its own if it is trained;
-    attention over T positions and a width q of all query heads has 4 q T forward and twice that backward.
-    """
-    training = config.training
-    trained, again = training.method == "full", training.activation_checkpointing == "full"
-    attention = 4 * shape.query_width * config.dataset.max_length
-    matrices = sum(linear.inputs * linear.outputs for linear in shape.linears)
-    forward = 2 * matrices + attention
-    backward = 2 * matrices * (1 + trained) + 2 * attention
-    layer = forward * (1 + again / training.activation_checkpointing_every) + backward
-    return layer, 2 * shape.vocabulary * shape.hidden * (2 + trained)

@@ -1,7 +1,7 @@
 """Engine torch's rules: its part of planning (planning/engine_rules.py says what each name is for)."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from hyperpod_ft.planning.families import Family, divisible_types, family_of
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape, attention_heads
 from hyperpod_ft.planning.neuron import environment as neuron_environment
-from hyperpod_ft.planning.torch import memory as torch_memory
 from hyperpod_ft.planning.torch import pipeline_cut, pipeline_schedule, sharding_choice
+from hyperpod_ft.planning.torch.memory import memory_of
 from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES, check_packing
 from hyperpod_ft.planning.torch.sequence_parallel import check_sequence_parallel
 
@@ -222,7 +222,6 @@ def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> 
     return pipeline_cut.explain(config, degrees, shape) if degrees.pipeline_parallel > 1 else None
 
 
-def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Iterator[Memory]:
-    chosen = sharding_choice.choose_sharding(config, degrees, shape)
-    for stage in torch_memory.stage_sizes(config, degrees, shape):
-        yield torch_memory.memory_on_rank(config, degrees, shape, stage, chosen)
+def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> list[Memory]:
+    memory, chosen = memory_of(config, degrees, shape), sharding_choice.choose_sharding(config, degrees, shape)
+    return [memory.on_rank(stage, chosen) for stage in memory.stages]

@@ -1,13 +1,10 @@
 """Which sharding a run of engine torch gets: the fastest that fits its device."""
 
-import itertools
-from collections.abc import Sequence
-
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.memory import GIB, PipelineStageSize, available
+from hyperpod_ft.planning.memory import GIB, available
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.planning.torch import memory
+from hyperpod_ft.planning.torch.memory import TorchMemory, memory_of
 from hyperpod_ft.planning.torch.sharding import Sharding, candidates
 
 
@@ -22,33 +19,31 @@ def choose_sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | Non
         return possible[0]
     if shape is None:
         return possible[-1]
-    return first_that_fits(config, degrees, shape, list(memory.stage_sizes(config, degrees, shape)))[0]
+    return tried_shardings(memory_of(config, degrees, shape))[-1][0]
 
 
-def first_that_fits(
-    config: RunConfig, degrees: Degrees, shape: ModelShape, stages: Sequence[PipelineStageSize]
-) -> tuple[Sharding, float]:
-    """The first of the candidates that fits, else the smallest, and its bytes on the fullest rank.
+def tried_shardings(memory: TorchMemory) -> list[tuple[Sharding, float]]:
+    """The candidates, each with its bytes on the fullest rank, up to the one that is chosen.
 
-    `stages` are the `stage_sizes` of these degrees.
+    That is the first that fits, else the smallest.
     """
-    totals: dict[float, Sharding] = {}
-    for sharding in candidates(config, degrees):
-        needed = memory.bytes_on_fullest_rank(config, degrees, shape, stages, sharding)
-        if needed <= available(config):
-            return sharding, needed
-        totals.setdefault(needed, sharding)
-    least = min(totals)
-    return totals[least], least
+    tried: list[tuple[Sharding, float]] = []
+    for sharding in candidates(memory.config, memory.degrees):
+        needed = memory.on_fullest_rank(sharding)
+        tried.append((sharding, needed))
+        if needed <= available(memory.config):
+            return tried
+    sizes = [needed for _, needed in tried]
+    return tried[: sizes.index(min(sizes)) + 1]
 
 
 def explain(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
     """The chosen sharding, and why it is not the next faster one, in one line."""
-    chosen = choose_sharding(config, degrees, shape)
-    faster = list(itertools.takewhile(lambda sharding: sharding != chosen, candidates(config, degrees)))
-    if not faster or shape is None or not available(config):
+    room = available(config)
+    if not room or shape is None:
+        return str(choose_sharding(config, degrees, shape))
+    *faster, (chosen, _) = tried_shardings(memory_of(config, degrees, shape))
+    if not faster:
         return str(chosen)
-    needed = memory.bytes_on_fullest_rank(
-        config, degrees, shape, list(memory.stage_sizes(config, degrees, shape)), faster[-1]
-    )
-    return f"{chosen} ({faster[-1]} needs {needed / GIB:.1f} of {available(config) / GIB:.1f} GiB)"
+    next_faster, needed = faster[-1]
+    return f"{chosen} ({next_faster} needs {needed / GIB:.1f} of {room / GIB:.1f} GiB)"

@@ -5,9 +5,9 @@ from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.memory import Memory
-from hyperpod_ft.planning.model_fit import estimate
+from hyperpod_ft.planning.model_fit import check_trainable, estimate
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
-from hyperpod_ft.planning.parallelism import check_model, degrees_of
+from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -31,6 +31,6 @@ def trn1(make_run: MakeRun, **overrides: Any) -> RunConfig:
 
 
 def estimated(config: RunConfig, model_config: dict[str, Any]) -> Memory:
-    shape = shape_of(model_config)
-    check_model(config, degrees_of(config), shape)
+    shape = check_trainable(config, degrees_of(config), model_config)
+    assert shape is not None
     return estimate(config, degrees_of(config), shape)

@@ -17,7 +17,7 @@ from hyperpod_ft.engines.torch.model import tensor_parallel
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import FAMILIES, family_of
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.torch import memory as torch_memory
+from hyperpod_ft.planning.torch.memory import memory_of
 from tests.unit.tiny_families import SIZES
 
 RUN = {
@@ -107,7 +107,7 @@ def test_parameters_are_counted(model_type: str) -> None:
     finally:
         dist.destroy_process_group()
     config = RunConfig.model_validate(RUN)
-    (stage,) = torch_memory.stage_sizes(config, Degrees(1, 4, 4, 1), shape)
+    (stage,) = memory_of(config, Degrees(1, 4, 4, 1), shape).stages
     # parts of the norms of all heads are counted whole
     assert stage.parameters == pytest.approx(sum(parameter.numel() for parameter in model.parameters()), rel=0.03)
 

@@ -10,7 +10,7 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.planning.memory import GIB, Memory
 from hyperpod_ft.planning.model_fit import check_memory
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.neuron import memory as neuron_memory
+from hyperpod_ft.planning.neuron.memory import NeuronMemory
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.shipped import shipped
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B
@@ -151,12 +151,13 @@ def test_variants_of_lora_need_what_they_add(make_run: MakeRun) -> None:
 def test_pipeline_stages_share_the_model(make_run: MakeRun) -> None:
     config = trn1(make_run, training__method="full", parallelism={"tensor_parallel": 8, "pipeline_parallel": 4})
     shape = shape_of(LLAMA_3_8B | {"num_hidden_layers": 30})
-    stages = list(neuron_memory.stage_sizes(config, degrees_of(config), shape))
+    stages = NeuronMemory(config, degrees_of(config), shape).stages
     assert [stage.layers for stage in stages] == [7, 7, 8, 8]
     assert 8 * sum(stage.parameters for stage in stages) == pytest.approx(shape.parameters, rel=1e-3)
     assert [stage.in_flight for stage in stages] == [1, 1, 1, 1], "one row a step is one micro batch"
     config = trn1(make_run, parallelism={"pipeline_parallel": 4}, training__gradient_accumulation_steps=8)
-    assert [stage.in_flight for stage in neuron_memory.stage_sizes(config, degrees_of(config), shape)] == [4, 3, 2, 1]
+    stages = NeuronMemory(config, degrees_of(config), shape).stages
+    assert [stage.in_flight for stage in stages] == [4, 3, 2, 1]
 
 
 def test_engine_torch_by_sharding(make_run: MakeRun) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.degrees import Degrees, copies_over_tensor
-from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.planning.model_fit import check_model_directory, check_trainable
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.neuron import rules as neuron_rules
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
@@ -181,10 +181,9 @@ def test_what_divides_a_model(
     make_run: MakeRun, tensor_parallel: int, engine: str, changes: dict[str, Any], words: str | None
 ) -> None:
     config = make_run(**(neuron() if engine == "neuron" else {})).config
-    shape = model_shape(LLAMA | changes)
-    assert shape is not None
+    degrees = Degrees(1, tensor_parallel, tensor_parallel, 1)
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
-        check_model(config, Degrees(1, tensor_parallel, tensor_parallel, 1), shape)
+        check_trainable(config, degrees, LLAMA | changes)
 
 
 @pytest.mark.parametrize(
@@ -222,10 +221,8 @@ def test_rows_that_can_be_shared(
 )
 def test_pipelines(make_run: MakeRun, family: str, stages: int, words: str | None) -> None:
     """Six layers on four stages are 1, 1, 2 and 2: neuronx-distributed does that."""
-    shape = model_shape(LLAMA | {"model_type": family})
-    assert shape is not None
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
-        check_model(make_run(**neuron()).config, Degrees(1, 32, 4, stages), shape)
+        check_trainable(make_run(**neuron()).config, Degrees(1, 32, 4, stages), LLAMA | {"model_type": family})
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "gpt_neox", "opt"])

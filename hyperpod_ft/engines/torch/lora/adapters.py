@@ -34,11 +34,12 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
 from hyperpod_ft.config.sections.lora import Lora
 from hyperpod_ft.engines.torch.lora import nf4
 from hyperpod_ft.engines.torch.lora.product import flat, product, squared_row_norms
 from hyperpod_ft.engines.torch.model.divided_dropout import dropout_of_part
-from hyperpod_ft.planning.lora_targets import is_target, refuse_unknown, targets
+from hyperpod_ft.planning.lora_targets import refuse_unknown, targets
 
 
 def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> None:
@@ -57,7 +58,7 @@ def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> None:
     refuse_unknown(wanted, candidates)
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     for name, module in candidates.items():
-        if not any(is_target(name, target) for target in wanted):
+        if not any(ends_with(name, target) for target in wanted):
             continue
         if isinstance(module, nn.Embedding):
             _adapt_embedding(module, lora)

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hyperpod_ft.engines.torch.lora import nf4
-from hyperpod_ft.planning.torch.memory import NF4_BYTES
+from hyperpod_ft.planning.torch.sharded_state import NF4_BYTES
 
 LEVELS = torch.tensor(nf4.LEVELS)
 

@@ -219,6 +219,7 @@ def test_config_json_must_be_there(make_run: MakeRun) -> None:
         make_run(model={"source": "some/model"}, parallelism={"degrees": "auto", "ranks_per_node": 2})
 
 
-def test_one_gpu_that_has_no_link_to_another() -> None:
-    chosen = propose(config("g5.xlarge", training=CHECKPOINTED, degrees="auto"), LLAMA_3_8B).chosen
-    assert chosen.degrees.world_size == 1 and chosen.tokens_per_second > 0
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_one_gpu_that_has_no_link_to_another(nodes: int) -> None:
+    chosen = propose(config("g5.xlarge", nodes, training=CHECKPOINTED), LLAMA_3_8B).chosen
+    assert chosen.degrees.world_size == nodes and chosen.tokens_per_second > 0

@@ -10,7 +10,7 @@ from hyperpod_ft.planning.automatic import step_time as module
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.torch.memory import stage_sizes
+from hyperpod_ft.planning.torch.memory import memory_of
 from hyperpod_ft.planning.torch.sharding import Mode, Sharding
 from scripts.memory_table import LLAMA_3_8B
 from tests.unit.planning.automatic.test_choice import config
@@ -33,7 +33,7 @@ def estimate(
     tensor, pipeline, context = degrees
     given = Degrees(nodes, 8, tensor, pipeline, context)
     run_file = config(instance, nodes, length, training)
-    return step_time(run_file, given, shape, sharding, list(stage_sizes(run_file, given, shape)))
+    return step_time(run_file, given, shape, sharding, memory_of(run_file, given, shape).stages)
 
 
 def test_computation_is_that_of_the_model() -> None:

@@ -16,8 +16,8 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
-from hyperpod_ft.planning.torch import memory as torch_memory
 from hyperpod_ft.planning.torch import pipeline_cut, pipeline_schedule, sharding_choice
+from hyperpod_ft.planning.torch.memory import memory_of
 from scripts.memory_table import LLAMA_3_8B
 
 SHAPE = model_shape(LLAMA_3_8B)
@@ -160,8 +160,8 @@ def test_memory_of_the_ranks() -> None:
     def activations(run: RunConfig) -> list[float]:
         degrees = degrees_of(run)
         chosen = sharding_choice.choose_sharding(run, degrees, SHAPE)
-        sizes = torch_memory.stage_sizes(run, degrees, SHAPE)
-        return [torch_memory.memory_on_rank(run, degrees, SHAPE, stage, chosen).activations for stage in sizes]
+        memory = memory_of(run, degrees, SHAPE)
+        return [memory.on_rank(stage, chosen).activations for stage in memory.stages]
 
     hidden = 4096 * 4096 * 2
     (whole,) = activations(config(1, 8))
