@@ -30,7 +30,7 @@ def work(run: Run) -> stage.Result:
     versions = {name: version for name, version in stage.versions().items() if name != "hyperpod-ft"}
     conditions = _conditions(run, device_name, versions)
     file = f"{text_sha256(json.dumps(conditions, sort_keys=True))[:16]}.json"
-    # by this file, `submit --force` knows the base model's, also if this process is killed before the tuned model's turn
+    # by its name `submit --force` finds the base model's file, also if the evaluation is killed at the base model
     ModelScores.read(run.tuned_scores / file, conditions).write(run.tuned_scores / file)
     # one after the other, each in its own process, so that only one is in memory
     base = _scores(run, "base model", run.base_model, run.base_scores / file, device, conditions)
