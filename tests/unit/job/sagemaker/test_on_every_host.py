@@ -72,7 +72,8 @@ IMPATIENT = r"""
 import sys
 from hyperpod_ft.job.sagemaker import on_every_host
 on_every_host._GRACE_SECONDS = on_every_host._GRACE_SECONDS_AFTER_A_FAILURE = on_every_host._TERMINATION_SECONDS = 1
-on_every_host._BEFORE = ("bash", "-c", '${SAY:-echo pulling}; echo "{\\"checkpoint\\": ${CHECKPOINT}}"; exit "${STATUS:-0}"')
+script = '${SAY:-echo pulling}; echo "{\\"checkpoint\\": ${CHECKPOINT}}"; exit "${STATUS:-0}"'
+on_every_host._BEFORE = ("bash", "-c", script)
 sys.exit(on_every_host.run_everywhere("train", "/fsx/run", sys.argv[1:]))
 """
 
