@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +107,28 @@ def descendants(root: int, spare: Collection[int] = ()) -> list[int]:
         queue.extend(below)
         found.extend(below)
     return found
+
+
+def tree(root: int) -> list[int]:
+    """A process and its descendants."""
+    return [root, *descendants(root)]
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to those of the processes that still exist."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """End a child by SIGTERM, or by SIGKILL if it still runs after `seconds`."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def kill_descendants(spare: Collection[int] = (), seconds: float = 10.0) -> list[int]:

@@ -9,9 +9,9 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from hyperpod_ft.errors import UserError
 
@@ -121,31 +121,35 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def lock(path: Path, waiting: str = "", patience: float | None = None) -> Iterator[int]:
-    """Lock `path` exclusively, across nodes where the file system supports flock, until the block or process ends.
+def _open_for_append(path: Path) -> IO[str]:
+    return path.open("a")
 
-    Yields the descriptor that holds the lock: a child that inherits it holds it too. Prints `waiting` if another
-    process holds it. Raises UserError on a volume without locks, or if it is still held after `patience` seconds.
+
+@contextlib.contextmanager
+def lock(
+    path: Path,
+    waiting: str = "",
+    patience: float | None = None,
+    *,
+    shared: bool = False,
+    open_file: Callable[[Path], IO[str]] = _open_for_append,
+) -> Iterator[int]:
+    """Lock `path`, across nodes where the file system supports flock, until the block or process ends.
+
+    `shared`: others may hold it too, if they share it as well. Yields the descriptor that holds the lock: a child that
+    inherits it holds it too. Prints `waiting` if another process holds it. Raises UserError on a volume without locks,
+    or if it is still held after `patience` seconds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as stream:
+    with open_file(path) as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting:
-                print(waiting, flush=True)
-            _wait(stream, path, patience)
+            _acquire(stream, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, waiting, patience)
         except OSError as error:
-            raise_without_locks(error, path.parent)
+            if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                problem = f"{path.parent}: this volume has no file locks"
+                raise UserError(problem, "mount Lustre with -o flock") from error
+            raise
         yield stream.fileno()
-
-
-def raise_without_locks(error: OSError, directory: Path) -> NoReturn:
-    """Raise UserError if `error` of flock says that the volume of `directory` has no locks, else `error` itself."""
-    if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
-        raise UserError(f"{directory}: this volume has no file locks", "mount Lustre with -o flock") from error
-    raise error
 
 
 @contextlib.contextmanager
@@ -161,7 +165,7 @@ def sole_writer(final: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         descriptor = stack.enter_context(lock(path, patience=0))
         # the previous holder may have removed the file between our open and our lock
-        while not path.exists() or path.stat().st_ino != os.fstat(descriptor).st_ino:
+        while not _is_open_as(descriptor, path):
             descriptor = stack.enter_context(lock(path, patience=0))
         try:
             if final.exists() or final.is_symlink():
@@ -171,14 +175,26 @@ def sole_writer(final: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def _wait(stream: IO[str], path: Path, patience: float | None) -> None:
+def _is_open_as(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _acquire(stream: IO[str], path: Path, kind: int, waiting: str, patience: float | None) -> None:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(stream, kind | fcntl.LOCK_NB)
+        return
+    if waiting:
+        print(waiting, flush=True)
     if patience is None:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        fcntl.flock(stream, kind)
         return
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, kind | fcntl.LOCK_NB)
             return
         time.sleep(0.5)
     state = f"still locked by another process after {patience:.0f} s" if patience else "locked by another process"

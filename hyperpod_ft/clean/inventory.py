@@ -148,7 +148,7 @@ def _items_of(known: KnownRun) -> Iterator[Item]:
     yield item("runs", run.directory, only_by_name="a finished run" if known.finished else "a run that is not finished")
     if run.checkpoints.is_dir():
         yield item("checkpoints", run.checkpoints, "" if run.is_done("consolidate") else "is not consolidated")
-    for directory in (run.directory, run.restarts_path("train").parent):
+    for directory in (run.directory, run.restarts_path("train").parent, run.tuned_scores.parent):
         for path in sorted(directory.glob("*.discarded-*")):
             yield item("discarded", path)
     if run.logs.is_dir():

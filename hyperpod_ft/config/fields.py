@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from hyperpod_ft.config.secrets import holds_secret
+
 _SHOWN = 80  # characters of a user's text that an error repeats
 
 _repr = reprlib.Repr()
@@ -49,12 +51,6 @@ TimeLimit = Annotated[
 
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _UNSAFE_PATH = re.compile(r"[^\w ./@+=,:~-]")
-SECRET_VALUE = re.compile(r"://[^/\s]*@|\b(hf_|ghp_|github_pat_|sk-|AKIA|ASIA)[A-Za-z0-9_-]{8,}")
-
-
-def holds_secret(text: str) -> bool:
-    """Whether a text appears to contain a password or a token."""
-    return bool(SECRET_VALUE.search(text))
 
 
 def time_limit_seconds(limit: str) -> int:

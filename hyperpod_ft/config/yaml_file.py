@@ -9,7 +9,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from hyperpod_ft.config import yaml_text
-from hyperpod_ft.config.fields import holds_secret, shortened, shown
+from hyperpod_ft.config.fields import shortened, shown
+from hyperpod_ft.config.secrets import holds_secret
 from hyperpod_ft.errors import ConfigError, UserError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -3,20 +3,18 @@
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hyperpod_ft import __version__
 from hyperpod_ft.config import yaml_text
-from hyperpod_ft.config.fields import SECRET_VALUE
-from hyperpod_ft.config.sections.cluster import SECRET_NAME
+from hyperpod_ft.config.secrets import without_secrets
 from hyperpod_ft.doctor.assumption import described
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.findings import Finding
 from hyperpod_ft.runs.records import utc_now
 
 _ACCOUNT = re.compile(r"\b\d{12}\b")
-_SHORTEST_SECRET = 6  # shorter values of variables may be in any text
 
 
 def text(rows: Sequence[Finding], expected: Expectations | None = None) -> str:
@@ -25,7 +23,7 @@ def text(rows: Sequence[Finding], expected: Expectations | None = None) -> str:
     lines += [f"{row.name}: {described(row)}" for row in rows]
     if expected and expected.config:
         lines += ["", "cluster:", yaml_text.dump(expected.config.cluster), "env:", yaml_text.dump(expected.config.env)]
-    return without_secrets("\n".join(lines).rstrip() + "\n", os.environ)
+    return _ACCOUNT.sub("<account>", without_secrets("\n".join(lines).rstrip() + "\n", os.environ))
 
 
 def _system() -> str:
@@ -34,13 +32,3 @@ def _system() -> str:
         dict(line.split("=", 1) for line in release.read_text().splitlines() if "=" in line) if release.exists() else {}
     )
     return f"{names.get('PRETTY_NAME', platform.system()).strip(chr(34))}, Linux {platform.release()}"
-
-
-def without_secrets(report: str, environment: Mapping[str, str]) -> str:
-    """The text without tokens, passwords in URLs, AWS keys and account numbers, nor the values of secret variables."""
-    secrets = [value for name, value in environment.items() if SECRET_NAME.search(name)]
-    for value in sorted(secrets, key=len, reverse=True):
-        if len(value) >= _SHORTEST_SECRET:
-            report = report.replace(value, "...")
-    report = SECRET_VALUE.sub(lambda found: "://...@" if found[0].startswith("://") else "...", report)
-    return _ACCOUNT.sub("<account>", report)

@@ -29,6 +29,7 @@ from hyperpod_ft.job.recovery import Decision
 from hyperpod_ft.job.tracking import publishing_metrics
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.slurm.programs import SlurmUnreachableError
+from hyperpod_ft.processes import end
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.container import seconds_to_save
@@ -196,7 +197,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
             recorded_at = now if run.is_done(stage) else 0.0
         if recorded_at and now - recorded_at > _GRACE_SECONDS:
             print(f"{stage}: done; ending what still runs on the nodes", flush=True)
-            _end(child)
+            end(child, _TERMINATION_SECONDS)  # what srun leaves there when it is killed, Slurm ends with the job
             break
         if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > seconds_to_end:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
@@ -208,16 +209,6 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
             break  # ranks hang, or a step takes longer than the time left
         time.sleep(_POLL_SECONDS)
     return bool(recorded_at)
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End the command. What srun leaves on the nodes when it is killed, Slurm ends with the job."""
-    child.terminate()
-    try:
-        child.wait(_TERMINATION_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
 
 
 def _print(stage: str, decision: Decision, more: str = "") -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from hyperpod_ft.processes import descendants
+from hyperpod_ft.processes import signal_all, tree
 from hyperpod_ft.runs.container import CONTAINER_PYTHON
 from hyperpod_ft.runs.run import Run
 
@@ -45,7 +45,5 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     try:
         process.wait(_LAST_SECONDS)
     except subprocess.TimeoutExpired:
-        for pid in [process.pid, *descendants(process.pid)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        signal_all(tree(process.pid), signal.SIGKILL)
         process.wait()

@@ -208,14 +208,14 @@ def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
         run.reference_log_probabilities,
     ]
     of_training.append(run.tracking)  # in trackers, it is another run
-    progress = of_training if training else []
+    discarded = {path: path for path in [*records, *(of_training if training else [])]}
     if any(stage.name == "eval" for stage in stages):
-        progress += [run.base_scores, run.tuned_scores]
+        discarded |= _scores_to_discard(run)
     timestamp = _timestamp()
     try:
-        for path in [*records, *progress]:
+        for path, name in discarded.items():
             if path.exists():
-                aside = path.with_name(f"{path.name}.discarded-{timestamp}")
+                aside = name.with_name(f"{name.name}.discarded-{timestamp}")
                 path.rename(aside)
                 moved.append((path, aside))
         yield
@@ -226,6 +226,17 @@ def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     for path, aside in moved:
         if path in records:
             aside.unlink()
+
+
+def _scores_to_discard(run: Run) -> dict[Path, Path]:
+    """The files of the run's evaluation, each with the path that the name it is kept under begins with.
+
+    Runs share the base model's directory of scores. A file of it is this evaluation's if the tuned model's has one of
+    that name, which means the same conditions.
+    """
+    tuned = run.tuned_scores
+    of_base = {run.base_scores / file.name: tuned.with_name(f"base-{file.name}") for file in tuned.glob("*.json")}
+    return of_base | {tuned: tuned}
 
 
 def _timestamp() -> str:

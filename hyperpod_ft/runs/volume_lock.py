@@ -4,44 +4,32 @@ A submission skips stages whose outputs are there. Nothing may remove these befo
 """
 
 import contextlib
-import fcntl
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
 from hyperpod_ft import publish
 
 
-@contextlib.contextmanager
-def submitting(root: Path) -> Iterator[int]:
-    """Nothing is removed while the block runs; waits until a removal has ended. Yields the descriptor of the lock."""
-    with _locked(root, fcntl.LOCK_SH, "waiting for hyperpod-ft clean") as held:
-        yield held
+def submitting(root: Path) -> AbstractContextManager[int]:
+    """Nothing is removed while the block runs; waits until a removal has ended. Yields the descriptor of the lock.
+
+    Raises UserError on a volume without locks.
+    """
+    return publish.lock(_path(root), "waiting for hyperpod-ft clean", shared=True, open_file=_open)
 
 
-@contextlib.contextmanager
-def removing(root: Path) -> Iterator[None]:
+def removing(root: Path) -> AbstractContextManager[int]:
     """No run is submitted while the block runs; waits for submissions. Raises UserError on a volume without locks."""
-    with _locked(root, fcntl.LOCK_EX, "waiting for a submission"):
-        yield
+    return publish.lock(_path(root), "waiting for a submission", open_file=_open)
 
 
-@contextlib.contextmanager
-def _locked(root: Path, kind: int, waiting: str) -> Iterator[int]:
-    with _open(root / "records" / "clean.lock") as stream:
-        try:
-            fcntl.flock(stream, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(waiting, flush=True)
-            fcntl.flock(stream, kind)
-        except OSError as error:
-            publish.raise_without_locks(error, root)
-        yield stream.fileno()
+def _path(root: Path) -> Path:
+    return root / "records" / "clean.lock"
 
 
 def _open(path: Path) -> IO[str]:
     """The lock file, which every user of the volume locks, whoever made it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         stream = path.open("a")
     except PermissionError:

@@ -1,6 +1,5 @@
 """A Slurm job that serves a run's model on a node of the cluster, and how to reach it."""
 
-import json
 import platform
 import sys
 import time
@@ -18,7 +17,7 @@ from hyperpod_ft.launch.render import Installation, render_server
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import Resources
-from hyperpod_ft.progress import PrintLine
+from hyperpod_ft.progress import ChangeReporter, PrintLine
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 
@@ -34,6 +33,9 @@ class Address:
     node: str
     host: str
     port: int
+
+
+_ADDRESS = TypeAdapter(Address)
 
 
 def start(
@@ -74,22 +76,22 @@ def resources(run: Run, time_limit: str | None, *, accelerators: bool) -> Resour
 def wait(run: Run, slurm: SlurmLauncher, job: Job, report: PrintLine) -> Address:
     """Wait until the server answers; `report` gets a line whenever the job's state changes.
 
-    Raises UserError when the job ends before.
+    Raises UserError when the job ends before, or its address is damaged.
     """
-    shown = ""
+    report_state = ChangeReporter(report)
+    address = _address(run, job)
     while True:
         try:
-            return Address(**json.loads(_address(run, job).read_text(encoding="utf-8")))
+            return _ADDRESS.validate_json(address.read_bytes())
         except FileNotFoundError:
             state = _state(run, slurm, job)
+        except ValueError as error:
+            raise UserError(f"{address}: is damaged", f"hyperpod-ft serve {run.directory} --stop") from error
         if not state.active:
             log = run.log(JOB, job.job_id)
             reason = last_line(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else "it has no log"
             raise UserError(f"job {job.job_id} ended ({state.state}): {reason}", f"see {log}")
-        line = f"job {job.job_id}: {state.state.lower()} {state.reason or state.nodes}".rstrip()
-        if line != shown:
-            report(line)
-            shown = line
+        report_state(f"job {job.job_id}", f"{state.state.lower()} {state.reason or state.nodes}".rstrip())
         time.sleep(_POLL_SECONDS)
 
 
@@ -127,7 +129,7 @@ def _state(run: Run, slurm: SlurmLauncher, job: Job) -> JobState:
 def active(run: Run, slurm: SlurmLauncher) -> list[Job]:
     """The jobs that serve the run: the recorded one, and those of a `start` that was killed before it recorded them.
 
-    Raises UserError when Slurm does not answer.
+    Raises UserError when Slurm does not answer, or the record is damaged.
     """
     recorded = _recorded(run)
     if recorded is not None and recorded.cluster_is_gone:
@@ -143,6 +145,11 @@ def _recorded(run: Run) -> Job | None:
         return _JOB.validate_json(_record(run).read_bytes())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise UserError(
+            f"{_record(run)}: is damaged",
+            "cancel the job that serves the run, if there is one (see squeue), and remove it",
+        ) from error
 
 
 def _record(run: Run) -> Path:

@@ -20,7 +20,7 @@ from pathlib import Path
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, read_config
 from hyperpod_ft.checkpoint.formats.model_directory import CHAT_TEMPLATE
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.processes import die_with_parent
+from hyperpod_ft.processes import die_with_parent, end
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.http.access import url
 from hyperpod_ft.serving.models import BASE, TUNED, Models
@@ -171,12 +171,7 @@ class Vllm:
         return self._process.wait()
 
     def stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process, _GRACE_SECONDS)
 
 
 def free_port(host: str) -> int:

@@ -7,7 +7,6 @@ environment below `cluster.root` from the engine's pins. Host packages and drive
 job's container it checks the interpreter that the container has prepared.
 """
 
-import contextlib
 import os
 import platform
 import signal
@@ -20,7 +19,7 @@ from hyperpod_ft.environments.probe import check_torch_neuron, probe
 from hyperpod_ft.job import neuron_devices
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import environment_kind, pins_file
-from hyperpod_ft.processes import descendants
+from hyperpod_ft.processes import signal_all, tree
 from hyperpod_ft.runs.container import CONTAINER_PYTHON
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
@@ -73,9 +72,8 @@ def main() -> None:
     except subprocess.TimeoutExpired:
         print(f"env: trackers are not installed within {_TRACKERS_SECONDS} s; the run continues without", flush=True)
     finally:
-        for pid in [installer.pid, *descendants(installer.pid)] if installer.poll() is None else ():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if installer.poll() is None:
+            signal_all(tree(installer.pid), signal.SIGKILL)
         installer.wait()
 
 

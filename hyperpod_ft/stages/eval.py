@@ -29,9 +29,12 @@ def work(run: Run) -> stage.Result:
     device, device_name = _device(run)
     versions = {name: version for name, version in stage.versions().items() if name != "hyperpod-ft"}
     conditions = _conditions(run, device_name, versions)
+    file = f"{text_sha256(json.dumps(conditions, sort_keys=True))[:16]}.json"
+    # by its name `submit --force` finds the base model's file, also if the evaluation is killed at the base model
+    ModelScores.read(run.tuned_scores / file, conditions).write(run.tuned_scores / file)
     # one after the other, each in its own process, so that only one is in memory
-    base = _scores(run, "base model", run.base_model, run.base_scores, device, conditions)
-    tuned = _scores(run, "tuned model", run.tuned_model, run.tuned_scores, device, conditions)
+    base = _scores(run, "base model", run.base_model, run.base_scores / file, device, conditions)
+    tuned = _scores(run, "tuned model", run.tuned_model, run.tuned_scores / file, device, conditions)
     evaluation = EvaluationResult(
         tasks=section.tasks,
         limit=section.limit,
@@ -49,10 +52,9 @@ def work(run: Run) -> stage.Result:
     return stage.Result((), evaluation.as_facts())
 
 
-def _scores(run: Run, title: str, model: Path, directory: Path, device: str, conditions: dict[str, Any]) -> ModelScores:
+def _scores(run: Run, title: str, model: Path, file: Path, device: str, conditions: dict[str, Any]) -> ModelScores:
     section = run.config.eval
     assert section is not None
-    digest = text_sha256(json.dumps(conditions, sort_keys=True))[:16]
     print(f"eval: {title}: {model} on {conditions['device']}", flush=True)
     request = ScoresRequest(
         title=title,
@@ -67,7 +69,7 @@ def _scores(run: Run, title: str, model: Path, directory: Path, device: str, con
         apply_chat_template=section.apply_chat_template,
         allow_code_execution=section.allow_code_execution,
         device=device,
-        scores=str(directory / f"{digest}.json"),
+        scores=str(file),
         conditions=conditions,
     )
     return harness_process.scores(run, request)

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.tracking.follower import Shutdown, follow
 
@@ -33,9 +34,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, cancel)
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    try:
+        run = Run.open(Path(sys.argv[1]))
+    except UserError as error:
+        print_error("tracking", str(error))
+        return EXIT_USER_ERROR
     threading.Thread(target=await_end_of_input, daemon=True).start()
     os.nice(10)
-    run = Run.open(Path(sys.argv[1]))
     for tracker, state in follow(run, shutdown).items():
         lag = f"; {state.problem}; to catch up: hyperpod-ft track {run.directory}" if state.problem else ""
         print(f"tracking: {tracker}: published to step {state.step} {state.where}{lag}", flush=True)

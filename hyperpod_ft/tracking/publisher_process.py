@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from hyperpod_ft.config.secrets import without_secrets
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
-from hyperpod_ft.tracking.redaction import redacted
 
 _POLL_SECONDS = 0.2
 
@@ -60,9 +60,9 @@ class Publisher:
         except ValueError:
             raise PublishingError("the tracker's process printed something else than an answer") from None
         if "where" in answer:  # the address of a server or a database may have a password
-            answer["where"] = redacted(answer["where"], self._environment)
+            answer["where"] = without_secrets(answer["where"], self._environment)
         if problem := answer.get("problem"):
-            raise PublishingError(redacted(problem, self._environment))
+            raise PublishingError(without_secrets(problem, self._environment))
         return answer
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Publisher:
     def _keep_log(self, path: Path, output: IO[bytes]) -> None:
         with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as log:
             for line in output:
-                log.write(redacted(line.decode("utf-8", "replace"), self._environment))
+                log.write(without_secrets(line.decode("utf-8", "replace"), self._environment))
                 log.flush()
         for _ in output:  # of a full volume: the process must not wait for a reader
             pass

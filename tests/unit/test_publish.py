@@ -1,5 +1,7 @@
 """Whole or not at all."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft import publish
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs import volume_lock
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -86,3 +90,42 @@ def test_the_lock_lets_one_in_and_a_death_frees_it(tmp_path: Path, capsys: pytes
         with publish.lock(lock, waiting="waiting"):
             assert time.monotonic() - start > 0.2
     assert capsys.readouterr().out == "waiting\n"
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+@pytest.mark.parametrize("patience", [None, 5])
+def test_a_volume_without_locks_is_a_users_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int, patience: float | None
+) -> None:
+    """Also when it says so only to the call that waits for another process."""
+    calls = []
+
+    def flock(*_: object) -> None:
+        calls.append(1)
+        raise OSError(errno.ENOLCK, "No locks available") if len(calls) == failing else BlockingIOError()
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(UserError, match="this volume has no file locks"), publish.lock(tmp_path / "x", "", patience):
+        pass
+    calls.clear()
+    with pytest.raises(UserError, match="this volume has no file locks"), volume_lock.submitting(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_the_one_before_may_remove_its_lock_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    calls = []
+    stat = Path.stat
+
+    def removed_meanwhile(path: Path, **options: bool) -> os.stat_result:
+        if path.name == ".new.lock":
+            calls.append(path)
+            if len(calls) == call:
+                path.unlink()
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", removed_meanwhile)
+    with publish.sole_writer(tmp_path / "new"):
+        assert ".new.lock" in os.listdir(tmp_path)  # noqa: PTH208 - without calling Path.stat

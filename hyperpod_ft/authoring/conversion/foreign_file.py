@@ -12,7 +12,8 @@ from typing import Any
 
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.config import yaml_text
-from hyperpod_ft.config.fields import holds_secret, shortened
+from hyperpod_ft.config.fields import shortened
+from hyperpod_ft.config.secrets import holds_secret
 from hyperpod_ft.errors import UserError, did_you_mean
 
 _SECRET = re.compile(r"(^|_)(token|api_?key|secret|password|credentials?|access_key(_id)?)$", re.IGNORECASE)

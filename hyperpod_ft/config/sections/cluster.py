@@ -13,15 +13,14 @@ from hyperpod_ft.config.fields import (
     Section,
     SlurmWord,
     TimeLimit,
-    holds_secret,
     matches,
     no_control_characters,
     shortened,
     shown,
 )
 from hyperpod_ft.config.instances import CATALOGUE, names
+from hyperpod_ft.config.secrets import SECRET_NAME, holds_secret
 
-SECRET_NAME = re.compile(r"TOKEN(?!IZERS)|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The job scripts set these.
 _RESERVED_NAMES = re.compile(

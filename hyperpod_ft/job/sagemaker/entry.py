@@ -19,7 +19,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, HOST_NUMBER, HOSTS
 from hyperpod_ft.job.sagemaker import interpreter, messages, pid1
 from hyperpod_ft.job.sagemaker.command_client import ContainerCommands
-from hyperpod_ft.job.sagemaker.host import ML, ContainerHost, link_root, report_failure
+from hyperpod_ft.job.sagemaker.host import ML, ContainerHost, link_root, write_failure_reason
 from hyperpod_ft.job.sagemaker.on_every_host import STORE, serve_first_host
 from hyperpod_ft.job.sagemaker.script import TRAINING_STAGE, Script, Stop
 from hyperpod_ft.runs import container, job_files
@@ -48,10 +48,10 @@ def work() -> int:
         return run_as_first(host, commands, stop) if host.is_first else run_as_other(host, commands, stop)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        report_failure(str(error))
+        write_failure_reason(str(error))
         return 1
     except Exception as error:  # a bug: its traceback is in the log
-        report_failure(repr(error))
+        write_failure_reason(repr(error))
         raise
 
 
@@ -110,7 +110,9 @@ def run_as_first(host: ContainerHost, commands: ContainerCommands, stop: Stop) -
         commands.advance()
     if status == 0 and missing and not stop.requested:
         # it would wait for this host until the job's time is over, and all instances are billed meanwhile
-        report_failure(f"every stage is done, but {missing} of the other hosts did not come within {seconds:.0f} s")
+        write_failure_reason(
+            f"every stage is done, but {missing} of the other hosts did not come within {seconds:.0f} s"
+        )
         return 1
     return status
 
@@ -147,7 +149,7 @@ def run_stage(host: ContainerHost, commands: ContainerCommands, stop: Stop, stag
         script, status = run_script(host, stage, stop)
     if commands.is_done(stage):
         return 0
-    report_failure(script.error or f"{stage}: exit status {status}: {script.last_line}")
+    write_failure_reason(script.error or f"{stage}: exit status {status}: {script.last_line}")
     return status or 1
 
 

@@ -100,7 +100,7 @@ def link_root(root: Path, target: Path) -> None:
         )
 
 
-def report_failure(reason: str, ml: Path = ML) -> None:
+def write_failure_reason(reason: str, ml: Path = ML) -> None:
     """Leave the reason where SageMaker reads the job's FailureReason. The first reason stays."""
     file = ml / "output/failure"
     if not file.exists():

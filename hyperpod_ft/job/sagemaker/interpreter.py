@@ -28,6 +28,7 @@ _SUITABLE = """
 import ensurepip, importlib.util, sys
 sys.exit(2 if sys.version_info < (3, 10) else importlib.util.find_spec("torch") is None)
 """
+_PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;]+).*")  # a name, perhaps with extras, and a version
 _OF_TORCH = ("nvidia-", "cuda-", "triton")  # packages that torch brings with it
 _AWS = "aws.txt"  # beside the pins of the engines, for the kit's transfers and requests
 
@@ -74,19 +75,32 @@ def _base() -> str:
 
 
 def to_install(pins: Iterable[str], installed: Callable[[str], str | None]) -> list[str]:
-    """The pins that an image lacks. `installed`: the version of a package there, without its local part, or None."""
+    """The pins that an image lacks. `installed`: the version of a package there, without its local part, or None.
+
+    Raises UserError for a line that is not a pin.
+    """
     lines = [line for line in (line.split("#")[0].strip() for line in pins) if line]
     found = []
     torch_is_there = False
     for line in lines:
-        name, version = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;]+).*", line).groups()  # type: ignore[union-attr]
-        if installed(name) != version:
+        pin = _PIN.fullmatch(line)
+        if pin is None:
+            raise UserError(f"pins: {line}: is not name==version")
+        name, version = pin.groups()
+        if not _is_pinned(installed(name), version):
             found.append(line)
         elif name == "torch":
             torch_is_there = True
     if torch_is_there:
         found = [line for line in found if not line.startswith(_OF_TORCH)]
     return found
+
+
+def _is_pinned(installed: str | None, version: str) -> bool:
+    """Whether it is that version, or with `.*` at the end one that begins so."""
+    if installed is None or not version.endswith(".*"):
+        return installed == version
+    return f"{installed}.".startswith(version.removesuffix("*"))
 
 
 def options(pins: Iterable[str]) -> list[str]:

@@ -65,7 +65,7 @@ def _pull_everywhere(stage: str, run_directory: str, peers: Sequence[Peer], arri
     """Pull what the stage needs from the store to this host, then to all others at once; returns an exit status."""
     done = subprocess.run([*_BEFORE, run_directory, stage], stdout=subprocess.PIPE, text=True, check=False)
     *printed, outcome = done.stdout.splitlines() or [""]
-    print(*printed, sep="\n", flush=True)
+    print("".join(f"{line}\n" for line in printed), end="", flush=True)
     if done.returncode:
         return 1  # a crash, which is retried, even for a user's error: earlier pulls of this job went well
     for peer in peers:

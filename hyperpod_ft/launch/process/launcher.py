@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -20,7 +19,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.launch.process.chain import Chain, ChainJob, Dependency, chains, is_alive, job_states
 from hyperpod_ft.launch.protocol import NOTHING_ELSE, AwaitedJobs, JobOfRun, JobState
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.processes import descendants, is_running
+from hyperpod_ft.processes import is_running, signal_all, tree
 from hyperpod_ft.runs.job_files import JOB_ID
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
@@ -194,13 +193,11 @@ def _finish(script: "subprocess.Popen[bytes]") -> str:
 def stop_tree(root: int) -> None:
     """End a process and all its descendants: SIGTERM first, so that training can save a checkpoint, then SIGKILL."""
     # torchrun's workers lead separate sessions, so that a process group would not reach them
-    tree = [root, *descendants(root)]
+    pids = tree(root)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in tree:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        signal_all(pids, number)
         deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline and any(is_running(pid) for pid in tree):
+        while time.monotonic() < deadline and any(map(is_running, pids)):
             time.sleep(0.05)
 
 

@@ -1,12 +1,12 @@
 """What a log says: its last lines, and how far its stage is."""
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft.progress import parse_bytes
 from hyperpod_ft.runs.job_files import BANNER
+from hyperpod_ft.runs.results.file_tails import growing_tails
 
 _BLOCK_BYTES = 1 << 16
 _MAX_BYTES = 1 << 22  # a log may be one endless line
@@ -29,23 +29,14 @@ class StageProgress:
 
 
 def tail(path: Path, lines: int) -> list[str]:
-    """The last lines of a log; empty without one. Of a line that was rewritten after carriage returns, the last text.
-
-    Reads from the end, in blocks that double until they hold the lines: the log is read again and again.
-    """
+    """The last lines of a log; empty without one. Of a line rewritten after carriage returns, only the last text."""
+    found: list[str] = []
     try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            block = _BLOCK_BYTES
-            while True:
-                start = stream.seek(max(0, size - block))
-                found = stream.read(size - start).decode("utf-8", "replace").removesuffix("\n").split("\n")
-                if len(found) > lines or start == 0 or block >= _MAX_BYTES:
-                    break
-                block *= 2
+        for text in growing_tails(path, _BLOCK_BYTES, _MAX_BYTES):
+            found = text.removesuffix("\n").split("\n")
+            if len(found) > lines:
+                break
     except OSError:
-        return []
-    if not size:
         return []
     return [line.rstrip("\r").rpartition("\r")[2] for line in found[-lines:]]
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.runs.results.file_tails import growing_tails
+
 _TOO_LARGE = 1 << 63  # no count, and much above it no number that a float holds
 _TAIL_BYTES = 1 << 14  # some dozens of rows
 
@@ -47,25 +49,15 @@ class GrowingRows:
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
-    """The newest intact row; None if the file has none or cannot be read.
-
-    Reads from the end, in blocks that double until one holds a row: the file of a long run is read at every poll.
-    """
+    """The newest intact row; None if the file has none or cannot be read."""
     try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            block = _TAIL_BYTES
-            while True:
-                start = stream.seek(max(0, size - block))
-                lines = stream.read(size - start).decode("utf-8", "replace").splitlines()
-                # a first line that begins before the block is not valid JSON
-                if row := next(filter(None, map(_row_of, reversed(lines))), None):
-                    return row
-                if start == 0:
-                    return None
-                block *= 2
+        for text in growing_tails(path, _TAIL_BYTES):
+            # a first line without its beginning is not valid JSON
+            if row := next(filter(None, map(_row_of, reversed(text.splitlines()))), None):
+                return row
     except OSError:
-        return None
+        pass
+    return None
 
 
 def last_step(path: Path) -> int:

@@ -55,7 +55,7 @@ class Pages:
     def comparison(self, names: Sequence[str]) -> bytes:
         """The report of several runs. Raises HttpError."""
         if not 0 < len(names) <= _MOST_COMPARED:
-            raise HttpError(400, f"{len(names)} runs: choose 2 to {_MOST_COMPARED}")
+            raise HttpError(400, f"{len(names)} runs: choose 1 to {_MOST_COMPARED}")
         return self._page(("compare", *names), lambda: self._report(names, all_runs="./"))
 
     def _report(self, names: Sequence[str], all_runs: str) -> str:

@@ -95,6 +95,15 @@ def test_what_needs_it_decides(make_run: MakeRun) -> None:
     assert done.is_done("merge")
 
 
+def test_all_that_forced_stages_left_may_go(make_run: MakeRun) -> None:
+    run = existing(make_run(), finished=False)
+    places = run.directory, run.directory / "attempts", run.directory / "evaluations"
+    left = [place / "x.discarded-2026-01-01T000000Z-1" for place in places]
+    for path in left:
+        publish.write_text(path, "x")
+    assert sorted(removed(run.root, kinds=("discarded",))) == sorted(name(run, path) for path in left)
+
+
 def test_a_model_that_another_run_begins_with_stays(make_run: MakeRun) -> None:
     first = existing(make_run(), finished=True)
     second = make_run(model__source=str(first.tuned_model), model__revision=None)

@@ -74,6 +74,16 @@ def test_a_tracker_that_hangs_neither_fails_nor_holds_a_training(tracked: MakeRu
     assert run.is_done("train") and run.exit_marker("train", "7").read_text() == "0\n"
 
 
+def test_a_damaged_run_is_named(tracked: MakeRun) -> None:
+    run = tracked("tensorboard")
+    run.plan_path.write_text("{")
+    program = [sys.executable, "-m", "hyperpod_ft.tracking", str(run.directory)]
+    done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: tracking: ") and "its plan.json is missing or damaged; " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_nothing_is_left_when_the_supervisor_is_killed(tracked: MakeRun, tmp_path: Path) -> None:
     run = tracked("tensorboard")
     log(run, range(1, 4))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from hyperpod_ft import publish
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
@@ -140,10 +141,12 @@ def test_force_evaluates_again(make_run: MakeRun) -> None:
     run = finished(make_run, eval=SECTION)
     for stage in ("tasks", "eval"):
         finish(run, stage)
-    for directory in (run.base_scores, run.tuned_scores):
-        directory.mkdir(parents=True)
+    for file in (run.base_scores / "1.json", run.tuned_scores / "1.json", run.base_scores / "of-another-run.json"):
+        publish.write_text(file, "{}")
     submit(run, Launchers(process=Recorder()), Selection(only="eval", force=True), "process")
-    assert not run.base_scores.exists() and not run.tuned_scores.exists()
+    assert [file.name for file in run.base_scores.iterdir()] == ["of-another-run.json"]
+    assert not run.tuned_scores.exists()
+    assert len(list((run.directory / "evaluations").glob("*.discarded-*"))) == 2
     assert not run.record_path("eval").exists()
 
 

@@ -3,13 +3,17 @@
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.render import Installation, render_server
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving import node_job, program, vllm
 from hyperpod_ft.serving.models import BASE, TUNED, Models
@@ -63,3 +67,15 @@ def test_a_time_limit_is_checked() -> None:
     run = Run.of(run_file.load(run_file.find("quickstart")))
     with pytest.raises(UserError, match=r"--time tomorrow .*08:00:00"):
         node_job.resources(run, "tomorrow\n#SBATCH --wrap=x", accelerators=False)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"node": "a"}', '{"job_id": 7}'])
+def test_damaged_files_are_named(make_run: Callable[..., Run], text: str) -> None:
+    run = make_run()
+    address, record = run.serving / "7.json", run.serving / "job.json"
+    for path in (address, record):
+        publish.write_text(path, text)
+    with pytest.raises(UserError, match=rf"{address}: is damaged; hyperpod-ft serve .* --stop"):
+        node_job.wait(run, SlurmLauncher(), Job("serve", "7", "slurm", "2026-01-01T00:00:00Z"), print)
+    with pytest.raises(UserError, match=rf"{record}: is damaged; .*squeue"):
+        node_job.active(run, SlurmLauncher())

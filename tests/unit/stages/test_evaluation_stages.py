@@ -122,6 +122,7 @@ def test_a_task_that_fails_is_named_and_the_others_are_kept(evaluated: Callable[
     with pytest.raises(UserError, match=r"base model: 1 of 2 tasks failed: bad: RuntimeError: no such column;"):
         perform(run)
     assert [row["task"] for row in asked(tmp_path)] == ["bad", "good"], "the tuned model needs not be asked"
+    assert len(list(run.tuned_scores.glob("*.json"))) == 1, "by it, a forced evaluation finds the base model's scores"
     other = evaluated({"bad": {"fails": "again"}, "good": {}}, tasks=["good"])
     assert other.own_tasks != run.own_tasks, "edited tasks are others"
     perform(other)

@@ -65,7 +65,7 @@ def stop() -> Iterator[Stop]:
 def reasons(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was left for SageMaker's FailureReason."""
     found: list[str] = []
-    monkeypatch.setattr(entry, "report_failure", found.append)
+    monkeypatch.setattr(entry, "write_failure_reason", found.append)
     return found
 
 

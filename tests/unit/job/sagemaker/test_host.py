@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.sagemaker.host import ContainerHost, link_root, report_failure
+from hyperpod_ft.job.sagemaker.host import ContainerHost, link_root, write_failure_reason
 
 TOLD = {
     "job": "quick-train-1",
@@ -90,7 +90,7 @@ def test_the_root_may_be_the_directory_itself(tmp_path: Path) -> None:
 
 
 def test_the_first_reason_is_the_jobs(tmp_path: Path) -> None:
-    report_failure("dataset.source: no such file" + "." * 2000, tmp_path)
-    report_failure("another", tmp_path)
+    write_failure_reason("dataset.source: no such file" + "." * 2000, tmp_path)
+    write_failure_reason("another", tmp_path)
     text = (tmp_path / "output/failure").read_text()
     assert text.startswith("dataset.source: no such file") and len(text) == 1024

@@ -38,6 +38,21 @@ def test_another_torch_comes_with_its_cuda_libraries() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("version", "lacking"),
+    [("2.13.3.0.20482", False), ("2.13.3.0", False), ("2.13.3.1.5", True), ("2.13.3.01.5", True), (None, True)],
+)
+def test_a_pin_may_leave_the_build_open(version: str | None, lacking: bool) -> None:
+    pin = "torch-neuronx==2.13.3.0.*"
+    assert interpreter.to_install([pin], lambda _: version) == [pin] * lacking
+
+
+@pytest.mark.parametrize("line", ["torch>=2.13.0", "torch", "--extra-index-url https://pip.repos.neuron.amazonaws.com"])
+def test_what_is_no_pin_is_named(line: str) -> None:
+    with pytest.raises(UserError, match=f"pins: {line}: is not name==version"):
+        interpreter.to_install([line], lambda _: None)
+
+
 def test_dependencies_come_with_the_pins_or_from_pip() -> None:
     directory = Path(interpreter.__file__).parents[2] / "pins"
     for name, without in (("torch", ["--no-deps"]), ("neuron-2.26.1", []), ("torch-neuron", [])):

@@ -72,7 +72,8 @@ IMPATIENT = r"""
 import sys
 from hyperpod_ft.job.sagemaker import on_every_host
 on_every_host._GRACE_SECONDS = on_every_host._GRACE_SECONDS_AFTER_A_FAILURE = on_every_host._TERMINATION_SECONDS = 1
-on_every_host._BEFORE = ("bash", "-c", 'echo pulling; echo "{\\"checkpoint\\": ${CHECKPOINT}}"; exit "${STATUS:-0}"')
+script = '${SAY:-echo pulling}; echo "{\\"checkpoint\\": ${CHECKPOINT}}"; exit "${STATUS:-0}"'
+on_every_host._BEFORE = ("bash", "-c", script)
 sys.exit(on_every_host.run_everywhere("train", "/fsx/run", sys.argv[1:]))
 """
 
@@ -121,6 +122,8 @@ def test_with_a_store_every_host_pulls_the_checkpoint_of_the_first_one(job: str,
         assert status == 0 and output.splitlines() == ["pulling", "started"]
         assert [host.pulled for host in hosts] == [[("train", pulled)]] * 2
         assert all(len(host.started) == 1 for host in hosts)
+        silent = finish(lead(job, 3, "echo started", **{STORE: "s3://b/ft", "CHECKPOINT": checkpoint, "SAY": "true"}))
+        assert silent == (0, "started\n")
 
 
 def test_nothing_starts_when_a_host_cannot_pull_what_it_needs(job: str) -> None:

@@ -152,6 +152,7 @@ def test_looking_writes_nothing(ask: Ask, idle: Run) -> None:
     for path in ("", f"runs/{idle.full_name}", f"compare?run={idle.full_name}"):
         assert ask(path)[0] == 200
     assert tree(idle.directory) == before
+    assert "0 runs: choose 1 to 20" in ask("compare")[1]
 
 
 @pytest.mark.parametrize(
