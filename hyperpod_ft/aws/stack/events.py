@@ -130,8 +130,11 @@ def why(client: Any, stack_id: str) -> str:
     return "CloudFormation gave no reason"
 
 
-def require(client: Any, stack_id: str, status: str) -> None:
-    """Raise UserError unless `status` is that of a complete stack."""
+def require(client: Any, stack_id: str, status: str, *, delete: str, delete_again: str) -> None:
+    """Raise UserError unless `status` is that of a complete stack.
+
+    `delete`: the command that deletes a stack whose creation failed; `delete_again`: one whose deletion failed.
+    """
     if status in _DONE:
         return
     name = _name(stack_id)
@@ -144,8 +147,8 @@ def require(client: Any, stack_id: str, status: str) -> None:
         command = f"`aws cloudformation continue-update-rollback --stack-name {name}`"
         raise UserError(problem, f"fix the cause, run {command}, then run this command again")
     if status == "DELETE_FAILED":
-        raise UserError(problem, "remove what still uses it, then run `hyperpod-ft cluster delete --delete-data`")
-    raise UserError(problem, "fix the cause, run `hyperpod-ft cluster delete`, then create it again")
+        raise UserError(problem, f"remove what still uses it, then run `{delete_again}`")
+    raise UserError(problem, f"fix the cause, run `{delete}`, then create it again")
 
 
 def _name(stack_id: str) -> str:
