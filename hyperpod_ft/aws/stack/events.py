@@ -12,6 +12,7 @@ from typing import Any
 from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import pause
+from hyperpod_ft.progress import PrintLine
 
 POLL_SECONDS = 5.0
 DEADLINE_SECONDS = 3600.0  # a file system takes ten minutes, rarely more than thirty
@@ -47,6 +48,16 @@ class StackEvent:
 
 
 OnStackEvent = Callable[[StackEvent], None]
+
+
+def reporter(name: str, report: PrintLine) -> OnStackEvent:
+    """Reports the events of stack `name` that are worth reporting, a line each."""
+
+    def on_event(event: StackEvent) -> None:
+        if event.worth_reporting:
+            report(f"stack {name}: {event}")
+
+    return on_event
 
 
 def describe(client: Any, name: str) -> dict[str, Any] | None:
