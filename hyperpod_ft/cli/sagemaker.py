@@ -40,13 +40,14 @@ def setup(
     Prints the section for the run file. Safe to run again: an existing stack is updated.
     """
     from hyperpod_ft.aws.stack import training_resources
+    from hyperpod_ft.aws.stack.events import reporter
 
     if print_template:
         print(training_resources.template(), end="")
         return
     made = training_resources.deploy(
         _session(region, profile),
-        lambda event: tables.progress(f"stack {name}: {event}") if event.worth_reporting else None,
+        reporter(name, tables.progress),
         name=name,
         file_system=file_system,
     )
@@ -94,6 +95,7 @@ def delete(
 ) -> None:
     """Delete the role, and with --delete-data the bucket. Prints what still costs money."""
     from hyperpod_ft.aws.stack import training_resources
+    from hyperpod_ft.aws.stack.events import reporter
     from hyperpod_ft.progress import format_bytes
 
     what = "and its bucket with all data" if delete_data else "but not its bucket"
@@ -102,7 +104,7 @@ def delete(
         raise UserError(f"not deleted: the name is {name}", f"type it, or pass --confirm {name}")
     left = training_resources.delete(
         _session(region, profile),
-        lambda event: tables.progress(f"stack {name}: {event}") if event.worth_reporting else None,
+        reporter(name, tables.progress),
         name=name,
         delete_data=delete_data,
     )

@@ -14,7 +14,7 @@ from boto3.exceptions import RetriesExceededError, S3UploadFailedError
 from botocore.exceptions import ClientError
 
 from hyperpod_ft.aws.s3 import crt, trees, worker_processes
-from hyperpod_ft.aws.s3.download import RANGE_BYTES
+from hyperpod_ft.aws.s3.download import RANGE_BYTES, ObjectReplacedError
 from hyperpod_ft.aws.s3.listing import DIGEST
 from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.s3.upload import PART_BYTES, part_bytes
@@ -287,6 +287,24 @@ def test_a_file_that_changes_while_the_native_client_reads_it(
     monkeypatch.setattr(client, "upload_file", lambda path, *_, **__: os.utime(path))
     with pytest.raises(UserError, match="changed while it was uploaded"):
         trees.push(client, URL, root, [root / "model/c.bin"])
+
+
+def test_an_object_that_is_replaced_before_the_native_client_reads_it(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a recorded digest too, the new content does not get the old entry's name."""
+    put(client, "f", os.urandom(RANGE_BYTES + 1))
+    download_file = client.download_file
+
+    def replace(*place: str, **arguments: Any) -> None:
+        put(client, "f", os.urandom(RANGE_BYTES + 1))
+        download_file(*place, **arguments)
+
+    monkeypatch.setattr(crt, "is_used", lambda _: True)
+    monkeypatch.setattr(client, "download_file", replace)
+    with pytest.raises(ObjectReplacedError, match="f: was replaced while it was read"):
+        trees.pull(client, URL, tmp_path)
+    assert tree(tmp_path) == {}
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,16 @@ def test_a_failed_stack_says_why_and_what_to_do(aws: Aws) -> None:
     delete(kit_session(), quiet, name=STACK)
 
 
+def test_an_update_that_was_rolled_back_is_an_error(aws: Aws) -> None:
+    iam, role = aws.client("iam"), made().role_arn.rpartition("/")[2]
+    for policy in iam.list_role_policies(RoleName=role)["PolicyNames"]:
+        iam.delete_role_policy(RoleName=role, PolicyName=policy)
+    iam.delete_role(RoleName=role)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"UPDATE_ROLLBACK_COMPLETE: ExecutionRole .*; nothing has changed"):
+            made(file_system=True)
+
+
 def test_a_change_set_that_was_not_executed_is_not_waited_for(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "DEADLINE_SECONDS", 5.0)
     aws.client("cloudformation").create_change_set(

@@ -12,7 +12,7 @@ from hyperpod_ft.aws.s3.location import Location
 from hyperpod_ft.aws.session import Session, error_code, error_message
 from hyperpod_ft.aws.stack import stack
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources, of_existing
-from hyperpod_ft.aws.stack.events import POLL_SECONDS, describe, in_progress
+from hyperpod_ft.aws.stack.events import POLL_SECONDS, describe, in_progress, reporter
 from hyperpod_ft.aws.stack.filesystem import is_kept
 from hyperpod_ft.aws.stack.operations import outputs, parameters
 from hyperpod_ft.aws.stack.stack import StackParameters
@@ -149,11 +149,7 @@ def ensure_resources(config: ClusterConfig, session: Session, report: PrintLine)
     if config.existing is not None:
         return of_existing(config.existing, session)
     report(f"stack {config.stack_name}: its NAT gateway, file system and bucket cost money")
-    return stack.deploy(
-        session,
-        StackParameters.of(config),
-        lambda event: report(f"stack {config.stack_name}: {event}") if event.worth_reporting else None,
-    )
+    return stack.deploy(session, StackParameters.of(config), reporter(config.stack_name, report))
 
 
 def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, report: PrintLine) -> str:

@@ -6,6 +6,7 @@ from hyperpod_ft.aws.cluster.access import ClusterAccess
 from hyperpod_ft.aws.hyperpod import api
 from hyperpod_ft.aws.ssh.config import SshFiles
 from hyperpod_ft.aws.stack import stack
+from hyperpod_ft.aws.stack.events import reporter
 from hyperpod_ft.aws.stack.stack import Remaining
 from hyperpod_ft.config.cluster_config import stack_name
 from hyperpod_ft.errors import UserError
@@ -33,12 +34,7 @@ def _delete(access: ClusterAccess, delete_data: bool, timeout_seconds: float) ->
         while True:
             watch.until_gone(timeout_seconds)
             try:
-                remaining = stack.delete(
-                    access.session,
-                    name,
-                    lambda event: access.report(f"stack {name}: {event}") if event.worth_reporting else None,
-                    delete_data=delete_data,
-                )
+                remaining = stack.delete(access.session, name, reporter(name, access.report), delete_data=delete_data)
             except UserError as error:
                 if api.find(access.sagemaker, access.name) is None:
                     raise

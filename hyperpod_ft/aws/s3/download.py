@@ -15,7 +15,7 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import crt
-from hyperpod_ft.aws.s3.listing import DIGEST, Entry, digest_of
+from hyperpod_ft.aws.s3.listing import DIGEST, Entry
 from hyperpod_ft.aws.s3.work_queue import Task
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.digests import stream_xxh3
@@ -72,9 +72,7 @@ class Downloads:
                 return str(answer["Metadata"].get(DIGEST, ""))
             except self._client.exceptions.ClientError as error:
                 if error_code(error) == "PreconditionFailed":
-                    raise ObjectReplacedError(
-                        f"{entry.name}: was replaced while it was read", "run the command again"
-                    ) from error
+                    raise _replaced(entry) from error
                 raise
             except _interruptions() as error:
                 if attempt == _ATTEMPTS:
@@ -111,7 +109,11 @@ class _Download:
         self.close()
         crt.download(client, bucket, self._entry.key, self._partial)
         self._file = self._open()
-        self._finish(digest_of(client, bucket, self._entry))
+        described = client.head_object(Bucket=bucket, Key=self._entry.key)
+        if described["ETag"] != self._entry.etag:  # boto3's `download_file` does not take IfMatch
+            self._partial.unlink(missing_ok=True)
+            raise _replaced(self._entry)
+        self._finish(str(described["Metadata"].get(DIGEST, "")))
 
     def close(self) -> None:
         self._file.close()
@@ -160,6 +162,10 @@ def finish(root: Path, entries: Collection[Entry], *, flush: bool) -> None:
 def partial_of(final: Path, entry: Entry) -> Path:
     """Where an object is stored until it is complete; the name depends on the content."""
     return final.with_name(f".{final.name}.{re.sub(r'[^0-9a-zA-Z-]', '', entry.etag)}.partial")
+
+
+def _replaced(entry: Entry) -> ObjectReplacedError:
+    return ObjectReplacedError(f"{entry.name}: was replaced while it was read", "run the command again")
 
 
 def _interruptions() -> tuple[type[Exception], ...]:

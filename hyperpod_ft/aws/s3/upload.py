@@ -2,6 +2,10 @@
 
 S3 checks the CRC-32 of each request. An upload that is killed leaves no object; its parts, which are not visible but
 which are billed, are removed by the bucket's lifecycle rule (templates/sagemaker/resources.yaml).
+
+Not boto3's `upload_file`, except where it uses AWS's native client: a file that changes while it is read would become
+an object, perhaps in place of a good one; an interrupted command would first send the rest of its files; and over TLS
+it takes more CPU time (docs/performance.md).
 """
 
 import base64

@@ -12,6 +12,7 @@ from typing import Any
 from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import pause
+from hyperpod_ft.progress import PrintLine
 
 POLL_SECONDS = 5.0
 DEADLINE_SECONDS = 3600.0  # a file system takes ten minutes, rarely more than thirty
@@ -47,6 +48,16 @@ class StackEvent:
 
 
 OnStackEvent = Callable[[StackEvent], None]
+
+
+def reporter(name: str, report: PrintLine) -> OnStackEvent:
+    """Reports the events of stack `name` that are worth reporting, a line each."""
+
+    def on_event(event: StackEvent) -> None:
+        if event.worth_reporting:
+            report(f"stack {name}: {event}")
+
+    return on_event
 
 
 def describe(client: Any, name: str) -> dict[str, Any] | None:
@@ -130,8 +141,11 @@ def why(client: Any, stack_id: str) -> str:
     return "CloudFormation gave no reason"
 
 
-def require(client: Any, stack_id: str, status: str) -> None:
-    """Raise UserError unless `status` is that of a complete stack."""
+def require(client: Any, stack_id: str, status: str, *, delete: str, delete_again: str) -> None:
+    """Raise UserError unless `status` is that of a complete stack.
+
+    `delete`: the command that deletes a stack whose creation failed; `delete_again`: one whose deletion failed.
+    """
     if status in _DONE:
         return
     name = _name(stack_id)
@@ -144,8 +158,8 @@ def require(client: Any, stack_id: str, status: str) -> None:
         command = f"`aws cloudformation continue-update-rollback --stack-name {name}`"
         raise UserError(problem, f"fix the cause, run {command}, then run this command again")
     if status == "DELETE_FAILED":
-        raise UserError(problem, "remove what still uses it, then run `hyperpod-ft cluster delete --delete-data`")
-    raise UserError(problem, "fix the cause, run `hyperpod-ft cluster delete`, then create it again")
+        raise UserError(problem, f"remove what still uses it, then run `{delete_again}`")
+    raise UserError(problem, f"fix the cause, run `{delete}`, then create it again")
 
 
 def _name(stack_id: str) -> str:

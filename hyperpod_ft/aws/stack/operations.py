@@ -1,4 +1,4 @@
-"""What both stacks need of CloudFormation: wait for an earlier request, update, read parameters and outputs.
+"""What both stacks need of CloudFormation: wait for an earlier request, update, delete, read parameters and outputs.
 
 `client` is boto3's for cloudformation throughout; a stack is an entry of DescribeStacks.
 """
@@ -27,6 +27,13 @@ def update(client: Any, stack_id: str, request: dict[str, Any], progress: OnStac
         if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
             return "UPDATE_COMPLETE"
         raise
+    return settle(client, stack_id, progress, after=before)
+
+
+def delete(client: Any, stack_id: str, progress: OnStackEvent) -> str:
+    """Delete and wait. Returns the stack's final state, DELETE_COMPLETE unless a resource could not be deleted."""
+    before = last_event(client, stack_id)
+    client.delete_stack(StackName=stack_id)
     return settle(client, stack_id, progress, after=before)
 
 

@@ -17,8 +17,9 @@ from typing import Any
 from hyperpod_ft.aws.s3 import buckets
 from hyperpod_ft.aws.s3.buckets import Bucket
 from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.aws.stack import operations
 from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
-from hyperpod_ft.aws.stack.events import OnStackEvent, StackEvent, describe, in_progress, last_event, require, settle
+from hyperpod_ft.aws.stack.events import OnStackEvent, StackEvent, describe, in_progress, require, settle
 from hyperpod_ft.aws.stack.filesystem import FsxFileSystem, delete_filesystem, is_kept, measure_filesystem
 from hyperpod_ft.aws.stack.operations import outputs, parameters, update, wait_until_settled
 from hyperpod_ft.config.cluster_config import ClusterConfig
@@ -107,14 +108,14 @@ def deploy(session: Session, parameters: StackParameters, progress: OnStackEvent
         request = _request(parameters)
         if stack is None and (stack_id := _create(client, request)):
             status = settle(client, stack_id, progress, after="")
-            require(client, stack_id, status)
+            _require(client, stack_id, status)
         else:
             stack = stack or wait_until_settled(client, parameters.name, progress)
             assert stack is not None, "CreateStack answered AlreadyExists"
             stack_id = str(stack["StackId"])
             _require_ours(stack)
             _require_updatable(client, stack)
-            require(client, stack_id, update(client, stack_id, request, progress))
+            _require(client, stack_id, update(client, stack_id, request, progress))
         found = describe(client, stack_id)
         assert found is not None, "a stack is found by its id even after deletion"
         if not is_kept(session, outputs(found)["FsxId"]):
@@ -210,7 +211,7 @@ def _require_ours(stack: dict[str, Any]) -> None:
 def _require_updatable(client: Any, stack: dict[str, Any]) -> None:
     """Raise UserError for an incomplete stack. One whose last update was rolled back is complete."""
     if stack["StackStatus"] != "UPDATE_ROLLBACK_COMPLETE":
-        require(client, str(stack["StackId"]), str(stack["StackStatus"]))
+        _require(client, str(stack["StackId"]), str(stack["StackStatus"]))
 
 
 def _cluster_resources(stack: dict[str, Any]) -> ClusterResources:
@@ -254,12 +255,15 @@ def _keep_data_only(client: Any, stack: dict[str, Any], progress: OnStackEvent) 
         ],
         "Capabilities": ["CAPABILITY_IAM"],
     }
-    require(client, stack_id, update(client, stack_id, request, progress))
+    _require(client, stack_id, update(client, stack_id, request, progress))
 
 
 def _delete_stack(client: Any, stack_id: str, progress: OnStackEvent) -> None:
-    before = last_event(client, stack_id)
-    client.delete_stack(StackName=stack_id)
-    status = settle(client, stack_id, progress, after=before)
+    status = operations.delete(client, stack_id, progress)
     if status != "DELETE_COMPLETE":
-        require(client, stack_id, status)
+        _require(client, stack_id, status)
+
+
+def _require(client: Any, stack_id: str, status: str) -> None:
+    delete_stack = "hyperpod-ft cluster delete"
+    require(client, stack_id, status, delete=delete_stack, delete_again=f"{delete_stack} --delete-data")

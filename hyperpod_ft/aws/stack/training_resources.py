@@ -10,12 +10,11 @@ from typing import Any
 from hyperpod_ft.aws.s3 import buckets
 from hyperpod_ft.aws.s3.buckets import Bucket
 from hyperpod_ft.aws.session import Session, explained
-from hyperpod_ft.aws.stack.events import OnStackEvent, describe, last_event, settle, why
+from hyperpod_ft.aws.stack import operations
+from hyperpod_ft.aws.stack.events import OnStackEvent, describe, require, settle
 from hyperpod_ft.aws.stack.operations import outputs, parameters, update, wait_until_settled
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped
-
-_COMPLETE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,12 @@ def deploy(session: Session, progress: OnStackEvent, *, name: str, file_system: 
         else:
             stack_id = str(stack["StackId"])
             _require_ours(stack)
-            _require_complete(client, name, stack_id, stack["StackStatus"])
+            if stack["StackStatus"] != "UPDATE_ROLLBACK_COMPLETE":  # complete, as it was before its last update
+                _require(client, name, stack_id, stack["StackStatus"])
             given = file_system or parameters(stack)["FileSystem"] == "true"
             chosen = {"ParameterKey": "FileSystem", "ParameterValue": str(given).lower()}
             status = update(client, stack_id, request | {"Parameters": [chosen]}, progress)
-        _require_complete(client, name, stack_id, status)
+        _require(client, name, stack_id, status)
         return _resources(describe(client, stack_id) or {})
 
 
@@ -71,11 +71,9 @@ def delete(session: Session, progress: OnStackEvent, *, name: str, delete_data: 
         stack_id, bucket = str(stack["StackId"]), outputs(stack).get("Bucket", "")
         if delete_data:
             buckets.delete(session.client("s3"), bucket)
-        before = last_event(client, stack_id)
-        client.delete_stack(StackName=stack_id)
-        status = settle(client, stack_id, progress, after=before)
+        status = operations.delete(client, stack_id, progress)
         if status != "DELETE_COMPLETE":
-            raise UserError(f"stack {name} is {status}: {why(client, stack_id)}", "fix the cause, then delete it again")
+            _require(client, name, stack_id, status)
         return buckets.measure(session.client("s3"), bucket)
 
 
@@ -85,12 +83,9 @@ def _require_ours(stack: dict[str, Any]) -> None:
         raise UserError(f"stack {stack['StackName']} was not created by this kit", "pass another name with --name")
 
 
-def _require_complete(client: Any, name: str, stack_id: str, status: str) -> None:
-    if status not in _COMPLETE:
-        raise UserError(
-            f"stack {name} is {status}: {why(client, stack_id)}",
-            f"fix the cause, run `hyperpod-ft sagemaker delete --name {name}`, then set it up again",
-        )
+def _require(client: Any, name: str, stack_id: str, status: str) -> None:
+    delete_stack = f"hyperpod-ft sagemaker delete --name {name}"
+    require(client, stack_id, status, delete=delete_stack, delete_again=delete_stack)
 
 
 def _resources(stack: dict[str, Any]) -> TrainingResources:

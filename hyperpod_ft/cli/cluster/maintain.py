@@ -200,9 +200,7 @@ def update(
         lost = f"{LOST}; on the controller {LOST_ON_CONTROLLER}" if controller else LOST
         _confirm(yes, f"Update the nodes of {', '.join(groups)}: {lost}. The shared volume is kept.")
         if controller and not no_backup:
-            maintenance.back_up(
-                access,
-            )
+            maintenance.back_up(access)
         maintenance.update(access, groups, wanted, None if no_wait else timeout)
 
 

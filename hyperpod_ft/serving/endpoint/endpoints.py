@@ -85,6 +85,11 @@ class Endpoints:
             described.get("FailureReason", ""),
         )
 
+    def name_of_component(self, endpoint: str) -> str | None:
+        """None when the endpoint has no inference component: it does not scale to zero."""
+        found = self.component(endpoint)
+        return found.name if found else None
+
     def create_model(self, request: dict[str, Any]) -> None:
         if _found(self.client.describe_model, ModelName=request["ModelName"]) is None:
             self._create("model", self.client.create_model, request, request["ModelName"])

@@ -99,7 +99,7 @@ class EndpointOperations:
         """Pieces of the greedy answer, as they come. `raw`: the text is the prompt, without the chat template."""
         with self._explained(name):
             require(self._endpoints, name)
-            component = self._endpoints.component(name)
+            component = self._endpoints.name_of_component(name)
             models = self._endpoints.models(name)
             variables = self._endpoints.server_variables(models[0]) if models else {}
             request: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0}
@@ -107,7 +107,7 @@ class EndpointOperations:
             if any(key.startswith("SM_VLLM_") for key in variables):
                 request["model"] = TUNED
             runtime = self.session.client("sagemaker-runtime")
-            for event in stream(runtime, name, component.name if component else None, request):
+            for event in stream(runtime, name, component, request):
                 for choice in event.get("choices", []):
                     yield (choice.get("text") if raw else choice.get("delta", {}).get("content")) or ""
 
@@ -115,9 +115,9 @@ class EndpointOperations:
         """Base URL and a fresh token for OpenAI clients."""
         with self._explained(name):
             require(self._endpoints, name)
-            component = self._endpoints.component(name)
+            component = self._endpoints.name_of_component(name)
             runtime = self.session.client("sagemaker-runtime")
-            address = bearer_token.base_url(runtime.meta.endpoint_url, name, component.name if component else None)
+            address = bearer_token.base_url(runtime.meta.endpoint_url, name, component)
             return address, bearer_token.bearer_token(self.session.credentials(), self.region)
 
     def logs(self, name: str, *, follow: bool) -> Iterator[str]:
@@ -125,8 +125,8 @@ class EndpointOperations:
         with self._explained(name):
             if follow:
                 require(self._endpoints, name)  # the log of one that is deleted has no more lines
-            component = self._endpoints.component(name)
-            group = endpoint_logs.log_group(name, component.name if component else None)
+            component = self._endpoints.name_of_component(name)
+            group = endpoint_logs.log_group(name, component)
             yield from endpoint_logs.lines(self.session.client("logs"), group, follow=follow)
 
     def delete(self, name: str, run: Run | None, *, keep_bundle: bool) -> None:

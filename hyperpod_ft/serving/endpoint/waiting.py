@@ -90,8 +90,8 @@ class EndpointWatch:
         return found.status, found.failure
 
     def log_group(self) -> str:
-        component = self.endpoints.component(self.name) if self.scales_to_zero else None
-        return endpoint_logs.log_group(self.name, component.name if component else None)
+        component = self.endpoints.name_of_component(self.name) if self.scales_to_zero else None
+        return endpoint_logs.log_group(self.name, component)
 
     def _report_log(self, waited: float) -> None:
         """What the container printed last; without permission to read it, nothing."""
