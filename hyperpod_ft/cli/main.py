@@ -241,12 +241,12 @@ def compare(
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
-    from hyperpod_ft.runs.results import figures
+    from hyperpod_ft.runs.results import training_summary
 
     found = [references.find(run) for run in runs]
     for known in found:
         Launchers.of(known).refresh(known)  # a run of training jobs may have finished since
-    compared = [figures.require(known) for known in found]
+    compared = [training_summary.require(known) for known in found]
     if as_json:
         print_json([asdict(training) for training in compared])
     else:

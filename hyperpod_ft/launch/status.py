@@ -15,8 +15,8 @@ from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import unix_time
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
-from hyperpod_ft.runs.results.figures import Figures, figures
 from hyperpod_ft.runs.results.log_text import StageProgress, stage_progress
+from hyperpod_ft.runs.results.training_summary import TrainingSummary, summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import steps
@@ -65,7 +65,7 @@ class RunStatus:
     submitted: str = ""  # first, ISO 8601, UTC
     origin: str = ""  # the run file or recipe with its overrides, as arguments of `submit`
     training: LatestMetrics | None = None  # until it is done
-    figures: Figures | None = None  # once trained
+    training_summary: TrainingSummary | None = None  # once trained
     evaluations: tuple[EvaluationResult, ...] = ()
     note: str = ""  # why states are unknown
     created: str = ""  # the job that this look at the run created
@@ -141,7 +141,7 @@ def status_of(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
         submitted=min((job.submitted for job in run.jobs()), default=""),
         origin=_origin(run),
         training=_latest_metrics(run, stages),
-        figures=figures(run),
+        training_summary=summary_of(run),
         evaluations=evaluations(run),
         note=note,
         created=created,

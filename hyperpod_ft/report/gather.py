@@ -18,9 +18,9 @@ from hyperpod_ft.runs.assets import dataset_asset, model_asset
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.results.evaluation import evaluations
-from hyperpod_ft.runs.results.figures import figures
 from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.results.samples import Samples
+from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import steps
@@ -67,7 +67,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         dataset=_dataset(records),
         samples=samples,
         evaluations=evaluations(run),
-        figures=figures(run),
+        training_summary=summary_of(run),
         submissions=run.submissions(),
         errors=last_lines(failed) if failed else (),
         commands=_commands(run, state, failed),

@@ -44,15 +44,15 @@ def runs_page(root: str, statuses: Sequence[RunStatus], refresh_seconds: int) ->
 
 
 def _row(status: RunStatus) -> _Row:
-    figures, training = status.figures, status.training
+    summary, training = status.training_summary, status.training
     return _Row(
         name=f"{status.name}/{Path(status.directory).name}",
         state=status.state,
         at_work=", ".join(_at_work(status)),
         submitted=status.submitted,
-        loss=_finite(figures.final_loss if figures else training.loss if training else None),
-        validation_loss=_finite(figures.validation_loss if figures else None),
-        cost=figures.cost if figures else None,
+        loss=_finite(summary.final_loss if summary else training.loss if training else None),
+        validation_loss=_finite(summary.validation_loss if summary else None),
+        cost=summary.cost if summary else None,
     )
 
 

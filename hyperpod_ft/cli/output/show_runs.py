@@ -15,10 +15,10 @@ from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.results import figures
+from hyperpod_ft.runs.results import training_summary
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
-from hyperpod_ft.runs.results.figures import Figures
 from hyperpod_ft.runs.results.samples import Samples
+from hyperpod_ft.runs.results.training_summary import TrainingSummary
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.terminal import printable
 
@@ -124,8 +124,8 @@ def status(current: RunStatus) -> None:
     if current.created:
         print(created_line(current.created))
     console().print(status_table(current))
-    if current.figures:
-        print(f"trained: {figures.line(current.figures)}")
+    if current.training_summary:
+        print(f"trained: {training_summary.line(current.training_summary)}")
     scores(current.evaluations)
     advice(current)
 
@@ -186,7 +186,7 @@ def advice(current: RunStatus) -> None:
 
 
 def results(run: Run) -> None:
-    """Base and tuned answers side by side, and the figures."""
+    """Base and tuned answers side by side, exact answers, validation losses and scores."""
     samples = Samples.read(run.samples_path)
     answers = table("prompt", "base model", "tuned model")
     rows = samples.all_answers[:_ANSWERS_SHOWN]
@@ -234,9 +234,9 @@ def runs(root: Path, statuses: Sequence[RunStatus]) -> None:
         print(note)
 
 
-def comparison(compared: Sequence[Figures]) -> None:
+def comparison(compared: Sequence[TrainingSummary]) -> None:
     """A column for each training."""
-    head, *lines = figures.table(compared)
+    head, *lines = training_summary.table(compared)
     compared_runs = table(*head)
     for column in compared_runs.columns[1:]:
         column.justify = "right"
