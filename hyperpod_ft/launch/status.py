@@ -214,19 +214,19 @@ def _restarts(run: Run, stage: str, job_id: str) -> str:
     return attempts.describe(attempts.of_submission(run, stage, job_id), run.config.cluster.max_restarts)
 
 
-def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:
-    if known is not None and known.active:
-        if known.state == "PENDING":
-            return "pending", known.reason
-        return "running", " ".join(part for part in (known.elapsed, known.nodes) if part)
-    if (known is not None and known.state == "CANCELLED") or run.cancel_marker(job.stage, job.job_id).exists():
+def _job_state(run: Run, job: Job, job_state: JobState | None) -> tuple[State, str]:
+    if job_state is not None and job_state.active:
+        if job_state.state == "PENDING":
+            return "pending", job_state.reason
+        return "running", " ".join(part for part in (job_state.elapsed, job_state.nodes) if part)
+    if (job_state is not None and job_state.state == "CANCELLED") or run.cancel_marker(job.stage, job.job_id).exists():
         return "cancelled", ""
     exit_status = run.exit_status(job.stage, job.job_id)
     if exit_status not in (None, 0):
         return "failed", f"exit status {exit_status}"
-    if known is not None and known.state != "COMPLETED":
-        return "failed", ": ".join(part for part in (known.state.lower(), known.reason) if part)
-    if known is None and exit_status is None:
+    if job_state is not None and job_state.state != "COMPLETED":
+        return "failed", ": ".join(part for part in (job_state.state.lower(), job_state.reason) if part)
+    if job_state is None and exit_status is None:
         if not run.log(job.stage, job.job_id).exists():
             return "not run", ""  # it never started
         return "failed", "the job no longer exists and left no exit status"

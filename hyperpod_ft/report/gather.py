@@ -136,18 +136,18 @@ def _resume_points(
     def point(step: int, lost: int, reason: str) -> ResumePoint:
         return ResumePoint(step, 0.0 if step == 0 else seconds.get(step), lost, reason)
 
-    found = [
+    after_attempts = [
         point(attempt.checkpoint, max(0, attempt.step - attempt.checkpoint), attempt.reason)
         for attempt in attempts.history(run, "train")
     ]
     resumed = facts.get("resumed_from")
     unexplained = [step for step in resumed if isinstance(step, int)] if isinstance(resumed, list) else []
-    for known in found:
-        if known.step in unexplained:
-            unexplained.remove(known.step)
+    for resume_point in after_attempts:
+        if resume_point.step in unexplained:
+            unexplained.remove(resume_point.step)
     return sorted(
-        [*found, *(point(step, 0, "a new job resumed the training") for step in unexplained)],
-        key=lambda resumed: resumed.step,
+        [*after_attempts, *(point(step, 0, "a new job resumed the training") for step in unexplained)],
+        key=lambda resume_point: resume_point.step,
     )
 
 
@@ -156,15 +156,15 @@ def _stages(run: Run, records: Mapping[str, Record], status: RunStatus | None) -
     summaries = []
     for stage in run.plan.stages:
         record = records.get(stage.name)
-        known = states.get(stage.name) or StageStatus(stage.name, "done" if record else "not run")
+        current = states.get(stage.name) or StageStatus(stage.name, "done" if record else "not run")
         summaries.append(
             StageSummary(
                 name=stage.name,
-                state=known.state,
+                state=current.state,
                 seconds=record.seconds if record else None,
-                job_id=record.job_id if record else known.job_id,
+                job_id=record.job_id if record else current.job_id,
                 host=record.host if record else "",
-                detail=", ".join(part for part in (known.restarts, known.detail) if part),
+                detail=", ".join(part for part in (current.restarts, current.detail) if part),
                 versions=record.versions if record else {},
             )
         )

@@ -40,8 +40,8 @@ def work(run: Run) -> stage.Result:
         versions=versions,
         device=device_name,
     )
-    for one in evaluation.main_scores:
-        print(f"eval: {evaluation.label(one.metric)}: base {one.base}, tuned {one.tuned}", flush=True)
+    for score in evaluation.main_scores:
+        print(f"eval: {evaluation.label(score.metric)}: base {score.base}, tuned {score.tuned}", flush=True)
     # the record comes last, and is not among the recorded ones yet
     card = run.tuned_model / CARD
     text = card.read_text(encoding="utf-8") if card.exists() else ""

@@ -33,8 +33,8 @@ STATE_STYLES = {
 }
 
 
-def plan(known: Preview) -> None:
-    run, degrees = known.run, known.run.plan.degrees
+def plan(preview: Preview) -> None:
+    run, degrees = preview.run, preview.run.plan.degrees
     print(f"run       {run.full_name}  in {shown(run.directory)}")
     training = run.config.training
     print(f"engine    {run.config.engine}, {training.objective}, {training.method}, {training.precision}")
@@ -46,19 +46,19 @@ def plan(known: Preview) -> None:
     if run.proposal:
         print("degrees   chosen by estimates (docs/parallelism.md):")
         console().print(_proposal(run.proposal))
-    if known.fit:
-        print(f"sharding  {known.fit.sharding}")
-    if known.fit and known.fit.pipeline:
-        print(f"pipeline  {known.fit.pipeline}")
-    if known.fit and known.fit.memory:
-        print(f"memory    {known.fit.memory}; available: {known.available_bytes / GIB:.1f} (estimated)")
-    print(f"step      {known.rows_per_step} rows, at most {known.tokens_per_step:,} tokens")
-    if known.steps is None:
+    if preview.fit:
+        print(f"sharding  {preview.fit.sharding}")
+    if preview.fit and preview.fit.pipeline:
+        print(f"pipeline  {preview.fit.pipeline}")
+    if preview.fit and preview.fit.memory:
+        print(f"memory    {preview.fit.memory}; available: {preview.available_bytes / GIB:.1f} (estimated)")
+    print(f"step      {preview.rows_per_step} rows, at most {preview.tokens_per_step:,} tokens")
+    if preview.steps is None:
         print("steps     unknown until the dataset is prepared")
     else:
-        print(f"steps     {known.steps.total}, {known.steps.per_epoch:.1f} per epoch")
+        print(f"steps     {preview.steps.total}, {preview.steps.per_epoch:.1f} per epoch")
     stages = table("stage", "", "why", "nodes", "partition", "fingerprint")
-    for stage in known.stages:
+    for stage in preview.stages:
         skipped = "not needed by later stages" if stage.reason else "done"
         resources = stage.plan.resources
         stages.add_row(
@@ -70,9 +70,9 @@ def plan(known: Preview) -> None:
             stage.plan.fingerprint,
         )
     console().print(stages)
-    if known.training_jobs:
+    if preview.training_jobs:
         jobs = table("training job", "stages", "instances", "at most", "image")
-        for job in known.training_jobs:
+        for job in preview.training_jobs:
             limit = f"{job.seconds / 3600:,.4g} h"
             jobs.add_row(job.group, " ".join(job.stages), job.instances, limit, Text(job.image))
         print("with --launcher sagemaker:")
@@ -208,16 +208,16 @@ def results(run: Run) -> None:
     print(f"Report: {shown(run.report_path) if written else f'hyperpod-ft report {shown(run.directory)}'}")
 
 
-def scores(found: Sequence[EvaluationResult]) -> None:
+def scores(results: Sequence[EvaluationResult]) -> None:
     """A line for each score of both models, without the members of groups."""
-    if not found:
+    if not results:
         return
     listed = table("task, metric", "base model", "tuned model")
     for column in listed.columns[1:]:
         column.justify = "right"
-    for evaluation in found:
-        for one in evaluation.main_scores:
-            listed.add_row(Text(evaluation.label(one.metric)), str(one.base), str(one.tuned))
+    for evaluation in results:
+        for score in evaluation.main_scores:
+            listed.add_row(Text(evaluation.label(score.metric)), str(score.base), str(score.tuned))
     console().print(listed)
 
 

@@ -142,9 +142,9 @@ def table(compared: Sequence[TrainingSummary]) -> Iterator[tuple[str, ...]]:
 def _scores(training: TrainingSummary) -> dict[str, str]:
     """By what is scored; of several evaluations of one thing, the newest."""
     return {
-        evaluation.label(one.metric): f"{one.tuned} (base {one.base})"
+        evaluation.label(score.metric): f"{score.tuned} (base {score.base})"
         for evaluation in training.evaluations
-        for one in evaluation.main_scores
+        for score in evaluation.main_scores
     }
 
 
