@@ -12,6 +12,7 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats import model_directory
+from hyperpod_ft.config.sections.evaluation import Eval
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import harness_process
@@ -28,10 +29,10 @@ def work(run: Run) -> stage.Result:
     assert section is not None, "a run with this stage has the section"
     device, device_name = _device(run)
     versions = {name: version for name, version in stage.versions().items() if name != "hyperpod-ft"}
-    conditions = _conditions(run, device_name, versions)
+    conditions = _conditions(section, run.tuned_model, device_name, versions)
     # one after the other, each in its own process, so that only one is in memory
-    base = _scores(run, "base model", run.base_model, run.base_scores, device, conditions)
-    tuned = _scores(run, "tuned model", run.tuned_model, run.tuned_scores, device, conditions)
+    base = _scores(run, section, "base model", run.base_model, run.base_scores, device, conditions)
+    tuned = _scores(run, section, "tuned model", run.tuned_model, run.tuned_scores, device, conditions)
     evaluation = EvaluationResult(
         tasks=section.tasks,
         limit=section.limit,
@@ -49,9 +50,9 @@ def work(run: Run) -> stage.Result:
     return stage.Result((), evaluation.as_facts())
 
 
-def _scores(run: Run, title: str, model: Path, directory: Path, device: str, conditions: dict[str, Any]) -> ModelScores:
-    section = run.config.eval
-    assert section is not None
+def _scores(
+    run: Run, section: Eval, title: str, model: Path, directory: Path, device: str, conditions: dict[str, Any]
+) -> ModelScores:
     digest = text_sha256(json.dumps(conditions, sort_keys=True))[:16]
     print(f"eval: {title}: {model} on {conditions['device']}", flush=True)
     request = ScoresRequest(
@@ -73,11 +74,9 @@ def _scores(run: Run, title: str, model: Path, directory: Path, device: str, con
     return harness_process.scores(run, request)
 
 
-def _conditions(run: Run, device: str, versions: dict[str, str]) -> dict[str, Any]:
+def _conditions(section: Eval, tuned_model: Path, device: str, versions: dict[str, str]) -> dict[str, Any]:
     """What scores depend on besides the model and the task: with others, a model is evaluated again."""
-    section = run.config.eval
-    assert section is not None
-    template = _chat_template(run.tuned_model) if section.apply_chat_template else None
+    template = _chat_template(tuned_model) if section.apply_chat_template else None
     return {
         **section.model_dump(mode="json", include={"num_fewshot", "limit", "batch_size", "include_revision"}),
         "chat_template": text_sha256(template) if template else None,
