@@ -1,12 +1,12 @@
 """The list of all runs below a root, as a page of a server that also has the page of each."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.report.html import asset, content_policy, environment
+from hyperpod_ft.report.numbers import finite
 
 _ASSETS = ("runs.js", "report.css")
 
@@ -50,14 +50,10 @@ def _row(status: RunStatus) -> _Row:
         state=status.state,
         at_work=", ".join(_at_work(status)),
         submitted=status.submitted,
-        loss=_finite(summary.final_loss if summary else training.loss if training else None),
-        validation_loss=_finite(summary.validation_loss if summary else None),
+        loss=finite(summary.final_loss if summary else training.loss if training else None),
+        validation_loss=finite(summary.validation_loss if summary else None),
         cost=summary.cost if summary else None,
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _at_work(status: RunStatus) -> list[str]:
