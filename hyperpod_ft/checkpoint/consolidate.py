@@ -9,7 +9,13 @@ from hyperpod_ft.checkpoint.adapters import lora, lora_config
 from hyperpod_ft.checkpoint.formats import model_directory, tied
 from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, WrittenFiles, write_files, write_model
+from hyperpod_ft.checkpoint.formats.safetensors_writer import (
+    MAX_SHARD_BYTES,
+    Outgoing,
+    WrittenFiles,
+    write_files,
+    write_model,
+)
 from hyperpod_ft.checkpoint.sharded.integrity import refuse_damage
 from hyperpod_ft.checkpoint.sharded.sharded import ShardedAdapter, ShardedCheckpoint, open_checkpoint
 from hyperpod_ft.checkpoint.tensors import reading
@@ -45,11 +51,11 @@ def consolidate_checkpoint(
     `open_checkpoint`, `consolidate_adapters` and `consolidate_model` do.
     """
     checkpoint = open_checkpoint(path)
-    options: dict[str, Any] = {"dtype": dtype, "max_shard_bytes": max_shard_bytes}
-    given = {name: value for name, value in options.items() if value is not None}
     if not checkpoint.adapters:
-        return checkpoint, consolidate_model(checkpoint, target, base=base, **given)
-    if given:
+        shard_bytes = max_shard_bytes or MAX_SHARD_BYTES
+        model = consolidate_model(checkpoint, target, base=base, dtype=dtype or "base", max_shard_bytes=shard_bytes)
+        return checkpoint, model
+    if dtype is not None or max_shard_bytes is not None:
         option = "--dtype" if dtype is not None else "--max-shard-size"
         raise UserError(
             f"{option}: applies to models, {path} has an adapter, which is written as stored", "leave the option out"
@@ -95,7 +101,7 @@ def consolidate_model(
     *,
     base: Path | None = None,
     dtype: str = "base",
-    max_shard_bytes: int = 5_000_000_000,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
     card: str | None = None,
     chat_template: str | None = None,
 ) -> WrittenFiles:

@@ -225,26 +225,26 @@ def verify(
     """Check that a model or adapter is complete, finite and as expected; exit code 1 if it is not."""
     from hyperpod_ft.checkpoint.verify.verify import verify as verify_directory
 
-    found = verify_directory(directory, against=against, tolerance=tolerance, adapter=adapter, base=base)
+    verified = verify_directory(directory, against=against, tolerance=tolerance, adapter=adapter, base=base)
     if as_json:
-        print_json(found.as_dict())
+        print_json(verified.as_dict())
     else:
-        _print_verification(found)
-    raise typer.Exit(0 if found.ok else 1)
+        _print_verification(verified)
+    raise typer.Exit(0 if verified.ok else 1)
 
 
-def _print_verification(found: "Verification") -> None:
+def _print_verification(verified: "Verification") -> None:
     print(
-        f"{found.directory}: {found.kind}, {count(found.files, 'file')}, {count(found.tensors, 'tensor')},"
-        f" {format_bytes(found.nbytes)} in {_pace(found.nbytes, found.seconds)}"
+        f"{verified.directory}: {verified.kind}, {count(verified.files, 'file')}, {count(verified.tensors, 'tensor')},"
+        f" {format_bytes(verified.nbytes)} in {_pace(verified.nbytes, verified.seconds)}"
     )
-    print(f"checksums  {found.checksums}")
-    if compared := found.comparison:
+    print(f"checksums  {verified.checksums}")
+    if compared := verified.comparison:
         print(
             f"against    {compared.against}: {compared.equal} tensors equal, {compared.different} different;"
             f" largest difference {compared.largest_difference:.3g}"
         )
-    if logits := found.logits:
+    if logits := verified.logits:
         effect = "" if logits.effect is None else f", the adapter makes {logits.effect:.3g}"
         print(
             f"logits     root mean square {logits.scale:.3g}; differences: {logits.rms_difference:.3g}"
@@ -253,7 +253,7 @@ def _print_verification(found: "Verification") -> None:
             f" the same most likely token at {logits.top1_agreement:.1%} of {logits.tokens} positions;"
             f" {logits.seconds:.1f} s"
         )
-    for line in found.findings:
+    for line in verified.findings:
         print(f"wrong: {printable(line)}")
-    if found.ok:
+    if verified.ok:
         print("no faults found")

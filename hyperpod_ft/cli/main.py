@@ -82,11 +82,11 @@ def plan(run_file: RunFile, overrides: Overrides = None, as_json: Json = False) 
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch.preflight import preview
 
-    known = preview(_load(run_file, overrides))
+    planned = preview(_load(run_file, overrides))
     if as_json:
-        print_json(known.as_dict())
+        print_json(planned.as_dict())
     else:
-        show_runs.plan(known)
+        show_runs.plan(planned)
 
 
 @app.command(name="render")
@@ -241,12 +241,12 @@ def compare(
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
-    from hyperpod_ft.runs.results import figures
+    from hyperpod_ft.runs.results import training_summary
 
-    found = [references.find(run) for run in runs]
-    for known in found:
-        Launchers.of(known).refresh(known)  # a run of training jobs may have finished since
-    compared = [figures.require(known) for known in found]
+    opened = [references.find(run) for run in runs]
+    for run in opened:
+        Launchers.of(run).refresh(run)  # a run of training jobs may have finished since
+    compared = [training_summary.require(run) for run in opened]
     if as_json:
         print_json([asdict(training) for training in compared])
     else:

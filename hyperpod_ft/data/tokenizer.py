@@ -68,10 +68,8 @@ def bos_ids(tokenizer: Tokenizer) -> list[int]:
 
 def pad_id(tokenizer: Tokenizer) -> int:
     """The id that pads rows: PAD, or else EOS, which is safe since padding has label -100 and its own segment."""
-    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return token
-    return 0
+    assert tokenizer.eos_token_id is not None  # `load` refuses such a tokenizer
+    return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
 def encode(library: Any, texts: Sequence[str]) -> list[list[int]]:
@@ -96,5 +94,5 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> list
 
 def source_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """What an encoder reads, exactly as in training: the prompt's ids, then EOS."""
-    assert tokenizer.eos_token_id is not None  # `load` refuses such a model
+    assert tokenizer.eos_token_id is not None  # `load` refuses such a tokenizer
     return [*encode(tokenizer.backend_tokenizer, [prompt])[0], tokenizer.eos_token_id]

@@ -15,7 +15,8 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.doctor import machine, slurm, volume
@@ -38,10 +39,8 @@ class NodeFindings:
     rows: tuple[Finding, ...]
     report: NodeReport | None  # of its devices, packages and disks; None without an instance type
 
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> "NodeFindings":
-        report = None if values["report"] is None else NodeReport.of(values["report"])
-        return cls(values["node"], values["time"], tuple(Finding(**row) for row in values["rows"]), report)
+
+_FINDINGS = TypeAdapter(NodeFindings)
 
 
 def check_node(probe: Path, instance_type: str, nodes: int, environment: str) -> NodeFindings:
@@ -108,7 +107,7 @@ def parse_output(output: str) -> list[NodeFindings]:
     answers = []
     for text in parts.values():
         with suppress(ValueError):
-            answers.append(NodeFindings.of(json.loads(base64.b64decode(text))))
+            answers.append(_FINDINGS.validate_json(base64.b64decode(text)))
     return answers
 
 

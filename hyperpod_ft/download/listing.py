@@ -17,7 +17,7 @@ class File:
 
     name: str
     size: int
-    origin: str = ""  # the source's own name for it: an S3 key, a path
+    origin: str = ""  # the path of a local file
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.s3 import trees
+from hyperpod_ft.aws.s3.listing import Entry
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError
@@ -21,17 +23,19 @@ class S3:
     _session: Session = field(default_factory=Session, repr=False, compare=False)
 
     def listing(self) -> Listing:
-        with self._client() as client:
-            found = trees.listing(client, self.uri)
-        if not found:
+        if not self._entries:
             raise UserError(f"{self.where}: no objects at {self.uri}", "correct the bucket or prefix")
-        return Listing(tuple(File(entry.name, entry.size) for entry in found))
+        return Listing(tuple(File(entry.name, entry.size) for entry in self._entries))
 
     def fetch(self, listing: Listing, directory: Path) -> None:
         wanted = {file.name for file in listing.files}
         with self._client() as client:
-            found = [entry for entry in trees.listing(client, self.uri) if entry.name in wanted]
-            trees.pull_entries(client, self.uri, directory, found)
+            trees.pull_entries(client, self.uri, directory, [entry for entry in self._entries if entry.name in wanted])
+
+    @cached_property
+    def _entries(self) -> list[Entry]:
+        with self._client() as client:
+            return trees.listing(client, self.uri)
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[Any]:

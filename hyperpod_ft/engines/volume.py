@@ -22,7 +22,7 @@ class Volume:
 def find(ranks: Ranks, directory: Path) -> Volume:
     """Look whether every node sees a file that rank 0 makes in `directory`. Collective; makes the directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    # named like what killed processes leave: docs/when-something-fails.md
+    # named like the leftovers of killed processes: docs/when-something-fails.md
     name = ranks.gather("volume/name", f".volume.partial-{uuid.uuid4().hex}")[0]
     probe = directory / name
     if ranks.is_rank_0:

@@ -1,6 +1,7 @@
 """Build a virtual environment from a file of pins: for the CPU and CUDA, for engine neuron, for TorchNeuron."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hyperpod_ft import publish
@@ -14,9 +15,23 @@ def build(pins: Path, environment: Path, kind: str = "torch", repositories: tupl
 
     Raises UserError when there is no suitable interpreter, or pip cannot install the packages.
     """
-    print(f"env: installing {pins.name} into {environment}; this takes a few minutes", flush=True)
-    with publish.new_directory(environment) as partial:
+    with _new_environment(pins, environment) as partial:
         _BUILDERS[kind](partial, environment.parent, pins, repositories)
+
+
+def build_on_top_of(base: Path, pins: Path, environment: Path) -> None:
+    """Likewise, with the packages of `base` too, the interpreter of another environment."""
+    with _new_environment(pins, environment) as partial:
+        interpreters.create_on_top_of(base, partial)
+        install(partial / "bin" / "python", pins)
+
+
+@contextlib.contextmanager
+def _new_environment(pins: Path, environment: Path) -> Iterator[Path]:
+    """Yield the directory to create the environment in. It gets its name once the packages are installed."""
+    print(f"installing {pins.name} into {environment}; this takes a few minutes", flush=True)
+    with publish.new_directory(environment) as partial:
+        yield partial
         interpreters.move_scripts(partial, environment)
 
 

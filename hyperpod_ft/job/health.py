@@ -7,7 +7,6 @@ problem as one line with the node's name and what to do about it. Exit status: 0
 report.
 """
 
-import json
 import os
 import sys
 import time
@@ -15,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import Instance
@@ -32,6 +33,8 @@ _REPORT_SECONDS = 60
 VOLUME_GIB = 10
 TEMPORARY_GIB = 5
 _PACKAGES_LISTED = 5  # in one line
+
+_REPORT = TypeAdapter(NodeReport)
 
 
 def problems(reports: Sequence[NodeReport], instance: Instance, replace: Callable[[str], str]) -> list[str]:
@@ -109,7 +112,7 @@ def _gather(directory: Path, step: int, nodes: int) -> list[NodeReport]:
     while True:
         paths = [path for number in range(nodes) if (path := _report_path(directory, step, number)).exists()]
         if len(paths) == nodes or time.monotonic() > deadline:
-            return [NodeReport.of(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+            return [_REPORT.validate_json(path.read_bytes()) for path in paths]
         time.sleep(0.05)
 
 

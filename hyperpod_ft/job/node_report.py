@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import UserError
@@ -39,11 +38,6 @@ class NodeReport:
     versions: Mapping[str, str] | None = None  # of the driver and of every package of the interpreter
     faults: tuple[str, ...] = ()  # errors of the programs, with remedies
     instance_type: str = ""  # without `ml.`; empty where it is not known
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> "NodeReport":
-        """The report whose fields were written as JSON."""
-        return cls(**values | {key: tuple(values[key]) for key in ("device_cores", "faults")})
 
 
 def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:

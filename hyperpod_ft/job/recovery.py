@@ -101,13 +101,10 @@ def _after_notice(attempt: Attempt, continued_by: ContinuedBy) -> Decision:
         resumes = "measures the rest of the reference"
     else:
         stepped = attempt.step > attempt.resumed_from
-        problem, more = "has not saved a checkpoint", ", or lower training.save_every_steps"
-        return Decision(
-            "end",
-            EXIT_USER_ERROR,
-            f"cluster.time_limit: the job is close to its time limit and {problem if stepped else 'has made no step'};"
-            f" raise the limit{more if stepped else ''}",
-        )
+        problem = "has not saved a checkpoint" if stepped else "has not completed a step"
+        remedy = "raise the limit, or lower training.save_every_steps" if stepped else "raise the limit"
+        message = f"cluster.time_limit: the job is close to its time limit and {problem}; {remedy}"
+        return Decision("end", EXIT_USER_ERROR, message)
     if continued_by == "next job":
         return Decision("leave", NOTICE_STATUS, f"close to the time limit; the next job {resumes}")
     return Decision("requeue", message=f"close to the time limit; the job is requeued and {resumes}")

@@ -117,12 +117,12 @@ def last_lines(failed: StageStatus) -> list[str]:
 def choose_stage(current: RunStatus, stage: str | None) -> StageStatus:
     """The given stage, or else the one that failed, is at work, waits, or ended last with a log."""
     if stage is not None:
-        return next(known for known in current.stages if known.stage == stage)
+        return next(stage_status for stage_status in current.stages if stage_status.stage == stage)
     for state in ("failed", *ACTIVE):
-        for known in current.stages:
-            if known.state == state:
-                return known
-    return next((known for known in reversed(current.stages) if known.log), current.stages[0])
+        for stage_status in current.stages:
+            if stage_status.state == state:
+                return stage_status
+    return next((stage_status for stage_status in reversed(current.stages) if stage_status.log), current.stages[0])
 
 
 def _poll_seconds(run: Run) -> float:

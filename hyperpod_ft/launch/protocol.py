@@ -46,7 +46,8 @@ class JobOfRun:
 class AwaitedJobs:
     """The jobs that a chain waits for besides those it consists of."""
 
-    # by stage: a job, perhaps of another run, that is about to do the stage. Who needs the stage waits for its success.
+    # By stage: a job, perhaps of another run, that is about to do the stage. Jobs that need the stage wait for its
+    # success.
     doing: Mapping[str, JobOfRun] = field(default_factory=dict)
     # jobs of other runs that must have ended, in whatever way, before a stage that starts ranks begins
     before_ranks: Sequence[JobOfRun] = ()

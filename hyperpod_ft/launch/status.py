@@ -15,8 +15,8 @@ from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import unix_time
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
-from hyperpod_ft.runs.results.figures import Figures, figures
 from hyperpod_ft.runs.results.log_text import StageProgress, stage_progress
+from hyperpod_ft.runs.results.training_summary import TrainingSummary, summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import steps
@@ -65,7 +65,7 @@ class RunStatus:
     submitted: str = ""  # first, ISO 8601, UTC
     origin: str = ""  # the run file or recipe with its overrides, as arguments of `submit`
     training: LatestMetrics | None = None  # until it is done
-    figures: Figures | None = None  # once trained
+    training_summary: TrainingSummary | None = None  # once trained
     evaluations: tuple[EvaluationResult, ...] = ()
     note: str = ""  # why states are unknown
     created: str = ""  # the job that this look at the run created
@@ -141,7 +141,7 @@ def status_of(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
         submitted=min((job.submitted for job in run.jobs()), default=""),
         origin=_origin(run),
         training=_latest_metrics(run, stages),
-        figures=figures(run),
+        training_summary=summary_of(run),
         evaluations=evaluations(run),
         note=note,
         created=created,
@@ -214,19 +214,19 @@ def _restarts(run: Run, stage: str, job_id: str) -> str:
     return attempts.describe(attempts.of_submission(run, stage, job_id), run.config.cluster.max_restarts)
 
 
-def _job_state(run: Run, job: Job, known: JobState | None) -> tuple[State, str]:
-    if known is not None and known.active:
-        if known.state == "PENDING":
-            return "pending", known.reason
-        return "running", " ".join(part for part in (known.elapsed, known.nodes) if part)
-    if (known is not None and known.state == "CANCELLED") or run.cancel_marker(job.stage, job.job_id).exists():
+def _job_state(run: Run, job: Job, job_state: JobState | None) -> tuple[State, str]:
+    if job_state is not None and job_state.active:
+        if job_state.state == "PENDING":
+            return "pending", job_state.reason
+        return "running", " ".join(part for part in (job_state.elapsed, job_state.nodes) if part)
+    if (job_state is not None and job_state.state == "CANCELLED") or run.cancel_marker(job.stage, job.job_id).exists():
         return "cancelled", ""
     exit_status = run.exit_status(job.stage, job.job_id)
     if exit_status not in (None, 0):
         return "failed", f"exit status {exit_status}"
-    if known is not None and known.state != "COMPLETED":
-        return "failed", ": ".join(part for part in (known.state.lower(), known.reason) if part)
-    if known is None and exit_status is None:
+    if job_state is not None and job_state.state != "COMPLETED":
+        return "failed", ": ".join(part for part in (job_state.state.lower(), job_state.reason) if part)
+    if job_state is None and exit_status is None:
         if not run.log(job.stage, job.job_id).exists():
             return "not run", ""  # it never started
         return "failed", "the job no longer exists and left no exit status"

@@ -92,7 +92,7 @@ def _use_this_volume(run: Run, launcher: Launcher) -> None:
     """Forget what only containers and the store have, unless training jobs will do the work."""
     if launcher.shares_environment:
         _forget_environment_of_a_container(run)
-        # its jobs need on their volume what a store has
+        # its jobs need the outputs on their own volume, not in a store
         publish.remove(run.store_listing)
 
 
@@ -124,7 +124,7 @@ def cancel(run: Run, launchers: Launchers) -> tuple[Job, ...]:
 
 @contextlib.contextmanager
 def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Iterator[list[Job]]:
-    """No other submission of the run; yields its jobs at work.
+    """Exclude other submissions; yield the run's active jobs.
 
     Freezes a new run before anything can fail, so that every command can read the directory that an error names.
     """

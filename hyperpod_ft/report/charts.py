@@ -1,10 +1,10 @@
 """What the page's script draws: charts as plain data, few enough points to open at once."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from hyperpod_ft.report.numbers import finite
 from hyperpod_ft.report.run_report import RunReport
 from hyperpod_ft.report.thinning import smoothed, thinned
 
@@ -88,34 +88,23 @@ def charts(reports: Sequence[RunReport]) -> list[Chart]:
 
 def _loss(report: RunReport) -> Chart | None:
     budget = _budget([report])
-    rows = len(report.metrics.get("step", ()))
-    window = _window(rows)
-    smooth = rows >= _SMOOTHED_FROM
-    series = [_series(report, "loss", "Training loss, each step", 1, "pale" if smooth else "line", budget)]
-    if smooth:
-        values = smoothed(report.metrics.get("loss", ()), window)
+    smooth, window = _smooth_loss(report)
+    series = [_series(report, "loss", "Training loss, each step", 1, "pale" if window > 1 else "line", budget)]
+    if window > 1:
         label = f"Training loss, moving average over about {window} rows"
-        series.append(_curve(report, values, label, 1, "line", budget))
+        series.append(_curve(report, smooth, label, 1, "line", budget))
     if any(value is not None for value in report.metrics.get("validation_loss", ())):
         series.append(_series(report, "validation_loss", "Validation loss", 2, "dots", budget))
-    if report.base_validation_loss is not None and rows:
+    if report.base_validation_loss is not None and report.metrics:
         series.append(_level(report, report.base_validation_loss, "Validation loss of the base model", 3))
     return _lines("loss", f"Loss, {_unit(report)}", [report], series)
 
 
 def _losses(reports: Sequence[RunReport]) -> Chart | None:
-    budget = _budget(reports)
-    series = []
-    for color, report in enumerate(reports, 1):
-        rows = len(report.metrics.get("step", ()))
-        if rows:
-            window = _window(rows)
-            values = (
-                smoothed(report.metrics.get("loss", ()), window)
-                if rows >= _SMOOTHED_FROM
-                else report.metrics.get("loss", ())
-            )
-            series.append(_curve(report, values, report.name, color, "line", budget))
+    series = [
+        _curve(report, _smooth_loss(report)[0], report.name, color, "line", _budget(reports))
+        for color, report in enumerate(reports, 1)
+    ]
     return _lines("loss", f"Training loss (moving average), {_unit(reports[0])}", reports, series)
 
 
@@ -163,9 +152,13 @@ def _unit(report: RunReport) -> str:
     return "nats per pair" if report.settings["training.objective"] == "dpo" else "nats per label token"
 
 
-def _window(rows: int) -> int:
-    """Over how many rows a smooth curve averages."""
-    return max(5, rows // 50)
+def _smooth_loss(report: RunReport) -> tuple[Sequence[float | None], int]:
+    """The training loss as a smooth curve, and over how many rows it averages: 1 where there are few."""
+    losses = report.metrics.get("loss", ())
+    if len(losses) < _SMOOTHED_FROM:
+        return losses, 1
+    window = max(5, len(losses) // 50)
+    return smoothed(losses, window), window
 
 
 def _marks(reports: Sequence[RunReport]) -> list[Mark]:
@@ -195,7 +188,7 @@ def _series(
     report: RunReport, name: str, label: str, color: int, style: Style, budget: int, factor: float = 1.0
 ) -> Series:
     values = report.metrics.get(name, ())
-    scaled = [None if value is None else _finite(value * factor) for value in values] if factor != 1.0 else values
+    scaled = [None if value is None else finite(value * factor) for value in values] if factor != 1.0 else values
     return _curve(report, scaled, label, color, style, budget)
 
 
@@ -216,10 +209,6 @@ def _level(report: RunReport, value: float, label: str, color: int) -> Series:
         {axis: [column[end] for end in ends] for axis in _AXES if (column := report.metrics.get(axis))},
         [_rounded(value)] * 2,
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _rounded(value: float | None) -> float | None:

@@ -1,6 +1,5 @@
 """Read what a report says about a run from the run's files. Starts nothing, asks no launcher, writes nothing."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from hyperpod_ft.launch.status import ACTIVE, MAY_CHANGE, RunStatus, StageStatus
 from hyperpod_ft.planning.training_steps import rows_per_step
 from hyperpod_ft.progress import count
 from hyperpod_ft.report import job_times
+from hyperpod_ft.report.numbers import finite
 from hyperpod_ft.report.run_report import Accelerators, ResumePoint, RunReport, StageSummary, TimelineSpan
 from hyperpod_ft.report.timeline import timeline
 from hyperpod_ft.runs import attempts
@@ -18,9 +18,9 @@ from hyperpod_ft.runs.assets import dataset_asset, model_asset
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.results.evaluation import evaluations
-from hyperpod_ft.runs.results.figures import figures
 from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.results.samples import Samples
+from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import steps
@@ -67,7 +67,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         dataset=_dataset(records),
         samples=samples,
         evaluations=evaluations(run),
-        figures=figures(run),
+        training_summary=summary_of(run),
         submissions=run.submissions(),
         errors=last_lines(failed) if failed else (),
         commands=_commands(run, state, failed),
@@ -76,9 +76,9 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
 
 def _base_validation_loss(facts: Mapping[str, Any], samples: Samples | None) -> float | None:
     """As training measured it before its first step, or stage generate after it."""
-    before = _number(facts.get("base_validation_loss"))
+    before = finite(facts.get("base_validation_loss"))
     if before is None and samples and samples.validation_loss:
-        return _number(samples.validation_loss.base.mean)
+        return finite(samples.validation_loss.base.mean)
     return before
 
 
@@ -86,11 +86,7 @@ def _columns(run: Run) -> dict[str, list[float | None]]:
     """metrics.jsonl by key; None where a row lacks the key, or its value is not a finite number."""
     rows = [row for _, row in intact_rows(run.metrics_path)]
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [_number(row.get(name)) for row in rows] for name in names}
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return {name: [finite(row.get(name)) for row in rows] for name in names}
 
 
 def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
@@ -100,7 +96,7 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     if config.dataset.max_target_length:
         lengths += f", {config.dataset.max_target_length:,} of the target"
     method = f"LoRA, r {lora.r}, alpha {lora.alpha:g}" if training.method == "lora" else "every parameter"
-    trained, total = (_number(facts.get(name)) for name in ("trainable_parameters", "total_parameters"))
+    trained, total = (finite(facts.get(name)) for name in ("trainable_parameters", "total_parameters"))
     share = f" ({trained:,.0f} of {total:,.0f} parameters)" if trained and total else ""
     rows = rows_per_step(training, degrees.data_parallel)
     ranks = count(degrees.world_size, "rank")
@@ -136,18 +132,18 @@ def _resume_points(
     def point(step: int, lost: int, reason: str) -> ResumePoint:
         return ResumePoint(step, 0.0 if step == 0 else seconds.get(step), lost, reason)
 
-    found = [
+    after_attempts = [
         point(attempt.checkpoint, max(0, attempt.step - attempt.checkpoint), attempt.reason)
         for attempt in attempts.history(run, "train")
     ]
     resumed = facts.get("resumed_from")
     unexplained = [step for step in resumed if isinstance(step, int)] if isinstance(resumed, list) else []
-    for known in found:
-        if known.step in unexplained:
-            unexplained.remove(known.step)
+    for resume_point in after_attempts:
+        if resume_point.step in unexplained:
+            unexplained.remove(resume_point.step)
     return sorted(
-        [*found, *(point(step, 0, "a new job resumed the training") for step in unexplained)],
-        key=lambda resumed: resumed.step,
+        [*after_attempts, *(point(step, 0, "a new job resumed the training") for step in unexplained)],
+        key=lambda resume_point: resume_point.step,
     )
 
 
@@ -156,15 +152,15 @@ def _stages(run: Run, records: Mapping[str, Record], status: RunStatus | None) -
     summaries = []
     for stage in run.plan.stages:
         record = records.get(stage.name)
-        known = states.get(stage.name) or StageStatus(stage.name, "done" if record else "not run")
+        current = states.get(stage.name) or StageStatus(stage.name, "done" if record else "not run")
         summaries.append(
             StageSummary(
                 name=stage.name,
-                state=known.state,
+                state=current.state,
                 seconds=record.seconds if record else None,
-                job_id=record.job_id if record else known.job_id,
+                job_id=record.job_id if record else current.job_id,
                 host=record.host if record else "",
-                detail=", ".join(part for part in (known.restarts, known.detail) if part),
+                detail=", ".join(part for part in (current.restarts, current.detail) if part),
                 versions=record.versions if record else {},
             )
         )
@@ -191,7 +187,7 @@ def _accelerators(run: Run, spans: Sequence[TimelineSpan]) -> Accelerators | Non
 def _dataset(records: Mapping[str, Record]) -> Mapping[str, Any]:
     """The facts about the rows; none if the record lacks one, or one is damaged."""
     facts = records["dataset"].facts if "dataset" in records else {}
-    is_whole = facts.get("tokens") and all(_number(facts.get(name)) is not None for name in _DATASET_FACTS)
+    is_whole = facts.get("tokens") and all(finite(facts.get(name)) is not None for name in _DATASET_FACTS)
     return facts if is_whole else {}
 
 

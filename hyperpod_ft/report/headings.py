@@ -64,11 +64,11 @@ def answers(report: RunReport) -> str:
 
 def evaluations(report: RunReport) -> str:
     """On how many metrics the tuned model scores better, of those that say what is better."""
-    scores = [one for evaluation in report.evaluations for one in evaluation.main_scores]
+    scores = [score for evaluation in report.evaluations for score in evaluation.main_scores]
     compared = [
-        (one.tuned.value - one.base.value) * (1 if one.metric.higher_is_better else -1)
-        for one in scores
-        if one.tuned.value is not None and one.base.value is not None and one.metric.higher_is_better is not None
+        (score.tuned.value - score.base.value) * (1 if score.metric.higher_is_better else -1)
+        for score in scores
+        if score.tuned.value is not None and score.base.value is not None and score.metric.higher_is_better is not None
     ]
     if not compared:
         return "Scores of evaluations"

@@ -19,8 +19,8 @@ def title(reports: Sequence[RunReport]) -> str:
 
 def methods(reports: Sequence[RunReport]) -> str:
     """Full fine-tuning against LoRA, if the runs are one of each; else which run has the lowest validation loss."""
-    trained = [report.figures for report in reports if report.figures]
-    by_method = {figures.method: figures for figures in trained}
+    trained = [report.training_summary for report in reports if report.training_summary]
+    by_method = {summary.method: summary for summary in trained}
     if len(reports) == len(trained) == 2 and set(by_method) == {"lora", "full"}:
         lora, full = by_method["lora"], by_method["full"]
         parts = []
@@ -36,9 +36,9 @@ def methods(reports: Sequence[RunReport]) -> str:
         if parts:
             return f"LoRA {', '.join(parts[:-1])}{', and ' if parts[1:] else ''}{parts[-1]}."
     losses = [
-        (figures.validation_loss, figures.run)
-        for figures in trained
-        if figures.validation_loss is not None and math.isfinite(figures.validation_loss)
+        (summary.validation_loss, summary.run)
+        for summary in trained
+        if summary.validation_loss is not None and math.isfinite(summary.validation_loss)
     ]
     if not losses:
         return f"{len(reports)} runs, none with a validation loss yet."

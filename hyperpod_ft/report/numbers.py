@@ -58,6 +58,11 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.095 or share == 0 else f"{share:.1%}"
 
 
+def finite(value: object) -> float | None:
+    """The value if it is a finite number, otherwise None."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
 def last_known(values: Sequence[float | None]) -> float | None:
     """The last value that is not None, if there is one."""
     return next((value for value in reversed(values) if value is not None), None)

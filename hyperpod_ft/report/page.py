@@ -15,7 +15,7 @@ from hyperpod_ft.report.charts import charts
 from hyperpod_ft.report.differences import differences
 from hyperpod_ft.report.html import asset, content_policy, environment
 from hyperpod_ft.report.run_report import ACTIVITIES, RunReport
-from hyperpod_ft.runs.results.figures import table
+from hyperpod_ft.runs.results.training_summary import table
 
 _ANSWERS = 100  # shown; the rest is in samples.json
 
@@ -30,7 +30,7 @@ def report_page(
     """
     drawn = [chart.as_dict() for chart in charts(reports)]
     assets = {name: asset(name) for name in _ASSETS}
-    trained = [report.figures for report in reports if report.figures]
+    trained = [report.training_summary for report in reports if report.training_summary]
     return (
         environment()
         .get_template("report/report.html.j2")
@@ -47,7 +47,7 @@ def report_page(
             headings=headings,
             facts=facts,
             headings_of_several=headings_of_several,
-            figures_table=list(table(trained)) if trained and len(reports) > 1 else [],
+            summary_table=list(table(trained)) if trained and len(reports) > 1 else [],
             differences=differences(reports),
             answers_shown=_ANSWERS,
             activities=ACTIVITIES,

@@ -8,8 +8,8 @@ from hyperpod_ft.launch.status import State
 from hyperpod_ft.report.numbers import last_known
 from hyperpod_ft.runs.jobs import Submission
 from hyperpod_ft.runs.results.evaluation import EvaluationResult
-from hyperpod_ft.runs.results.figures import Figures
 from hyperpod_ft.runs.results.samples import Samples
+from hyperpod_ft.runs.results.training_summary import TrainingSummary
 
 Activity = Literal["waiting", "starting", "working", "training", "lost", "restarting", "ending"]
 ACTIVITIES: dict[Activity, str] = {
@@ -93,7 +93,7 @@ class RunReport:
     dataset: Mapping[str, Any]  # facts of stage dataset
     samples: Samples | None
     evaluations: Sequence[EvaluationResult]
-    figures: Figures | None  # once trained
+    training_summary: TrainingSummary | None  # once trained
     submissions: Sequence[Submission]
     errors: Sequence[str]  # of the stage that failed
     commands: Sequence[tuple[str, str]]  # what one may do next, and the command
@@ -101,21 +101,21 @@ class RunReport:
     @property
     def validation_losses(self) -> tuple[float | None, float | None]:
         """Of the base model and of the tuned one; (None, None) before the training is done."""
-        if self.figures is None or self.figures.validation_loss is None:
+        if self.training_summary is None or self.training_summary.validation_loss is None:
             return None, None
-        return self.base_validation_loss, self.figures.validation_loss
+        return self.base_validation_loss, self.training_summary.validation_loss
 
     @property
     def tokens_per_second(self) -> float | None:
         """Of the whole training, padding included; of the newest rows while it runs."""
-        if self.figures:
-            return self.figures.tokens_per_second
+        if self.training_summary:
+            return self.training_summary.tokens_per_second
         return last_known(self.metrics.get("tokens_per_second", ()))
 
     @property
     def mfu(self) -> float | None:
         """0 to 1, likewise."""
-        return self.figures.mfu if self.figures else last_known(self.metrics.get("mfu", ()))
+        return self.training_summary.mfu if self.training_summary else last_known(self.metrics.get("mfu", ()))
 
     @property
     def seconds(self) -> float:

@@ -1,12 +1,12 @@
 """The list of all runs below a root, as a page of a server that also has the page of each."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.report.html import asset, content_policy, environment
+from hyperpod_ft.report.numbers import finite
 
 _ASSETS = ("runs.js", "report.css")
 
@@ -44,20 +44,16 @@ def runs_page(root: str, statuses: Sequence[RunStatus], refresh_seconds: int) ->
 
 
 def _row(status: RunStatus) -> _Row:
-    figures, training = status.figures, status.training
+    summary, training = status.training_summary, status.training
     return _Row(
         name=f"{status.name}/{Path(status.directory).name}",
         state=status.state,
         at_work=", ".join(_at_work(status)),
         submitted=status.submitted,
-        loss=_finite(figures.final_loss if figures else training.loss if training else None),
-        validation_loss=_finite(figures.validation_loss if figures else None),
-        cost=figures.cost if figures else None,
+        loss=finite(summary.final_loss if summary else training.loss if training else None),
+        validation_loss=finite(summary.validation_loss if summary else None),
+        cost=summary.cost if summary else None,
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _at_work(status: RunStatus) -> list[str]:

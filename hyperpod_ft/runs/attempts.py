@@ -100,7 +100,7 @@ def of_submission(run: Run, stage: str, job_id: str) -> list[Attempt]:
 
 def add(run: Run, stage: str, restart: Attempt) -> None:
     """Append a restart to the history."""
-    publish.write_json(run.restarts_path(stage), [known.as_dict() for known in [*history(run, stage), restart]])
+    publish.write_json(run.restarts_path(stage), [attempt.as_dict() for attempt in [*history(run, stage), restart]])
 
 
 def forget(run: Run, stage: str, job_id: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats import model_directory
+from hyperpod_ft.config.sections.evaluation import Eval
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import harness_process
@@ -28,13 +29,13 @@ def work(run: Run) -> stage.Result:
     assert section is not None, "a run with this stage has the section"
     device, device_name = _device(run)
     versions = {name: version for name, version in stage.versions().items() if name != "hyperpod-ft"}
-    conditions = _conditions(run, device_name, versions)
+    conditions = _conditions(section, run.tuned_model, device_name, versions)
     file = f"{text_sha256(json.dumps(conditions, sort_keys=True))[:16]}.json"
     # by its name `submit --force` finds the base model's file, also if the evaluation is killed at the base model
     ModelScores.read(run.tuned_scores / file, conditions).write(run.tuned_scores / file)
     # one after the other, each in its own process, so that only one is in memory
-    base = _scores(run, "base model", run.base_model, run.base_scores / file, device, conditions)
-    tuned = _scores(run, "tuned model", run.tuned_model, run.tuned_scores / file, device, conditions)
+    base = _scores(run, section, "base model", run.base_model, run.base_scores / file, device, conditions)
+    tuned = _scores(run, section, "tuned model", run.tuned_model, run.tuned_scores / file, device, conditions)
     evaluation = EvaluationResult(
         tasks=section.tasks,
         limit=section.limit,
@@ -43,8 +44,8 @@ def work(run: Run) -> stage.Result:
         versions=versions,
         device=device_name,
     )
-    for one in evaluation.main_scores:
-        print(f"eval: {evaluation.label(one.metric)}: base {one.base}, tuned {one.tuned}", flush=True)
+    for score in evaluation.main_scores:
+        print(f"eval: {evaluation.label(score.metric)}: base {score.base}, tuned {score.tuned}", flush=True)
     # the record comes last, and is not among the recorded ones yet
     card = run.tuned_model / CARD
     text = card.read_text(encoding="utf-8") if card.exists() else ""
@@ -52,9 +53,9 @@ def work(run: Run) -> stage.Result:
     return stage.Result((), evaluation.as_facts())
 
 
-def _scores(run: Run, title: str, model: Path, file: Path, device: str, conditions: dict[str, Any]) -> ModelScores:
-    section = run.config.eval
-    assert section is not None
+def _scores(
+    run: Run, section: Eval, title: str, model: Path, file: Path, device: str, conditions: dict[str, Any]
+) -> ModelScores:
     print(f"eval: {title}: {model} on {conditions['device']}", flush=True)
     request = ScoresRequest(
         title=title,
@@ -75,11 +76,9 @@ def _scores(run: Run, title: str, model: Path, file: Path, device: str, conditio
     return harness_process.scores(run, request)
 
 
-def _conditions(run: Run, device: str, versions: dict[str, str]) -> dict[str, Any]:
+def _conditions(section: Eval, tuned_model: Path, device: str, versions: dict[str, str]) -> dict[str, Any]:
     """What scores depend on besides the model and the task: with others, a model is evaluated again."""
-    section = run.config.eval
-    assert section is not None
-    template = _chat_template(run.tuned_model) if section.apply_chat_template else None
+    template = _chat_template(tuned_model) if section.apply_chat_template else None
     return {
         **section.model_dump(mode="json", include={"num_fewshot", "limit", "batch_size", "include_revision"}),
         "chat_template": text_sha256(template) if template else None,

@@ -82,7 +82,7 @@ def work(run: Run) -> Result:
     if questions and not samples.answers_changed:
         print(f"generate: both models give the same answers to all {len(questions)} prompts", flush=True)
     samples.write(run.samples_path)
-    return Result((run.samples_path,), samples.figures())
+    return Result((run.samples_path,), samples.summary())
 
 
 def _questions(run: Run, prepared: PreparedDataset, tokenizer: Tokenizer) -> list[_Question]:

@@ -72,9 +72,9 @@ def with_evaluations(card: str, evaluations: Sequence[EvaluationResult]) -> str:
     before, _, rest = card.partition(_BEGIN)
     after = rest.partition(_END)[2]
     rows = "\n".join(
-        f"| {_cell(evaluation.label(one.metric))} | {one.base} | {one.tuned} |"
+        f"| {_cell(evaluation.label(score.metric))} | {score.base} | {score.tuned} |"
         for evaluation in evaluations
-        for one in evaluation.main_scores
+        for score in evaluation.main_scores
     )
     made_by = {f"lm-evaluation-harness {evaluation.versions.get('lm_eval', '')}".strip() for evaluation in evaluations}
     section = (

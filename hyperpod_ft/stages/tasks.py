@@ -15,8 +15,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import sources
 from hyperpod_ft.config.sections.evaluation import Eval
 from hyperpod_ft.digests import files_below
-from hyperpod_ft.environments import interpreters
-from hyperpod_ft.environments.installation import install
+from hyperpod_ft.environments.build import build_on_top_of
 from hyperpod_ft.environments.probe import probe
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.evaluation import harness_process
@@ -37,7 +36,7 @@ def work(run: Run) -> Result:
     assert section is not None, "a run with this stage has the section"
     outputs = []
     if section.python is None:
-        _build(run.python, run.evaluation_environment)
+        _create_environment(run.python, run.evaluation_environment)
         outputs.append(run.evaluation_environment / "pyvenv.cfg")
     found = probe(run.evaluation_python, _IMPORTS, _REMEDY)
     packages = found["packages"]
@@ -58,17 +57,11 @@ def work(run: Run) -> Result:
     return Result(outputs, {"interpreter": str(run.evaluation_python), **found, "tasks": answer.found})
 
 
-def _build(base: Path, environment: Path) -> None:
-    """Create the environment on top of the run's, unless another run has: its torch is what both models run on."""
+def _create_environment(base: Path, environment: Path) -> None:
+    """On top of the run's, whose torch both models run on, unless another run has created it."""
     with publish.lock(environment.with_suffix(".lock"), "tasks: another run is installing the harness; waiting for it"):
-        if (environment / "pyvenv.cfg").exists():
-            return
-        pins = pins_file(EVALUATION_ENVIRONMENT)
-        print(f"tasks: installing {pins.name} into {environment}; this takes a few minutes", flush=True)
-        with publish.new_directory(environment) as partial:
-            interpreters.create_on_top_of(base, partial)
-            install(partial / "bin" / "python", pins)
-            interpreters.move_scripts(partial, environment)
+        if not (environment / "pyvenv.cfg").exists():
+            build_on_top_of(base, pins_file(EVALUATION_ENVIRONMENT), environment)
 
 
 def _check_version(version: str) -> None:

@@ -12,7 +12,7 @@ from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sweep import sweep_file
 from hyperpod_ft.sweep.sweep import Point, Sweep
-from hyperpod_ft.sweep.sweep_file import Settings, SweepFile
+from hyperpod_ft.sweep.sweep_file import Settings
 
 _LISTED = 20  # problems
 
@@ -46,13 +46,9 @@ def plan_sweep(path: Path, launcher: str) -> PlannedSweep:
 def sweep_directory(path: Path) -> Path:
     """The directory of a sweep file's sweep. Raises UserError as `plan_sweep` does, for its first point only."""
     file = sweep_file.load(path)
-    root = _config_root(file, path)
-    return root / "sweeps" / file.name
-
-
-def _config_root(file: SweepFile, path: Path) -> Path:
     base = sweep_file.base_of(file, path.resolve().parent)
-    return run_file.load(base, sweep_file.overrides(next(sweep_file.expand(file)))).root
+    first = run_file.load(base, sweep_file.overrides(next(sweep_file.expand(file))))
+    return first.root / "sweeps" / file.name
 
 
 def _runs(path: Path, base: Path, points: Iterable[Settings]) -> list[Run]:

@@ -95,7 +95,8 @@ def sweep_reports(sweep: Sweep) -> list[RunReport]:
 def _named_after(settings: Settings, keys: Mapping[str, str], report: RunReport) -> RunReport:
     values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
     name = ", ".join(f"{keys[key]} {shortened(value)}" for key, value in values.items()) or report.name
-    return replace(report, name=name, figures=report.figures and replace(report.figures, run=name))
+    summary = report.training_summary and replace(report.training_summary, run=name)
+    return replace(report, name=name, training_summary=summary)
 
 
 def _loss_of(point: PointResult) -> float:
@@ -119,7 +120,7 @@ def _unknown(sweep: Sweep, number: int, point: Point) -> PointResult:
 
 
 def _result(number: int, settings: Settings, run: Run, current: RunStatus) -> PointResult:
-    trained, latest = current.figures, current.training
+    trained, latest = current.training_summary, current.training
     steps = trained.steps if trained else latest.step if latest else None
     loss = trained.final_loss if trained else latest.loss if latest else None
     validation = None

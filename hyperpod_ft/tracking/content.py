@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.config.flat_keys import flattened
-from hyperpod_ft.runs.results.figures import figures
 from hyperpod_ft.runs.results.metrics import GrowingRows
+from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.tracking.trackers.interface import FINAL, Row
 
@@ -27,10 +27,10 @@ def description(run: Run, key: str) -> dict[str, Any]:
 
 def final(run: Run) -> Row:
     """The numbers of `compare`, as `final/<name>`; none before the training is done."""
-    found = figures(run)
-    if found is None:
+    summary = summary_of(run)
+    if summary is None:
         return {}
-    values = flattened(asdict(found), separator="/")
+    values = flattened(asdict(summary), separator="/")
     return {f"{FINAL}{name}": float(value) for name, value in values.items() if _is_number(value)}
 
 

@@ -31,6 +31,7 @@ from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
 from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_BYTES
 from hyperpod_ft.progress import ByteProgress
 
+MAX_SHARD_BYTES = 5_000_000_000  # of a file of weights, unless another size is asked for
 # The most that a tensor's entry in the header takes, without its name.
 _ENTRY_BYTES = 200
 

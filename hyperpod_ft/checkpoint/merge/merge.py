@@ -18,7 +18,7 @@ from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.model_directory import TOKENIZER
 from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, write_model
+from hyperpod_ft.checkpoint.formats.safetensors_writer import MAX_SHARD_BYTES, Outgoing, write_model
 from hyperpod_ft.checkpoint.kinds import refuse_overlap
 from hyperpod_ft.checkpoint.merge.card import merge_card
 from hyperpod_ft.checkpoint.merge.plan import Base, MergePlan, make_plan, read_base, without_unchanged
@@ -57,7 +57,7 @@ def merge(
     target: Path,
     *,
     dtype: str = "base",
-    max_shard_bytes: int = 5_000_000_000,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
     card: str | None = None,
 ) -> Merged:
     """Write base + adapters as the model directory `target`.

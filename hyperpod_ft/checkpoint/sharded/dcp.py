@@ -69,8 +69,9 @@ _NAMES: safe_pickle.Names = {
 }
 
 
-def read(directory: Path, prefix: str = "") -> list[LogicalTensor]:
-    """The tensors whose key begins with `prefix`, which is removed from their names; in the order of the index.
+def read(directory: Path, prefix: str = "") -> tuple[list[LogicalTensor], list[Archive]]:
+    """The tensors whose key begins with `prefix`, which is removed from their names, in the order of the index; and
+    the archives of the whole checkpoint.
 
     Raises UserError when the directory is not such a checkpoint, or a tensor lacks a piece, reaches past the end of
     its file, or is stored in an unsupported form.
@@ -78,22 +79,15 @@ def read(directory: Path, prefix: str = "") -> list[LogicalTensor]:
     metadata = index(directory)
     try:
         tensors = _tensors(directory, metadata, prefix)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _damaged(directory, error) from error
-    check(tensors, directory)
-    return tensors
-
-
-def archives(directory: Path, prefix: str = "") -> list[Archive]:
-    """Where the pieces of tensors whose key begins with `prefix` are stored. Raises UserError as `read` does."""
-    try:
-        return [
+        archives = [
             Archive(_file(directory, stored.relative_path), stored.offset, stored.length)
-            for place, stored in index(directory).storage_data.items()
-            if place.fqn.startswith(prefix) and place.state.get("offset") is not None
+            for place, stored in metadata.storage_data.items()
+            if place.state.get("offset") is not None
         ]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _damaged(directory, error) from error
+        raise UserError(f"{directory / INDEX}: does not describe a checkpoint: {error!r}", DAMAGED_FILE) from error
+    check(tensors, directory)
+    return tensors, archives
 
 
 def _file(directory: Path, name: str) -> Path:
@@ -105,13 +99,6 @@ def _file(directory: Path, name: str) -> Path:
     if not (directory / name).is_file():
         raise UserError(f"{directory / name}: is missing", INCOMPLETE)
     return directory / name
-
-
-def _damaged(directory: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{directory / INDEX}: does not describe a checkpoint: {error!r}",
-        DAMAGED_FILE,
-    )
 
 
 def index(directory: Path) -> Any:

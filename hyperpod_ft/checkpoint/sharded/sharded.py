@@ -63,8 +63,9 @@ def open_checkpoint(path: Path) -> ShardedCheckpoint:
     if not path.is_dir():
         raise UserError(f"{path}: no such directory", "give the directory of a checkpoint")
     if (path / dcp.INDEX).is_file():
-        found = _own(path) if (path / description.NAME).is_file() else _dcp(path)
-        return _with_archives(found, dcp.archives(path))
+        is_own = (path / description.NAME).is_file()
+        tensors, archives = dcp.read(path, _PARAMETERS if is_own else "")
+        return _with_archives(_own(path, tensors) if is_own else _dcp(path, tensors), archives)
     found = _nxd(path)
     return _with_archives(found, {Archive(piece.file) for tensor in found.tensors for piece in tensor.stored})
 
@@ -96,8 +97,8 @@ def _nxd_adapter(directory: Path) -> ShardedAdapter:
     return ShardedAdapter(reader.adapter_name(directory), config, tuple(tensors))
 
 
-def _dcp(directory: Path) -> ShardedCheckpoint:
-    tensors = _parameters(dcp.read(directory))
+def _dcp(directory: Path, stored: Sequence[LogicalTensor]) -> ShardedCheckpoint:
+    tensors = _parameters(stored)
     if not any(".lora_" in tensor.name for tensor in tensors):
         return ShardedCheckpoint(directory, (), tensors, directory if (directory / "config.json").is_file() else None)
     # only this file has the scale of the update
@@ -105,9 +106,8 @@ def _dcp(directory: Path) -> ShardedCheckpoint:
     return _with_adapter(directory, values, [tensor for tensor in tensors if peft_names.is_trained(tensor.name)])
 
 
-def _own(directory: Path) -> ShardedCheckpoint:
+def _own(directory: Path, tensors: Sequence[LogicalTensor]) -> ShardedCheckpoint:
     """What engine torch wrote."""
-    tensors = tuple(dcp.read(directory, _PARAMETERS))
     described = description.read(directory)
     if digests.file_sha256(directory / dcp.INDEX) != described.sha256.get(dcp.INDEX):
         raise UserError(
@@ -116,7 +116,7 @@ def _own(directory: Path) -> ShardedCheckpoint:
         )
     lora, base = described.lora, described.base_model
     if lora is None:
-        return ShardedCheckpoint(directory, (), tensors, None)
+        return ShardedCheckpoint(directory, (), tuple(tensors), None)
     config = AdapterConfig(
         r=lora.r,
         lora_alpha=lora.alpha,

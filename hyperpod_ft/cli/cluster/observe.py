@@ -58,13 +58,13 @@ def observability(
     _show(extension.installed(access), as_json)
 
 
-def _show(found: "Extension | None", as_json: bool) -> None:
+def _show(installed: "Extension | None", as_json: bool) -> None:
     if as_json:
-        print_json(found and asdict(found))
-    elif found is None:
+        print_json(installed and asdict(installed))
+    elif installed is None:
         print("not installed")
     else:
-        print(f"{found.version}  {found.status}  {found.active} of {found.total} nodes")
-        for line in (*found.issues, found.settings):
+        print(f"{installed.version}  {installed.status}  {installed.active} of {installed.total} nodes")
+        for line in (*installed.issues, installed.settings):
             if line:
                 print(line)

@@ -58,20 +58,20 @@ def _number(number: int, noun: str) -> str:
     return count(number, noun) if number else f"no {noun}s"
 
 
-def status(found: ClusterOverview, as_json: bool) -> int:
+def status(overview: ClusterOverview, as_json: bool) -> int:
     """Print a cluster, its groups, and what is wrong with them; returns the exit code."""
     from hyperpod_ft.aws.hyperpod.api import FAILED
     from hyperpod_ft.aws.hyperpod.nodes import tally
 
-    cluster, nodes = found.cluster, found.nodes
+    cluster, nodes = overview.cluster, overview.nodes
     if as_json:
         report = {
             **asdict(cluster),
             "id": cluster.id,
             "complete": cluster.complete,
             "nodes": [asdict(node) for node in nodes],
-            "missing": found.missing,
-            "warnings": found.warnings,
+            "missing": overview.missing,
+            "warnings": overview.warnings,
         }
         tables.print_json(report)
     else:
@@ -88,9 +88,9 @@ def status(found: ClusterOverview, as_json: bool) -> int:
             f"{node.group} {node.instance_id}".strip() + f": {node.message}" for node in nodes if node.message
         ):
             print(line)
-        for name, reason in found.missing.items():
+        for name, reason in overview.missing.items():
             print(f"{name} lacks instances: {reason}")
-        for name, text in found.warnings.items():
+        for name, text in overview.warnings.items():
             print(f"warning: {name}: when it was provisioned: {text}")
     failed = cluster.status == FAILED or any(node.failed for node in nodes)
     return 1 if failed else 0

@@ -15,10 +15,10 @@ from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs.jobs import Job
-from hyperpod_ft.runs.results import figures
+from hyperpod_ft.runs.results import training_summary
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
-from hyperpod_ft.runs.results.figures import Figures
 from hyperpod_ft.runs.results.samples import Samples
+from hyperpod_ft.runs.results.training_summary import TrainingSummary
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.terminal import printable
 
@@ -33,8 +33,8 @@ STATE_STYLES = {
 }
 
 
-def plan(known: Preview) -> None:
-    run, degrees = known.run, known.run.plan.degrees
+def plan(preview: Preview) -> None:
+    run, degrees = preview.run, preview.run.plan.degrees
     print(f"run       {run.full_name}  in {shown(run.directory)}")
     training = run.config.training
     print(f"engine    {run.config.engine}, {training.objective}, {training.method}, {training.precision}")
@@ -46,19 +46,19 @@ def plan(known: Preview) -> None:
     if run.proposal:
         print("degrees   chosen by estimates (docs/parallelism.md):")
         console().print(_proposal(run.proposal))
-    if known.fit:
-        print(f"sharding  {known.fit.sharding}")
-    if known.fit and known.fit.pipeline:
-        print(f"pipeline  {known.fit.pipeline}")
-    if known.fit and known.fit.memory:
-        print(f"memory    {known.fit.memory}; available: {known.available_bytes / GIB:.1f} (estimated)")
-    print(f"step      {known.rows_per_step} rows, at most {known.tokens_per_step:,} tokens")
-    if known.steps is None:
+    if preview.fit:
+        print(f"sharding  {preview.fit.sharding}")
+    if preview.fit and preview.fit.pipeline:
+        print(f"pipeline  {preview.fit.pipeline}")
+    if preview.fit and preview.fit.memory:
+        print(f"memory    {preview.fit.memory}; available: {preview.available_bytes / GIB:.1f} (estimated)")
+    print(f"step      {preview.rows_per_step} rows, at most {preview.tokens_per_step:,} tokens")
+    if preview.steps is None:
         print("steps     unknown until the dataset is prepared")
     else:
-        print(f"steps     {known.steps.total}, {known.steps.per_epoch:.1f} per epoch")
+        print(f"steps     {preview.steps.total}, {preview.steps.per_epoch:.1f} per epoch")
     stages = table("stage", "", "why", "nodes", "partition", "fingerprint")
-    for stage in known.stages:
+    for stage in preview.stages:
         skipped = "not needed by later stages" if stage.reason else "done"
         resources = stage.plan.resources
         stages.add_row(
@@ -70,9 +70,9 @@ def plan(known: Preview) -> None:
             stage.plan.fingerprint,
         )
     console().print(stages)
-    if known.training_jobs:
+    if preview.training_jobs:
         jobs = table("training job", "stages", "instances", "at most", "image")
-        for job in known.training_jobs:
+        for job in preview.training_jobs:
             limit = f"{job.seconds / 3600:,.4g} h"
             jobs.add_row(job.group, " ".join(job.stages), job.instances, limit, Text(job.image))
         print("with --launcher sagemaker:")
@@ -124,8 +124,8 @@ def status(current: RunStatus) -> None:
     if current.created:
         print(created_line(current.created))
     console().print(status_table(current))
-    if current.figures:
-        print(f"trained: {figures.line(current.figures)}")
+    if current.training_summary:
+        print(f"trained: {training_summary.line(current.training_summary)}")
     scores(current.evaluations)
     advice(current)
 
@@ -186,7 +186,7 @@ def advice(current: RunStatus) -> None:
 
 
 def results(run: Run) -> None:
-    """Base and tuned answers side by side, and the figures."""
+    """Base and tuned answers side by side, exact answers, validation losses and scores."""
     samples = Samples.read(run.samples_path)
     answers = table("prompt", "base model", "tuned model")
     rows = samples.all_answers[:_ANSWERS_SHOWN]
@@ -208,16 +208,16 @@ def results(run: Run) -> None:
     print(f"Report: {shown(run.report_path) if written else f'hyperpod-ft report {shown(run.directory)}'}")
 
 
-def scores(found: Sequence[EvaluationResult]) -> None:
+def scores(results: Sequence[EvaluationResult]) -> None:
     """A line for each score of both models, without the members of groups."""
-    if not found:
+    if not results:
         return
     listed = table("task, metric", "base model", "tuned model")
     for column in listed.columns[1:]:
         column.justify = "right"
-    for evaluation in found:
-        for one in evaluation.main_scores:
-            listed.add_row(Text(evaluation.label(one.metric)), str(one.base), str(one.tuned))
+    for evaluation in results:
+        for score in evaluation.main_scores:
+            listed.add_row(Text(evaluation.label(score.metric)), str(score.base), str(score.tuned))
     console().print(listed)
 
 
@@ -234,9 +234,9 @@ def runs(root: Path, statuses: Sequence[RunStatus]) -> None:
         print(note)
 
 
-def comparison(compared: Sequence[Figures]) -> None:
+def comparison(compared: Sequence[TrainingSummary]) -> None:
     """A column for each training."""
-    head, *lines = figures.table(compared)
+    head, *lines = training_summary.table(compared)
     compared_runs = table(*head)
     for column in compared_runs.columns[1:]:
         column.justify = "right"

@@ -90,9 +90,11 @@ class EvaluationResult:
     @property
     def main_scores(self) -> tuple[Compared, ...]:
         """Without those of a group's tasks that the group has a score of its own for."""
-        known = {(one.metric.task, one.metric.name, one.metric.filter) for one in self.scores}
+        known = {(score.metric.task, score.metric.name, score.metric.filter) for score in self.scores}
         return tuple(
-            one for one in self.scores if (one.metric.part_of, one.metric.name, one.metric.filter) not in known
+            score
+            for score in self.scores
+            if (score.metric.part_of, score.metric.name, score.metric.filter) not in known
         )
 
     def label(self, metric: Metric) -> str:

@@ -129,7 +129,7 @@ class Samples:
         """To the run file's prompts, then to the samples."""
         return [*self.prompts, *(row.answers for row in self.samples)]
 
-    def figures(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """The numbers alone, for the stage's record."""
         return {name: value for name, value in asdict(self).items() if name not in ("prompts", "samples")}
 

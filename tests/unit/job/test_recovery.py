@@ -115,7 +115,7 @@ def test_the_notice_of_the_time_limit_requeues_while_there_is_progress() -> None
     assert (stuck.action, stuck.status) == ("end", 2)
     assert "has not saved a checkpoint" in stuck.message and "save_every_steps" in stuck.message
     no_step = decide(attempt(signal=signal.SIGUSR1, resumed_from=10, step=10))
-    assert "has made no step; raise the limit" in no_step.message and "save_every" not in no_step.message
+    assert "has not completed a step; raise the limit" in no_step.message and "save_every" not in no_step.message
     measuring = decide(attempt(signal=signal.SIGUSR1, resumed_from=0, checkpoint=0, step=0, measured=True))
     assert measuring.action == "requeue" and "measures the rest of the reference" in measuring.message
     assert stuck.message.startswith("cluster.time_limit: ")

@@ -114,7 +114,7 @@ def _record(run: Run, stage: str, job_id: str) -> None:
     if stage == "dataset":
         facts = DATASET
     if stage == "generate":
-        facts = _samples("").figures()
+        facts = _samples("").summary()
     Record(
         stage,
         run.plan[stage].fingerprint,

@@ -211,7 +211,7 @@ def test_the_list_of_runs_has_a_column_of_costs_only_if_one_is_known(tmp_path: P
     priced = SimpleNamespace(final_loss=None, validation_loss=None, cost=2.5)
     without, with_cost = (
         runs_page("/fsx", runs, 10)
-        for runs in ([run], [run, replace(run, figures=priced)])  # type: ignore[arg-type]
+        for runs in ([run], [run, replace(run, training_summary=priced)])  # type: ignore[arg-type]
     )
     assert "Cost" not in without and with_cost.count("Cost</th>") == 1 and "2.50" in with_cost
     for page in (without, with_cost):

@@ -31,8 +31,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_the_record_has_the_numbers_without_the_answers(tmp_path: Path) -> None:
     SAMPLES.write(tmp_path / "samples.json")
     written = json.loads((tmp_path / "samples.json").read_text())
-    assert {key: value for key, value in written.items() if key not in ("prompts", "samples")} == SAMPLES.figures()
-    assert (SAMPLES.figures()["answers"], SAMPLES.figures()["answers_changed"]) == (3, 2)
+    assert {key: value for key, value in written.items() if key not in ("prompts", "samples")} == SAMPLES.summary()
+    assert (SAMPLES.summary()["answers"], SAMPLES.summary()["answers_changed"]) == (3, 2)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"prompts": [{"prompt": "p"}], "samples": []}'])

@@ -1,4 +1,4 @@
-"""The account of node-hours, and the figures that `status` and `compare` show, from records written by hand."""
+"""The account of node-hours, and what `status` and `compare` show of a training, from records written by hand."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.status import LatestMetrics, RunStatus, StageStatus, status
 from hyperpod_ft.runs.records import Record, utc_now
-from hyperpod_ft.runs.results import figures, usage
+from hyperpod_ft.runs.results import training_summary, usage
 from hyperpod_ft.runs.results.samples import ExactCount
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.steps import steps
@@ -98,41 +98,42 @@ def test_an_attempt_that_is_killed_is_counted_until_then(make_run: MakeRun) -> N
     assert attempt.seconds >= 0.1
 
 
-def test_figures_come_from_valid_records(make_run: MakeRun) -> None:
+def test_summaries_come_from_valid_records(make_run: MakeRun) -> None:
     run = make_run(**TRN1)
-    assert figures.figures(run) is None
+    assert training_summary.summary_of(run) is None
     finish(run, "train", FACTS)
     exact = {"train": {"rows": 8, "base": 1, "tuned": 6}, "validation": {"rows": 0, "base": 0, "tuned": 0}}
     finish(run, "generate", {"exact_match": exact})
     finish(run, "precompile", {})
-    found = figures.figures(run)
+    found = training_summary.summary_of(run)
     assert found is not None
     assert (found.method, found.instances, found.precompile_seconds) == ("lora", "1 x trn1.32xlarge", 90.0)
     assert found.exact_train == ExactCount(8, 1, 6) and found.exact_validation is None
     assert {name: getattr(found, name) for name in FACTS} == FACTS
-    priced = figures.figures(make_run(**TRN1, cluster__price_per_node_hour=30.0))
+    priced = training_summary.summary_of(make_run(**TRN1, cluster__price_per_node_hour=30.0))
     assert priced is not None and priced.cost == 30.0, "a price may be given after the training"
     record = run.record("train")
     assert record is not None
     replace(record, fingerprint="other").write(run.record_path("train"))
-    assert figures.figures(run) is None
+    assert training_summary.summary_of(run) is None
 
 
 def test_a_record_of_an_earlier_version_has_fewer(make_run: MakeRun) -> None:
     run = make_run()
     finish(run, "train", {"steps": 4, "tokens_per_second": 100.0, "seconds": 60.0})
-    found = figures.figures(run)
-    assert found is not None and figures.line(found) == "100 tokens/s, 1.0 min"
-    assert [cells[0] for cells in figures.table([found])][1:] == ["method", "instances", "steps", "tokens/s", "minutes"]
+    found = training_summary.summary_of(run)
+    assert found is not None and training_summary.line(found) == "100 tokens/s, 1.0 min"
+    _head, *lines = training_summary.table([found])
+    assert [name for name, _ in lines] == ["method", "instances", "steps", "tokens/s", "minutes"]
 
 
 def test_preferences_have_rewards(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(training__objective="dpo", dataset__format="preference")
     rewards = {"rewards/margins": 1.5, "rewards/accuracies": 0.75, "validation_rewards/accuracies": 0.7}
     finish(run, "train", FACTS | rewards)
-    found = figures.figures(run)
+    found = training_summary.summary_of(run)
     assert found is not None
-    cells = dict(list(figures.table([found]))[1:])
+    cells = dict(list(training_summary.table([found]))[1:])
     assert cells["rewards/margins"] == "1.5000" and cells["rewards/accuracies"] == "75.0%"
     assert cells["validation rewards/accuracies"] == "70.0%" and "validation rewards/margins" not in cells
     training = StageStatus("train", "running", "1:02", "4")
@@ -154,16 +155,16 @@ def test_status_of_a_training_at_work_has_its_newest_rates(
 
 def test_status_has_them_once_trained(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(**TRN1)
-    assert status(run, Launchers(SlurmLauncher({"PATH": ""}))).figures is None
+    assert status(run, Launchers(SlurmLauncher({"PATH": ""}))).training_summary is None
     finish(run, "train", FACTS)
     current = status(run, Launchers(SlurmLauncher({"PATH": ""})))
     show_runs.status(current)
     assert "\ntrained: 3.554 rows/s, 7,279 tokens/s, MFU 8.0%" in capsys.readouterr().out
-    assert current.figures is not None
-    assert figures.line(current.figures) == (
+    assert current.training_summary is not None
+    assert training_summary.line(current.training_summary) == (
         "3.554 rows/s, 7,279 tokens/s, MFU 8.0%, 3.370 s/step, 53.0 min, 16.00 accelerator-hours, cost 21.50"
     )
-    assert json.loads(json.dumps(current.as_dict()))["figures"]["cost"] == 21.5
+    assert json.loads(json.dumps(current.as_dict()))["training_summary"]["cost"] == 21.5
 
 
 def compare(*arguments: str, expect: int = 0) -> str:
@@ -208,7 +209,7 @@ def test_text_where_a_number_belongs_is_a_number_that_is_not_known(
     finish(run, "dataset", {"train_rows": "many"})
     finish(run, "train", {**FACTS, "final_loss": "1.3", "node_hours": "1", "mfu": [0.1]})
     finish(run, "generate", {"exact_match": {"train": {"rows": "two"}}})
-    found = figures.figures(run)
+    found = training_summary.summary_of(run)
     assert found is not None
     assert (found.final_loss, found.mfu, found.cost, found.exact_train) == (None, None, 21.5, None)
     assert steps(run) is None

@@ -30,10 +30,10 @@ def _answers(exact: ExactCount) -> str:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One training. None: unknown for this machine or model, not requested, or not recorded by an earlier version.
+class TrainingSummary:
+    """A finished training. None: unknown for this machine or model, not requested, or not in an earlier record.
 
-    A field is a line of the table, in this order, and the fact of that name unless `figures` says otherwise.
+    A field is a line of the table, in this order, and the fact of that name unless `summary_of` says otherwise.
     """
 
     run: str  # name/id
@@ -49,7 +49,7 @@ class Figures:
     seconds_per_step: Annotated[float | None, _Line("s/step", "{:,.3f}".format)]
     seconds: Annotated[float | None, _Line("minutes", _minutes)]  # in the training loop, over all attempts
     warm_up_seconds: Annotated[float | None, _Line("warm-up, minutes", _minutes)]
-    precompile_seconds: Annotated[float | None, _Line("precompile, minutes", _minutes)]  # in no other figure
+    precompile_seconds: Annotated[float | None, _Line("precompile, minutes", _minutes)]  # in no other field
     attempts: Annotated[int | None, _Line("attempts", "{:,.0f}".format)]
     node_hours: Annotated[float | None, _Line("node-hours", "{:,.3f}".format)]
     accelerator_hours: Annotated[float | None, _Line("accelerator-hours", "{:,.2f}".format)]
@@ -72,13 +72,13 @@ class Figures:
 # by the name of its field
 _LINES: dict[str, _Line] = {
     name: hint.__metadata__[0]
-    for name, hint in get_type_hints(Figures, include_extras=True).items()
+    for name, hint in get_type_hints(TrainingSummary, include_extras=True).items()
     if hasattr(hint, "__metadata__")
 }
 
 
-def figures(run: Run) -> Figures | None:
-    """The figures in the training's record, or None before it exists. Checkpoints may have been deleted since."""
+def summary_of(run: Run) -> TrainingSummary | None:
+    """What the training's record says, or None before it exists. Checkpoints may have been deleted since."""
     trained = run.valid_record("train")
     if trained is None:
         return None
@@ -86,12 +86,12 @@ def figures(run: Run) -> Figures | None:
     generated = run.valid_record("generate")
     exact = _exact_counts(generated.facts.get("exact_match") if generated else None)
     nodes = run.plan.degrees.nodes
-    # of a damaged record, what is not a number is not known
+    # ignore non-numeric values of a damaged record
     facts: dict[str, Any] = {name: value for name, value in trained.facts.items() if isinstance(value, int | float)}
     # the price may be set after the training
     hours = facts.get("node_hours")
     cost = usage.cost(run, hours) if hours is not None else None
-    values = {one.name: facts.get(one.name) for one in fields(Figures)} | {
+    values = {one.name: facts.get(one.name) for one in fields(TrainingSummary)} | {
         "run": run.full_name,
         "method": run.config.training.method,
         "instances": f"{nodes} x {run.config.cluster.instance_type}",
@@ -105,15 +105,15 @@ def figures(run: Run) -> Figures | None:
         "exact_validation": exact.get("validation"),
         "evaluations": evaluations(run),
     }
-    return Figures(**values)
+    return TrainingSummary(**values)
 
 
-def require(run: Run) -> Figures:
+def require(run: Run) -> TrainingSummary:
     """Raises UserError when the run is not trained."""
-    found = figures(run)
-    if found is None:
+    summary = summary_of(run)
+    if summary is None:
         raise UserError(f"{run.directory}: is not trained yet", f"see: hyperpod-ft status {run.directory}")
-    return found
+    return summary
 
 
 def _exact_counts(values: Any) -> dict[str, ExactCount]:
@@ -127,7 +127,7 @@ def _exact_counts(values: Any) -> dict[str, ExactCount]:
 _EXACT_COUNTS = TypeAdapter(dict[str, ExactCount])
 
 
-def table(compared: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
+def table(compared: Sequence[TrainingSummary]) -> Iterator[tuple[str, ...]]:
     """Lines of a table with a column for each training, its head first. Lines without any value are left out."""
     yield ("", *(training.run for training in compared))
     for field, shown in _LINES.items():
@@ -139,16 +139,16 @@ def table(compared: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
         yield (label, *(of_training.get(label, "") for of_training in scores))
 
 
-def _scores(training: Figures) -> dict[str, str]:
+def _scores(training: TrainingSummary) -> dict[str, str]:
     """By what is scored; of several evaluations of one thing, the newest."""
     return {
-        evaluation.label(one.metric): f"{one.tuned} (base {one.base})"
+        evaluation.label(score.metric): f"{score.tuned} (base {score.base})"
         for evaluation in training.evaluations
-        for one in evaluation.main_scores
+        for score in evaluation.main_scores
     }
 
 
-def line(training: Figures) -> str:
+def line(training: TrainingSummary) -> str:
     """The speed and the cost of a training run in one line."""
     parts = (
         ("rows_per_second", "{} rows/s"),
