@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.validation.service_model import check_request
@@ -25,9 +26,9 @@ from hyperpod_ft.runs.run import Run
 class SageMakerLauncher:
     """SageMaker in the region of each run's section `sagemaker`."""
 
-    name: str = SAGEMAKER
-    shares_environment: bool = False
-    can_wait_for_other_runs: bool = False
+    name: ClassVar[str] = SAGEMAKER
+    shares_environment: ClassVar[bool] = False
+    can_wait_for_other_runs: ClassVar[bool] = False
     _regions: dict[str, TrainingJobs] = field(default_factory=dict, init=False, repr=False, compare=False)
     _logs: dict[str, JobLogs] = field(default_factory=dict, init=False, repr=False, compare=False)
 

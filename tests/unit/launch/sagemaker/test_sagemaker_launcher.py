@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -172,8 +172,8 @@ def test_on_slurm_a_run_of_training_jobs_makes_an_environment(make_run: Callable
 class Recording:
     """A launcher that only notes what is submitted."""
 
-    name: str = "slurm"
-    shares_environment: bool = True
+    name: ClassVar[str] = "slurm"
+    shares_environment: ClassVar[bool] = True
     stages: list[str] = field(default_factory=list)
 
     def submit(self, run: Run, stages: Iterable[Any], submitted: Callable[..., None], other: object) -> None:
