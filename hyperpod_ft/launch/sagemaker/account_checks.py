@@ -19,7 +19,7 @@ from hyperpod_ft.aws.validation.check_input import CheckInput
 from hyperpod_ft.aws.validation.permission_checks import Need
 from hyperpod_ft.aws.validation.validate import Check
 from hyperpod_ft.findings import Finding, error, warning
-from hyperpod_ft.launch.sagemaker.groups import Group, groups, job_name, sagemaker_section
+from hyperpod_ft.launch.sagemaker.groups import StageGroup, groups, job_name, sagemaker_section
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.runs.run import Run
 
@@ -85,7 +85,7 @@ def _quotas(run: Run, given: CheckInput) -> list[Finding]:
     return findings
 
 
-def _quota(run: Run, group: Group) -> str:
+def _quota(run: Run, group: StageGroup) -> str:
     """The name of the quota that its instances count towards."""
     spot = "spot " if sagemaker_section(run).spot and group.starts_ranks else ""
     return f"ml.{group.instance_type(run)} for {spot}training job usage"

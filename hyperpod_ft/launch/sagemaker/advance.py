@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.groups import Group, RecordedJob, job_name, recorded_jobs
+from hyperpod_ft.launch.sagemaker.groups import RecordedJob, StageGroup, job_name, recorded_jobs
 from hyperpod_ft.launch.sagemaker.store.place import Place
 from hyperpod_ft.launch.sagemaker.successors import decide_successor
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
@@ -87,7 +87,7 @@ def _is_cancelled(run: Run, job: RecordedJob) -> bool:
 
 
 def _create(run: Run, jobs: TrainingJobs, job: RecordedJob, stages: list[str]) -> bool:
-    group = Group(job.group, tuple(run.plan[stage] for stage in stages))
+    group = StageGroup(job.group, tuple(run.plan[stage] for stage in stages))
     return jobs.create(create_training_job(run, group, job.name, job.code))
 
 

@@ -24,7 +24,7 @@ from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, warning
 from hyperpod_ft.launch.sagemaker.account_checks import account_checks
-from hyperpod_ft.launch.sagemaker.groups import NO_MAIL, Group, groups, job_name, sagemaker_section
+from hyperpod_ft.launch.sagemaker.groups import NO_MAIL, StageGroup, groups, job_name, sagemaker_section
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs.run import Run
 
@@ -78,7 +78,7 @@ def _offline(run: Run) -> Iterable[Finding]:
             )
 
 
-def _key_of(path: str, group: Group) -> str:
+def _key_of(path: str, group: StageGroup) -> str:
     if path == "ResourceConfig.InstanceType":
         return "cluster.instance_type" if group.starts_ranks else "sagemaker.cpu_instance_type"
     return "sagemaker"
