@@ -29,8 +29,8 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.launch.sagemaker import advance
 from hyperpod_ft.launch.sagemaker.groups import number_of
-from hyperpod_ft.launch.sagemaker.store.place import place_of
 from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
+from hyperpod_ft.launch.sagemaker.store.sync import sync_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.runs.run import Run
 
@@ -40,10 +40,10 @@ _STATE_SECONDS = 30.0
 
 def pull_run(directory: Path, root: Path, store: str) -> None:
     """Pull the run's plan, scripts and records, of which this machine has nothing yet."""
-    place = directory.relative_to(root).as_posix()
+    name = directory.relative_to(root).as_posix()
     with explained(f"cannot read {store}"):
         client = _client(os.environ.get("AWS_REGION", ""))
-        trees.pull_named(client, store, root, [f"{place}/run.yaml", f"{place}/plan.json"], "pull run")
+        trees.pull_named(client, store, root, [f"{name}/run.yaml", f"{name}/plan.json"], "pull run")
         _store(Run.open(directory)).pull_run()
 
 
@@ -126,7 +126,7 @@ def create_next(run: Run, job: str) -> None:
     if run.config.sagemaker is None:
         return
     jobs = TrainingJobs(run.config.sagemaker.region)
-    if name := advance.advance(run, jobs, place_of(run, jobs.session), leaving=job):
+    if name := advance.advance(run, jobs, sync_of(run, jobs.session), leaving=job):
         print(f"advance: created training job {name}", flush=True)
 
 
