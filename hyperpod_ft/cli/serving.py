@@ -55,7 +55,7 @@ def serve(
 
     Where the environment has HYPERPOD_FT_API_KEY, clients must send it as their API key.
     """
-    from hyperpod_ft.serving import models, program, vllm
+    from hyperpod_ft.serving import models, server_process, vllm
 
     if stop:
         _stop(reference)
@@ -72,7 +72,7 @@ def serve(
     if on_node:
         _on_node(found, more, environment, time_limit, with_vllm=python is not None)
     else:
-        program.server(found, more).become()
+        server_process.exec_server(found, more)
 
 
 @app.command()
@@ -82,22 +82,22 @@ def ask(
     device: Device = "auto",
 ) -> None:
     """Print the tuned model's answer to one question, greedy."""
-    from hyperpod_ft.serving import models, program
+    from hyperpod_ft.serving import models, server_process
 
     found = models.find(reference, base=False)
-    program.server(found, ["--device", device, f"--ask={question}"]).become()
+    server_process.exec_server(found, ["--device", device, f"--ask={question}"])
 
 
 def _on_node(
     models: "Models", more: list[str], environment: dict[str, str], time_limit: str | None, *, with_vllm: bool
 ) -> None:
     from hyperpod_ft.launch.launchers import Launchers
-    from hyperpod_ft.serving import node_job, program
+    from hyperpod_ft.serving import node_job, server_process
 
     run = _required(models.run)
     slurm = Launchers.of(run).slurm
     wanted = node_job.resources(run, time_limit, accelerators=with_vllm)
-    job = node_job.start(run, slurm, wanted, program.options(models, more), environment)
+    job = node_job.start(run, slurm, wanted, server_process.options(models, more), environment)
     address = node_job.wait(run, slurm, job, lambda line: print(line, flush=True))
     for line in node_job.directions(run, job, address):
         print(line)

@@ -5,7 +5,7 @@ from __future__ import annotations  # the types below are not imported: process/
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from hyperpod_ft.planning.plan import StagePlan
@@ -59,17 +59,10 @@ NOTHING_ELSE = AwaitedJobs()
 class Launcher(Protocol):
     """The one boundary between the kit and what runs its scripts."""
 
-    @property
-    def name(self) -> str:
-        """`slurm`, `process` or `sagemaker`."""
-
-    @property
-    def shares_environment(self) -> bool:
-        """Whether its jobs use the environment below `cluster.root`; otherwise each creates its own."""
-
-    @property
-    def can_wait_for_other_runs(self) -> bool:
-        """Whether its jobs can wait for jobs of other runs."""
+    name: ClassVar[str]  # `slurm`, `process` or `sagemaker`
+    # whether its jobs use the environment below `cluster.root`; otherwise each creates its own
+    shares_environment: ClassVar[bool]
+    can_wait_for_other_runs: ClassVar[bool]  # whether its jobs can wait for jobs of other runs
 
     def submit(
         self,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import explained
-from hyperpod_ft.launch.sagemaker.store.place import place_of
+from hyperpod_ft.launch.sagemaker.store.sync import sync_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.runs.records import Output, Record, unix_time
@@ -17,7 +17,7 @@ def refresh(run: Run) -> None:
     """Look whether training jobs have made the tuned model since the last look. Raises UserError."""
     section = run.config.sagemaker
     if section is not None and run.store_listing.exists() and run.why_not_done(run.plan.model_stage):
-        place_of(run, TrainingJobs(section.region).session).refresh()
+        sync_of(run, TrainingJobs(section.region).session).refresh()
 
 
 def pull(run: Run, directories: Collection[Path]) -> None:

@@ -20,8 +20,9 @@ import os
 import select
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
@@ -29,8 +30,8 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.launch.sagemaker import advance
 from hyperpod_ft.launch.sagemaker.groups import number_of
-from hyperpod_ft.launch.sagemaker.store.place import place_of
 from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
+from hyperpod_ft.launch.sagemaker.store.sync import sync_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.runs.run import Run
 
@@ -40,11 +41,16 @@ _STATE_SECONDS = 30.0
 
 def pull_run(directory: Path, root: Path, store: str) -> None:
     """Pull the run's plan, scripts and records, of which this machine has nothing yet."""
-    place = directory.relative_to(root).as_posix()
+    name = directory.relative_to(root).as_posix()
     with explained(f"cannot read {store}"):
         client = _client(os.environ.get("AWS_REGION", ""))
-        trees.pull_named(client, store, root, [f"{place}/run.yaml", f"{place}/plan.json"], "pull run")
+        trees.pull_named(client, store, root, [f"{name}/run.yaml", f"{name}/plan.json"], "pull run")
         _store(Run.open(directory)).pull_run()
+
+
+def answer_is_done(run: Run, stage: str) -> NoReturn:
+    """Exit with status 0 if the stage is done, otherwise 1."""
+    sys.exit(int(not run.is_done(stage)))
 
 
 def before(run: Run, stage: str, step: int | None = None) -> int | None:
@@ -61,6 +67,11 @@ def before(run: Run, stage: str, step: int | None = None) -> int | None:
         if stage == "precompile":
             store.pull_graphs()
     return None
+
+
+def before_attempt(run: Run, stage: str) -> None:
+    """As `before`, and print the checkpoint's step for the other hosts."""
+    print(json.dumps({"checkpoint": before(run, stage)}), flush=True)
 
 
 def during(run: Run, stage: str, host: int, hosts: int) -> None:
@@ -126,7 +137,7 @@ def create_next(run: Run, job: str) -> None:
     if run.config.sagemaker is None:
         return
     jobs = TrainingJobs(run.config.sagemaker.region)
-    if name := advance.advance(run, jobs, place_of(run, jobs.session), leaving=job):
+    if name := advance.advance(run, jobs, sync_of(run, jobs.session), leaving=job):
         print(f"advance: created training job {name}", flush=True)
 
 
@@ -143,32 +154,33 @@ def _explained(run: Run) -> contextlib.AbstractContextManager[None]:
     return explained(f"store {run.config.store}")
 
 
+# with a run, a stage and numbers; the log names the stage when they fail
+_STAGE_COMMANDS: dict[str, Callable[..., object]] = {
+    "is-done": answer_is_done,
+    "before": before,
+    "before-attempt": before_attempt,
+    "during": during,
+    "after": after,
+}
+# with a run, and strings; the log names the command
+_RUN_COMMANDS: dict[str, Callable[..., object]] = {"state": push_state, "advance": create_next}
+
+
 def main() -> int:
     """Run the command line; returns the exit status."""
-    action, directory, *arguments = sys.argv[1:]
+    command, directory, *arguments = sys.argv[1:]
     # S3 may ask clients to slow down for minutes: no user is waiting, and giving up would lose the stage's work
     os.environ.setdefault("AWS_MAX_ATTEMPTS", "10")
     try:
-        if action == "pull-run":
+        if command == "pull-run":  # there is no run to open yet
             pull_run(Path(directory), Path(arguments[0]), arguments[1])
-            return 0
-        run = Run.open(Path(directory))
-        if action == "is-done":
-            return int(not run.is_done(arguments[0]))
-        if action == "before":
-            before(run, arguments[0], *map(int, arguments[1:]))
-        elif action == "before-attempt":
-            print(json.dumps({"checkpoint": before(run, arguments[0])}), flush=True)
-        elif action == "during":
-            during(run, arguments[0], int(arguments[1]), int(arguments[2]))
-        elif action == "after":
-            after(run, arguments[0])
-        elif action == "state":
-            push_state(run)
-        elif action == "advance":
-            create_next(run, arguments[0])
+        elif command in _STAGE_COMMANDS:
+            stage, *numbers = arguments
+            _STAGE_COMMANDS[command](Run.open(Path(directory)), stage, *map(int, numbers))
+        else:
+            _RUN_COMMANDS[command](Run.open(Path(directory)), *arguments)
     except UserError as error:
-        print_error(action if action in ("advance", "pull-run", "state") else arguments[0], str(error))
+        print_error(arguments[0] if command in _STAGE_COMMANDS else command, str(error))
         return EXIT_USER_ERROR
     return 0
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 from hyperpod_ft import publish
 from hyperpod_ft.launch.process.chain import Chain, ChainJob, Dependency, chains, is_alive, job_states
@@ -34,9 +34,9 @@ _LOOK_SECONDS = 0.2
 class ProcessLauncher:
     """Plain processes on this machine."""
 
-    name: str = "process"
-    shares_environment: bool = True
-    can_wait_for_other_runs: bool = True
+    name: ClassVar[str] = "process"
+    shares_environment: ClassVar[bool] = True
+    can_wait_for_other_runs: ClassVar[bool] = True
 
     def submit(
         self,

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.sagemaker.groups import Group, RecordedJob, job_name, recorded_jobs
-from hyperpod_ft.launch.sagemaker.store.place import Place
+from hyperpod_ft.launch.sagemaker.groups import RecordedJob, StageGroup, job_name, recorded_jobs
+from hyperpod_ft.launch.sagemaker.store.sync import RunSync
 from hyperpod_ft.launch.sagemaker.successors import decide_successor
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
@@ -25,13 +25,13 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import KILLED_STATUS
 
 
-def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> str | None:
+def advance(run: Run, jobs: TrainingJobs, sync: RunSync, leaving: str = "") -> str | None:
     """Create the training job whose turn it is; returns its name, None if there is nothing to create.
 
     `leaving`: the job whose container calls this at its end, and which SageMaker still lists as running. Raises
     UserError when SageMaker refuses, for example because of a quota.
     """
-    place.refresh()
+    sync.refresh()
     for job in recorded_jobs(run.jobs()):
         left = _left(run, job)
         if not left:
@@ -41,11 +41,11 @@ def advance(run: Run, jobs: TrainingJobs, place: Place, leaving: str = "") -> st
         found = jobs.find(job.name)
         if found is not None and found.state.active and job.name != leaving:
             return None
-        next_job = job if found is None else _add_successor(run, job, found, left, place)
+        next_job = job if found is None else _add_successor(run, job, found, left, sync)
         if next_job is None or not _create(run, jobs, next_job, left):
             return None
         with contextlib.suppress(UserError):  # the job is there, whether marks can be seen or not
-            place.refresh()
+            sync.refresh()
         if any(_is_cancelled(run, known) for known in (job, next_job)):
             # `cancel` may have looked for jobs to stop before this one was there
             jobs.stop(next_job.name)
@@ -87,11 +87,13 @@ def _is_cancelled(run: Run, job: RecordedJob) -> bool:
 
 
 def _create(run: Run, jobs: TrainingJobs, job: RecordedJob, stages: list[str]) -> bool:
-    group = Group(job.group, tuple(run.plan[stage] for stage in stages))
+    group = StageGroup(job.group, tuple(run.plan[stage] for stage in stages))
     return jobs.create(create_training_job(run, group, job.name, job.code))
 
 
-def _add_successor(run: Run, job: RecordedJob, found: TrainingJob, left: list[str], place: Place) -> RecordedJob | None:
+def _add_successor(
+    run: Run, job: RecordedJob, found: TrainingJob, left: list[str], sync: RunSync
+) -> RecordedJob | None:
     """Record the job that follows an ended one, counting it as a restart if it is one. Returns None if none follows."""
     stage = next((stage for stage in left if run.plan[stage].starts_ranks), None)
     if stage is None:
@@ -106,7 +108,7 @@ def _add_successor(run: Run, job: RecordedJob, found: TrainingJob, left: list[st
         run.add_job(Job(name, successor.name, SAGEMAKER, job.submitted, code=job.code))
     if decision == "restart":
         attempts.add(run, stage, _lost(run, job))
-    place.publish([run.jobs_path, *(path for name in left if (path := run.restarts_path(name)).exists())])
+    sync.push([run.jobs_path, *(path for name in left if (path := run.restarts_path(name)).exists())])
     return successor
 
 

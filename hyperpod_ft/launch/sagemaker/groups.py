@@ -24,7 +24,7 @@ _MAX_NUMBER_DIGITS = 4
 
 
 @dataclass(frozen=True)
-class Group:
+class StageGroup:
     """Stages of a run that one training job runs, one after the other."""
 
     name: str  # a key of GROUPS
@@ -73,10 +73,10 @@ def sagemaker_section(run: Run) -> SageMaker:
     return run.config.sagemaker
 
 
-def groups(stages: Iterable[StagePlan]) -> list[Group]:
+def groups(stages: Iterable[StagePlan]) -> list[StageGroup]:
     """These stages in their groups, in order."""
     chosen = {stage.name: stage for stage in stages}
-    found = [Group(name, tuple(chosen[stage] for stage in of if stage in chosen)) for name, of in GROUPS.items()]
+    found = [StageGroup(name, tuple(chosen[stage] for stage in of if stage in chosen)) for name, of in GROUPS.items()]
     return [group for group in found if group.stages]
 
 

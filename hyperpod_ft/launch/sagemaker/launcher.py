@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.validation.service_model import check_request
@@ -11,7 +12,7 @@ from hyperpod_ft.launch.protocol import NOTHING_ELSE, AwaitedJobs, JobState
 from hyperpod_ft.launch.sagemaker import advance as advancing
 from hyperpod_ft.launch.sagemaker.groups import groups, job_name, name_prefix, next_number, sagemaker_section
 from hyperpod_ft.launch.sagemaker.job_logs import JobLogs
-from hyperpod_ft.launch.sagemaker.store.place import Place, place_of
+from hyperpod_ft.launch.sagemaker.store.sync import RunSync, sync_of
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.launch.snapshot import snapshot
@@ -25,9 +26,9 @@ from hyperpod_ft.runs.run import Run
 class SageMakerLauncher:
     """SageMaker in the region of each run's section `sagemaker`."""
 
-    name: str = SAGEMAKER
-    shares_environment: bool = False
-    can_wait_for_other_runs: bool = False
+    name: ClassVar[str] = SAGEMAKER
+    shares_environment: ClassVar[bool] = False
+    can_wait_for_other_runs: ClassVar[bool] = False
     _regions: dict[str, TrainingJobs] = field(default_factory=dict, init=False, repr=False, compare=False)
     _logs: dict[str, JobLogs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -42,7 +43,7 @@ class SageMakerLauncher:
 
         Raises UserError, before anything is recorded, for what SageMaker's own model of a request refuses.
         """
-        jobs, place = self._jobs(run), self._place(run)
+        jobs, sync = self._jobs(run), self._sync(run)
         code = snapshot(run.code_copies).name
         existing = jobs.names(name_prefix(run))
         now, recorded = utc_now(), []
@@ -50,12 +51,12 @@ class SageMakerLauncher:
             name = job_name(run, group.name, next_number(run, group.name, existing))
             _check(create_training_job(run, group, name, code))
             recorded += [Job(stage.name, name, self.name, now, code=code) for stage in group.stages]
-        place.discard([stage.name for stage in stages])
+        sync.discard([stage.name for stage in stages])
         for job in recorded:
             submitted(job)
         try:
-            place.prepare()
-            advancing.advance(run, jobs, place)
+            sync.prepare()
+            advancing.advance(run, jobs, sync)
         except BaseException:
             # SageMaker may have accepted a job, whose container would create the next one
             with contextlib.suppress(UserError):
@@ -63,10 +64,10 @@ class SageMakerLauncher:
             raise
 
     def refresh(self, run: Run) -> None:
-        self._place(run).refresh()
+        self._sync(run).refresh()
 
     def advance(self, run: Run) -> str:
-        return advancing.advance(run, self._jobs(run), self._place(run)) or ""
+        return advancing.advance(run, self._jobs(run), self._sync(run)) or ""
 
     def states(self, run: Run, jobs: Sequence[Job]) -> Mapping[str, JobState]:
         wanted = {job.job_id for job in jobs}
@@ -75,7 +76,7 @@ class SageMakerLauncher:
 
     def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
         """The run's jobs at work, also those that another machine submitted and those that are not recorded."""
-        self._place(run).refresh()
+        self._sync(run).refresh()
         training_jobs = self._jobs(run)
         recorded = [job for job in run.jobs() if job.launcher == self.name]
         known = advancing.states(run, training_jobs)
@@ -109,7 +110,7 @@ class SageMakerLauncher:
         markers = [run.cancel_marker(job.stage, job.job_id) for job in jobs]
         for marker in markers:
             publish.write_text(marker, "")
-        self._place(run).publish(markers)
+        self._sync(run).push(markers)
         training_jobs = self._jobs(run)
         for name in dict.fromkeys(job.job_id for job in jobs):
             found = training_jobs.find(name)
@@ -128,8 +129,8 @@ class SageMakerLauncher:
         region = sagemaker_section(run).region
         return self._regions.setdefault(region, TrainingJobs(region))
 
-    def _place(self, run: Run) -> Place:
-        return place_of(run, self._jobs(run).session)
+    def _sync(self, run: Run) -> RunSync:
+        return sync_of(run, self._jobs(run).session)
 
 
 def _check(request: dict[str, object]) -> None:

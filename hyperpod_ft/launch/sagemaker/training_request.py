@@ -10,7 +10,7 @@ from typing import Any
 
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.groups import Group, sagemaker_section
+from hyperpod_ft.launch.sagemaker.groups import StageGroup, sagemaker_section
 from hyperpod_ft.launch.sagemaker.images import image
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import pins_file
@@ -35,7 +35,7 @@ _METRICS = {
 }
 
 
-def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[str, Any]:
+def create_training_job(run: Run, group: StageGroup, name: str, code: str) -> dict[str, Any]:
     """The request of a training job `name` for a group. `code`: name of the code's copy below `<cluster.root>/code`.
 
     Raises UserError where the run file cannot be a training job.
@@ -81,7 +81,7 @@ def create_training_job(run: Run, group: Group, name: str, code: str) -> dict[st
     return request
 
 
-def _require_possible(group: Group, instance_type: str) -> None:
+def _require_possible(group: StageGroup, instance_type: str) -> None:
     if instance_type == "local":
         raise UserError(
             "cluster.instance_type: `local` cannot be a training job",
@@ -108,7 +108,7 @@ def _environment(run: Run) -> dict[str, str]:
     return wanted
 
 
-def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
+def hyperparameters(run: Run, group: StageGroup, name: str) -> dict[str, str]:
     """The launcher's parameters for the container; all values are strings."""
     pins = pins_file(rules_of(run.config.engine).environment_name(run.config)).relative_to(PACKAGE.parent)
     # env.python is an interpreter of the image that has the packages
@@ -126,7 +126,7 @@ def hyperparameters(run: Run, group: Group, name: str) -> dict[str, str]:
     ).as_strings()
 
 
-def _add_training_settings(request: dict[str, Any], run: Run, group: Group) -> None:
+def _add_training_settings(request: dict[str, Any], run: Run, group: StageGroup) -> None:
     section = sagemaker_section(run)
     request["AlgorithmSpecification"]["MetricDefinitions"] = [
         {"Name": metric, "Regex": regex} for metric, regex in _METRICS.items()

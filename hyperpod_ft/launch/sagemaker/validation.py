@@ -23,8 +23,8 @@ from hyperpod_ft.aws.validation.validate import ValidationResult, run_checks
 from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, warning
-from hyperpod_ft.launch.sagemaker.account_checks import Checks
-from hyperpod_ft.launch.sagemaker.groups import NO_MAIL, Group, groups, job_name, sagemaker_section
+from hyperpod_ft.launch.sagemaker.account_checks import account_checks
+from hyperpod_ft.launch.sagemaker.groups import NO_MAIL, StageGroup, groups, job_name, sagemaker_section
 from hyperpod_ft.launch.sagemaker.training_request import create_training_job
 from hyperpod_ft.runs.run import Run
 
@@ -50,7 +50,7 @@ def validate(run: Run, client: Callable[[str], object] | None) -> ValidationResu
     offline = ValidationResult(tuple(found), ("requests", "region", "images"), (), time.monotonic() - began)
     if client is None or offline.has_errors:
         return offline
-    checks = Checks(run).all()
+    checks = account_checks(run)
     return offline + _renamed(run, run_checks(_as_cluster(run), checks, client, set(), (*SERVICES, "ecr")))
 
 
@@ -78,7 +78,7 @@ def _offline(run: Run) -> Iterable[Finding]:
             )
 
 
-def _key_of(path: str, group: Group) -> str:
+def _key_of(path: str, group: StageGroup) -> str:
     if path == "ResourceConfig.InstanceType":
         return "cluster.instance_type" if group.starts_ranks else "sagemaker.cpu_instance_type"
     return "sagemaker"

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import NOTHING_ELSE, AwaitedJobs, JobState
@@ -68,10 +69,10 @@ class SlurmLauncher:
     `environment` is laid over this process's own, for example SLURM_CONF of a local cluster.
     """
 
+    name: ClassVar[str] = "slurm"
+    shares_environment: ClassVar[bool] = True
+    can_wait_for_other_runs: ClassVar[bool] = True
     environment: Mapping[str, str] = field(default_factory=dict)
-    name: str = "slurm"
-    shares_environment: bool = True
-    can_wait_for_other_runs: bool = True
 
     @property
     def _conf(self) -> str:

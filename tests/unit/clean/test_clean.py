@@ -28,7 +28,7 @@ from hyperpod_ft.runs import volume_lock
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
-from hyperpod_ft.serving import program
+from hyperpod_ft.serving import server_process
 from hyperpod_ft.serving.models import Models
 from tests.waiting import wait_for
 
@@ -151,10 +151,10 @@ def test_code_that_a_server_imports_from_stays(make_run: MakeRun, monkeypatch: p
     copy = done.code_copies / "0.1.0-0123456789ab"
     publish.write_text(copy / "entry.py", "")
     held: list[int] = []
-    monkeypatch.setattr(program, "snapshot", lambda copies: copy)  # the real copy has hundreds of files
-    monkeypatch.setattr(program, "hold", lambda copy: held.append(hold(copy)))
-    served = program.server(Models("title", {}, {}, done.tuned_model, done), [])
-    assert served.environment["PYTHONPATH"] == str(copy)
+    monkeypatch.setattr(server_process, "snapshot", lambda copies: copy)  # the real copy has hundreds of files
+    monkeypatch.setattr(server_process, "hold", lambda copy: held.append(hold(copy)))
+    variables = server_process.environment(Models("title", {}, {}, done.tuned_model, done))
+    assert variables["PYTHONPATH"] == str(copy)
     became = subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False)
     try:
         os.close(held[0])

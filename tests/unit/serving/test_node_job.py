@@ -15,7 +15,7 @@ from hyperpod_ft.launch.render import Installation, render_server
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving import node_job, program, vllm
+from hyperpod_ft.serving import node_job, server_process, vllm
 from hyperpod_ft.serving.models import BASE, TUNED, Models
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -30,13 +30,13 @@ def both(run: Run) -> Models:
 def own_server() -> str:
     run = Run.of(run_file.load(run_file.find("llama3-8b-dpo-p5")))
     resources = node_job.resources(run, "04:00:00", accelerators=False)
-    return render_server(run, INSTALLATION, "serve", resources, program.options(both(run), ["--port", "0"]), {})
+    return render_server(run, INSTALLATION, "serve", resources, server_process.options(both(run), ["--port", "0"]), {})
 
 
 def with_vllm(recipe: str) -> str:
     run = Run.of(run_file.load(run_file.find(recipe)))
     setup = vllm.vllm_setup(both(run), PYTHON, "--max-model-len 4096", base=True, on_node=True)
-    options = program.options(setup.models, ["--port", "0", *setup.options])
+    options = server_process.options(setup.models, ["--port", "0", *setup.options])
     resources = node_job.resources(run, None, accelerators=True)
     return render_server(run, INSTALLATION, "serve", resources, options, setup.environment)
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,7 +16,7 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker import advance as advance_module
-from hyperpod_ft.launch.sagemaker.store.place import Place
+from hyperpod_ft.launch.sagemaker.store.sync import RunSync
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.records import Output, Record
@@ -54,12 +54,12 @@ def test_an_interrupted_submission_stops_what_sagemaker_has_accepted(
         raise error
 
     monkeypatch.setattr(jobs, "create", create)
-    published: list[Path] = []
-    monkeypatch.setattr(Place, "publish", lambda _, files: published.extend(files))
+    pushed: list[Path] = []
+    monkeypatch.setattr(RunSync, "push", lambda _, files: pushed.extend(files))
     with pytest.raises((KeyboardInterrupt, UserError)):
         submitted(run)
     assert jobs.stopped == [name(run, "prepare")]
-    assert {run.cancel_marker(job.stage, job.job_id) for job in run.jobs()} <= set(published), "containers see it"
+    assert {run.cancel_marker(job.stage, job.job_id) for job in run.jobs()} <= set(pushed), "containers see it"
     finish(run, ["env", "download", "dataset"])
     assert advance_run(run, jobs, leaving=name(run, "prepare")) is None
 
@@ -172,8 +172,8 @@ def test_on_slurm_a_run_of_training_jobs_makes_an_environment(make_run: Callable
 class Recording:
     """A launcher that only notes what is submitted."""
 
-    name: str = "slurm"
-    shares_environment: bool = True
+    name: ClassVar[str] = "slurm"
+    shares_environment: ClassVar[bool] = True
     stages: list[str] = field(default_factory=list)
 
     def submit(self, run: Run, stages: Iterable[Any], submitted: Callable[..., None], other: object) -> None:

@@ -12,7 +12,7 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.sagemaker.advance import advance
 from hyperpod_ft.launch.sagemaker.groups import job_name
-from hyperpod_ft.launch.sagemaker.store.place import Place
+from hyperpod_ft.launch.sagemaker.store.sync import RunSync
 from hyperpod_ft.launch.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.runs import attempts
@@ -91,7 +91,7 @@ def name(run: Run, group: str, number: int = 1) -> str:
 
 
 def advance_run(run: Run, jobs: Jobs, leaving: str = "") -> str | None:
-    return advance(run, as_jobs(jobs), Place(), leaving)
+    return advance(run, as_jobs(jobs), RunSync(), leaving)
 
 
 def as_jobs(jobs: Jobs) -> TrainingJobs:

@@ -1,4 +1,4 @@
-"""Where the client and the containers of training jobs both see a run: one file system, or a store in S3."""
+"""What the client and the containers of training jobs see of a run: by one file system, or by a store in S3."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
 
 
-class Place:
-    """Where this machine and the containers both see a run: a file system that both mount, so nothing is to be done."""
+class RunSync:
+    """Transfers between the client and the containers. By itself for a file system that both mount: does nothing."""
 
     def prepare(self) -> None:
-        """Make everything visible that the containers need of a run that is about to start."""
+        """Push what the containers need of a run that is about to start."""
 
     def refresh(self) -> None:
-        """Bring the small files of the run here: records, jobs, metrics; and which outputs exist."""
+        """Pull the small files of the run: records, jobs, metrics; and find out which outputs exist."""
 
-    def publish(self, files: Iterable[Path]) -> None:
-        """Make these files, which this program has just written, visible to the others."""
+    def push(self, files: Iterable[Path]) -> None:
+        """Push these files, which this program has just written."""
 
     def discard(self, stages: Sequence[str]) -> None:
-        """Forget that these stages were done."""
+        """Remove the records of these stages, so that they run again."""
 
 
 @dataclass(frozen=True)
-class StorePlace(Place):
+class StoreSync(RunSync):
     """A store in S3 holds the run; this machine has a copy of its small files."""
 
     run: Run
@@ -57,7 +57,7 @@ class StorePlace(Place):
         sizes = {entry.name: entry.size for entry in trees.listed(self.client, self.url, outputs)}
         publish.write_json(self.run.store_listing, dict(sorted(sizes.items())))
 
-    def publish(self, files: Iterable[Path]) -> None:
+    def push(self, files: Iterable[Path]) -> None:
         trees.push(self.client, self.url, self.run.root, files)
 
     def discard(self, stages: Sequence[str]) -> None:
@@ -83,9 +83,9 @@ class StorePlace(Place):
         return record is not None and all(sizes.get(output.path) == output.size for output in record.outputs)
 
 
-def place_of(run: Run, session: Session) -> Place:
+def sync_of(run: Run, session: Session) -> RunSync:
     store = run.config.store
     if store is None:
-        return Place()
+        return RunSync()
     with explained(f"store {store}"):
-        return StorePlace(run, store, session.client("s3", connections=trees.CONNECTIONS))
+        return StoreSync(run, store, session.client("s3", connections=trees.CONNECTIONS))

@@ -9,7 +9,7 @@ from hyperpod_ft.aws.session import Session
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.sagemaker.store import run_store
-from hyperpod_ft.launch.sagemaker.store.place import Place, place_of
+from hyperpod_ft.launch.sagemaker.store.sync import RunSync, sync_of
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from tests.aws.conftest import REGION, Aws
@@ -20,16 +20,16 @@ STORE = {"region": REGION, "role": "arn:aws:iam::123456789012:role/ft", "store":
 
 
 @pytest.fixture
-def machine(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[Run, Place]]:
+def machine(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[Run, RunSync]]:
     """The same run on a machine of its own: another root, the same store."""
     aws.client("s3").create_bucket(Bucket="place", CreateBucketConfiguration={"LocationConstraint": REGION})
     monkeypatch.setattr(run_store, "snapshot", lambda copies: copies)  # the kit's own copy has hundreds of files
 
-    def make(name: str) -> tuple[Run, Place]:
+    def make(name: str) -> tuple[Run, RunSync]:
         values = run_file_values(tmp_path / name, sagemaker=STORE, cluster__instance_type="c7i.xlarge")
         run = Run.of(run_file.validate(values, "run.yaml"))
         run.freeze()
-        return run, place_of(run, Session(REGION))
+        return run, sync_of(run, Session(REGION))
 
     return make
 
@@ -40,7 +40,9 @@ def finish(run: Run, stage: str, output: Path) -> None:
     stage_runs.finish(run, stage, output)
 
 
-def test_a_stage_is_done_where_the_store_has_its_outputs(machine: Callable[[str], tuple[Run, Place]], aws: Aws) -> None:
+def test_a_stage_is_done_where_the_store_has_its_outputs(
+    machine: Callable[[str], tuple[Run, RunSync]], aws: Aws
+) -> None:
     (container, there), (client, here) = machine("container"), machine("client")
     finish(container, "merge", container.tuned_model / "model.safetensors")
     finish(container, "download", container.base_model / "config.json")
@@ -61,7 +63,7 @@ def test_a_stage_is_done_where_the_store_has_its_outputs(machine: Callable[[str]
     assert "no longer exists" in client.why_not_done("merge")
 
 
-def test_what_is_done_here_is_pushed_once(machine: Callable[[str], tuple[Run, Place]], aws: Aws) -> None:
+def test_what_is_done_here_is_pushed_once(machine: Callable[[str], tuple[Run, RunSync]], aws: Aws) -> None:
     """Such as a download with a token of the Hub, which containers do not get."""
     client, here = machine("client")
     here.refresh()
@@ -77,7 +79,7 @@ def test_what_is_done_here_is_pushed_once(machine: Callable[[str], tuple[Run, Pl
     assert len([call for call in aws.requests() if call == ("s3", "PUT")]) == before
 
 
-def test_discarding_removes_records_but_not_those_of_a_training(machine: Callable[[str], tuple[Run, Place]]) -> None:
+def test_discarding_removes_records_but_not_those_of_a_training(machine: Callable[[str], tuple[Run, RunSync]]) -> None:
     client, here = machine("client")
     for stage in ("train", "merge"):
         finish(client, stage, client.directory / stage / "file")
@@ -93,13 +95,13 @@ def test_discarding_removes_records_but_not_those_of_a_training(machine: Callabl
     assert client.is_done("train")
 
 
-def test_what_is_published_reaches_the_others(machine: Callable[[str], tuple[Run, Place]]) -> None:
+def test_what_is_pushed_reaches_the_others(machine: Callable[[str], tuple[Run, RunSync]]) -> None:
     (container, there), (client, here) = machine("container"), machine("client")
     here.prepare()
     client.add_job(Job("train", "x-train-1", "sagemaker", "2026-01-01T00:00:00Z", code="0.1.0-a"))
     client.cancel_marker("train", "x-train-1").parent.mkdir(parents=True)
     client.cancel_marker("train", "x-train-1").touch()
-    here.publish([client.jobs_path, client.cancel_marker("train", "x-train-1")])
+    here.push([client.jobs_path, client.cancel_marker("train", "x-train-1")])
     there.refresh()
     assert container.jobs() == client.jobs()
     assert container.cancel_marker("train", "x-train-1").exists()
