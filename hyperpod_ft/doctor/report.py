@@ -10,7 +10,7 @@ from hyperpod_ft import __version__
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.fields import SECRET_VALUE
 from hyperpod_ft.config.sections.cluster import SECRET_NAME
-from hyperpod_ft.doctor.assumption import described
+from hyperpod_ft.doctor.check import described
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.findings import Finding
 from hyperpod_ft.runs.records import utc_now
