@@ -19,6 +19,10 @@ from hyperpod_ft.runs.run import Run
 # Two threads of torch or numpy in each of several workers on few cores mostly wait for each other, and spin meanwhile.
 # Both read this when they are imported, which nothing above does; the scripts of stages set their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Some tests compare the bits of a model that was merged in a container with those of one that was merged here. A kernel
+# that a shell has chosen for numpy would be used here only.
+for name in [name for name in os.environ if name.startswith("OPENBLAS_")]:
+    del os.environ[name]
 
 # A shell without job control starts background commands with SIGINT ignored, and so does nohup. Every program started
 # from here would inherit that, and tests send SIGINT: https://docs.python.org/3/library/signal.html#signal.SIGINT

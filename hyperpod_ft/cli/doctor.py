@@ -83,7 +83,7 @@ def _outside(reference: str, region: str | None, profile: str | None) -> "tuple[
 
 def _show(rows: "Sequence[Finding]", as_json: bool) -> None:
     from hyperpod_ft.cli.output import tables
-    from hyperpod_ft.doctor.assumption import WORDS, described
+    from hyperpod_ft.doctor.check import WORDS, described
 
     words = [WORDS[row.verdict] for row in rows]
     if as_json:
@@ -91,7 +91,7 @@ def _show(rows: "Sequence[Finding]", as_json: bool) -> None:
 
         tables.print_json([{**asdict(row), "verdict": word} for row, word in zip(rows, words, strict=True)])
         return
-    table = tables.table("assumption", "")
+    table = tables.table("check", "")
     for row in rows:
         table.add_row(row.name, tables.clip(described(row), 1000))
     tables.console().print(table)

@@ -1,1 +1,1 @@
-"""`hyperpod-ft doctor`: the kit's assumptions about a cluster, each looked at and reported as a row."""
+"""`hyperpod-ft doctor`: checks that a cluster is as the kit assumes, each reported as a row."""

@@ -1,4 +1,4 @@
-"""Assumptions about this machine: its clock, its temporary files, and the names that it must resolve."""
+"""Checks of this machine: its clock, its temporary files, and the names that it must resolve."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ import tempfile
 from urllib.parse import urlsplit
 
 from hyperpod_ft.config.sources import kind_of
-from hyperpod_ft.doctor.assumption import Assumption
+from hyperpod_ft.doctor.check import DoctorCheck
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.health import TEMPORARY_GIB
@@ -16,11 +16,11 @@ from hyperpod_ft.job.health import TEMPORARY_GIB
 _HUB = "https://huggingface.co"
 
 
-def assumptions(expected: Expectations) -> list[Assumption]:
+def checks(expected: Expectations) -> list[DoctorCheck]:
     return [
-        Assumption("clock", clock),
-        Assumption("temporary files", temporary),
-        Assumption("names", lambda: _names(expected)),
+        DoctorCheck("clock", clock),
+        DoctorCheck("temporary files", temporary),
+        DoctorCheck("names", lambda: _names(expected)),
     ]
 
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.doctor import machine, slurm, volume
-from hyperpod_ft.doctor.assumption import Assumption, examine
+from hyperpod_ft.doctor.check import DoctorCheck, run_checks
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.job_node import JobNode
 from hyperpod_ft.job.node_report import NodeReport, observe
@@ -45,13 +45,13 @@ _FINDINGS = TypeAdapter(NodeFindings)
 
 def check_node(probe: Path, instance_type: str, nodes: int, environment: str) -> NodeFindings:
     """The findings of this node."""
-    rows = examine(
+    rows = run_checks(
         [
-            Assumption("volume", lambda: check_shared(probe)),
-            Assumption("locks", lambda: volume.locks(probe.parent)),
-            Assumption("clock", machine.clock),
-            Assumption("temporary files", machine.temporary),
-            Assumption("auto-resume", lambda: slurm.auto_resume(SlurmSite())),
+            DoctorCheck("volume", lambda: check_shared(probe)),
+            DoctorCheck("locks", lambda: volume.locks(probe.parent)),
+            DoctorCheck("clock", machine.clock),
+            DoctorCheck("temporary files", machine.temporary),
+            DoctorCheck("auto-resume", lambda: slurm.auto_resume(SlurmSite())),
         ]
     )
     report = observe(CATALOGUE[instance_type], nodes, probe.parent) if instance_type else None

@@ -14,7 +14,7 @@ from hyperpod_ft.aws.validation.lifecycle_checks import SCRIPTS
 from hyperpod_ft.aws.validation.quota_checks import limits_of, not_listed
 from hyperpod_ft.aws.validation.state_checks import FOR_A_NEW_CLUSTER
 from hyperpod_ft.aws.validation.validate import validate
-from hyperpod_ft.doctor.assumption import Assumption, examine
+from hyperpod_ft.doctor.check import DoctorCheck, run_checks
 from hyperpod_ft.findings import Finding, error, ok, warning
 
 
@@ -24,10 +24,10 @@ def cluster(access: ClusterAccess) -> list[Finding]:
     Raises UserError if there is no such cluster, or AWS does not answer.
     """
     status = inspection.status(access)
-    account = Assumption("validate", lambda: _validated(access))
+    account = DoctorCheck("validate", lambda: _validated(access))
     if access.config is None:
-        account = Assumption("quotas", lambda: _quotas(access, status.cluster))
-    return [*examine([Assumption("programs for ssh", _programs)]), *_state(status), *examine([account])]
+        account = DoctorCheck("quotas", lambda: _quotas(access, status.cluster))
+    return [*run_checks([DoctorCheck("programs for ssh", _programs)]), *_state(status), *run_checks([account])]
 
 
 def _programs() -> Finding:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hyperpod_ft import __version__
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.secrets import without_secrets
-from hyperpod_ft.doctor.assumption import described
+from hyperpod_ft.doctor.check import described
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.findings import Finding
 from hyperpod_ft.runs.records import utc_now

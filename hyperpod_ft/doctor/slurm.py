@@ -1,4 +1,4 @@
-"""Assumptions about Slurm: that it answers, its partitions and nodes, and that it would accept the run's jobs."""
+"""Checks of Slurm: that it answers, its partitions and nodes, and that it would accept the run's jobs."""
 
 import getpass
 import re
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from hyperpod_ft.doctor.assumption import Assumption
+from hyperpod_ft.doctor.check import DoctorCheck
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok, warning
@@ -19,15 +19,15 @@ from hyperpod_ft.runs.run import Run
 _OLDEST = (21, 8)  # the oldest whose options and output the kit knows
 
 
-def assumptions(expected: Expectations) -> list[Assumption]:
+def checks(expected: Expectations) -> list[DoctorCheck]:
     return [
-        Assumption("Slurm", lambda: _version(expected.site)),
-        Assumption("partitions", lambda: _partitions(expected)),
-        Assumption("nodes", lambda: _nodes(expected)),
-        Assumption("jobs", lambda: _jobs(expected)),
-        Assumption("auto-resume", lambda: auto_resume(expected.site)),
-        Assumption("topology", lambda: _topology(expected.site)),
-        Assumption("accounting", lambda: _accounting(expected.site)),
+        DoctorCheck("Slurm", lambda: _version(expected.site)),
+        DoctorCheck("partitions", lambda: _partitions(expected)),
+        DoctorCheck("nodes", lambda: _nodes(expected)),
+        DoctorCheck("jobs", lambda: _jobs(expected)),
+        DoctorCheck("auto-resume", lambda: auto_resume(expected.site)),
+        DoctorCheck("topology", lambda: _topology(expected.site)),
+        DoctorCheck("accounting", lambda: _accounting(expected.site)),
     ]
 
 

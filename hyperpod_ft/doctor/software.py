@@ -1,4 +1,4 @@
-"""Assumptions about programs: the kit's interpreter, virtual environments, and the packages of stage env."""
+"""Checks of programs: the kit's interpreter, virtual environments, and the packages of stage env."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.doctor.assumption import Assumption
+from hyperpod_ft.doctor.check import DoctorCheck
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.environments import interpreters
 from hyperpod_ft.environments.installation import why_not_found
@@ -24,11 +24,11 @@ from hyperpod_ft.planning.pins import (
 _OTHERS = ("torch", "transformers", "optimum-neuron", "lm-eval")  # stand for what comes from pip's usual index
 
 
-def assumptions(expected: Expectations) -> list[Assumption]:
+def checks(expected: Expectations) -> list[DoctorCheck]:
     return [
-        Assumption("kit", lambda: _kit(expected)),
-        Assumption("virtual environment", lambda: _environment(expected)),
-        Assumption("packages", lambda: _packages(expected)),
+        DoctorCheck("kit", lambda: _kit(expected)),
+        DoctorCheck("virtual environment", lambda: _environment(expected)),
+        DoctorCheck("packages", lambda: _packages(expected)),
     ]
 
 

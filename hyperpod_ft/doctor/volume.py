@@ -1,4 +1,4 @@
-"""Assumptions about the shared volume: torch, pip and this kit lock, rename and fsync files there.
+"""Checks of the shared volume: torch, pip and this kit lock, rename and fsync files there.
 
 Files are written in a directory of its own below `cluster.root`, or its closest parent that exists, and removed.
 """
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.doctor.assumption import Assumption
+from hyperpod_ft.doctor.check import DoctorCheck
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.environments.interpreters import NEURON_DISK_GB
 from hyperpod_ft.errors import UserError
@@ -23,13 +23,13 @@ _OF_ONE_MACHINE = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tm
 REMOUNT = "mount it with flock: mount -o remount,flock, and FsxLustreConfig or /etc/fstab"
 
 
-def assumptions(expected: Expectations) -> list[Assumption]:
+def checks(expected: Expectations) -> list[DoctorCheck]:
     return [
-        Assumption("cluster.root", lambda: _root(expected)),
-        Assumption("volume", lambda: _kind(expected)),
-        Assumption("locks", lambda: locks(expected.writable)),
-        Assumption("rename and fsync", lambda: renames(expected.writable)),
-        Assumption("free space", lambda: _space(expected)),
+        DoctorCheck("cluster.root", lambda: _root(expected)),
+        DoctorCheck("volume", lambda: _kind(expected)),
+        DoctorCheck("locks", lambda: locks(expected.writable)),
+        DoctorCheck("rename and fsync", lambda: renames(expected.writable)),
+        DoctorCheck("free space", lambda: _space(expected)),
     ]
 
 

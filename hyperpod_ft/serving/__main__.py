@@ -134,16 +134,9 @@ def _ask(given: argparse.Namespace) -> None:
     answers = _load(given)
     chat = answers.chats
     question = Request(
-        model="",
         messages=({"role": "user", "content": given.ask},) if chat else None,
         prompt=None if chat else given.ask,
-        max_tokens=None,
-        temperature=0.0,
-        top_p=1.0,
-        seed=None,
-        stop=(),
         stream=True,
-        include_usage=False,
     )
     answers.answer(question, lambda text: print(text, end="", flush=True))
     print()

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.doctor import slurm
-from hyperpod_ft.doctor.assumption import examine
+from hyperpod_ft.doctor.check import run_checks
 from hyperpod_ft.doctor.every_node import every_node
 from hyperpod_ft.doctor.expectations import Expectations
-from hyperpod_ft.doctor.head_node import assumptions
+from hyperpod_ft.doctor.head_node import checks
 from hyperpod_ft.findings import Finding
 from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.localcluster import LocalCluster
@@ -24,26 +24,26 @@ from tests.slurm.head import Head
 from tests.unit.wheels import wheel
 
 pytestmark = pytest.mark.slurm
-Examine = Callable[..., Finding]
+RowOf = Callable[..., Finding]
 Rows = Callable[..., dict[str, Finding]]
 NEURON_LS = 'echo \'[{"neuron_device": 0, "nc_count": 2}]\''
 
 
 @pytest.fixture
-def examined(
+def row_of(
     cluster: LocalCluster, make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Examine:
-    """One row of a head node: `examined(name, section__key=value...)`, for the run file with these settings."""
+) -> RowOf:
+    """One row of a head node: `row_of(name, section__key=value...)`, for the run file with these settings."""
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
 
-    def examine_one(name: str, site: SlurmSite | None = None, **settings: object) -> Finding:
+    def run_one(name: str, site: SlurmSite | None = None, **settings: object) -> Finding:
         config = make_run(**settings).config
         expected = Expectations(config.root, config, site or SlurmSite(cluster.environment()))
-        (row,) = examine([one for one in assumptions(expected) if one.name == name])
+        (row,) = run_checks([one for one in checks(expected) if one.name == name])
         return row
 
-    return examine_one
+    return run_one
 
 
 @pytest.fixture
@@ -108,23 +108,23 @@ def test_without_a_run_file_all_partitions_are_looked_at(head: Head) -> None:
     ],
 )
 def test_a_run_file_that_asks_for_what_is_not_there(
-    examined: Examine, settings: dict[str, object], row: str, found: str
+    row_of: RowOf, settings: dict[str, object], row: str, found: str
 ) -> None:
-    shown = examined(row, **settings)
+    shown = row_of(row, **settings)
     assert shown.verdict == "error"
     assert found.lower() in shown.found.lower()
     assert shown.remedy
 
 
-def test_packages_that_no_index_has(examined: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_no_index_has(row_of: RowOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path / 'wheels/torch'} {tmp_path / 'wheels/transformers'}")
     for version in ("2.13.0+cpu", "2.12.0"):
         wheel(tmp_path / "wheels", "torch", version, {})
     wheel(tmp_path / "wheels", "transformers", "5.20.2", {})
-    assert examined("packages", env__python=None).verdict == "ok"
+    assert row_of("packages", env__python=None).verdict == "ok"
     (tmp_path / "wheels/torch/torch-2.13.0+cpu-py3-none-any.whl").unlink()
-    lost = examined("packages", env__python=None)
+    lost = row_of("packages", env__python=None)
     assert lost.verdict == "error"
     assert "torch 2.13.0" in lost.found
     assert "2.12.0" in lost.found
@@ -148,7 +148,7 @@ def test_packages_that_no_index_has(examined: Examine, tmp_path: Path, monkeypat
     ],
 )
 def test_a_fault_of_the_machine_or_of_slurm(
-    examined: Examine,
+    row_of: RowOf,
     program: Callable[[str, str], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -159,55 +159,55 @@ def test_a_fault_of_the_machine_or_of_slurm(
 ) -> None:
     monkeypatch.setattr(slurm, "HYPERPOD", tmp_path)
     program(name, script)
-    shown = examined(row)
+    shown = row_of(row)
     assert shown.verdict == "error", shown
     assert found in shown.found
     assert shown.remedy
 
 
 def test_a_topology_that_refuses_jobs_is_repaired_on_the_controller(
-    examined: Examine, program: Callable[[str, str], None]
+    row_of: RowOf, program: Callable[[str, str], None]
 ) -> None:
     program("sbatch", "echo 'sbatch: error: Requested topology configuration is not available' >&2; exit 1")
-    assert "topology.conf" in examined("jobs").remedy
+    assert "topology.conf" in row_of("jobs").remedy
 
 
-def test_accounting_that_does_not_know_the_user(examined: Examine, program: Callable[[str, str], None]) -> None:
+def test_accounting_that_does_not_know_the_user(row_of: RowOf, program: Callable[[str, str], None]) -> None:
     on = "s/storage.none/storage\\/slurmdbd/; s/\\(StorageEnforce *=\\).*/\\1 associations/"
     program("scontrol", f'REAL "$@" | sed "{on}"')
     program("sacct", "exit 0")
     program("sacctmgr", "exit 0")
-    unknown_user = examined("accounting")
+    unknown_user = row_of("accounting")
     assert unknown_user.verdict == "error"
     assert "sacctmgr add user" in unknown_user.remedy
     program("sacctmgr", "echo users")
-    assert examined("accounting").verdict == "ok"
+    assert row_of("accounting").verdict == "ok"
 
 
 def test_srun_that_knows_hyperpods_option(
-    examined: Examine, program: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    row_of: RowOf, program: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "HYPERPOD", tmp_path)
     program("srun", 'exec REAL "${@/--auto-resume=1/--quiet}"')
-    assert examined("auto-resume").verdict == "ok"
+    assert row_of("auto-resume").verdict == "ok"
 
 
-def test_no_controller(examined: Examine, cluster: LocalCluster, tmp_path: Path) -> None:
+def test_no_controller(row_of: RowOf, cluster: LocalCluster, tmp_path: Path) -> None:
     conf = tmp_path / "slurm.conf"
     text = cluster.conf.read_text()
     port = next(line for line in text.splitlines() if line.startswith("SlurmctldPort="))
     conf.write_text(text.replace(port, "SlurmctldPort=9").replace("MessageTimeout=10", "MessageTimeout=1"))
     away = SlurmSite({"SLURM_CONF": str(conf)})
-    slurm = examined("Slurm", away)
+    slurm = row_of("Slurm", away)
     assert slurm.verdict == "error"
     assert "slurmctld is running" in slurm.remedy
-    assert examined("jobs", away).verdict == "warning"
+    assert row_of("jobs", away).verdict == "warning"
 
 
-def test_a_lost_node(examined: Examine, nodes_of: Rows, cluster: LocalCluster) -> None:
+def test_a_lost_node(row_of: RowOf, nodes_of: Rows, cluster: LocalCluster) -> None:
     cluster.kill_node("node2")
     try:
-        lost = examined("nodes")
+        lost = row_of("nodes")
         assert lost.verdict == "error"
         assert "node2 is down" in lost.found
         rows = nodes_of()
@@ -218,7 +218,7 @@ def test_a_lost_node(examined: Examine, nodes_of: Rows, cluster: LocalCluster) -
 
 
 def test_nodes_that_lack_devices_and_have_an_old_driver(
-    examined: Examine, nodes_of: Rows, program: Callable[[str, str], None]
+    row_of: RowOf, nodes_of: Rows, program: Callable[[str, str], None]
 ) -> None:
     program("neuron-ls", NEURON_LS)
     program("modinfo", "echo 2.20.1.0")

@@ -40,16 +40,16 @@ class Request:
     `model` is empty when the request names none. `temperature` 0 is a greedy answer.
     """
 
-    model: str
-    messages: tuple[dict[str, str], ...] | None
-    prompt: str | tuple[int, ...] | None
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    seed: int | None
-    stop: tuple[str, ...]
-    stream: bool
-    include_usage: bool
+    model: str = ""
+    messages: tuple[dict[str, str], ...] | None = None
+    prompt: str | tuple[int, ...] | None = None
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from hyperpod_ft.doctor import every_node, machine, node, report, software, volume
-from hyperpod_ft.doctor.assumption import Assumption, examine
+from hyperpod_ft.doctor.check import DoctorCheck, run_checks
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.doctor.node import NodeFindings
 from hyperpod_ft.environments import interpreters
@@ -28,8 +28,8 @@ LUSTRE = "50 28 0:1 / /fsx rw,noatime - lustre 10.1.0.1@tcp:/4owupbev rw,{},lazy
 ROOT = "28 1 8:1 / / rw,relatime - ext4 /dev/root rw\n"
 
 
-def rows_of(checks: list[Assumption]) -> dict[str, Finding]:
-    return {row.name: row for row in examine(checks)}
+def rows_of(checks: list[DoctorCheck]) -> dict[str, Finding]:
+    return {row.name: row for row in run_checks(checks)}
 
 
 def at(addresses: list[str]) -> SlurmSite:
@@ -83,14 +83,14 @@ def test_the_volume(
 ) -> None:
     kind, options = ("lustre", {option}) if option else ("ext4", set[str]())
     monkeypatch.setattr(volume, "mount_of", lambda path, table: (kind, options))
-    row = rows_of(volume.assumptions(Expectations(tmp_path, make_run().config, at(addresses))))["volume"]
+    row = rows_of(volume.checks(Expectations(tmp_path, make_run().config, at(addresses))))["volume"]
     assert row.verdict == verdict, row
 
 
 def test_a_root_that_cannot_be_made(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     expected = Expectations(tmp_path / "hyperpod-ft", make_run().config, at([]))
-    row = rows_of(volume.assumptions(expected))["cluster.root"]
+    row = rows_of(volume.checks(expected))["cluster.root"]
     assert row.verdict == "error"
     assert f"sudo install -d -o $USER {tmp_path / 'hyperpod-ft'}" in row.remedy
 
@@ -119,7 +119,7 @@ def test_little_space(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=3 * 2**30))
     assert machine.temporary().verdict == "error"
     expected = Expectations(tmp_path, make_run().config, at([]))
-    assert rows_of(volume.assumptions(expected))["free space"].verdict == "error"
+    assert rows_of(volume.checks(expected))["free space"].verdict == "error"
 
 
 def test_pins_of_the_evaluation_are_looked_for(
@@ -128,8 +128,8 @@ def test_pins_of_the_evaluation_are_looked_for(
     monkeypatch.setattr(software, "why_not_found", lambda pin, *_: f"no {pin}" if pin.startswith("lm-eval=") else "")
     for evaluation, verdict in (({"tasks": ["arc_easy"]}, "error"), (None, "ok")):
         expected = Expectations(tmp_path, make_run(env__python=None, eval=evaluation).config, at([]))
-        (one,) = [one for one in software.assumptions(expected) if one.name == "packages"]
-        (row,) = examine([one])
+        (one,) = [one for one in software.checks(expected) if one.name == "packages"]
+        (row,) = run_checks([one])
         assert (row.verdict, "lm-eval" in row.found) == (verdict, verdict == "error")
 
 
@@ -139,14 +139,14 @@ def test_no_way_to_make_virtual_environments(
     monkeypatch.setattr(interpreters, "version_of", lambda python: "")
     monkeypatch.setenv("PATH", str(tmp_path))
     expected = Expectations(tmp_path, make_run(env__python=None).config, at([]))
-    (one,) = [one for one in software.assumptions(expected) if one.name == "virtual environment"]
-    (lost,) = examine([one])
+    (one,) = [one for one in software.checks(expected) if one.name == "virtual environment"]
+    (lost,) = run_checks([one])
     assert lost.verdict == "error"
     assert "pip install uv" in lost.remedy
     uv = tmp_path / "uv"
     uv.write_text("#!/bin/sh\n")
     uv.chmod(0o755)
-    assert examine([one])[0].verdict == "ok"
+    assert run_checks([one])[0].verdict == "ok"
 
 
 def test_names_that_do_not_resolve(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_names_that_do_not_resolve(make_run: MakeRun, tmp_path: Path, monkeypatc
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     config = make_run(env__python=None, env__package_repositories=["https://index.example/simple"]).config
-    row = rows_of(machine.assumptions(Expectations(tmp_path, config, at([]))))["names"]
+    row = rows_of(machine.checks(Expectations(tmp_path, config, at([]))))["names"]
     assert row.verdict == "error"
     assert "huggingface.co" in row.found
     assert "index.example" not in row.found
@@ -252,6 +252,6 @@ def test_a_bug_in_one_look_does_not_lose_the_other_rows() -> None:
         yield ok("accounting", "answers")
         raise KeyError("getpwuid(): uid not found: 70001")
 
-    lost, well = examine([Assumption("accounting", rows), Assumption("locks", lambda: ok("locks", "work"))])
+    lost, well = run_checks([DoctorCheck("accounting", rows), DoctorCheck("locks", lambda: ok("locks", "work"))])
     assert (lost.name, lost.verdict, well.verdict) == ("accounting", "warning", "ok")
     assert "KeyError('getpwuid(): uid not found: 70001')" in lost.found

@@ -26,18 +26,7 @@ CPU = torch.device("cpu")
 
 
 def asked(prompt: "str | Sequence[int] | None" = "the quick", **changes: Any) -> Request:
-    values: dict[str, Any] = {
-        "model": "",
-        "messages": None,
-        "prompt": tuple(prompt) if isinstance(prompt, list) else prompt,
-        "max_tokens": 12,
-        "temperature": 0.0,
-        "top_p": 1.0,
-        "seed": None,
-        "stop": (),
-        "stream": False,
-        "include_usage": False,
-    }
+    values: dict[str, Any] = {"prompt": tuple(prompt) if isinstance(prompt, list) else prompt, "max_tokens": 12}
     return Request(**values | changes)
 
 
