@@ -1,7 +1,6 @@
 """Compares two tensors, and the copies of a tensor on different ranks."""
 
 from collections.abc import Iterable
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +49,7 @@ def _divergence(tensor: LogicalTensor) -> float:
 
 
 def _difference(tensor: LogicalTensor, replica: Piece) -> float:
-    counterpart = _box(tensor, replica)
+    counterpart = tensor.part(replica.start, replica.shape)
     copy = LogicalTensor(tensor.name, tensor.dtype, replica.shape, (replica.alone,))
     largest = 0.0
     for ours, theirs in zip(reading.blocks(counterpart), reading.blocks(copy), strict=True):
@@ -61,22 +60,3 @@ def _difference(tensor: LogicalTensor, replica: Piece) -> float:
         largest = max(largest, float(np.abs(widen(ours, tensor.dtype) - widen(theirs, tensor.dtype)).max()))
         # 0 and -0 are equal numbers with different bits: not a divergence
     return largest
-
-
-def _box(tensor: LogicalTensor, box: Piece) -> LogicalTensor:
-    """The part of a tensor that `box` covers, as a separate tensor."""
-    width = STORED[tensor.dtype].itemsize
-    pieces = []
-    for piece in tensor.pieces:
-        axes = list(zip(piece.start, piece.shape, box.start, box.shape, strict=True))
-        low = [max(ours, theirs) for ours, _, theirs, _ in axes]
-        high = [min(ours + held, theirs + wanted) for ours, held, theirs, wanted in axes]
-        shape = tuple(end - begin for begin, end in zip(low, high, strict=True))
-        if shape and min(shape) <= 0:
-            continue
-        inside = [begin - start for begin, start in zip(low, piece.start, strict=True)]
-        offset = piece.offset + sum(n * stride for n, stride in zip(inside, piece.strides, strict=True)) * width
-        start = tuple(begin - start for begin, start in zip(low, box.start, strict=True))
-        pieces.append(Piece(piece.file, offset, start, shape, piece.strides))
-    assert sum(prod(piece.shape) for piece in pieces) == prod(box.shape), tensor.name
-    return LogicalTensor(tensor.name, tensor.dtype, box.shape, tuple(pieces))

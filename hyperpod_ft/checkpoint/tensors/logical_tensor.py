@@ -1,7 +1,7 @@
 """Logical tensors: the contents of a checkpoint as names, dtypes, shapes and byte ranges. This module reads no data."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,6 +55,23 @@ class Piece:
         """The same elements as the only piece of a separate tensor."""
         return replace(self, start=(0,) * len(self.shape))
 
+    def within(self, start: Sequence[int], shape: Sequence[int], itemsize: int) -> "Piece | None":
+        """The part inside the box of `shape` at `start`, all in the tensor's coordinates; None if empty.
+
+        `itemsize`: bytes per element.
+        """
+        lows = tuple(max(one, other) for one, other in zip(self.start, start, strict=True))
+        highs = (
+            min(one + size, other + length)
+            for one, size, other, length in zip(self.start, self.shape, start, shape, strict=True)
+        )
+        sizes = tuple(high - low for low, high in zip(lows, highs, strict=True))
+        if any(size <= 0 for size in sizes):
+            return None
+        inside = (low - first for low, first in zip(lows, self.start, strict=True))
+        skipped = sum(distance * stride for distance, stride in zip(inside, self.strides, strict=True))
+        return replace(self, offset=self.offset + skipped * itemsize, start=lows, shape=sizes)
+
 
 @dataclass(frozen=True)
 class LogicalTensor:
@@ -84,6 +101,17 @@ class LogicalTensor:
 
     def renamed(self, name: str) -> "LogicalTensor":
         return replace(self, name=name)
+
+    def part(self, start: Sequence[int], shape: tuple[int, ...]) -> "LogicalTensor":
+        """The box of `shape` at `start` as a separate tensor, without replicas."""
+        parts = (piece.within(start, shape, DTYPE_BYTES[self.dtype]) for piece in self.pieces)
+        pieces = tuple(
+            replace(part, start=tuple(one - first for one, first in zip(part.start, start, strict=True)))
+            for part in parts
+            if part
+        )
+        assert sum(math.prod(piece.shape) for piece in pieces) == math.prod(shape), self.name
+        return LogicalTensor(self.name, self.dtype, shape, pieces)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

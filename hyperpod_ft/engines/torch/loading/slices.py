@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -55,7 +54,7 @@ class SliceReader:
         itemsize = DTYPE_BYTES[tensor.dtype]
         dtype = getattr(torch, TORCH_NAME_OF_DTYPE[tensor.dtype])
         for piece in pieces:
-            box = within(piece, start, out.shape, itemsize)
+            box = piece.within(start, out.shape, itemsize)
             for block in _cut(box, len(self._buffer) // itemsize, itemsize) if box else ():
                 content = self._buffer[: block.extent * itemsize]
                 self._read(block.file, block.offset, content)
@@ -84,20 +83,6 @@ class SliceReader:
         return self._descriptors[file]
 
 
-def within(piece: Piece, start: Sequence[int], shape: Sequence[int], itemsize: int) -> Piece | None:
-    """The part of a piece inside the box of `shape` at `start`, all in the tensor's coordinates; None if empty."""
-    lows = tuple(max(one, other) for one, other in zip(piece.start, start, strict=True))
-    highs = (
-        min(one + size, other + length)
-        for one, size, other, length in zip(piece.start, piece.shape, start, shape, strict=True)
-    )
-    sizes = tuple(high - low for low, high in zip(lows, highs, strict=True))
-    if any(size <= 0 for size in sizes):
-        return None
-    skipped = sum((low - first) * stride for low, first, stride in zip(lows, piece.start, piece.strides, strict=True))
-    return replace(piece, offset=piece.offset + skipped * itemsize, start=lows, shape=sizes)
-
-
 def _cut(box: Piece, elements: int, itemsize: int, axis: int = 0) -> Iterator[Piece]:
     """Parts of a box that are at most `elements` long in the file, gaps included: runs of rows where rows are short.
 
@@ -110,6 +95,6 @@ def _cut(box: Piece, elements: int, itemsize: int, axis: int = 0) -> Iterator[Pi
     for first in range(0, box.shape[axis], step):
         start = (*box.start[:axis], box.start[axis] + first, *box.start[axis + 1 :])
         shape = (*box.shape[:axis], step, *box.shape[axis + 1 :])
-        part = within(box, start, shape, itemsize)
+        part = box.within(start, shape, itemsize)
         assert part is not None
         yield from _cut(part, elements, itemsize, axis + 1)

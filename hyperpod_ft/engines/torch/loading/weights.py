@@ -26,8 +26,7 @@ from transformers.core_model_loading import (
 
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
-from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_BYTES, LogicalTensor
-from hyperpod_ft.engines.torch.loading.slices import within
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
 
 _REMEDY = "make or download the model again"
@@ -178,14 +177,5 @@ def _chunks(tensor: LogicalTensor, count: int, dim: int) -> list[LogicalTensor]:
         raise ValueError(f"{tensor.name} has shape {list(tensor.shape)}, not divisible by {count}")
     size = tensor.shape[dim] // count
     shape = (*tensor.shape[:dim], size, *tensor.shape[dim + 1 :])
-    chunks = []
-    for index in range(count):
-        begin = tuple(index * size if axis == dim else 0 for axis in range(len(shape)))
-        parts = (within(piece, begin, shape, DTYPE_BYTES[tensor.dtype]) for piece in tensor.pieces)
-        pieces = (
-            replace(part, start=tuple(one - first for one, first in zip(part.start, begin, strict=True)))
-            for part in parts
-            if part
-        )
-        chunks.append(replace(tensor, shape=shape, pieces=tuple(pieces)))
-    return chunks
+    begins = (tuple(index * size if axis == dim else 0 for axis in range(len(shape))) for index in range(count))
+    return [tensor.part(begin, shape) for begin in begins]

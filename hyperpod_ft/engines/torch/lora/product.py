@@ -48,10 +48,13 @@ def product(
 
     Where shapes are fixed, it is written in torch's own operations, which the device's compiler knows.
     """
-    if devices.fixed_shapes(x.device):
-        return _plain(x, dropped, weight, scales, bias, a, b, scale)
-    output: torch.Tensor = _operation(x, dropped, weight, scales, bias, a, b, scale)[0]
-    return output
+    if not devices.fixed_shapes(x.device):
+        output: torch.Tensor = _operation(x, dropped, weight, scales, bias, a, b, scale)[0]
+        return output
+    narrow = nn.functional.linear(x if dropped is None else dropped, a.to(x.dtype)) * scale
+    matrix = _decoded(weight, scales, a, b, x.dtype)
+    frozen = nn.functional.linear(x, matrix, None if bias is None else bias.to(x.dtype))
+    return frozen + nn.functional.linear(narrow, b.to(x.dtype))
 
 
 def forward(
@@ -71,22 +74,6 @@ def forward(
     output = nn.functional.linear(x.to(dtype), matrix, None if bias is None else bias.to(dtype))
     flat(output).addmm_(flat(narrow), b.to(dtype).T)
     return output.to(x.dtype), narrow
-
-
-def _plain(
-    x: torch.Tensor,
-    dropped: torch.Tensor | None,
-    weight: torch.Tensor,
-    scales: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    narrow = nn.functional.linear(x if dropped is None else dropped, a.to(x.dtype)) * scale
-    matrix = _decoded(weight, scales, a, b, x.dtype)
-    output = nn.functional.linear(x, matrix, None if bias is None else bias.to(x.dtype))
-    return output + nn.functional.linear(narrow, b.to(x.dtype))
 
 
 def _shapes(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ _preprocess_mask_arguments), through recomputation, sharding and compilation. It
   a dense mask.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention.varlen import varlen_attn
@@ -28,6 +28,14 @@ _BLOCK = 256
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_SIZE = 256  # the largest
 _FLASH_HEAD_STEP = 8  # sizes are multiples of this; flash attention itself pads nothing
+
+
+class _Weighting(NamedTuple):
+    """How the products of queries and keys become the weights of values."""
+
+    scaling: float | None  # of products; None: 1 / sqrt(size)
+    softcap: float | None  # c makes of a score s c tanh(s / c)
+    dropout: float  # of weights
 
 
 def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
@@ -63,9 +71,10 @@ def attend(
     """
     _refuse(module, attention_mask, others)
     assert attention_mask is not None
+    weighting = _Weighting(scaling, softcap, dropout)
     if attention_mask.shape[-1] == 1:
         mask = _dense_mask(attention_mask, sliding_window)
-        return _product(query, key, value, mask, scaling, softcap, dropout).transpose(1, 2).contiguous(), None
+        return _product(query, key, value, mask, weighting).transpose(1, 2).contiguous(), None
     bounds = attention_mask.flatten()
     # the memory of a projection's output: nothing is copied
     tokens = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
@@ -77,7 +86,7 @@ def attend(
         )
         assert isinstance(attended, torch.Tensor)
     else:
-        attended = _each_document(tokens, bounds, scaling, sliding_window, softcap, dropout)
+        attended = _each_document(tokens, bounds, sliding_window, weighting)
     return attended.unflatten(0, (len(query), -1)), None
 
 
@@ -117,17 +126,13 @@ def _flash(tokens: list[torch.Tensor]) -> bool:
 
 @torch.compiler.disable
 def _each_document(
-    tokens: list[torch.Tensor],
-    bounds: torch.Tensor,
-    scaling: float | None,
-    window: int | None,
-    softcap: float | None,
-    dropout: float,
+    tokens: list[torch.Tensor], bounds: torch.Tensor, window: int | None, weighting: _Weighting
 ) -> torch.Tensor:
     """Query, key, value [tokens, heads, size] to [tokens, heads, size], one document after the other.
 
     It is never compiled: that would be done again for each length of a document.
     """
+    scaling, softcap, dropout = weighting
     lengths = [length for length in bounds.diff().tolist() if length]
     # split, not sliced: the gradients of slices would each be as long as the batch
     documents = zip(*(tensor.split(lengths) for tensor in tokens), strict=True)
@@ -140,19 +145,13 @@ def _each_document(
                 query, key, value, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=True
             )
         else:
-            found = _blocks(query, key, value, window or length, scaling, softcap, dropout)
+            found = _blocks(query, key, value, window or length, weighting)
         attended.append(found[0].transpose(0, 1))
     return torch.cat(attended)
 
 
 def _blocks(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    window: int,
-    scaling: float | None,
-    softcap: float | None,
-    dropout: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int, weighting: _Weighting
 ) -> torch.Tensor:
     """Attention [1, heads, length, size] of one document where each block of queries needs its own mask."""
     length = query.shape[2]
@@ -164,7 +163,7 @@ def _blocks(
         distance = positions[begin:end, None] - positions[None, first:end]
         mask = (distance >= 0) & (distance < window)
         parts = query[:, :, begin:end], key[:, :, first:end], value[:, :, first:end]
-        attended.append(_product(*parts, mask, scaling, softcap, dropout))
+        attended.append(_product(*parts, mask, weighting))
     return torch.cat(attended, dim=2)
 
 
@@ -177,19 +176,14 @@ def _dense_mask(numbers: torch.Tensor, window: int | None) -> torch.Tensor:
 
 
 def _product(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scaling: float | None,
-    softcap: float | None,
-    dropout: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, weighting: _Weighting
 ) -> torch.Tensor:
-    """Attention [rows, heads, queries, size] under a bool mask; `softcap` c makes of a score s c tanh(s / c).
+    """Attention [rows, heads, queries, size] under a bool mask.
 
     Where shapes are fixed, in operations that every compiler knows: torch's attention counts as random, even without
     dropout, so that a graph that computes it again for the backward pass would keep a generator's state.
     """
+    scaling, softcap, dropout = weighting
     if softcap is None and not devices.fixed_shapes(query.device):
         return scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, dropout_p=dropout, enable_gqa=True

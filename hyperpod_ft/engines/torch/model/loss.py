@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.torch.lora.adapters import LoraLinear
-from hyperpod_ft.engines.torch.model.tensor_collectives import Copy
+from hyperpod_ft.engines.torch.model.tensor_collectives import copy_to_ranks
 from hyperpod_ft.engines.torch.model.vocabulary_parallel import VocabularyRows, vocabulary_rows_of
 from hyperpod_ft.planning.torch.memory import LOSS_BLOCK
 
@@ -94,7 +94,7 @@ def _rows_and_block(head: nn.Module, hidden: torch.Tensor) -> tuple[VocabularyRo
     own_rows = vocabulary_rows_of(head)
     if own_rows is None:
         return None, LOSS_BLOCK, hidden
-    return own_rows, LOSS_BLOCK * own_rows.group.size(), Copy.apply(hidden, own_rows.group)
+    return own_rows, LOSS_BLOCK * own_rows.group.size(), copy_to_ranks(hidden, own_rows.group)
 
 
 def _block_losses(

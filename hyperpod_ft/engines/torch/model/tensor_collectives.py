@@ -5,107 +5,41 @@ sequence, the other sums and divides it again (sequence parallelism: Korthikanti
 4.2.2). Sequences are dimension 1 of [rows, length, width]; rank r has the r-th of equal parts.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+Exchange = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
 
-class Copy(torch.autograd.Function):
-    """The same on all ranks; backward sums the gradients (Megatron's `f`)."""
 
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def _exchange(name: str, forward: Exchange, backward: Exchange) -> Exchange:
+    """A function of a tensor and a group, with its gradient; `name` is what profilers show."""
+
+    def keep(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
-        return whole.view_as(whole)
+        return forward(tensor, group)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return summed(gradient, ctx.group), None
+    def differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return backward(gradient, ctx.group), None
 
-
-class Sum(torch.autograd.Function):
-    """Sum over the ranks; backward passes the gradient, which is the same on all, unchanged (Megatron's `g`)."""
-
-    @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        return summed(partial, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return gradient, None
+    methods = {"forward": staticmethod(keep), "backward": staticmethod(differentiate)}
+    function: Any = type(name, (torch.autograd.Function,), methods)
+    apply: Exchange = function.apply
+    return apply
 
 
-class SumOfAll(torch.autograd.Function):
-    """Sum over the ranks, of which each then computes something else: backward sums the gradients too."""
-
-    @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return summed(partial, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return summed(gradient, ctx.group), None
-
-
-class DivideSequence(torch.autograd.Function):
-    """This rank's part of a sequence that all ranks have; backward gathers."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _own(whole, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return _gathered(gradient, ctx.group), None
-
-
-class JoinSequence(torch.autograd.Function):
-    """The whole sequence, with which all ranks then compute the same; backward takes this rank's part."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _gathered(part, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return _own(gradient, ctx.group), None
-
-
-class GatherSequence(torch.autograd.Function):
-    """The whole sequence, with which each rank then computes its share; backward sums, and takes this rank's part."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _gathered(part, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return _summed_part(gradient, ctx.group), None
-
-
-class SumSequence(torch.autograd.Function):
-    """This rank's part of the sum over the ranks; backward gathers."""
-
-    @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _summed_part(partial, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return _gathered(gradient, ctx.group), None
-
-
-def summed(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def _summed(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """The sum over the ranks, in new memory."""
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
+
+
+def _same(tensor: torch.Tensor, _: dist.ProcessGroup) -> torch.Tensor:
+    # a view: an autograd function must not return its input itself
+    return tensor.view_as(tensor)
 
 
 def _own(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -125,3 +59,19 @@ def _summed_part(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     own = torch.empty_like(parts[0])
     dist.reduce_scatter_tensor(own, parts.flatten(0, 1), group=group)
     return own
+
+
+# the same on all ranks; backward sums the gradients (Megatron's `f`)
+copy_to_ranks = _exchange("CopyToRanks", _same, _summed)
+# backward passes the gradient, which is the same on all, unchanged (Megatron's `g`)
+sum_over_ranks = _exchange("SumOverRanks", _summed, _same)
+# a sum of which each rank then computes something else: backward sums the gradients too
+sum_both_ways = _exchange("SumBothWays", _summed, _summed)
+# this rank's part of a sequence that all ranks have; backward gathers
+divide_sequence = _exchange("DivideSequence", _own, _gathered)
+# the whole sequence, with which all ranks then compute the same; backward takes this rank's part
+join_sequence = _exchange("JoinSequence", _gathered, _own)
+# the whole sequence, with which each rank then computes its share; backward sums, and takes this rank's part
+gather_sequence = _exchange("GatherSequence", _gathered, _summed_part)
+# this rank's part of the sum over the ranks; backward gathers
+sum_sequence = _exchange("SumSequence", _summed_part, _gathered)

@@ -36,13 +36,14 @@ from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import groups_of_neighbors
 from hyperpod_ft.engines.torch.model import divided_dropout, vocabulary_parallel
 from hyperpod_ft.engines.torch.model.tensor_collectives import (
-    Copy,
-    DivideSequence,
-    GatherSequence,
-    JoinSequence,
-    Sum,
-    SumOfAll,
-    SumSequence,
+    Exchange,
+    copy_to_ranks,
+    divide_sequence,
+    gather_sequence,
+    join_sequence,
+    sum_both_ways,
+    sum_over_ranks,
+    sum_sequence,
 )
 from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
 from hyperpod_ft.errors import UserError
@@ -69,8 +70,8 @@ def parallelize(
         for layer in layers:
             splitting.layer(layer, sequence_parallel)
         if sequence_parallel and layers:
-            layers[0].register_forward_pre_hook(_on_first(DivideSequence, splitting.group))
-            layers[-1].register_forward_hook(_on_output(JoinSequence, splitting.group))
+            layers[0].register_forward_pre_hook(_on_first(divide_sequence, splitting.group))
+            layers[-1].register_forward_hook(_on_output(join_sequence, splitting.group))
     splits = splitting.splits | vocabulary_parallel.divide(
         [model.get_submodule(family.embedding)],
         model.get_submodule(family.head),
@@ -99,7 +100,7 @@ class Splitting:
 
     def layer(self, layer: nn.Module, sequence_parallel: bool) -> None:
         family, group = self.family, self.group
-        enter, leave = (GatherSequence, SumSequence) if sequence_parallel else (Copy, Sum)
+        enter, leave = (gather_sequence, sum_sequence) if sequence_parallel else (copy_to_ranks, sum_over_ranks)
         if family.shared_input:
             layer.get_submodule(family.shared_input).register_forward_hook(_on_output(enter, group))
         for name in () if family.shared_input else (family.attention, family.mlp):
@@ -221,7 +222,7 @@ def _norm_class(base: type[nn.Module]) -> type[nn.Module]:
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        squares: torch.Tensor = SumOfAll.apply(wide.square().sum(-1, keepdim=True), self.group)
+        squares = sum_both_ways(wide.square().sum(-1, keepdim=True), self.group)
         normalized = wide * torch.rsqrt(squares / self.repeated_width + self.variance_epsilon)
         scaled: torch.Tensor = self.weight * normalized
         return scaled.to(x.dtype)
@@ -229,35 +230,35 @@ def _norm_class(base: type[nn.Module]) -> type[nn.Module]:
     return type(f"{base.__name__}OfAllHeads", (base,), {"forward": forward})
 
 
-def _enter_block(enter: Any, group: dist.ProcessGroup) -> Any:
+def _enter_block(enter: Exchange, group: dist.ProcessGroup) -> Any:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # transformers passes hidden_states by name to most attentions, by position to the MLP
         if args:
-            return (enter.apply(args[0], group), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": enter.apply(kwargs["hidden_states"], group)}
+            return (enter(args[0], group), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": enter(kwargs["hidden_states"], group)}
 
     return hook
 
 
-def leave_block(leave: Any, group: dist.ProcessGroup) -> Any:
+def leave_block(leave: Exchange, group: dist.ProcessGroup) -> Any:
     def hook(linear: Any, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        total: torch.Tensor = leave.apply(output, group)
+        total = leave(output, group)
         return total if linear.bias is None else total + linear.bias.to(total.dtype)
 
     return hook
 
 
-def _on_first(function: Any, group: dist.ProcessGroup) -> Any:
+def _on_first(exchange: Exchange, group: dist.ProcessGroup) -> Any:
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return function.apply(args[0], group), *args[1:]
+        return exchange(args[0], group), *args[1:]
 
     return hook
 
 
-def _on_output(function: Any, group: dist.ProcessGroup) -> Any:
+def _on_output(exchange: Exchange, group: dist.ProcessGroup) -> Any:
     def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
         if isinstance(output, tuple):
-            return function.apply(output[0], group), *output[1:]
-        return function.apply(output, group)
+            return exchange(output[0], group), *output[1:]
+        return exchange(output, group)
 
     return hook

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.model.tensor_collectives import Sum
+from hyperpod_ft.engines.torch.model.tensor_collectives import sum_over_ranks
 from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
 
 
@@ -92,5 +92,4 @@ class _OwnRows:
         own = self._rows.own
         is_own = (ids >= own.start) & (ids < own.stop)
         found = self._forward(torch.where(is_own, ids - own.start, 0)) * is_own[..., None]
-        result: torch.Tensor = Sum.apply(found, self._rows.group)
-        return result
+        return sum_over_ranks(found, self._rows.group)

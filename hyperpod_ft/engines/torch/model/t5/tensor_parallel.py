@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from hyperpod_ft.engines.torch.model import divided_dropout, vocabulary_parallel
-from hyperpod_ft.engines.torch.model.tensor_collectives import Copy, Sum
+from hyperpod_ft.engines.torch.model.tensor_collectives import copy_to_ranks, sum_over_ranks
 from hyperpod_ft.engines.torch.model.tensor_parallel import Splitting, leave_block
 from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
 from hyperpod_ft.planning.families import Family
@@ -52,13 +52,13 @@ def _split(block: nn.Module, splitting: Splitting) -> Splitting:
             splitting.column(block.get_submodule(name), outputs)
     for name in splitting.family.rows:
         splitting.row(block.get_submodule(name))
-        block.get_submodule(name).register_forward_hook(leave_block(Sum, splitting.group))
+        block.get_submodule(name).register_forward_hook(leave_block(sum_over_ranks, splitting.group))
     return splitting
 
 
 def _enter(group: dist.ProcessGroup) -> Any:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        states = {name: Copy.apply(kwargs[name], group) for name in ("key_value_states",) if name in kwargs}
-        return (Copy.apply(args[0], group), *args[1:]), kwargs | states
+        states = {name: copy_to_ranks(kwargs[name], group) for name in ("key_value_states",) if name in kwargs}
+        return (copy_to_ranks(args[0], group), *args[1:]), kwargs | states
 
     return hook
