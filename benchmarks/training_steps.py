@@ -28,6 +28,7 @@ def main() -> None:
     sharding = loop.sharding_of(run)
     with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
         training = loop.TrainingLoop(run, ranks, device, meshes, sharding)
+        training.add_reference()
         cpu, wall, losses = [time.process_time()], [time.perf_counter()], []
         for number in range(1, training.total_steps + 1):
             losses.append(training.step(number, []).loss)

@@ -146,8 +146,8 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
         activations.checkpoint_layers(list(model.get_submodule(family.layers)), config.training)
         with MadeTensors() as made:
             output = model.base_model(
-                input_ids=chunk.of(positions) % values["vocab_size"],
-                position_ids=chunk.of(positions),
+                input_ids=chunk.take(positions) % values["vocab_size"],
+                position_ids=chunk.take(positions),
                 attention_mask=attention.document_bounds(positions),
                 use_cache=False,
             )

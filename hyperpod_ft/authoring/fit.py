@@ -1,4 +1,4 @@
-"""What makes a training fit its instances: degrees of parallelism, batch and activation checkpointing, by estimates.
+"""What makes a training run fit its instances, by estimates: degrees, batch and activation checkpointing.
 
 GPUs get the layout with the highest estimated tokens per second (planning/automatic), Trainium the usual tensor
 parallelism and the shortest pipeline that fits. On CPUs nothing is estimated.

@@ -1,4 +1,4 @@
-"""What grows below a root, and for each thing why it must stay, or why it goes only when it is named."""
+"""Everything below a root that may be removed, and why something must stay or is removed only by name."""
 
 import os
 import pwd
@@ -148,7 +148,8 @@ def _items_of(known: KnownRun) -> Iterator[Item]:
     yield item("runs", run.directory, only_by_name="a finished run" if known.finished else "a run that is not finished")
     if run.checkpoints.is_dir():
         yield item("checkpoints", run.checkpoints, "" if run.is_done("consolidate") else "is not consolidated")
-    for directory in (run.directory, run.restarts_path("train").parent, run.tuned_scores.parent):
+    with_discarded = (run.directory, run.restarts_path("train").parent, run.tuned_scores.parent)
+    for directory in with_discarded:
         for path in sorted(directory.glob("*.discarded-*")):
             yield item("discarded", path)
     if run.logs.is_dir():
@@ -156,7 +157,7 @@ def _items_of(known: KnownRun) -> Iterator[Item]:
     artifacts = run.serving / "neuron-artifacts"
     if artifacts.is_dir():
         yield item("artifacts", artifacts)
-    for directory in (run.directory, run.checkpoints):
+    for directory in (*with_discarded, run.checkpoints):
         for path in _leftovers(directory):
             yield item("leftovers", path, "" if known.finished else "the run is not finished")
 

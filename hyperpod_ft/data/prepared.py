@@ -11,7 +11,7 @@ import numpy as np
 
 from hyperpod_ft import publish
 from hyperpod_ft.data.packing import PackedRows
-from hyperpod_ft.data.seq2seq.packing import PairedRows
+from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
 from hyperpod_ft.data.text.example import Example
 from hyperpod_ft.errors import UserError
 
@@ -36,10 +36,10 @@ class Sample:
         return cls(split, example.prompt, example.completion, example.templated)
 
 
-def open_split(directory: Path) -> PackedRows | PairedRows:
+def open_split(directory: Path) -> PackedRows | Seq2SeqRows:
     """Memory-mapped rows of `directory`. Raises UserError when arrays are missing, damaged or of different shapes."""
     remedy = "run: hyperpod-ft submit --only dataset --force"
-    kind: type[PackedRows | PairedRows] = PairedRows if (directory / f"{_DECODER}.npy").exists() else PackedRows
+    kind: type[PackedRows | Seq2SeqRows] = Seq2SeqRows if (directory / f"{_DECODER}.npy").exists() else PackedRows
     names = [field.name for field in fields(kind)]
     try:
         arrays = [np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names]
@@ -69,7 +69,7 @@ class PreparedDataset:
             raise UserError(f"{directory}: not a prepared dataset", "run: hyperpod-ft submit --only dataset")
         return cls(directory)
 
-    def split(self, name: SplitName) -> PackedRows | PairedRows | None:
+    def split(self, name: SplitName) -> PackedRows | Seq2SeqRows | None:
         """The rows of a split; None if it has none. Raises UserError when they are damaged."""
         if not (self.directory / name).is_dir():
             return None
@@ -86,7 +86,7 @@ class PreparedDataset:
         return dict(json.loads((self.directory / _REPORT).read_text(encoding="utf-8")))
 
 
-def write_split(directory: Path, name: SplitName, blocks: Iterable[PackedRows | PairedRows], row_count: int) -> None:
+def write_split(directory: Path, name: SplitName, blocks: Iterable[PackedRows | Seq2SeqRows], row_count: int) -> None:
     """Write a split's arrays block by block, with one block in memory; nothing if there are no rows."""
     if not row_count:
         return

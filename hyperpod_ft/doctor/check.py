@@ -12,7 +12,7 @@ WORDS = {"ok": "ok", "error": "differs", "warning": "cannot tell"}  # by verdict
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """`name`: of its only finding, and of the warning if it fails."""
+    """`name`: the finding's, if the check gives a single one; also that of the warning when the check fails."""
 
     name: str
     run: Callable[[], Finding | Iterable[Finding]]

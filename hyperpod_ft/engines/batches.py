@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.data.prepared import open_split
-from hyperpod_ft.data.seq2seq.packing import PairedRows
+from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
 from hyperpod_ft.errors import UserError
 
 Key = TypeVar("Key")
@@ -37,8 +37,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class PairedBatch:
-    """The same for an encoder-decoder: int64, on the CPU, as `PairedRows` describes them."""
+class Seq2SeqBatch:
+    """The same for an encoder-decoder: int64, on the CPU, as `Seq2SeqRows` describes them."""
 
     input_ids: torch.Tensor
     documents: torch.Tensor
@@ -63,11 +63,11 @@ class PackedSplit:
     def max_length(self) -> int:
         """Positions of a row, those of a decoder included."""
         split = self._split
-        return int(split.input_ids.shape[1] + (split.labels.shape[1] if isinstance(split, PairedRows) else 0))
+        return int(split.input_ids.shape[1] + (split.labels.shape[1] if isinstance(split, Seq2SeqRows) else 0))
 
-    def batch(self, rows: NDArray[np.int64]) -> Batch | PairedBatch:
+    def batch(self, rows: NDArray[np.int64]) -> Batch | Seq2SeqBatch:
         """These rows; -1 is a row without labels."""
-        kind = PairedBatch if isinstance(self._split, PairedRows) else Batch
+        kind = Seq2SeqBatch if isinstance(self._split, Seq2SeqRows) else Batch
         arrays = {name: array[np.maximum(rows, 0)].astype(np.int64) for name, array in vars(self._split).items()}
         batch = kind(**{name: torch.from_numpy(array) for name, array in arrays.items()})
         batch.labels[torch.from_numpy(rows < 0)] = IGNORED
@@ -78,7 +78,7 @@ class PackedSplit:
 
         The first of a row does not, since nothing predicts it, unless it is what a decoder predicts first.
         """
-        first = 0 if isinstance(self._split, PairedRows) else 1
+        first = 0 if isinstance(self._split, Seq2SeqRows) else 1
         return int(np.count_nonzero(self._split.labels[rows, first:] != IGNORED))
 
     def pairs(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -86,7 +86,7 @@ class PackedSplit:
 
         Padding at the end of a row begins at position 0 too, but is not a second document.
         """
-        assert not isinstance(self._split, PairedRows)
+        assert not isinstance(self._split, Seq2SeqRows)
         return np.asarray(np.count_nonzero(self._split.position_ids[rows] == 0, axis=1) // 2, np.int64)
 
 

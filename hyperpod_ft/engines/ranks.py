@@ -1,4 +1,4 @@
-"""The ranks of a training, as torchrun started them, and the store that connects them."""
+"""The ranks of a training run, as torchrun started them, and the store that connects them."""
 
 import json
 import os

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from hyperpod_ft.config.sections.dpo import Dpo
 from hyperpod_ft.data.packing import IGNORED, PackedRows
-from hyperpod_ft.data.seq2seq.packing import PairedRows
+from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
 from hyperpod_ft.runs.results.samples import Loss
 
 # The most tokens in one forward pass; a row is never cut. Bounds the logits: 4,096 x 128,256 x 2 bytes is 1 GB.
@@ -21,11 +21,11 @@ _BATCH_TOKENS = 4096
 
 
 @torch.inference_mode()
-def mean_loss(model: PreTrainedModel, split: PackedRows | PairedRows, max_rows: int) -> Loss | None:
+def mean_loss(model: PreTrainedModel, split: PackedRows | Seq2SeqRows, max_rows: int) -> Loss | None:
     """The loss on a split's first `max_rows` rows; None when no token of them is labeled."""
-    if isinstance(split, PairedRows):
+    if isinstance(split, Seq2SeqRows):
         rows = min(len(split), max_rows)
-        total, tokens = _of_pairs(model, split, rows)
+        total, tokens = _of_seq2seq(model, split, rows)
     else:
         found = document_losses(model, split, max_rows)
         rows, total, tokens = found.rows, float(found.summed.sum()), found.tokens
@@ -97,7 +97,7 @@ def preference_losses(base: DocumentLosses, tuned: DocumentLosses, dpo: Dpo) -> 
     )
 
 
-def _of_pairs(model: PreTrainedModel, split: PairedRows, rows: int) -> tuple[float, int]:
+def _of_seq2seq(model: PreTrainedModel, split: Seq2SeqRows, rows: int) -> tuple[float, int]:
     """Summed loss and label tokens of an encoder-decoder, which gets each pair of a row as a separate, padded row."""
     total, tokens = 0.0, 0
     for row in range(rows):

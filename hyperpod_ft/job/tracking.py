@@ -1,4 +1,4 @@
-"""Publishes a training to its trackers while it runs: a process (hyperpod_ft.tracking) on the first node."""
+"""Publishes a training run to its trackers while it runs: a process (hyperpod_ft.tracking) on the first node."""
 
 import contextlib
 import os

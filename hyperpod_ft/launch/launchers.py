@@ -77,8 +77,12 @@ class Launchers:
                 run.add_job(job)
         return active
 
+    def at_work(self, run: Run, also: str = "") -> list[Job]:
+        """The active jobs whose stage has no record yet: with one, a job is about to end. As `active` otherwise."""
+        return [job for job in self.active(run, also) if not run.is_done(job.stage)]
+
     def active_or_by_hand(self, run: Run) -> list[Job]:
-        """As `active`, and without recorded jobs those in Slurm: the scripts may have been submitted by hand.
+        """As `active`. For a run without recorded jobs, Slurm is asked: its scripts may have been submitted by hand.
 
         Raises UserError when a launcher that the run has used does not answer.
         """

@@ -57,7 +57,7 @@ NOTHING_ELSE = AwaitedJobs()
 
 
 class Launcher(Protocol):
-    """The one boundary between the kit and what runs its scripts."""
+    """What runs a run's scripts: starts them, knows their state, stops them."""
 
     name: ClassVar[str]  # `slurm`, `process` or `sagemaker`
     # whether its jobs use the environment below `cluster.root`; otherwise each creates its own

@@ -28,7 +28,7 @@ MAY_CHANGE: tuple[State, ...] = (*ACTIVE, "unknown")  # without a new submission
 
 @dataclass(frozen=True)
 class LatestMetrics:
-    """Of a training that is not done: the newest row of metrics.jsonl, and the number of all steps."""
+    """Of a training run that is not done: the newest row of metrics.jsonl, and the number of all steps."""
 
     step: int
     total_steps: int | None

@@ -140,8 +140,7 @@ def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Ite
         )
         for descriptor in held:  # sbatch holds the locks too, which outlives a submission that is killed
             os.set_inheritable(descriptor, True)
-        # a job whose stage has left its record is about to end
-        yield [job for job in launchers.active(run, also) if not run.is_done(job.stage)]
+        yield launchers.at_work(run, also)
 
 
 def _refuse_active_jobs(run: Run, active: Sequence[Job]) -> None:
@@ -208,35 +207,29 @@ def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
         run.reference_log_probabilities,
     ]
     of_training.append(run.tracking)  # in trackers, it is another run
-    discarded = {path: path for path in [*records, *(of_training if training else [])]}
-    if any(stage.name == "eval" for stage in stages):
-        discarded |= _scores_to_discard(run)
+    discarded = [*records, *(of_training if training else [])]
+    forces_evaluation = any(stage.name == "eval" for stage in stages)
+    if forces_evaluation:
+        discarded.append(run.tuned_scores)
+        # runs share the base model's, and only the stage knows the conditions of its own
+        publish.write_text(run.evaluation_forced, "")
     timestamp = _timestamp()
     try:
-        for path, name in discarded.items():
+        for path in discarded:
             if path.exists():
-                aside = name.with_name(f"{name.name}.discarded-{timestamp}")
+                aside = path.with_name(f"{path.name}.discarded-{timestamp}")
                 path.rename(aside)
                 moved.append((path, aside))
         yield
     except BaseException:
         for path, aside in moved:
             aside.rename(path)
+        if forces_evaluation:
+            run.evaluation_forced.unlink(missing_ok=True)
         raise
     for path, aside in moved:
         if path in records:
             aside.unlink()
-
-
-def _scores_to_discard(run: Run) -> dict[Path, Path]:
-    """The files of the run's evaluation, each with the path that the name it is kept under begins with.
-
-    Runs share the base model's directory of scores. A file of it is this evaluation's if the tuned model's has one of
-    that name, which means the same conditions.
-    """
-    tuned = run.tuned_scores
-    of_base = {run.base_scores / file.name: tuned.with_name(f"base-{file.name}") for file in tuned.glob("*.json")}
-    return of_base | {tuned: tuned}
 
 
 def _timestamp() -> str:

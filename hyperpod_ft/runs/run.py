@@ -249,7 +249,7 @@ class Run(RunPaths):
     def references_measured(self) -> int:
         """How many of DPO's reference log-probabilities are stored.
 
-        Not when they were: a job that measures the same part as the one before it has made no progress.
+        Their number, not when they were written, shows progress: a job may measure the same part as the one before it.
         """
         try:
             return int(self.reference_count.read_text(encoding="utf-8"))

@@ -293,8 +293,13 @@ class RunPaths:
 
     @property
     def tuned_scores(self) -> Path:
-        """The tuned model's scores, likewise."""
+        """The tuned model's scores, a file for the conditions of each evaluation."""
         return self.directory / "evaluations" / self.plan[self.plan.model_stage].fingerprint
+
+    @property
+    def evaluation_forced(self) -> Path:
+        """Exists from `submit --force` on until stage `eval` has discarded the base model's scores."""
+        return self.directory / "evaluations" / "forced"
 
     def evaluation_records(self) -> list[Path]:
         """The records of stage `eval`, one for each set of tasks and settings."""

@@ -32,7 +32,7 @@ from hyperpod_ft.data.prepared import SplitName
 from hyperpod_ft.data.reading import Chunk
 from hyperpod_ft.data.report import DatasetReport, Lengths, RawRowCount
 from hyperpod_ft.data.samples import Draw, SampleReader, draw
-from hyperpod_ft.data.seq2seq.packing import PairedLayout, PairedRows, fill_pairs, pack_pairs
+from hyperpod_ft.data.seq2seq.packing import Seq2SeqLayout, Seq2SeqRows, fill_seq2seq, pack_seq2seq
 from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
 from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder, decoder_start
 from hyperpod_ft.runs.run import Run
@@ -41,7 +41,7 @@ from hyperpod_ft.stages.stage import Result, main
 _PROGRESS_SECONDS = 5.0
 _TOKENS_PER_BLOCK = 1 << 17  # written at once: a block that fits the processor's cache takes half the time
 
-Fill = Callable[[int, int], PackedRows | PairedRows]
+Fill = Callable[[int, int], PackedRows | Seq2SeqRows]
 """The arrays of rows `first` to `stop`."""
 
 
@@ -57,7 +57,7 @@ def work(run: Run) -> Result:
     examples = stream.tokens()
     drawn = draw(len(examples) // dataset.documents_per_example, dataset.validation_share, run.config.seed)
     with publish.new_directory(run.dataset_path) as directory:
-        layouts: dict[str, Layout | PairedLayout] = {}
+        layouts: dict[str, Layout | Seq2SeqLayout] = {}
         splits: dict[SplitName, NDArray[np.int64]] = {"train": drawn.train, "validation": drawn.validation}
         for name, chosen in splits.items():
             layouts[name], fill = _pack(run, examples, chosen, encoder.pad, start)
@@ -94,7 +94,7 @@ def _tokenize(
 
 def _pack(
     run: Run, examples: Tokens, chosen: NDArray[np.int64], pad: int, decoder_start: int | None
-) -> tuple[Layout | PairedLayout, Fill]:
+) -> tuple[Layout | Seq2SeqLayout, Fill]:
     """Where the `chosen` examples lie in rows, and what makes the arrays of these rows.
 
     `decoder_start`: of an encoder-decoder, whose rows have two parts; None for other models.
@@ -106,8 +106,8 @@ def _pack(
         return layout, lambda first, stop: packing.fill(layout, ids, examples.trained, first, stop, length, pad)
     assert dataset.max_target_length is not None and dataset.packing != "wrapped"
     widths = length, dataset.max_target_length
-    pairs = pack_pairs(dataset.packing, starts, lengths, examples.label_tokens, chosen, widths, seed)
-    return pairs, lambda first, stop: fill_pairs(pairs, ids, first, stop, widths, pad, decoder_start)
+    pairs = pack_seq2seq(dataset.packing, starts, lengths, examples.label_tokens, chosen, widths, seed)
+    return pairs, lambda first, stop: fill_seq2seq(pairs, ids, first, stop, widths, pad, decoder_start)
 
 
 def _write(directory: Path, name: SplitName, row_count: int, dataset: Dataset, fill: Fill) -> None:
@@ -130,7 +130,7 @@ def _report(
     counts: RawRowCount,
     examples: Tokens,
     drawn: Draw,
-    layouts: Mapping[str, Layout | PairedLayout],
+    layouts: Mapping[str, Layout | Seq2SeqLayout],
     dataset: Dataset,
     unknown: int | None,
 ) -> DatasetReport:

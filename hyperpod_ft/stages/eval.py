@@ -7,6 +7,8 @@ grows by a task at a time: an attempt that is killed repeats only the task it wa
 """
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,9 @@ def work(run: Run) -> stage.Result:
     versions = {name: version for name, version in stage.versions().items() if name != "hyperpod-ft"}
     conditions = _conditions(section, run.tuned_model, device_name, versions)
     file = f"{text_sha256(json.dumps(conditions, sort_keys=True))[:16]}.json"
-    # by its name `submit --force` finds the base model's file, also if the evaluation is killed at the base model
-    ModelScores.read(run.tuned_scores / file, conditions).write(run.tuned_scores / file)
+    if run.evaluation_forced.exists():
+        _discard_scores(run.base_scores / file, conditions, section.tasks)
+        run.evaluation_forced.unlink()
     # one after the other, each in its own process, so that only one is in memory
     base = _scores(run, section, "base model", run.base_model, run.base_scores / file, device, conditions)
     tuned = _scores(run, section, "tuned model", run.tuned_model, run.tuned_scores / file, device, conditions)
@@ -74,6 +77,16 @@ def _scores(
         conditions=conditions,
     )
     return harness_process.scores(run, request)
+
+
+def _discard_scores(file: Path, conditions: dict[str, Any], tasks: Sequence[str]) -> None:
+    """Remove these tasks from a file of scores; what other runs have asked for stays."""
+    if file.exists():
+        with publish.lock(file.with_suffix(".lock")):
+            scores = ModelScores.read(file, conditions)
+            replace(scores, tasks={name: found for name, found in scores.tasks.items() if name not in tasks}).write(
+                file
+            )
 
 
 def _conditions(section: Eval, tuned_model: Path, device: str, versions: dict[str, str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.prepared import PreparedDataset
-from hyperpod_ft.data.seq2seq.packing import PairedRows
+from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
@@ -87,14 +87,16 @@ def work(run: Run) -> Result:
 
 def _questions(run: Run, prepared: PreparedDataset, tokenizer: Tokenizer) -> list[_Question]:
     wanted = run.config.generate
-    paired = run.config.dataset.max_target_length is not None
+    encoder_decoder = run.config.dataset.max_target_length is not None
     given_as = run.config.dataset.format
     chat = given_as == "chat"
     # the raw rows of preferences may be texts or chats
     chats = chat or (given_as == "preference" and any(sample.templated for sample in prepared.samples("train")))
 
     def ids_of(text: str, *, chat: bool) -> list[int]:
-        return tokenizers.source_ids(tokenizer, text) if paired else tokenizers.prompt_ids(tokenizer, text, chat=chat)
+        if encoder_decoder:
+            return tokenizers.source_ids(tokenizer, text)
+        return tokenizers.prompt_ids(tokenizer, text, chat=chat)
 
     questions = []
     for number, given in enumerate(wanted.prompts):
@@ -137,7 +139,7 @@ def _ask(
     directory: Path,
     tokenizer: Tokenizer,
     questions: Sequence[_Question],
-    validation: PackedRows | PairedRows | None,
+    validation: PackedRows | Seq2SeqRows | None,
 ) -> _ModelAnswers:
     model = _load(directory, _device(run))
     found = answers(model, tokenizer, [question.ids for question in questions], run.config.generate.max_new_tokens)

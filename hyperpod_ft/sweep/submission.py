@@ -1,8 +1,8 @@
 """Submit and cancel the runs of a sweep. No process stays: jobs wait for jobs.
 
-With a limit of N runs at a time there are N lanes. The stages of a run that start ranks wait until the trainings before
-it in its lane have ended, in whatever way. Each point's lane is written before its jobs are submitted, so that a sweep
-that was killed at any line can be submitted again.
+With a limit of N runs at a time there are N lanes. The stages of a run that start ranks wait until the training runs
+before it in its lane have ended, in whatever way. Each point's lane is written before its jobs are submitted, so that a
+sweep that was killed at any line can be submitted again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -95,7 +95,7 @@ class _SweepSubmission:
         self.doing: dict[Path, JobOfRun] = {}  # shared stages, by the path of their record
         self.training: dict[int, JobOfRun] = {}  # by number of the point, the job that trains or will
         for number, run in enumerate(runs):
-            active = [job for job in Launchers.of(run).active(run, also=sweep.launcher) if not run.is_done(job.stage)]
+            active = Launchers.of(run).at_work(run, also=sweep.launcher)
             self._note(number, [job for job in active if job.launcher == sweep.launcher])
 
     def points(self) -> Iterator[SubmittedPoint]:
@@ -124,7 +124,7 @@ class _SweepSubmission:
         return {name: job for name, job in known.items() if job and job.run is not run}
 
     def _enter_lane(self, number: int) -> list[JobOfRun]:
-        """The trainings that must end before this point's may begin; writes the point's lane."""
+        """The training runs that must end before this point's may begin; writes the point's lane."""
         limit = self.sweep.runs_at_a_time
         if limit is None or number in self.training:
             return []

@@ -1,8 +1,8 @@
 """Follows metrics.jsonl, and publishes what a tracker does not have yet: one thread for each tracker.
 
-Nothing here can stop or slow a training: it is a program of its own, with a low priority, and each tracker is a process
-of its own below it, which is killed when it hangs and tried again later, with longer and longer pauses. What a tracker
-missed it gets with the next row that it takes, at the end of the training, or from `hyperpod-ft track`.
+Nothing here can stop or slow a training run: it is a program of its own, with a low priority, and each tracker is a
+process of its own below it, which is killed when it hangs and tried again later, with longer and longer pauses. What a
+tracker missed it gets with the next row that it takes, at the end of the training, or from `hyperpod-ft track`.
 
 A row is published once: TrackerState says how far a tracker got, and a tracker that can tell is asked when it is
 opened. Steps that a restarted training makes again are not published again.

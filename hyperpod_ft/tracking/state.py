@@ -13,7 +13,7 @@ from hyperpod_ft.runs.run import Run
 
 @dataclass(frozen=True)
 class TrackerState:
-    """What a tracker has of a training.
+    """What a tracker has of a training run.
 
     `key` names the training there, the same for every follower. It is new when the training was forced to start again,
     because that moves the files of its earlier attempts away.

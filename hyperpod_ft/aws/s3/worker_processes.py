@@ -11,13 +11,14 @@ import pickle
 import selectors
 import signal
 import struct
+import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from hyperpod_ft.aws.s3 import crt
-from hyperpod_ft.processes import die_with_parent
+from hyperpod_ft.processes import die_with_parent, usable_cpus
 
 Item = TypeVar("Item")
 # Transfers these items in this number of threads, and calls the function with the number of bytes as they arrive.
@@ -74,10 +75,11 @@ def divided(items: Collection[Item], size: Callable[[Item], int], count: int) ->
 
 
 def _processes(sizes: Collection[int]) -> int:
-    if sum(sizes) < WORTH_BYTES or threading.active_count() > 1:
+    # elsewhere a child cannot ask the system to end it with its parent
+    if sum(sizes) < WORTH_BYTES or threading.active_count() > 1 or sys.platform != "linux":
         return 1
     large = sum(size >= WORTH_BYTES // 16 for size in sizes)
-    return max(1, min(len(os.sched_getaffinity(0)), _MAX_PROCESSES, large))
+    return max(1, min(usable_cpus(), _MAX_PROCESSES, large))
 
 
 class _Child:

@@ -101,7 +101,7 @@ def status(result: SweepResult) -> None:
 
 
 def _limit(at_a_time: int | None) -> str:
-    """Slurm limits the trainings: other stages of more runs may be at work."""
+    """Slurm limits the training runs: other stages of more runs may be at work."""
     return f", at most {count(at_a_time, 'training')} at a time" if at_a_time else ""
 
 

@@ -12,7 +12,7 @@ Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class Tracking(Section):
-    """Experiment trackers that show a training while it runs. Changes nothing in the run."""
+    """Experiment trackers that show a training run's metrics while it runs. Changes nothing in the run."""
 
     trackers: tuple[Tracker, ...] = Field(
         (),

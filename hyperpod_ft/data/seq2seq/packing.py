@@ -1,4 +1,4 @@
-"""Which pairs are in which row, and the rows' arrays."""
+"""Which pairs of a source and a target are in which row, and the rows' arrays."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ from hyperpod_ft.data.seq2seq.vector_packing import best_fit_pairs
 
 
 @dataclass(frozen=True)
-class PairedLayout:
+class Seq2SeqLayout:
     """Where each part of each row comes from; the k-th span of one layout belongs to the k-th of the other."""
 
     sources: Layout
@@ -22,7 +22,7 @@ class PairedLayout:
         return self.sources.row_count
 
 
-def pack_pairs(
+def pack_seq2seq(
     how: Literal["bfd", "none"],
     starts: Integers,
     lengths: Integers,
@@ -30,7 +30,7 @@ def pack_pairs(
     order: Integers,
     capacities: tuple[int, int],
     seed: int,
-) -> PairedLayout:
+) -> Seq2SeqLayout:
     """Lay out the pairs `order` in rows; a pair is its source, then its target, in one stream of tokens.
 
     starts, lengths, targets: int64 [pairs], where each begins, its tokens, and those of its target. `capacities`: of a
@@ -44,11 +44,11 @@ def pack_pairs(
         bins = best_fit_pairs(np.stack([sources, targets], axis=1), capacities)
         placed, rows, count = shuffled(bins, seed)
         starts, sources, targets = starts[placed], sources[placed], targets[placed]
-    return PairedLayout(Layout(starts, sources, rows, count), Layout(starts + sources, targets, rows, count))
+    return Seq2SeqLayout(Layout(starts, sources, rows, count), Layout(starts + sources, targets, rows, count))
 
 
 @dataclass(frozen=True)
-class PairedRows:
+class Seq2SeqRows:
     """Rows of an encoder-decoder, int32: the first two [rows, max_length], the others [rows, max_target_length].
 
     `documents` number the sources of a row from 1, `decoder_documents` their targets; 0 is padding. `labels` are what
@@ -65,15 +65,15 @@ class PairedRows:
         return len(self.input_ids)
 
 
-def fill_pairs(
-    layout: PairedLayout,
+def fill_seq2seq(
+    layout: Seq2SeqLayout,
     ids: NDArray[np.int32],
     first: int,
     stop: int,
     widths: tuple[int, int],
     pad: int,
     decoder_start: int,
-) -> PairedRows:
+) -> Seq2SeqRows:
     """Rows `first` to `stop` of a layout over the token stream `ids`.
 
     Documents have the same numbers in both parts of a row. Labels are the target's tokens, and decoder inputs the same
@@ -83,7 +83,7 @@ def fill_pairs(
     tokens, decoder_documents, begins = _fill(layout.targets, ids, first, stop, widths[1], pad)
     shifted = np.roll(tokens, 1, axis=1)
     shifted[begins] = decoder_start
-    return PairedRows(
+    return Seq2SeqRows(
         input_ids,
         documents,
         decoder_input_ids=np.where(decoder_documents > 0, shifted, np.int32(pad)),

@@ -18,7 +18,7 @@ import torch
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import Batch, DataOrder, PairedBatch, Prefetch
+from hyperpod_ft.engines.batches import Batch, DataOrder, Prefetch, Seq2SeqBatch
 from hyperpod_ft.engines.interface import TrainingResult
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals
 from hyperpod_ft.engines.ranks import Ranks, peak_memory_mb
@@ -118,7 +118,7 @@ class TrainingLoop:
         torch.manual_seed(run.config.seed + 1 + token_group + stage_offset)
 
     def add_reference(self) -> None:
-        """Give preferences what the model says of them before training; other objectives need nothing.
+        """Compute the reference log-probabilities of preferences (objective dpo); other objectives need none.
 
         To be called before the first step, and before a checkpoint is loaded. Collective.
         """
@@ -283,7 +283,7 @@ class TrainingLoop:
         rows = self.order.micro_batches(step, self.data_parallel_rank)[index]
         return self.inputs(self.rows.batch(rows))
 
-    def inputs(self, batch: Batch | PairedBatch) -> dict[str, torch.Tensor]:
+    def inputs(self, batch: Batch | Seq2SeqBatch) -> dict[str, torch.Tensor]:
         """The model's arguments for a batch, on the device."""
         return self.objective.inputs(batch, self.device, compiling.compiles(self.config, self.device))
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
+from hyperpod_ft.engines.batches import Batch, PackedSplit, Seq2SeqBatch
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.objectives.objective import Objective
 from hyperpod_ft.engines.torch.sharding.fully_sharded import reshard
@@ -28,7 +28,7 @@ class Validation:
 
     @torch.no_grad()
     def means(
-        self, module: nn.Module, sums: Callable[[Batch | PairedBatch], torch.Tensor], rows: int | None = None
+        self, module: nn.Module, sums: Callable[[Batch | Seq2SeqBatch], torch.Tensor], rows: int | None = None
     ) -> list[float]:
         """The means over the split, equal on all ranks; `sums` gives those of a batch, which is on the CPU: [sums].
 
@@ -63,7 +63,7 @@ def validation_of(run: Run, objective: Objective, device: torch.device, meshes: 
 
 def forward_only(
     module: nn.Module, split: PackedSplit, rows: NDArray[np.int64], micro_batch_size: int, meshes: Meshes
-) -> Iterator[tuple[NDArray[np.int64], Batch | PairedBatch]]:
+) -> Iterator[tuple[NDArray[np.int64], Batch | Seq2SeqBatch]]:
     """This data-parallel rank's part of `rows`, in micro batches, with the numbers of their rows.
 
     There is no dropout, so the state of random generators does not change. All ranks get the same number of micro

@@ -77,7 +77,7 @@ def _base() -> str:
 def to_install(pins: Iterable[str], installed: Callable[[str], str | None]) -> list[str]:
     """The pins that an image lacks. `installed`: the version of a package there, without its local part, or None.
 
-    Raises UserError for a line that is not a pin.
+    Raises ValueError for a line that is not a pin.
     """
     lines = [line for line in (line.split("#")[0].strip() for line in pins) if line]
     found = []
@@ -85,7 +85,7 @@ def to_install(pins: Iterable[str], installed: Callable[[str], str | None]) -> l
     for line in lines:
         pin = _PIN.fullmatch(line)
         if pin is None:
-            raise UserError(f"pins: {line}: is not name==version")
+            raise ValueError(f"{line!r} is not name==version")
         name, version = pin.groups()
         if not _is_pinned(installed(name), version):
             found.append(line)

@@ -72,9 +72,9 @@ def variables(config: RunConfig, cache: Path) -> dict[str, str]:
 
 def graph_settings(config: RunConfig) -> dict[str, str]:
     given = config.parallelism.model_dump(include={"sharding", "shard_ranks", "sequence_parallel"})
-    evaluates = {"evaluates": str(config.dataset.validation_share > 0)}
+    validates = {"validates": str(config.dataset.validation_share > 0)}
     variables = neuron_environment.torch_graph_settings(config)
-    return variables | {key: str(value) for key, value in given.items()} | evaluates
+    return variables | {key: str(value) for key, value in given.items()} | validates
 
 
 def environment_name(config: RunConfig) -> str:

@@ -117,12 +117,12 @@ class Answering:
                 self._failure = first_sentence(error)
             raise
 
-    def _prompt_ids(self, request: Request, paired: bool) -> list[int]:
+    def _prompt_ids(self, request: Request, encoder_decoder: bool) -> list[int]:
         """The prompt's token ids, encoded as stage generate and training do."""
         if isinstance(request.prompt, tuple):
             return list(request.prompt)
         if request.prompt is not None:
-            encode = tokenizers.source_ids if paired else tokenizers.prompt_ids
+            encode = tokenizers.source_ids if encoder_decoder else tokenizers.prompt_ids
             return encode(self._tokenizer, request.prompt)
         try:
             text = chat.prompt(request.messages or (), self._tokenizer)

@@ -122,11 +122,26 @@ def test_a_task_that_fails_is_named_and_the_others_are_kept(evaluated: Callable[
     with pytest.raises(UserError, match=r"base model: 1 of 2 tasks failed: bad: RuntimeError: no such column;"):
         perform(run)
     assert [row["task"] for row in asked(tmp_path)] == ["bad", "good"], "the tuned model needs not be asked"
-    assert len(list(run.tuned_scores.glob("*.json"))) == 1, "by it, a forced evaluation finds the base model's scores"
     other = evaluated({"bad": {"fails": "again"}, "good": {}}, tasks=["good"])
     assert other.own_tasks != run.own_tasks, "edited tasks are others"
     perform(other)
     assert [one.metric.task for one in evaluations(other)[0].scores] == ["good"]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_forced_evaluation_repeats_the_base_models_own_tasks(evaluated: Callable[..., Run], tmp_path: Path) -> None:
+    files: dict[str, dict[str, Any]] = {"mine": {}, "another-runs": {}}
+    perform(evaluated(files))
+    run = evaluated(files, tasks=["mine"])
+    perform(run)
+    assert len(asked(tmp_path)) == 4, "both models' scores on both tasks were there"
+    run.record_path("eval").unlink()
+    run.evaluation_forced.touch()
+    perform(run)
+    assert [row["task"] for row in asked(tmp_path)[4:]] == ["mine"], "of the base model: the tuned one's were not moved"
+    (file,) = run.base_scores.glob("*.json")
+    assert json.loads(file.read_text())["tasks"].keys() == {"mine", "another-runs"}
+    assert not run.evaluation_forced.exists()
 
 
 @pytest.mark.usefixtures("in_process")

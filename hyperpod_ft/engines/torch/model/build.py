@@ -29,7 +29,7 @@ from hyperpod_ft.engines.torch.model import (
     rms_norm,
     tensor_parallel,
 )
-from hyperpod_ft.engines.torch.model.t5 import paired_model
+from hyperpod_ft.engines.torch.model.t5 import seq2seq_model
 from hyperpod_ft.engines.torch.model.t5 import tensor_parallel as t5_tensor_parallel
 from hyperpod_ft.engines.torch.pipeline import stages
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
@@ -110,7 +110,7 @@ def _prepare(model: PreTrainedModel, run: Run, meshes: Meshes) -> None:
         kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
     context_parallel.divide_attention(meshes.tokens["cp"])
-    (paired_model if model.config.is_encoder_decoder else language_model).return_loss(model)
+    (seq2seq_model if model.config.is_encoder_decoder else language_model).return_loss(model)
     if not compiling.compiles(run.config.training, torch.device(meshes.weights.device_type)):
         # a compiler finds out by itself what need not be kept, and modules with their own forward functions would give
         # each layer a separate graph
@@ -196,7 +196,7 @@ def _initialize_adapters(
             own = local(parameter)
             if value is None:
                 magnitude = adapters.initial_magnitude(model.get_submodule(name.rpartition(".")[0]))
-                own.copy_(shards[name].of(magnitude))
+                own.copy_(shards[name].take(magnitude))
                 continue
             for start, box in shards[name].boxes(own):
                 box.copy_(value[tuple(slice(a, a + n) for a, n in zip(start, box.shape, strict=True))])
@@ -216,5 +216,5 @@ def _skeleton(run: Run, dtype: torch.dtype) -> PreTrainedModel:
     if model.config.is_encoder_decoder:
         names = [tensor.name for tensor in read_model(run.base_model)]
         if not tied.is_tied(config, names):
-            paired_model.untie_head(model)
+            seq2seq_model.untie_head(model)
     return model

@@ -27,7 +27,7 @@ class SequenceChunk:
     index: int = 0
     count: int = 1
 
-    def of(self, rows: torch.Tensor) -> torch.Tensor:
+    def take(self, rows: torch.Tensor) -> torch.Tensor:
         """[rows, length] to [rows, length / count]; a view."""
         return rows.chunk(self.count, dim=1)[self.index]
 

@@ -38,9 +38,9 @@ def inputs(
     """
     # the token after each, which may be in the next chunk; none follows the last of a row
     following = torch.nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED)
-    targets = chunk.of(following).flatten()
+    targets = chunk.take(following).flatten()
     own = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
-    tensors = {name: chunk.of(tensor) for name, tensor in own.items()} | predicted(targets, device)
+    tensors = {name: chunk.take(tensor) for name, tensor in own.items()} | predicted(targets, device)
     # a graph would break where attention, as on CPUs, is called for each document
     by_bounds = not devices.fixed_shapes(device) and not (compiled and device.type == "cpu")
     documents = attention.document_bounds if by_bounds else attention.document_numbers

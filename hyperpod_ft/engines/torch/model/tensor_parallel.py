@@ -177,7 +177,7 @@ class Splitting:
             if parameter is None:
                 continue
             split = self._split(parameter.shape, dim, outputs)
-            own = nn.Parameter(split.of(parameter.data), requires_grad=parameter.requires_grad)
+            own = nn.Parameter(split.take(parameter.data), requires_grad=parameter.requires_grad)
             setattr(module, key, own)
             self.splits[own] = split
 

@@ -67,7 +67,7 @@ class _Dividing:
             if whole not in self._own:
                 group = self.vocabulary_rows.group
                 split = TensorSplit(whole.shape, 0, (self.vocabulary_rows.own,), group.rank(), group.size())
-                self._own[whole] = nn.Parameter(split.of(whole.data), requires_grad=whole.requires_grad)
+                self._own[whole] = nn.Parameter(split.take(whole.data), requires_grad=whole.requires_grad)
                 self.splits[self._own[whole]] = split
             setattr(module, key, self._own[whole])
 

@@ -11,10 +11,10 @@ from torch.nn.functional import logsigmoid
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.dpo import Dpo
-from hyperpod_ft.engines.batches import Batch, PackedSplit, PairedBatch
+from hyperpod_ft.engines.batches import Batch, PackedSplit, Seq2SeqBatch
 from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
-from hyperpod_ft.engines.torch.model.t5 import paired_model
+from hyperpod_ft.engines.torch.model.t5 import seq2seq_model
 from hyperpod_ft.engines.torch.objectives.preference_rows import PreferenceSplit
 from hyperpod_ft.errors import UserError
 
@@ -31,7 +31,7 @@ class Objective(Protocol):
     def count(self, split: PackedSplit, rows: NDArray[np.int64], where: str) -> int:
         """What the sums over these rows are divided by. Raises UserError, about the rows of `where`, when it is 0."""
 
-    def inputs(self, batch: Batch | PairedBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
+    def inputs(self, batch: Batch | Seq2SeqBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
         """The arguments of `sums`, on `device`, from a batch on the CPU. `compiled`: the model's layers are."""
 
     def sums(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -58,9 +58,9 @@ class Supervised:
             )
         return tokens
 
-    def inputs(self, batch: Batch | PairedBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
-        if isinstance(batch, PairedBatch):
-            return paired_model.inputs(batch, device, compiled)
+    def inputs(self, batch: Batch | Seq2SeqBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
+        if isinstance(batch, Seq2SeqBatch):
+            return seq2seq_model.inputs(batch, device, compiled)
         return language_model.inputs(batch, device, compiled, self._chunk)
 
     def sums(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -90,7 +90,7 @@ class DirectPreference:
             raise UserError(f"{where}: its rows hold no pair of completions", "check dataset.source")
         return pairs
 
-    def inputs(self, batch: Batch | PairedBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
+    def inputs(self, batch: Batch | Seq2SeqBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
         assert isinstance(batch, Batch) and batch.reference is not None
         reference = {"reference": language_model.on_device(device, batch.reference)}
         return language_model.inputs(batch, device, compiled, by_document=True) | reference

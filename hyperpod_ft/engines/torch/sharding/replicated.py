@@ -76,7 +76,7 @@ class _Bucket:
         first = next(iter(weights.values()))
         own = first.new_zeros(self._width)
         for name, view in self._shards_of(own):
-            view.copy_(self.shards[name].of(weights[name]))
+            view.copy_(self.shards[name].take(weights[name]))
         buffer = first.new_empty(self._shard_ranks, own.numel())
         dist.all_gather_into_tensor(buffer.view(-1), own, group=self._mesh.get_group("dp_shard"))
         pairs = [pair for name, weight in weights.items() for pair in self._chunks(buffer, name, weight)]
@@ -86,7 +86,7 @@ class _Bucket:
         """The views of a row that this rank's shards take up."""
         for name, parameter in self.parameters.items():
             start, _ = self._columns[name]
-            shape = self.shards[name].of(parameter.detach()).shape
+            shape = self.shards[name].take(parameter.detach()).shape
             yield name, row[start : start + shape.numel()].view(shape)
 
     def _chunks(
@@ -122,7 +122,7 @@ class ReplicatedWeights(TrainedWeights):
     ) -> None:
         """The trained parameters must be on the device. Masters begin with their values."""
         super().__init__(module, shards, mesh)
-        own = {name: shards[name].of(p.detach()) for name, p in self.parameters.items()}
+        own = {name: shards[name].take(p.detach()) for name, p in self.parameters.items()}
         if offload:
             self._host = HostMemory(own)
             self._masters = self._host.masters
@@ -164,7 +164,7 @@ class ReplicatedWeights(TrainedWeights):
     def use_masters(self, names: list[str]) -> None:
         for name in names:
             if name in self._separate:
-                own = self.shards[name].of(self.parameters[name].detach())
+                own = self.shards[name].take(self.parameters[name].detach())
                 own.copy_(self._masters[name], non_blocking=True)
         for bucket in self._reductions:
             if names[0] in bucket.parameters:

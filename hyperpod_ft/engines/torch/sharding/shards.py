@@ -35,7 +35,7 @@ class TensorSplit:
         """Of what this rank has, along `dim`."""
         return sum(map(len, self.ranges))
 
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
+    def take(self, whole: torch.Tensor) -> torch.Tensor:
         """What this rank has of a parameter that is split, copied; on the meta device too."""
         slices = [whole.narrow(self.dim, own.start, len(own)) for own in self.ranges]
         return torch.cat(slices, self.dim)
@@ -65,7 +65,7 @@ class RankShard:
     def first_row(self) -> int:
         return min(self.index * self.rows_each, self.rows)
 
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
+    def take(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's rows of what its tp rank holds; a view."""
         return whole[self.first_row : self.first_row + self.rows_each]
 

@@ -29,11 +29,11 @@ def test_boxes_are_where_the_values_come_from(dim: int) -> None:
     """The second of two tensor-parallel ranks: the last half of each of two parts, its rows over two shard ranks."""
     ranges = (range(1, 2), range(4, 6)) if dim == 0 else (range(1, 2), range(3, 4))
     split = TensorSplit(WHOLE.shape, dim, ranges, index=1, ranks=2)
-    own = split.of(WHOLE)
+    own = split.take(WHOLE)
     seen = torch.zeros_like(WHOLE)
     for index in range(2):
         here = shard(split, own.shape[0], 2, index)
-        for start, values in here.boxes(here.of(own)):
+        for start, values in here.boxes(here.take(own)):
             place = tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))
             assert torch.equal(values, WHOLE[place]) and values.numel()
             seen[place] += 1
@@ -53,7 +53,7 @@ def test_scales_of_blocks_of_a_divided_row_lie_rank_by_rank() -> None:
 def test_what_is_saved_is_loaded(tmp_path: Path, staged: bool) -> None:
     split = TensorSplit(WHOLE.shape, 0, (range(1, 2), range(4, 6)), index=0, ranks=1)
     other = TensorSplit(WHOLE.shape, 0, (range(1), range(2, 4)), index=0, ranks=1)
-    values = split.of(WHOLE), other.of(WHOLE)
+    values = split.take(WHOLE), other.take(WHOLE)
     boxes = [*shard(split, 3, 1, 0).boxes(values[0]), *shard(other, 3, 1, 0).boxes(values[1])]
     state = {"model": {"weight": Pieces(WHOLE.shape, WHOLE.dtype, WHOLE.device, boxes)}}
     if staged:

@@ -18,8 +18,8 @@ from scripts.activation_memory import LENGTH, MODEL, Choice, rank_of
 
 def test_chunks_are_consecutive() -> None:
     rows = torch.arange(16).view(2, 8)
-    assert [SequenceChunk(index, 4).of(rows).tolist() for index in (0, 3)] == [[[0, 1], [8, 9]], [[6, 7], [14, 15]]]
-    assert torch.equal(SequenceChunk().of(rows), rows)
+    assert [SequenceChunk(index, 4).take(rows).tolist() for index in (0, 3)] == [[[0, 1], [8, 9]], [[6, 7], [14, 15]]]
+    assert torch.equal(SequenceChunk().take(rows), rows)
 
 
 def test_the_last_token_of_a_chunk_predicts_the_first_of_the_next() -> None:
@@ -57,8 +57,8 @@ def test_ranks_exchange_as_many_bytes_as_planning_counts(checkpointing: str, pas
     with rank_of(choice) as (_, chunk), Sent() as sent:
         bounds = attention.document_bounds(positions)
         hidden = model.model(
-            input_ids=chunk.of(positions) % 64,
-            position_ids=chunk.of(positions),
+            input_ids=chunk.take(positions) % 64,
+            position_ids=chunk.take(positions),
             attention_mask=bounds,
             use_cache=False,
         ).last_hidden_state

@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from hyperpod_ft.data.packing import IGNORED
-from hyperpod_ft.data.seq2seq.packing import fill_pairs, pack_pairs
-from hyperpod_ft.engines.batches import PairedBatch
-from hyperpod_ft.engines.torch.model.t5 import paired_model
+from hyperpod_ft.data.seq2seq.packing import fill_seq2seq, pack_seq2seq
+from hyperpod_ft.engines.batches import Seq2SeqBatch
+from hyperpod_ft.engines.torch.model.t5 import seq2seq_model
 
 V1_0 = {"feed_forward_proj": "relu", "tie_word_embeddings": True}
 V1_1 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
@@ -40,7 +40,7 @@ def tiny(version: dict[str, Any]) -> PreTrainedModel:
     )
     model = T5ForConditionalGeneration(config)
     if not config.scale_decoder_outputs:
-        paired_model.untie_head(model)
+        seq2seq_model.untie_head(model)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.2)
     return model.train()
@@ -67,24 +67,24 @@ def padded(version: dict[str, Any]) -> Result:
     return gradients(model, found.loss * sum(len(target) for target in targets))
 
 
-def rows(how: str = "bfd") -> PairedBatch:
+def rows(how: str = "bfd") -> Seq2SeqBatch:
     pairs = documents()
     ids = torch.cat([part for pair in pairs for part in pair]).numpy().astype(np.int32)
     targets = np.array([len(target) for _, target in pairs])
     lengths = targets + [len(source) for source, _ in pairs]
     starts = lengths.cumsum() - lengths
-    layout = pack_pairs(how, starts, lengths, targets, np.arange(len(pairs)), WIDTHS, 0)  # type: ignore[arg-type]
-    made = fill_pairs(layout, ids, 0, layout.row_count, WIDTHS, PAD, START)
-    return PairedBatch(**{name: torch.from_numpy(array.astype(np.int64)) for name, array in vars(made).items()})
+    layout = pack_seq2seq(how, starts, lengths, targets, np.arange(len(pairs)), WIDTHS, 0)  # type: ignore[arg-type]
+    made = fill_seq2seq(layout, ids, 0, layout.row_count, WIDTHS, PAD, START)
+    return Seq2SeqBatch(**{name: torch.from_numpy(array.astype(np.int64)) for name, array in vars(made).items()})
 
 
 def packed(version: dict[str, Any], device: str) -> Result:
     """The same pairs in packed rows, by the engine, as on a device of that type."""
     model, batch = tiny(version), rows()
-    paired_model.return_loss(model)
-    arguments = paired_model.inputs(batch, torch.device("cpu"), compiled=device != "cpu")
+    seq2seq_model.return_loss(model)
+    arguments = seq2seq_model.inputs(batch, torch.device("cpu"), compiled=device != "cpu")
     if device == "one with fixed shapes":
-        on_meta = paired_model.inputs(batch, torch.device("meta"))
+        on_meta = seq2seq_model.inputs(batch, torch.device("meta"))
         arguments = {name: arguments[name] for name in on_meta} | {"targets": batch.labels.flatten()}
         assert all(tensor.shape == on_meta[name].shape for name, tensor in arguments.items())
     return gradients(model, model(**arguments))

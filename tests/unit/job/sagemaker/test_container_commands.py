@@ -40,6 +40,11 @@ def test_numbers_reach_a_command_of_a_stage(run: Run, monkeypatch: pytest.Monkey
     assert calls == [("train", 1, 2)]
 
 
+def test_an_unknown_command_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyError, match="afterwards"):
+        status(monkeypatch, "afterwards", run, "train")
+
+
 @pytest.mark.parametrize(
     ("command", "arguments", "named"),
     [

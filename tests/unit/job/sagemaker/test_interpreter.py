@@ -49,7 +49,7 @@ def test_a_pin_may_leave_the_build_open(version: str | None, lacking: bool) -> N
 
 @pytest.mark.parametrize("line", ["torch>=2.13.0", "torch", "--extra-index-url https://pip.repos.neuron.amazonaws.com"])
 def test_what_is_no_pin_is_named(line: str) -> None:
-    with pytest.raises(UserError, match=f"pins: {line}: is not name==version"):
+    with pytest.raises(ValueError, match=f"{line}' is not name==version"):
         interpreter.to_install([line], lambda _: None)
 
 

@@ -12,10 +12,9 @@ import pytest
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.automatic.choice import AllowedDegrees, Proposal, propose
-from hyperpod_ft.planning.engine_rules import rules_of
-from hyperpod_ft.planning.model_fit import check_memory
+from hyperpod_ft.planning.model_fit import check_memory, check_trainable
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.parallelism import check_model, degrees_of
+from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.torch import sharding_choice
 from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B
@@ -112,8 +111,7 @@ def test_what_is_proposed_is_never_refused() -> None:
             assert again == each.config and again.parallelism.degrees == "manual"
             degrees = degrees_of(again)
             assert degrees == each.degrees
-            rules_of("torch").check_model_config(model_config, degrees)
-            check_model(again, degrees, shape)
+            assert check_trainable(again, degrees, model_config) == shape
             memory = check_memory(again, degrees, shape)
             assert memory and memory.total == each.needed
             assert sharding_choice.choose_sharding(again, degrees, shape) == each.sharding

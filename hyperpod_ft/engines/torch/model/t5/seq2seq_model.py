@@ -1,4 +1,4 @@
-"""T5 and Flan-T5 (v1.0 and the gated v1.1) as a model that returns its loss, from rows of packed pairs.
+"""T5 and Flan-T5 (v1.0 and the gated v1.1) as a model that returns its loss, from packed sources and targets.
 
 What differs from causal models: two stacks, attention with a bias (attention.py), and an output layer that v1.0
 shares with the embedding, with hidden states scaled by 1 / sqrt(d_model) (Raffel et al., arXiv:1910.10683; Mesh
@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hyperpod_ft.engines.batches import PairedBatch
+from hyperpod_ft.engines.batches import Seq2SeqBatch
 from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.loss import LogitsRule
 from hyperpod_ft.engines.torch.model.t5 import attention
 
 
-def inputs(batch: PairedBatch, device: torch.device, compiled: bool = False) -> dict[str, torch.Tensor]:
+def inputs(batch: Seq2SeqBatch, device: torch.device, compiled: bool = False) -> dict[str, torch.Tensor]:
     """The arguments of the model's forward pass, on `device`, from a batch on the CPU. `compiled`: its layers are.
 
     input_ids, documents [rows, max_length]; decoder_input_ids, decoder_documents [rows, max_target_length]; targets

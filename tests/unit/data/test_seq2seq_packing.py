@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from hyperpod_ft.config.sections.dataset import Dataset
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.reading import chunks
-from hyperpod_ft.data.seq2seq.packing import PairedRows, fill_pairs, pack_pairs
+from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows, fill_seq2seq, pack_seq2seq
 from hyperpod_ft.data.text.formats import render
 from hyperpod_ft.data.tokenization import TOO_LONG, TokenizedChunk, tokenize, tokenize_chunk
 from hyperpod_ft.data.tokenizer import encode, source_ids
@@ -82,21 +82,21 @@ def test_what_is_too_long_is_dropped_with_both_lengths(tmp_path: Path) -> None:
     assert "15 of target" in last and "max_target_length 8" in last
 
 
-def packed(how: Any, seed: int, pairs: int, widths: tuple[int, int]) -> tuple[PairedRows, list[tuple[list[int], ...]]]:
+def packed(how: Any, seed: int, pairs: int, widths: tuple[int, int]) -> tuple[Seq2SeqRows, list[tuple[list[int], ...]]]:
     """Rows over a stream whose ids are 1000, 1001, ...: each token is unique. Also the pairs."""
     random = np.random.default_rng(seed)
     sources, targets = (random.integers(1, width, pairs, endpoint=True) for width in widths)
     lengths = sources + targets
     starts = lengths.cumsum() - lengths
-    layout = pack_pairs(how, starts, lengths, targets, random.permutation(pairs), widths, seed)
+    layout = pack_seq2seq(how, starts, lengths, targets, random.permutation(pairs), widths, seed)
     stream = np.arange(1000, 1000 + lengths.sum(), dtype=np.int32)
     middle = layout.row_count // 2
     blocks = [
-        fill_pairs(layout, stream, first, stop, widths, PAD, START)
+        fill_seq2seq(layout, stream, first, stop, widths, PAD, START)
         for first, stop in ((0, middle), (middle, layout.row_count))
         if stop > first
     ]
-    rows = PairedRows(**{name: np.concatenate([getattr(block, name) for block in blocks]) for name in vars(blocks[0])})
+    rows = Seq2SeqRows(**{name: np.concatenate([getattr(block, name) for block in blocks]) for name in vars(blocks[0])})
     ends = np.stack([starts, starts + sources, starts + lengths], 1) + 1000
     return rows, [(list(range(a, b)), list(range(b, c))) for a, b, c in ends.tolist()]
 
@@ -128,7 +128,7 @@ def test_packing_depends_on_its_arguments_only_and_leaves_little_padding() -> No
     targets = random.geometric(1 / 15, 6000).clip(1, widths[1])
     lengths, order = sources + targets, random.permutation(6000)
     arguments = (lengths.cumsum() - lengths, lengths, targets, order, widths)
-    one, again = pack_pairs("bfd", *arguments, 5), pack_pairs("bfd", *arguments, 5)
+    one, again = pack_seq2seq("bfd", *arguments, 5), pack_seq2seq("bfd", *arguments, 5)
     assert np.array_equal(one.sources.starts, again.sources.starts) and one.row_count == again.row_count
     bound = max(sources.sum() / widths[0], targets.sum() / widths[1])
     assert one.row_count <= 1.04 * bound + 1
