@@ -99,7 +99,11 @@ class Cluster:
             thread.join()
         if self.api:
             self.start_slurm(nodes)
-            wait_for(lambda: USER in self.controller.run("sacctmgr", "-n", "show", "association").stdout, every=0.1)
+            self.wait_for_associations()
+
+    def wait_for_associations(self) -> None:
+        """Wait until a service of the controller has registered the user: jobs submitted before have no account."""
+        wait_for(lambda: USER in self.controller.run("sacctmgr", "-n", "show", "association").stdout, every=0.1)
 
     def start_slurm(self, nodes: Iterable[Node]) -> None:
         """What HyperPod does on the API-driven path, the controller first."""

@@ -40,10 +40,15 @@ def test_nodes_that_are_provisioned_at_once_run_a_job(cluster: Cluster) -> None:
 
 
 def test_what_jobs_took_is_accounted(cluster: Cluster) -> None:
+    cluster.wait_for_associations()
     number = cluster.submit(cluster.nodes[-1], "true", "--nodes=2")
     cluster.wait_for_job(number)
     words = ("sacct", "-n", "-P", "-X", "-j", str(number), "-o", "user,account,nnodes,state")
-    wait_for(lambda: cluster.controller.run(*words, user=USER).stdout.strip() == f"{USER}|root|2|COMPLETED", every=0.1)
+
+    def accounted() -> str:
+        return cluster.controller.run(*words, user=USER).stdout.strip()
+
+    wait_for(lambda: accounted() == f"{USER}|root|2|COMPLETED", 60, accounted, every=0.1)
 
 
 def test_the_password_of_the_database_is_slurmdbds_alone(cluster: Cluster) -> None:
