@@ -20,7 +20,7 @@ def build(pins: Path, environment: Path, kind: str = "torch", repositories: tupl
 
 
 def build_on_top_of(base: Path, pins: Path, environment: Path) -> None:
-    """Likewise, with the packages of `base` too, the interpreter of another environment."""
+    """The same, with the packages of another environment too; `base`: its interpreter."""
     with _new_environment(pins, environment) as partial:
         interpreters.create_on_top_of(base, partial)
         install(partial / "bin" / "python", pins)

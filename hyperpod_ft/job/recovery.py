@@ -2,7 +2,7 @@
 
 Each node that failed reports a `NodeFailure`, because the exit statuses of torchrun (always 1) and srun (the highest)
 hide which rank failed first. `decide` is a pure function of them. An attempt that is followed by another is added to
-the run's restarts (runs/attempts.py), where a requeued job finds how many there were.
+the run's file of attempts (runs/attempts.py), where a requeued job finds how many restarts there were.
 """
 
 import contextlib

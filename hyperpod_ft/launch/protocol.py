@@ -57,7 +57,7 @@ NOTHING_ELSE = AwaitedJobs()
 
 
 class Launcher(Protocol):
-    """What runs a run's scripts: starts them, knows their state, stops them."""
+    """Starts the scripts of a run, knows the state of their jobs, and stops them."""
 
     name: ClassVar[str]  # `slurm`, `process` or `sagemaker`
     # whether its jobs use the environment below `cluster.root`; otherwise each creates its own
