@@ -69,9 +69,8 @@ def master_port(run: Run, node: JobNode) -> int:
     """
     # the run's directory distinguishes clusters that share a host
     # a training job's hosts have their own network
-    number = (
-        zlib.crc32(bytes(run.directory)) + 101 * int(node.slurm_job or 0) + 13 * node.slurm_restarts + node.step_number
-    )
+    of_attempt = 101 * int(node.slurm_job or 0) + 13 * node.slurm_restarts + node.step_number
+    number = zlib.crc32(bytes(run.directory)) + of_attempt
     return MASTER_PORTS[number % len(MASTER_PORTS)]
 
 

@@ -194,7 +194,7 @@ def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
     """Remove the records of these stages; put them back when the block fails.
 
     A training run that is forced must not resume from its checkpoints, nor an evaluation from its scores: they are kept
-    under another name.
+    under another name, but for those of the base model, which the stage discards.
     """
     moved: list[tuple[Path, Path]] = []
     records = [run.record_path(stage.name) for stage in stages]
@@ -205,8 +205,8 @@ def _discard_earlier(run: Run, stages: Sequence[StagePlan]) -> Iterator[None]:
         run.usage_path,
         run.restarts_path("train"),
         run.reference_log_probabilities,
+        run.tracking,  # in trackers, it is another run
     ]
-    of_training.append(run.tracking)  # in trackers, it is another run
     discarded = [*records, *(of_training if training else [])]
     forces_evaluation = any(stage.name == "eval" for stage in stages)
     if forces_evaluation:

@@ -84,9 +84,8 @@ def _discard_scores(file: Path, conditions: dict[str, Any], tasks: Sequence[str]
     if file.exists():
         with publish.lock(file.with_suffix(".lock")):
             scores = ModelScores.read(file, conditions)
-            replace(scores, tasks={name: found for name, found in scores.tasks.items() if name not in tasks}).write(
-                file
-            )
+            kept = {name: results for name, results in scores.tasks.items() if name not in tasks}
+            replace(scores, tasks=kept).write(file)
 
 
 def _conditions(section: Eval, tuned_model: Path, device: str, versions: dict[str, str]) -> dict[str, Any]:
