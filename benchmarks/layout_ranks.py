@@ -20,6 +20,7 @@ from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch import loop
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages.train import plan_layout, training_task
 
 WARM_UP = 2
 
@@ -39,9 +40,9 @@ def main() -> None:
 def measure(run: Run, ranks: Ranks) -> dict[str, Any]:
     """Medians of a step's `cpu` and `wall` seconds, unless it is the first; `sent`: bytes by kind; the last `loss`."""
     device = device_of("local", ranks.local_rank)
-    sharding = loop.sharding_of(run)
-    with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
-        training = loop.TrainingLoop(run, ranks, device, meshes, sharding)
+    layout = plan_layout(run)
+    with device_meshes(device, ranks, layout.degrees, layout.sharding.shard_ranks) as meshes:
+        training = loop.TrainingLoop(training_task(run, layout), ranks, device, meshes)
         cpu, wall = [], []
         for number in range(1, training.total_steps):
             begun = time.process_time(), time.perf_counter()

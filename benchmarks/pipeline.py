@@ -22,7 +22,7 @@ from benchmarks.measure import CommandError
 from benchmarks.synthetic import Geometry
 from benchmarks.training import KIT_PACKAGES
 from benchmarks.training_run import Case, prepare
-from hyperpod_ft.planning.torch import pipeline_schedule
+from hyperpod_ft.planning.torch import pipeline
 from hyperpod_ft.runs.run import Run
 
 GEOMETRY = Geometry(layers=8, hidden=256, intermediate=768, heads=8, kv_heads=4, vocabulary=2048)
@@ -48,7 +48,7 @@ def main() -> None:
                 "ranks": ranks,
                 "micro_batches": micro_batches,
                 "schedule": run.config.parallelism.pipeline_schedule,
-                "formula": pipeline_schedule.idle_share(run.config, run.plan.degrees),
+                "formula": pipeline.idle_share(run.config, run.plan.degrees),
                 "idle": statistics.median(idle(passes) for passes in steps),
                 "uneven": statistics.median(_uneven(passes) for passes in steps),
             }
@@ -71,7 +71,7 @@ def _prepared(directory: Path, ranks: int, micro_batches: int, name: str) -> Run
 def _train(runs: Sequence[Run], ranks: int, output: Path) -> list[list[Passes]]:
     """For each run, the passes of all ranks, step by step. Raises CommandError."""
     output.mkdir()
-    directories = [str(run.directory) for run in runs]
+    directories = [str(run.paths.directory) for run in runs]
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
     done = subprocess.run(
         [sys.executable, "-m", *torchrun, "benchmarks.pipeline_ranks", str(WARM_UP), str(output), *directories],

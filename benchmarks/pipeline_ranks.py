@@ -19,6 +19,7 @@ from hyperpod_ft.engines.torch import loop
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.pipeline.pipeline import ScheduledStage
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages.train import plan_layout, training_task
 
 Pass = tuple[str, int, int, float]
 """F or B, stage, micro batch, CPU seconds: what else the machine does counts less than in elapsed time."""
@@ -41,10 +42,10 @@ def main() -> None:
 
 def _steps(run: Run, ranks: Ranks, passes: list[Pass]) -> list[list[Pass]]:
     device = device_of("local", ranks.local_rank)
-    sharding = loop.sharding_of(run)
+    layout = plan_layout(run)
     steps = []
-    with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
-        training = loop.TrainingLoop(run, ranks, device, meshes, sharding)
+    with device_meshes(device, ranks, layout.degrees, layout.sharding.shard_ranks) as meshes:
+        training = loop.TrainingLoop(training_task(run, layout), ranks, device, meshes)
         for number in range(1, training.total_steps + 1):
             passes.clear()
             training.step(number, [])

@@ -18,7 +18,7 @@ _FACTS: dict[str, dict[str, Any]] = {
 FAILS_AT = {7: "train", 11: "merge", 13: "dataset"}  # of every 20 runs: the stage at which one stops
 
 
-def write_runs(root: Path, number: int, slurm_conf: str = "") -> Iterator[Run]:
+def write_runs(root: Path, number: int, local_cluster: str = "") -> Iterator[Run]:
     """Write run directories below a root, one after the other; of every 20 runs, 3 have failed.
 
     Their jobs have ids that no Slurm knows, below those that local clusters give.
@@ -35,44 +35,44 @@ def write_runs(root: Path, number: int, slurm_conf: str = "") -> Iterator[Run]:
     config = run_file.resolve(run_file.validate(values, "run file"), root)
     for index in range(number):
         run = Run.of(config.model_copy(update={"name": f"scale-{index % 10}", "seed": index}))
-        write_run(run, FAILS_AT.get(index % 20), index * 10 + 1, slurm_conf)
+        write_run(run, FAILS_AT.get(index % 20), index * 10 + 1, local_cluster)
         yield run
 
 
-def write_run(run: Run, failed: str | None, first_job: int, slurm_conf: str) -> None:
+def write_run(run: Run, failed: str | None, first_job: int, local_cluster: str) -> None:
     """Write the directory of a run that is done, or whose stage `failed` has failed."""
-    run.directory.mkdir(parents=True)
+    run.paths.directory.mkdir(parents=True)
     for directory in ("records", "logs", "exits", "provenance"):
-        (run.directory / directory).mkdir(exist_ok=True)
+        (run.paths.directory / directory).mkdir(exist_ok=True)
     run.freeze()
-    run.origin.write_text("quickstart", encoding="utf-8")
+    run.paths.origin.write_text("quickstart", encoding="utf-8")
     jobs = [
-        Job(stage.name, str(first_job + index), "slurm", "2026-11-22T10:00:00Z", slurm_conf)
+        Job(stage.name, str(first_job + index), "slurm", "2026-11-22T10:00:00Z", local_cluster)
         for index, stage in enumerate(run.plan.stages)
     ]
-    run.jobs_path.write_text(json.dumps([asdict(job) for job in jobs], indent=2), encoding="utf-8")
+    run.paths.jobs_path.write_text(json.dumps([asdict(job) for job in jobs], indent=2), encoding="utf-8")
     for job in jobs:
-        log, marker = run.log(job.stage, job.job_id), run.exit_marker(job.stage, job.job_id)
+        log, marker = run.paths.log(job.stage, job.job_id), run.paths.exit_marker(job.stage, job.job_id)
         marker.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("worked\n", encoding="utf-8")
         marker.write_text("1\n" if job.stage == failed else "0\n", encoding="utf-8")
         if job.stage == failed:
             break
         _write_record(run, job)
-    write_metrics(run.metrics_path, 100)
+    write_metrics(run.paths.metrics_path, 100)
 
 
 def _write_record(run: Run, job: Job) -> None:
-    path = run.record_path(job.stage)
+    path = run.paths.record_path(job.stage)
     if path.exists():
         return
     stage = run.plan[job.stage]
     outputs = []
     for name in ("part-0", "part-1", "part-2"):
-        output = (run.root / job.stage if stage.shared else run.directory / job.stage) / name
+        output = (run.paths.root / job.stage if stage.shared else run.paths.directory / job.stage) / name
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_bytes(b"output")
-        outputs.append(Output(run.relative(output), 6, ""))
+        outputs.append(Output(run.paths.relative(output), 6, ""))
     record = Record(
         job.stage,
         stage.fingerprint,

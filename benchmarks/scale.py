@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks import command
 from benchmarks.run_directories import write_metrics, write_runs
 from hyperpod_ft.config import run_file
-from hyperpod_ft.localcluster import LocalCluster
+from hyperpod_ft.localcluster import LocalCluster, name_of
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt, NodeFailure
 from hyperpod_ft.runs.jobs import Job
@@ -85,39 +85,45 @@ def shown(figure: Figure) -> Figure:
 def of_runs(work: Path, number: int, environment: dict[str, str]) -> Iterator[Figure]:
     """Commands below a root with many runs, 3 of 20 failed."""
     root = work / "root"
-    *_, newest = write_runs(root, number, environment["SLURM_CONF"])
+    *_, newest = write_runs(root, number, name_of(environment["SLURM_CONF"]))
     cli = ("-m", "hyperpod_ft")
-    yield measured(f"`list`, {number:,} runs", [*cli, "list", "--root", str(root)], environment)
-    yield measured(f"`list --json`, {number:,} runs", [*cli, "list", "--json", "--root", str(root)], environment)
-    yield measured(f"`status` of one of {number:,} runs", [*cli, "status", str(newest.directory)], environment)
-    yield measured("first screen of `submit --watch`", ["-c", _FIRST_SCREEN, str(newest.directory)], environment)
+    yield measured(f"`list`, {number:,} runs", [*cli, "list", str(root)], environment)
+    yield measured(f"`list --json`, {number:,} runs", [*cli, "list", "--json", str(root)], environment)
+    yield measured(f"`status` of one of {number:,} runs", [*cli, "status", str(newest.paths.directory)], environment)
+    yield measured("first screen of `submit --watch`", ["-c", _FIRST_SCREEN, str(newest.paths.directory)], environment)
 
 
 def of_history(work: Path, lines: int, environment: dict[str, str]) -> Iterator[Figure]:
     """A run that was submitted and restarted again and again, and has trained for long."""
-    run = next(write_runs(work / "history", 8, environment["SLURM_CONF"]))
+    run = next(write_runs(work / "history", 8, name_of(environment["SLURM_CONF"])))
     stages = [stage.name for stage in run.plan.stages]
     jobs = [
-        Job(stages[index % len(stages)], str(index + 1), "slurm", "2026-11-22T10:00:00Z", environment["SLURM_CONF"])
+        Job(
+            stages[index % len(stages)],
+            str(index + 1),
+            "slurm",
+            "2026-11-22T10:00:00Z",
+            name_of(environment["SLURM_CONF"]),
+        )
         for index in range(lines)
     ]
-    run.jobs_path.write_text(json.dumps([asdict(job) for job in jobs], indent=2), encoding="utf-8")
-    last = run.latest_jobs()["train"]
+    run.paths.jobs_path.write_text(json.dumps([asdict(job) for job in jobs], indent=2), encoding="utf-8")
+    last = run.journal.latest_jobs()["train"]
     failure = NodeFailure("node1", 0, 134, 0.0)
     attempt = Attempt(last.job_id, "2026-11-22T10:00:00Z", 134, False, (failure,), 0, 0, 100, 100)
-    attempts = [replace(attempt, checkpoint=index, step=index).as_dict() for index in range(lines)]
-    restarts_path = run.restarts_path("train")
+    history = [replace(attempt, checkpoint=index, step=index).as_dict() for index in range(lines)]
+    restarts_path = run.paths.restarts_path("train")
     restarts_path.parent.mkdir(parents=True, exist_ok=True)
-    restarts_path.write_text(json.dumps(attempts, indent=2), encoding="utf-8")
-    write_metrics(run.metrics_path, lines)
-    run.record_path("train").unlink()
-    history = f"{lines:,} jobs, restarts and rows of metrics"
-    yield measured(f"`status`, {history}", ["-m", "hyperpod_ft", "status", str(run.directory)], environment)
+    restarts_path.write_text(json.dumps(history, indent=2), encoding="utf-8")
+    write_metrics(run.paths.metrics_path, lines)
+    run.paths.record_path("train").unlink()
+    what = f"{lines:,} jobs, restarts and rows of metrics"
+    yield measured(f"`status`, {what}", ["-m", "hyperpod_ft", "status", str(run.paths.directory)], environment)
     start = time.perf_counter()
-    run.add_job(replace(last, job_id=str(lines + 1)))
+    run.journal.add_job(replace(last, job_id=str(lines + 1)))
     yield shown(Figure(f"a job added to jobs.json of {lines:,}", time.perf_counter() - start))
     start = time.perf_counter()
-    attempts.add(run, "train", attempt)
+    attempts.add(run.paths, "train", attempt)
     yield shown(Figure(f"a restart added to {lines:,}", time.perf_counter() - start))
 
 
@@ -160,19 +166,19 @@ def _job_over_nodes(work: Path, number: int, environment: dict[str, str]) -> Ite
     run = Run.of(run_file.load(run_yaml))
     submitted = time.time()
     done = subprocess.run(
-        ["sbatch", "--parsable", "--wait", str(run.script("train"))],
+        ["sbatch", "--parsable", "--wait", str(run.paths.script("train"))],
         env=os.environ | environment,
-        cwd=run.directory,
+        cwd=run.paths.directory,
         capture_output=True,
         text=True,
         timeout=1800,
         check=False,
     )
-    log = run.log("train", done.stdout.split()[0]).read_text(encoding="utf-8", errors="replace")
+    log = run.paths.log("train", done.stdout.split()[0]).read_text(encoding="utf-8", errors="replace")
     first, second = ([float(path.read_text()) for path in marks.glob(f"ranks-{step}-*")] for step in (0, 1))
     if done.returncode or len(first) != number or len(second) != number:
         sys.exit(f"{number} nodes: {len(first)} and {len(second)} started ranks, exit status {done.returncode}\n{log}")
-    (restart,) = attempts.history(run, "train")
+    (restart,) = attempts.history(run.paths, "train")
     assert restart.reason == "rank 13: SIGABRT at step 0", restart
     yield shown(
         Figure(f"{number} nodes: from sbatch to the ranks' start on all, health checked", max(first) - submitted)

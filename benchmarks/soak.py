@@ -129,7 +129,7 @@ def _run(soak: Soak, site: Site, worker: str, user: User) -> None:
     found = user.found
     if left := site.wait_until_quiet(_QUIET_S):
         found.append(f"processes left: {left}")
-    if run is None or any(not run.is_done(stage.name) for stage in run.plan.stages):
+    if run is None or any(not run.journal.is_done(stage.name) for stage in run.plan.stages):
         found.append("the run is not done")
     else:
         result = outcome.outcome(run)

@@ -83,9 +83,9 @@ def prepare(
     with contextlib.redirect_stdout(io.StringIO()):
         stage.perform(run, "env", env.work)
         stage.perform(run, "download", download.work)
-    if not (rows := run.dataset_path / "train").exists():
+    if not (rows := run.paths.dataset_path / "train").exists():
         write_rows(rows, case, steps)
-    return run.directory
+    return run.paths.directory
 
 
 def write_rows(directory: Path, case: Case, steps: int) -> None:

@@ -17,6 +17,7 @@ from hyperpod_ft.engines.ranks import join_ranks
 from hyperpod_ft.engines.torch import loop
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages.train import plan_layout, training_task
 
 
 def main() -> None:
@@ -25,9 +26,9 @@ def main() -> None:
     memory = Memory()
     ranks = join_ranks(1)
     device = device_of(run.config.cluster.instance_type, ranks.local_rank)
-    sharding = loop.sharding_of(run)
-    with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
-        training = loop.TrainingLoop(run, ranks, device, meshes, sharding)
+    layout = plan_layout(run)
+    with device_meshes(device, ranks, layout.degrees, layout.sharding.shard_ranks) as meshes:
+        training = loop.TrainingLoop(training_task(run, layout), ranks, device, meshes)
         training.add_reference()
         cpu, wall, losses = [time.process_time()], [time.perf_counter()], []
         for number in range(1, training.total_steps + 1):

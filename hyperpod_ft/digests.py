@@ -1,6 +1,8 @@
 """What identifies files and texts: their digests, and which files a directory has, always in the same order."""
 
 import hashlib
+import json
+from collections.abc import Mapping
 from io import RawIOBase
 from pathlib import Path
 
@@ -37,8 +39,18 @@ def text_sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def files_sha256(files: Mapping[str, Path]) -> str:
+    """One digest of files and their names, as sagemaker/container/start.py computes it."""
+    return text_sha256(json.dumps(sorted([name, file_sha256(file)] for name, file in files.items())))
+
+
 def files_below(path: Path) -> list[Path]:
     """The file itself, or every regular file below a directory, sorted."""
     if path.is_file():
         return [path]
     return sorted(found for found in path.rglob("*") if found.is_file())
+
+
+def names_below(path: Path) -> list[str]:
+    """The names of `files_below`, relative to a directory."""
+    return [file.name if file == path else file.relative_to(path).as_posix() for file in files_below(path)]

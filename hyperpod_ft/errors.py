@@ -1,4 +1,7 @@
-"""The errors a user can cause. Each reaches the terminal as one line and exit code 2; anything else is a bug."""
+"""The errors a user can cause, and text that cannot control a terminal.
+
+Each error reaches the terminal as one line and exit code 2; anything else is a bug.
+"""
 
 from __future__ import annotations  # containers import it before they have the kit's Python
 
@@ -7,7 +10,14 @@ import errno
 import sys
 from collections.abc import Iterable
 
-from hyperpod_ft.terminal import printable
+
+def printable(text: str, keep: str = "") -> str:
+    """`text` with a `?` for each character that does not print, except those in `keep`.
+
+    Models, programs and names of tensors may hold sequences that control a terminal.
+    """
+    return "".join(character if character.isprintable() or character in keep else "?" for character in text)
+
 
 EXIT_USER_ERROR = 2
 VOLUME_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -56,7 +66,7 @@ def first_sentence(error: BaseException) -> str:
 
 
 def file_of(error: OSError) -> str:
-    """The file that an error is about; empty when it names none. Of a copy or a rename it is the new file."""
+    """The file that an error is about; empty when it names none. For a copy or a rename, the destination."""
     return str(error.filename2 or error.filename or "")
 
 

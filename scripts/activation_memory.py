@@ -22,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
-import hyperpod_ft.engines.torch.model.gptj  # noqa: F401 - registers its attention
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model import (
@@ -37,7 +36,7 @@ from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.model_fit import estimate
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import degrees_of
-from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
+from hyperpod_ft.planning.torch.memory import has_sequence_parallel
 
 ROWS, LENGTH = 2, 128
 MODEL: dict[str, Any] = {

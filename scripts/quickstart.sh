@@ -17,7 +17,7 @@ if command -v flock >/dev/null && ! flock --nonblock 9; then
   die "another quickstart is running in this checkout; wait for it, or stop it with Ctrl-C"
 fi
 
-setup_python --editable '.[torch]'
+setup_python torch
 kit=.venv/bin/hyperpod-ft
 export HYPERPOD_FT_LOCAL="$PWD/.quickstart/slurm"
 unset SLURM_CONF

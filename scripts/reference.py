@@ -15,9 +15,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hyperpod_ft.cli.main import app
+from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.config import run_file as runfile
 from hyperpod_ft.config import yaml_text
-from hyperpod_ft.config.cluster_config import ClusterConfig
 from hyperpod_ft.config.run_config import RunConfig
 
 _LIMITS = (
@@ -53,7 +53,7 @@ def cluster_file() -> str:
         "`--set section.key=value` overrides a key on the command line; the value is YAML. Unknown keys are refused.",
         _LIMITS,
         "",
-        "This page is generated from `hyperpod_ft/config/cluster_config.py` by `python scripts/reference.py`.",
+        "This page is generated from `hyperpod_ft/cluster/{config,sections}.py` by `python scripts/reference.py`.",
         "",
     ]
     return "\n".join([*lines, *_sections(ClusterConfig)])

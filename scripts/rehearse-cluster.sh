@@ -12,7 +12,7 @@ source scripts/setup.sh
 # shellcheck source=scripts/stand_in.sh
 source scripts/stand_in.sh
 
-setup_python --editable '.[aws]' --group dev
+setup_python aws dev
 repository=$PWD
 start_stand_in 0.1
 export HOME=$directory
@@ -22,20 +22,17 @@ cd "$directory"
 
 kit() {
   say "hyperpod-ft cluster $*"
-  "$repository/.venv/bin/hyperpod-ft" cluster "$@"
-}
-first_worker() {
-  "$repository/.venv/bin/hyperpod-ft" cluster nodes --json |
-    "$repository/.venv/bin/python" -c 'import json, sys; print([n for n in json.load(sys.stdin) if n["group"] == "worker-group-1"][0]["instance_id"])'
+  run "$repository/.venv/bin/hyperpod-ft" cluster "$@"
 }
 
 kit init
 kit validate
 kit create
 kit status
-kit nodes
+kit nodes >nodes.txt
+cat nodes.txt
 kit ssh --dry-run
-kit replace-node cluster.yaml "$(first_worker)" --yes
+kit replace-node cluster.yaml "$(awk '/worker-group-1/ { print $2; exit }' nodes.txt)" --yes
 kit scale cluster.yaml worker-group-1 2
 kit scale cluster.yaml worker-group-1 1 --yes
 kit logs

@@ -17,9 +17,9 @@ if [[ -z $run ]]; then
   run=$(find "$PWD/.quickstart/runs/quickstart" -mindepth 1 -maxdepth 1 -type d 2>/dev/null | head -n 1)
   [[ $run ]] || die "no run to deploy: run ./scripts/quickstart.sh first, or give a run directory"
 fi
-setup_python --editable '.[torch,aws]' --group dev
+setup_python torch aws dev
 start_stand_in 1
-.venv/bin/python - <<'PYTHON'
+run .venv/bin/python - <<'PYTHON'
 import json
 
 import boto3
@@ -33,7 +33,7 @@ PYTHON
 
 kit() {
   say "hyperpod-ft deploy $*"
-  .venv/bin/hyperpod-ft deploy "$@"
+  run .venv/bin/hyperpod-ft deploy "$@"
 }
 settings=(--set deploy.instance_type=g6.xlarge --set deploy.store=s3://rehearsal
   --set deploy.role=arn:aws:iam::123456789012:role/endpoint)

@@ -19,23 +19,27 @@ find_python() {
   die "no Python 3.10 to 3.14 with venv found; install one (Debian, Ubuntu: apt-get install python3 python3-venv) or set PYTHON"
 }
 
-# setup_python WHAT...: create .venv in the repository and install this checkout with the given pip arguments.
+# setup_python EXTRA...: create .venv in the repository and install this checkout with what of these it lacks; `dev` is
+# the dependency group. Each has a file that says from which versions it was installed.
 setup_python() {
-  local stamp wanted
-  wanted=$(cat pyproject.toml constraints.txt <(printf '%s ' "$@" "$PWD") | cksum)
-  stamp=.venv/.setup-$(printf '%s' "$*" | cksum | cut -d ' ' -f 1)
-  if [[ -x .venv/bin/python && "$(cat "$stamp" 2>/dev/null)" == "$wanted" ]]; then
-    return
-  fi
-  if [[ "$*" == *torch* ]]; then
+  local extra wanted missing=() extras='' group=()
+  wanted=$(cat pyproject.toml constraints.txt <(printf '%s' "$PWD") | cksum)
+  for extra in "$@"; do
+    if [[ -x .venv/bin/python && "$(cat ".venv/.setup-$extra" 2>/dev/null)" == "$wanted" ]]; then continue; fi
+    missing+=("$extra")
+    if [[ $extra == dev ]]; then group=(--group dev); else extras+=${extras:+,}$extra; fi
+  done
+  if [[ ${#missing[@]} -eq 0 ]]; then return; fi
+  if [[ ",$extras," == *,torch,* ]]; then
     say "Setting up .venv: downloads PyTorch: 0.2 GB for CPUs only, 3 GB if pip finds the CUDA build"
   else
     say "Setting up .venv"
   fi
   [[ -x .venv/bin/python ]] || "$(find_python)" -m venv .venv
   .venv/bin/python -m pip --disable-pip-version-check --quiet install --upgrade 'pip>=25.1'
-  .venv/bin/python -m pip --disable-pip-version-check install --progress-bar on --constraint constraints.txt "$@"
-  printf '%s\n' "$wanted" >"$stamp"
+  .venv/bin/python -m pip --disable-pip-version-check install --progress-bar on --constraint constraints.txt \
+    --editable ".[$extras]" ${group[@]+"${group[@]}"}
+  for extra in "${missing[@]}"; do printf '%s\n' "$wanted" >".venv/.setup-$extra"; done
 }
 
 # setup_neuron_sources: tests read the arguments of optimum-neuron's trainer from its source, without importing it.

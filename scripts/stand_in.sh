@@ -3,10 +3,12 @@
 
 start_stand_in() { # start_stand_in POLL_SECONDS: sets `directory`, a temporary one, and `endpoint`
   directory=$(mktemp -d)
-  coproc server { exec "$PWD/.venv/bin/python" -m tests.aws.server; }
   trap stop_stand_in EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
+  export TMPDIR=$directory
+  coproc server { exec "$PWD/.venv/bin/python" -m tests.aws.server; }
+  stand_in=$server_PID
   read -r -t 60 endpoint <&"${server[0]}" || die "the stand-in for AWS did not start; see its error above"
 
   for name in "${!AWS_@}" http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; do unset "$name"; done
@@ -16,13 +18,32 @@ start_stand_in() { # start_stand_in POLL_SECONDS: sets `directory`, a temporary 
     AWS_CONFIG_FILE="$directory/empty" AWS_SHARED_CREDENTIALS_FILE="$directory/empty"
 }
 
-stop_stand_in() { # `meanwhile`: a process that the script has started beside it
+# run COMMAND...: until it ends, or the stand-in does, without which it would wait for AWS for minutes. A signal to the
+# script ends it too: bash handles none while it waits for a command in the foreground.
+run() {
+  local status=0
+  "$@" <&0 &
+  running=$!
+  wait -n "$running" "$stand_in" || status=$?
+  kill -0 "$stand_in" 2>/dev/null || die "the stand-in for AWS has ended; see its error above"
+  return "$status"
+}
+
+stop_stand_in() {
   local status=$?
-  kill "${meanwhile:-}" 2>/dev/null || true
-  if [[ -n "${server_PID:-}" ]]; then
-    eval "exec ${server[1]}>&-" # the stand-in's standard input: it then ends its containers, and itself
-    wait "$server_PID" || true
+  trap '' INT TERM
+  if [[ ${running:-} ]]; then
+    kill "$running" 2>/dev/null || true
+    wait "$running" || true
   fi
-  rm -rf "$directory"
+  if [[ ${server_PID:-} ]]; then
+    eval "exec ${server[1]}>&-" # the stand-in's standard input: it then ends its containers, and itself
+    wait "$stand_in" || true
+  fi
+  # a stand-in that has failed leaves containers, which end with it, to the kernel
+  for _ in {1..50}; do
+    if rm -rf "$directory" 2>/dev/null; then break; fi
+    sleep 0.1
+  done
   exit "$status"
 }

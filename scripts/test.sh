@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
 source scripts/setup.sh
 
-setup_python --editable '.[torch,aws,tensorboard,wandb,mlflow,trackio]' --group dev
+setup_python torch aws tensorboard wandb mlflow trackio dev
 setup_neuron_sources
 # Tests of cluster nodes start these daemons too, in namespaces; without them they are skipped.
 setup_slurm slurmdbd mariadb-server openssh-server || has_slurm || die "the tests need Slurm"
@@ -27,7 +27,7 @@ ruff format --check .
 lint-imports
 mypy
 wait
-shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh hyperpod_ft/aws/ssh/*.sh tests/lifecycle/*.sh tests/aws/*.sh
+shellcheck --external-sources scripts/*.sh slurm/*.sbatch lifecycle/*.sh lifecycle/slurm/*.sh hyperpod_ft/cluster/ssh/*.sh tests/lifecycle/*.sh tests/aws/*.sh
 
 say "pytest"
 # Four workers keep two cores busy: with three, they were idle for a quarter of the time, since tests with Slurm and

@@ -65,6 +65,7 @@ def _no_other_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(socket.socket, "connect", connect_here)
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         yield
 
 

@@ -1,8 +1,8 @@
 """Processes that are forked from one that has imported what they need, which takes each of them up to seconds.
 
-    python -m tests.forking DESCRIPTOR MODULE
+    python -m tests.forking DESCRIPTOR MODULE...
 
-imports the module and serves the pytest process behind a connection: for each (arguments, directory, environment,
+imports the modules and serves the pytest process behind a connection: for each (arguments, directory, environment,
 output) that it receives it forks `python -m ARGUMENTS...` and sends (pid, None), and when that has ended (pid, status
 as in subprocess.Popen.returncode). It ends with the connection.
 """
@@ -15,10 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from hyperpod_ft import gc_pause
@@ -47,13 +47,13 @@ def fork_module(arguments: Sequence[str], prepare: Callable[[], object]) -> int:
 class ForkServer:
     """The process that forks, seen from pytest."""
 
-    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
-        """`module`: what the processes import, directly or not."""
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str], python: str = sys.executable) -> None:
+        """`modules`: what the processes import, directly or not."""
         self.connection, other = Pipe()
         self.statuses: dict[int, int] = {}
         with other:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forking", str(other.fileno()), module],
+                [python, "-m", "tests.forking", str(other.fileno()), *modules],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[other.fileno()],
@@ -102,38 +102,47 @@ class Forked:
 
 
 def serve(connection: Connection) -> None:
+    running: dict[int, int] = {}  # pids by a descriptor that is ready when the process has ended
     with suppress(EOFError):
         while True:
-            if connection.poll(0.01):
-                arguments, directory, environment, output = connection.recv()
-                descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            for ready in wait([connection, *running]):
+                if ready is connection:
+                    pid = _start(connection, running)
+                    running[os.pidfd_open(pid)] = pid
+                    connection.send((pid, None))
+                else:
+                    pid = running.pop(ready)
+                    os.close(ready)
+                    connection.send((pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
 
-                def become_the_program(
-                    directory: str = directory,
-                    environment: dict[str, str] = environment,
-                    descriptor: int = descriptor,
-                ) -> None:
-                    connection.close()
-                    signal.signal(signal.SIGINT, signal.default_int_handler)
-                    os.chdir(directory)
-                    os.environ.clear()
-                    os.environ.update(environment)
-                    tempfile.tempdir = None  # read from the environment again
-                    for stream in (sys.stdout, sys.stderr):
-                        os.dup2(descriptor, stream.fileno())
-                    os.close(descriptor)
 
-                pid = fork_module(arguments, become_the_program)
-                os.close(descriptor)
-                connection.send((pid, None))
-            with suppress(ChildProcessError):
-                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                    connection.send((ended[0], os.waitstatus_to_exitcode(ended[1])))
+def _start(connection: Connection, others: Iterable[int]) -> int:
+    """The pid of a fork that runs what the connection says next, without the descriptors of `others`."""
+    arguments, directory, environment, output = connection.recv()
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+    def become_the_program() -> None:
+        connection.close()
+        for other in others:
+            os.close(other)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.chdir(directory)
+        os.environ.clear()
+        os.environ.update(environment)
+        tempfile.tempdir = None  # read from the environment again
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(descriptor, stream.fileno())
+        os.close(descriptor)
+
+    pid = fork_module(arguments, become_the_program)
+    os.close(descriptor)
+    return pid
 
 
 if __name__ == "__main__":
     gc_pause.pause_collection()
-    importlib.import_module(sys.argv[2])
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
     gc_pause.resume_collection()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends the jobs
     serve(Connection(int(sys.argv[1])))

@@ -17,6 +17,14 @@ from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+}
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Loaded by every interpreter of the job: an engine becomes the stand-in below.
@@ -35,13 +43,12 @@ ENGINE = """
 import json, os
 from hyperpod_ft.errors import UserError
 
-def precompile(run, processes):
+def precompile(task, ranks):
     if os.environ.get("STAND_IN_TRIAL") == "refuses":
         raise UserError("this cannot be traced", "correct it")
-    run.trial.mkdir(exist_ok=True)
     names = ("NEURON_EXTRACT_GRAPHS_ONLY", "NEURON_CC_FLAGS", "WORLD_SIZE", "LOCAL_RANK")
-    (run.directory / f"rank{processes.rank}.json").write_text(json.dumps({name: os.environ[name] for name in names}))
-    return {"trial_steps": run.config.neuron.precompile_steps}
+    (task.directory / f"rank{ranks.rank}.json").write_text(json.dumps({name: os.environ[name] for name in names}))
+    return {"trial_steps": task.config.neuron.precompile_steps}
 """
 
 TORCH_ENGINE = """
@@ -94,8 +101,11 @@ def environment(directory: Path, engine: str = "neuron", module: str = ENGINE) -
 def ready_for_precompile(run: Run) -> None:
     """Freeze the run, write its script of stage precompile, and call done what comes before it."""
     run.freeze()
-    run.logs.mkdir(parents=True)
+    run.paths.logs.mkdir(parents=True)
     for stage in ("env", "download", "dataset"):
         finished = Record(stage, run.plan[stage].fingerprint, {}, (), {}, utc_now(), 0, "", "")
-        finished.write(run.record_path(stage))
-    publish.write_text(run.script("precompile"), render(run, Installation(run.python, REPOSITORY))["precompile"])
+        finished.write(run.paths.record_path(stage))
+    publish.write_json(run.paths.base_model / "config.json", CONFIG)
+    publish.write_text(
+        run.paths.script("precompile"), render(run, Installation(run.paths.python, REPOSITORY))["precompile"]
+    )

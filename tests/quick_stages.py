@@ -1,7 +1,8 @@
 """An interpreter that does each stage of a run in milliseconds: it writes the stage's record and nothing else.
 
 For tests of what starts the stages. Training notes when it began and ended in the file `trained` of the root, and takes
-as its validation loss the learning rate of the run. A file `fail-STAGE` in the root makes the stage fail.
+as its validation loss the learning rate of the run. A file `fail-STAGE` in the root makes the stage fail, with the exit
+status in it or 1.
 """
 
 import json
@@ -37,14 +38,15 @@ def main() -> None:
     facts: dict[str, object] = {"train_rows": 3} if stage == "dataset" else {}
     if stage == "train":
         facts = _train(directory, root)
-    failed = (root / f"fail-{stage}").exists()
-    if not failed:
+    fail = root / f"fail-{stage}"
+    status = int(fail.read_text() or 1) if fail.exists() else 0
+    if not status:
         _record(directory, root, stage, facts)
     if stage == "train":  # the supervisor leaves the exit status
         marker = directory / "exits" / f"train_{os.environ['HYPERPOD_FT_JOB_ID']}"
         marker.parent.mkdir(exist_ok=True)
-        marker.write_text(f"{int(failed)}\n")
-    sys.exit(int(failed))
+        marker.write_text(f"{status}\n")
+    sys.exit(status)
 
 
 def _train(directory: Path, root: Path) -> dict[str, object]:

@@ -37,14 +37,14 @@ _TEMPORARY = re.compile(r"\.partial|\.replaced$|\.tmp|\.discarded-")
 
 def outcome(run: Run) -> dict[str, Any]:
     """The digests of the files, the losses and the records of a finished run, without times and job ids."""
-    files = [file for name in _OUTPUTS for file in _files(run.directory / name)]
+    files = [file for name in _OUTPUTS for file in _files(run.paths.directory / name)]
     files += [file for stage in ("download", "dataset") for file in _outputs(run, stage)]
     return {
-        "files": {run.relative(file): _digest(file, run.root) for file in files},
-        "metrics": [without_times(json.loads(line)) for line in run.metrics_path.read_text().splitlines()],
+        "files": {run.paths.relative(file): _digest(file, run.paths.root) for file in files},
+        "metrics": [without_times(json.loads(line)) for line in run.paths.metrics_path.read_text().splitlines()],
         "records": {stage.name: _record(run, stage.name) for stage in run.plan.stages},
         # the one before it may be of any step: a cancelled training saves the step it has finished
-        "checkpoint": max(run.checkpoints_by_step()),
+        "checkpoint": max(run.paths.checkpoints_by_step()),
     }
 
 
@@ -55,7 +55,7 @@ def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[s
 
 def leftovers(run: Run) -> list[str]:
     """Temporary names below the root that a finished run must not have."""
-    names = [path.relative_to(run.root).as_posix() for path in run.root.rglob("*")]
+    names = [path.relative_to(run.paths.root).as_posix() for path in run.paths.root.rglob("*")]
     return [name for name in names if _TEMPORARY.search(name) and not _KEPT.search(name)]
 
 
@@ -65,9 +65,9 @@ def lost_and_doubled(run: Run, known: Mapping[str, str], killed_submissions: int
     A submission that was killed may have left a job without an entry; one that failed cancels what it made, so that it
     never starts. A slurmctld that was killed may have forgotten the jobs of its last seconds, and uses their ids again.
     """
-    recorded = Counter(job.job_id for job in run.jobs())
+    recorded = Counter(job.job_id for job in run.journal.jobs())
     ours = {job_id for job_id, name in known.items() if name.startswith(f"{run.config.name}-")}
-    started = {log.stem.rpartition("_")[2] for log in run.logs.glob("*.out")}
+    started = {log.stem.rpartition("_")[2] for log in run.paths.logs.glob("*.out")}
     unrecorded = sorted((ours - set(recorded)) & started)
     found = []
     if not slurm_forgot:
@@ -81,7 +81,7 @@ def lost_and_doubled(run: Run, known: Mapping[str, str], killed_submissions: int
 def work_done_twice(run: Run) -> list[str]:
     """Stages of this run whose logs report more than once that they have finished."""
     counts: Counter[str] = Counter()
-    for log in run.logs.glob("*.out"):
+    for log in run.paths.logs.glob("*.out"):
         counts.update(re.findall(r"^(\w+): done in ", log.read_text(errors="replace"), re.MULTILINE))
     return [f"stage {stage} was done {times} times" for stage, times in counts.items() if times > 1]
 
@@ -89,7 +89,7 @@ def work_done_twice(run: Run) -> list[str]:
 def tracebacks(run: Run) -> Counter[str]:
     """The last lines of the tracebacks in the logs of the run's jobs."""
     counts: Counter[str] = Counter()
-    for log in run.logs.glob("*.out"):
+    for log in run.paths.logs.glob("*.out"):
         stage = log.name.rpartition("-")[2].partition("_")[0]
         text = log.read_text(errors="replace")
         for match in re.finditer(r"^Traceback .*\n(?:(?:  .*|)\n)*(\w.*)", text, re.MULTILINE):
@@ -98,7 +98,7 @@ def tracebacks(run: Run) -> Counter[str]:
 
 
 def _record(run: Run, stage: str) -> dict[str, Any]:
-    record: dict[str, Any] = read_json(run.record_path(stage))
+    record: dict[str, Any] = read_json(run.paths.record_path(stage))
     kept = {key: record[key] for key in ("stage", "fingerprint", "inputs", "versions")}
     outputs = {output["path"]: (output["size"], output["sha256"]) for output in record["outputs"]}
     # its rows hold times, and checkpoints hold what the files of a loss curve do: compared as `metrics` above
@@ -107,7 +107,7 @@ def _record(run: Run, stage: str) -> dict[str, Any]:
 
 
 def _outputs(run: Run, stage: str) -> list[Path]:
-    return [run.root / output["path"] for output in read_json(run.record_path(stage))["outputs"]]
+    return [run.paths.root / output["path"] for output in read_json(run.paths.record_path(stage))["outputs"]]
 
 
 def without_times(value: Any) -> Any:

@@ -85,8 +85,8 @@ class User:
             self.faults.tick()
             jobs = self.site.jobs()
             run = self._run()
-            done = [stage.name for stage in run.plan.stages if run.is_done(stage.name)] if run else []
-            state = f"{jobs} {done} {run and run.metrics_path.exists() and run.metrics_path.stat().st_size}"
+            done = [stage.name for stage in run.plan.stages if run.journal.is_done(stage.name)] if run else []
+            state = f"{jobs} {done} {run and run.paths.metrics_path.exists() and run.paths.metrics_path.stat().st_size}"
             if state != before:
                 changed_at, before = time.monotonic(), state
             if self._is_stuck(time.monotonic() - changed_at, state):
@@ -193,7 +193,7 @@ class User:
     def _resume(self) -> None:
         """Go on after the queue has become empty: mostly in the plain way."""
         run, choice = self._run(), self.rng.random() if self.disturbed else 1.0
-        words = ["resume", str(run.directory)] if run and self.rng.random() < 0.5 else ["submit", str(self.path)]
+        words = ["resume", str(run.paths.directory)] if run and self.rng.random() < 0.5 else ["submit", str(self.path)]
         if choice < 0.1:
             both = [self._start(*words), self._start("submit", str(self.path))]
             self.log(Fault("two submissions at once", "submit"))

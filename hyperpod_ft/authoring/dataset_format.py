@@ -1,27 +1,31 @@
 """Which format of section `dataset` a dataset has: from its first rows, or from its name on the Hub."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.config.fields import shortened
-from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.data import reading
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.data import reading, source_files
+from hyperpod_ft.data.columns import UnusedColumns
+from hyperpod_ft.data.text import prompts
+from hyperpod_ft.digests import names_below
+from hyperpod_ft.errors import UserError, printable
 
 _ROWS = 50
+_UNREADABLE = (UserError, OSError, ValueError)  # pyarrow's errors are ValueErrors
 _LONG = 1000  # characters of a prompt that a run file need not have
 
 # Datasets whose formats are known without a look at them, by Hub id.
 _ON_THE_HUB: dict[str, dict[str, Any]] = {
     "databricks/databricks-dolly-15k": {"format": "dolly", "files": ["databricks-dolly-15k.jsonl"]},
-    "tatsu-lab/alpaca": {"format": "alpaca", "files": ["data/train-*.parquet"]},
+    "tatsu-lab/alpaca": {"format": "alpaca"},
     "yahma/alpaca-cleaned": {"format": "alpaca", "files": ["alpaca_data_cleaned.json"]},
-    "HuggingFaceH4/ultrachat_200k": {"format": "chat", "files": ["data/train_sft-*.parquet"]},
-    "HuggingFaceH4/ultrafeedback_binarized": {"format": "preference", "files": ["data/train_prefs-*.parquet"]},
+    "HuggingFaceH4/ultrachat_200k": {"format": "chat", "split": "train_sft"},
+    "HuggingFaceH4/ultrafeedback_binarized": {"format": "preference", "split": "train_prefs"},
 }
 # Fields that make a question and its answer, where no format has these names.
 _PAIRS = (
@@ -41,6 +45,10 @@ _PROMPT_FIELDS = {
 }
 
 
+class FormatUnclearError(UserError):
+    """Rows whose format must be given."""
+
+
 @dataclass(frozen=True)
 class FoundFormat:
     """Keys of section `dataset`, and how they were found."""
@@ -56,50 +64,94 @@ def known_on_the_hub(source: str) -> FoundFormat | None:
     return FoundFormat(keys, "known for this dataset; its rows were not looked at") if keys else None
 
 
-def of_files(path: Path) -> FoundFormat:
-    """The format of a local file, or of the files of a directory, from their first rows.
+@dataclass(frozen=True)
+class LocalFiles:
+    """The files of a dataset that a run would read: `path` itself, or those named below it."""
 
-    Raises UserError when there is no row, or no format fits all of them.
-    """
-    rows = list(islice(_rows(path), _ROWS))
-    if not rows:
-        raise UserError(f"{path}: has no rows", "give a JSON Lines, JSON or parquet file")
-    found = _recognized(path, rows[0].values)
-    for row in rows[1:]:
-        if _recognized(path, row.values) != found:
-            raise UserError(
-                f"{path}: {row.where}: has other fields than the first row ({_fields(row.values)})",
-                "give the format with --format, and set dataset.max_bad_rows for rows that do not have it",
-            )
-    counted = "its only row" if len(rows) == 1 else f"its first {len(rows)} rows"
-    return FoundFormat(found, f"recognized from {counted}: {_fields(rows[0].values)}", _prompt(found, rows[0].values))
+    path: Path
+    names: tuple[str, ...]
+    others: tuple[str, ...]  # files that `dataset.split` leaves out
 
+    @classmethod
+    def of(cls, path: Path, files: Sequence[str], split: str) -> "LocalFiles":
+        """Raises UserError when there is none as `dataset.files` and `dataset.split` say."""
+        below = names_below(path)
+        names = source_files.chosen(below, str(path), files, split)
+        others = {*source_files.chosen(below, str(path), files, source_files.ALL)}.difference(names)
+        return cls(path, tuple(names), tuple(sorted(others)))
 
-def count_raw_rows(path: Path, most: int) -> int:
-    """The raw rows of a local file or directory, counted up to `most`; 0 where they cannot be read here."""
-    try:
-        return sum(1 for _ in islice(_rows(path), most))
-    except (UserError, OSError, ValueError):  # pyarrow's errors are ValueErrors
-        return 0
+    def format(self) -> FoundFormat:
+        """The format of the first rows. Raises UserError when there is none, or no format fits all of them."""
+        rows = list(islice(self._rows(), _ROWS))
+        if not rows:
+            raise UserError(f"{self.path}: has no rows", "give a JSON Lines, JSON or parquet file")
+        found = _recognized(self.path, rows[0].values)
+        for row in rows[1:]:
+            if _keys(row.values) != found:
+                raise FormatUnclearError(
+                    f"{self.path}: {row.where}: has other fields than the first row ({_fields(row.values)})",
+                    "give the format with --format, and set dataset.max_bad_rows for rows that do not have it",
+                )
+        counted = "its only row" if len(rows) == 1 else f"its first {len(rows)} rows"
+        how = f"recognized from {counted}: {_fields(rows[0].values)}"
+        return FoundFormat(found, how, _prompt(found, rows[0].values))
 
-
-def _rows(path: Path) -> Iterator[reading.RawRow]:
-    directory = path if path.is_dir() else path.parent
-    names = [path.name]
-    if path.is_dir():
-        patterns = Dataset.model_fields["files"].default
-        names = sorted({file.relative_to(path).as_posix() for pattern in patterns for file in path.glob(pattern)})
-    for name in names:
+    def unused_columns(self, dataset: Dataset) -> list[str]:
+        """What the first rows have that training does not use, as lines of comment."""
         try:
-            for chunk in reading.chunks_of(directory, name):
-                yield from (row for row in reading.read(directory, chunk) if isinstance(row, reading.RawRow))
-        except ImportError as error:
-            raise UserError(
-                f"{name}: reading parquet needs pyarrow, which is not installed here", "pass --format"
-            ) from error
+            rows = list(islice(self._rows(), _ROWS))
+        except _UNREADABLE:
+            return []
+        unused, stops = UnusedColumns(dataset), []
+        try:
+            for row in rows:
+                unused.add(row.where, row.values)
+            unusable = [(row.where, why) for row in rows if (why := _why_unusable(dataset, row.values))]
+            if len(unusable) > dataset.max_bad_rows:
+                raise UserError(
+                    f"{len(unusable)} of the first {len(rows)} rows cannot be used: {': '.join(unusable[0])}",
+                    "give the format that they have",
+                )
+        except UserError as error:
+            stops = [f"Stage dataset will stop: {error}."]
+        listed = printable(", ".join(sorted(unused.names)))
+        return [*([f"Columns not used: {listed}."] if listed else []), *stops]
+
+    def count(self, most: int | None) -> int:
+        """The raw rows, counted up to `most`, or all; 0 where they cannot be read here."""
+        try:
+            return sum(1 for _ in islice(self._rows(), most))
+        except _UNREADABLE:
+            return 0
+
+    def _rows(self) -> Iterator[reading.RawRow]:
+        directory = self.path if self.path.is_dir() else self.path.parent
+        for name in self.names:
+            try:
+                for chunk in reading.chunks_of(directory, name):
+                    yield from (row for row in reading.read(directory, chunk) if isinstance(row, reading.RawRow))
+            except ImportError as error:
+                raise FormatUnclearError(
+                    f"{name}: reading parquet needs pyarrow, which is not installed here", "pass --format"
+                ) from error
 
 
 def _recognized(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys for a row. Raises UserError when no format fits it."""
+    if keys := _keys(row):
+        return keys
+    if isinstance(row.get("conversations"), list):
+        raise UserError(
+            f"{path}: conversations of from and value (ShareGPT) are not a format",
+            "convert each row to messages of role and content",
+        )
+    raise UserError(
+        f"{path}: no format has the fields {_fields(row)}",
+        "pass --format, or rename them to prompt and completion (docs/your-own-data.md)",
+    )
+
+
+def _keys(row: Mapping[str, Any]) -> dict[str, Any] | None:
     texts = {name for name, value in row.items() if isinstance(value, str)}
     if "chosen" in row and "rejected" in row:
         return {"format": "preference"}
@@ -116,15 +168,22 @@ def _recognized(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
             return template(question, answer)
     if "text" in texts:
         return {"format": "text"}
-    if isinstance(row.get("conversations"), list):
-        raise UserError(
-            f"{path}: conversations of from and value (ShareGPT) are not a format",
-            "convert each row to messages of role and content",
-        )
-    raise UserError(
-        f"{path}: no format has the fields {_fields(row)}",
-        "pass --format, or rename them to prompt and completion (docs/your-own-data.md)",
-    )
+    return None
+
+
+def _why_unusable(dataset: Dataset, row: Mapping[str, Any]) -> str:
+    """As stage dataset says it, as far as that takes no tokenizer."""
+    try:
+        if needed := {"chat": ("messages",), "preference": ("chosen", "rejected")}.get(dataset.format):
+            for name in needed:
+                prompts.field(row, name)
+        else:
+            prompts.prompt(dataset, row)
+            if dataset.format != "text":
+                prompts.completion(dataset, row)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def template(question: str, answer: str) -> dict[str, Any]:
@@ -134,6 +193,13 @@ def template(question: str, answer: str) -> dict[str, Any]:
         "prompt_template": f"{{{{ {question} }}}}\n",
         "completion_template": f"{{{{ {answer} }}}}",
     }
+
+
+def text_of(field: str) -> dict[str, Any]:
+    """The keys for rows that have a text in this field."""
+    return (
+        {"format": "text"} if field == "text" else {"format": "template", "completion_template": f"{{{{ {field} }}}}"}
+    )
 
 
 def _prompt(keys: Mapping[str, Any], row: Mapping[str, Any]) -> Any:

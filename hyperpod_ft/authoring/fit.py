@@ -138,7 +138,6 @@ def _least_divided(config: RunConfig, model_config: Mapping[str, Any]) -> tuple[
         parallelism = config.parallelism.model_copy(update={"pipeline_parallel": stages})
         candidate = config.model_copy(update={"parallelism": parallelism})
         try:
-            run_file.validate(candidate.model_dump(), "run file")
             degrees = degrees_of(candidate)
             shape = check_trainable(candidate, degrees, model_config)
             if shape is not None:

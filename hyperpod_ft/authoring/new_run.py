@@ -1,7 +1,10 @@
 """A run file for a model, a dataset and an instance type."""
 
+import json
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,23 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.authoring import dataset_format
-from hyperpod_ft.authoring.dataset_format import FoundFormat
+from hyperpod_ft.authoring.dataset_format import FormatUnclearError, FoundFormat, LocalFiles
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.fit import fit
 from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, is_encoder_decoder, read_config
 from hyperpod_ft.config import run_file, sources, yaml_text
 from hyperpod_ft.config.fields import shown
-from hyperpod_ft.config.instances import CATALOGUE, Instance, names
+from hyperpod_ft.config.instances import CATALOGUE, Instance, alternatives
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.download.file_source import source_of
+from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.data import source_files
+from hyperpod_ft.download.assets import look_up_source
 from hyperpod_ft.download.listing import Listing
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.download.sources import source_of
+from hyperpod_ft.errors import UserError, last_line
+from hyperpod_ft.planning.families import ENCODER_DECODERS, SEPARATING_FAMILIES, family_of
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.runs.assets import config_directory
 
 _LEARNING_RATES = {"lora": 2e-4, "full": 1e-5, "dpo": 5e-6}
 _VALIDATION_SHARE, _VALIDATION_ROWS = 0.02, 20
+_LISTED = 5
 _NOT_IN_NAMES = re.compile(r"^example:|\.(jsonl?|ndjson|parquet)$")
 
 
@@ -39,6 +47,7 @@ class NewRun:
     nodes: int = 1
     method: str = "lora"
     format: str | None = None  # None: recognized
+    split: str | None = None  # None: the run file's default
 
 
 def new_run(wanted: NewRun, output: Path) -> Draft:
@@ -49,6 +58,8 @@ def new_run(wanted: NewRun, output: Path) -> Draft:
     set_cluster(draft, instance, wanted.nodes)
     draft.set("model.source", written_source(wanted.model, output))
     draft.set("training.method", wanted.method)
+    if wanted.split:
+        draft.set("dataset.split", wanted.split)
     set_dataset(draft, wanted.dataset, wanted.format, output)
     preferences = draft.get("dataset.format") == "preference"
     if preferences:
@@ -65,8 +76,26 @@ def instance_of(name: str) -> Instance:
     """Raises UserError for an unknown instance type."""
     known = CATALOGUE.get(name.removeprefix("ml."))
     if known is None:
-        raise UserError(f"--instance {shown(name)}: unknown", f"known: {', '.join(names())}")
+        raise UserError(f"--instance {shown(name)}: unknown", alternatives(name.removeprefix("ml.")))
     return known
+
+
+def check_model(source: str, output: Path) -> None:
+    """Raises UserError when it is no model, as far as this machine and the Hub can tell."""
+    asset = sources.resolve("--model", written_source(source, output), None, output.resolve().parent)
+    if asset.kind == "local":
+        read_config(Path(asset.source))
+    look_up_source("--model", "model", asset)
+
+
+def check_dataset(source: str, format_name: str | None, split: str | None, output: Path) -> None:
+    """Raises UserError when it is no dataset, or has rows of no format; FormatUnclearError when that must be given."""
+    asset = sources.resolve("--dataset", written_source(source, output), None, output.resolve().parent)
+    look_up_source("--dataset", "dataset", asset)
+    draft = Draft()
+    if split:
+        draft.set("dataset.split", split)
+    set_dataset(draft, source, format_name, output)
 
 
 def set_cluster(draft: Draft, instance: Instance, nodes: int) -> None:
@@ -86,18 +115,25 @@ def set_cluster(draft: Draft, instance: Instance, nodes: int) -> None:
 
 
 def set_dataset(draft: Draft, source: str, format_name: str | None, output: Path) -> None:
-    """Section dataset, with the format given, or recognized. Raises UserError when it cannot be recognized."""
+    """Section dataset, with the format given, or recognized.
+
+    Raises UserError when it cannot be recognized, or the files that are here have no split as wanted.
+    """
     written = written_source(source, output)
     draft.set("dataset.source", written)
     draft.default("dataset.max_length", 2048, "tokens of a packed row")
+    local = _local_files(draft, written, output)
+    if local and local.others:
+        draft.default("dataset.split", Dataset.model_fields["split"].default)
+        draft.notes["dataset.split"] = f"files that are not of it: {', '.join(local.others[:_LISTED])}"
     if draft.get("dataset.validation_share") is None:
-        share = _validation_share(written, output)
+        share = _validation_share(local, draft.get("dataset.split") or "")
         why = ", more of few rows" if share > _VALIDATION_SHARE else ""
         draft.set("dataset.validation_share", share, f"rows held out for the validation loss{why}")
     if format_name:
         draft.set("dataset.format", format_name)
         return
-    found = _found_format(written, output)
+    found = _found_format(local, written)
     for key, value in found.keys.items():
         draft.default(f"dataset.{key}", value)
     draft.notes["dataset.format"] = found.how
@@ -105,26 +141,29 @@ def set_dataset(draft: Draft, source: str, format_name: str | None, output: Path
         draft.set("generate.prompts", [found.prompt], "answered before and after training; this is the first row's")
 
 
-def _validation_share(source: str, output: Path) -> float:
+def _local_files(draft: Draft, source: str, output: Path) -> LocalFiles | None:
+    """The dataset's files that a run would read; None if they are not on this machine."""
+    if not source.startswith("example:") and sources.kind_of(source) != "local":
+        return None
+    path = Path(sources.resolve("dataset.source", source, None, output.resolve().parent).source)
+    chosen = {key: draft.get(f"dataset.{key}") or Dataset.model_fields[key].default for key in ("files", "split")}
+    return LocalFiles.of(path, **chosen)
+
+
+def _validation_share(local: LocalFiles | None, split: str) -> float:
     """A loss over a row or two says little: of a small dataset that is here, `_VALIDATION_ROWS` or a fifth."""
     enough = round(_VALIDATION_ROWS / _VALIDATION_SHARE)
-    path = _local_path(source, output)
-    rows = dataset_format.count_raw_rows(path, enough) if path else enough
+    # a share of the rows is a share of all of them
+    rows = len(source_files.rows_of(split, local.count(None if "[" in split else enough))) if local else enough
     return max(_VALIDATION_SHARE, round(min(_VALIDATION_ROWS / rows, 0.2), 2)) if rows else _VALIDATION_SHARE
 
 
-def _local_path(source: str, output: Path) -> Path | None:
-    if source.startswith("example:") or sources.kind_of(source) == "local":
-        return Path(sources.resolve("dataset.source", source, None, output.resolve().parent).source)
-    return None
-
-
-def _found_format(source: str, output: Path) -> FoundFormat:
-    if path := _local_path(source, output):
-        return dataset_format.of_files(path)
+def _found_format(local: LocalFiles | None, source: str) -> FoundFormat:
+    if local:
+        return local.format()
     if found := dataset_format.known_on_the_hub(source):
         return found
-    raise UserError(
+    raise FormatUnclearError(
         f"--dataset {source}: its format cannot be detected, since its rows are not on this machine", "pass --format"
     )
 
@@ -153,16 +192,23 @@ def complete(draft: Draft, output: Path, *, keep_batch: bool = False) -> None:
     base = output.resolve().parent
     with tempfile.TemporaryDirectory() as scratch:
         config = run_file.resolve(run_file.validate(draft.values, str(output)), base)
+        if local := _local_files(draft, config.dataset.source, output):
+            draft.head += local.unused_columns(config.dataset)
         directory = _model_directory(config, Path(scratch), draft)
         model_config = read_config(directory) if directory else None
         if model_config is not None:
             _set_lengths(draft, model_config)
+            family = str(model_config.get("model_type", ""))
+            _set_packing(draft, family)
+            if directory and config.engine == "torch" and not (family_of(family) or is_encoder_decoder(model_config)):
+                _set_targets(draft, directory)
         fit(draft, model_config, keep_batch=keep_batch)
         # the text is what `plan` will read
         values = yaml_text.read(draft.text(), str(output))
         config = run_file.resolve(run_file.validate(values, str(output)), base)
+        degrees = degrees_of(config)
         if directory:
-            check_model_directory(config, degrees_of(config), directory)
+            check_model_directory(config, degrees, directory)
 
 
 def _set_lengths(draft: Draft, model_config: Mapping[str, Any]) -> None:
@@ -171,6 +217,23 @@ def _set_lengths(draft: Draft, model_config: Mapping[str, Any]) -> None:
         draft.set("dataset.max_length", positions, "all positions that the model has")
     if is_encoder_decoder(model_config):
         draft.default("dataset.max_target_length", 512, "tokens of the decoder's part")
+
+
+def _set_packing(draft: Draft, family: str) -> None:
+    separates = family in SEPARATING_FAMILIES or family in ENCODER_DECODERS
+    if draft.get("engine") == "torch" and not separates and draft.get("dataset.packing") != "none":
+        reason = f"engine torch is not known to separate packed documents in models of type {family}"
+        draft.set("dataset.packing", "none", f"one example a row: {reason}")
+
+
+def _set_targets(draft: Draft, model: Path) -> None:
+    """Of a model of which not every linear layer can have an adapter, if this interpreter can tell."""
+    if draft.get("training.method") == "full" or draft.get("lora.target_modules"):
+        return
+    command = (sys.executable, "-m", "hyperpod_ft.engines.torch.consolidable", str(model), "targets")
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode == 0 and (targets := json.loads(last_line(answer.stdout))):
+        draft.set("lora.target_modules", targets, "the layers of this model that can have adapters")
 
 
 def _model_directory(config: RunConfig, scratch: Path, draft: Draft) -> Path | None:

@@ -1,4 +1,4 @@
-"""The only module that makes boto3 clients: they retry, and their errors are one line. ssh/ssm.py runs the AWS CLI.
+"""The only module that makes boto3 clients: they retry, and their errors are one line. cluster/ssh/ runs the AWS CLI.
 
 boto3 is imported with the first client: it loads slowly, belongs to an extra, and most commands do not need it.
 boto3 finds the credentials itself; none are read, kept or printed here.

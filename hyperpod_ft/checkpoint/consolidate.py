@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import __version__, publish
-from hyperpod_ft.checkpoint.adapters import lora, lora_config
-from hyperpod_ft.checkpoint.formats import model_directory, tied
+from hyperpod_ft.checkpoint.adapters import lora, lora_config, origin
+from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import (
@@ -33,8 +33,11 @@ from hyperpod_ft.progress import ByteProgress
 
 # PEFT writes this adapter to the top directory, and each other to its own (PeftModel.save_pretrained).
 _DEFAULT_ADAPTER = "default"
-# In old files: a buffer, which every model computes again; and a bias of T5, which none has.
-_UNUSED = ("rotary_emb.inv_freq", "EncDecAttention.relative_attention_bias.weight")
+# In old files: buffers that every model computes again, such as GPT-2's masks; and a bias of T5, which none has.
+_UNUSED = (
+    *("rotary_emb.inv_freq", "EncDecAttention.relative_attention_bias.weight"),
+    *(f".{attention}.{mask}" for attention in ("attn", "attention") for mask in ("bias", "masked_bias")),
+)
 
 
 def consolidate_checkpoint(
@@ -73,14 +76,16 @@ def consolidate_adapters(
     NaN or Inf; nothing is published then.
     """
     where = checkpoint.directory
+    metadata = {}
     if base is not None:
-        weights = {tensor.name: tensor for tensor in read_model(base)}
-        for adapter in checkpoint.adapters:
-            lora.check_fit(where, adapter.config, adapter.tensors, weights, _is_tied(base, weights))
+        check_fit(checkpoint, base)
+        metadata = origin.of_adapter(read_model(base))
     tensors = checkpoint.tensors
     refuse_damage(tensors, checkpoint.archives)
     refuse_divergence(tensors, where)
-    with resumable_directory(target, _identity(tensors) | {"template": chat_template}) as directory:
+    with resumable_directory(
+        target, _identity(tensors) | {"template": chat_template, "metadata": metadata}
+    ) as directory:
         files: dict[str, Sequence[Outgoing]] = {}
         for adapter in checkpoint.adapters:
             below = _place(adapter, alone=len(checkpoint.adapters) == 1)
@@ -89,7 +94,7 @@ def consolidate_adapters(
             named = sorted(adapter.tensors, key=lambda tensor: tensor.name)
             files[str(Path(below, lora.WEIGHTS))] = [checked_copy(tensor, tensor.dtype, where) for tensor in named]
         with ByteProgress("consolidate", sum(tensor.nbytes for tensor in tensors)) as progress:
-            written = write_files(directory, files, progress)
+            written = write_files(directory, files, progress, metadata)
         if chat_template is not None:
             model_directory.set_chat_template(directory, chat_template)
     return written
@@ -145,8 +150,18 @@ def consolidate_model(
     return written
 
 
+def check_fit(checkpoint: ShardedCheckpoint, base: Path) -> None:
+    """Raise UserError unless what is in the checkpoint fits the base model, by names and shapes; reads no values."""
+    weights = {tensor.name: tensor for tensor in read_model(base)}
+    is_tied = _is_tied(base, weights)
+    for adapter in checkpoint.adapters:
+        lora.check_fit(checkpoint.directory, adapter.config, adapter.tensors, weights, is_tied)
+    if not checkpoint.adapters:
+        _match(checkpoint.directory, {tensor.name: tensor for tensor in checkpoint.model}, weights, is_tied)
+
+
 def _is_tied(base: Path, weights: Mapping[str, LogicalTensor]) -> bool:
-    return tied.is_tied(model_directory.read_config(base), weights)
+    return model_directory.is_tied(model_directory.read_config(base), weights)
 
 
 def _place(adapter: ShardedAdapter, *, alone: bool) -> str:
@@ -165,15 +180,19 @@ def _match(
     where: Path, trained: Mapping[str, LogicalTensor], base: Mapping[str, LogicalTensor], is_tied: bool
 ) -> dict[str, LogicalTensor]:
     """The tensor to write for each name of the base, in the base's order."""
-    both = {tied.OUTPUT, tied.embedding(base) or tied.embedding(trained) or ""} if is_tied else set()
+    both = (
+        {model_directory.OUTPUT, model_directory.embedding(base) or model_directory.embedding(trained) or ""}
+        if is_tied
+        else set()
+    )
     if either := next((trained[name] for name in sorted(both, reverse=True) if name in trained), None):
         # one parameter under two names: the checkpoint and the base may each have either
         trained = {**trained, **{name: either.renamed(name) for name in both if name in base or name in trained}}
-    if shared := trained.get(tied.SHARED):
-        trained = {**trained, **{name: shared.renamed(name) for name in tied.SHARED_ALIASES if name in base}}
+    if shared := trained.get(model_directory.SHARED):
+        trained = {**trained, **{name: shared.renamed(name) for name in model_directory.SHARED_ALIASES if name in base}}
     sources = {}
     for name, tensor in base.items():
-        source = tensor if name.endswith(_UNUSED) else trained.get(name)
+        source = trained.get(name) or (tensor if name.endswith(_UNUSED) else None)
         if source is None:
             raise UserError(
                 f"{where}: tensor {name} of the base model is missing",

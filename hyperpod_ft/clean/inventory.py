@@ -13,7 +13,6 @@ from hyperpod_ft.clean.needs import NeedIndex, needs
 from hyperpod_ft.clean.sizes import usages
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.snapshot import is_held
-from hyperpod_ft.runs.cached_run import CachedRun, RecordCache
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import runs_directory
 from hyperpod_ft.runs.selection import choose
@@ -23,6 +22,7 @@ Kind = Literal[
     "checkpoints",
     "discarded",
     "logs",
+    "secrets",
     "artifacts",
     "models",
     "datasets",
@@ -47,7 +47,7 @@ _SHARED: tuple[tuple[Kind, str, str], ...] = (
     ("evaluations", "evaluations/tasks", r"[^.].*"),
     ("graphs", "neuron-cache", r"[0-9a-f]{16}"),
     ("compiled", "compile-cache", r"torch-.*"),
-    ("code", "code", r"[^.].*-[0-9a-f]{12}"),
+    ("code", "code", r"hyperpod-ft-.*-[0-9a-f]{32}"),
 )
 # `publish` writes and removes under such names; the group is what they become
 _LEFTOVER = re.compile(r"\.(.+?)(\.partial(-.*)?|(\.\d+)?\.replaced)")
@@ -63,7 +63,7 @@ class KnownRun:
 
     @property
     def name(self) -> str:
-        return self.run.full_name
+        return self.run.paths.full_name
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,17 @@ def take_inventory(root: Path, without: Collection[str] = ()) -> Inventory:
     if not runs_directory(root).is_dir():
         raise UserError(f"{root}: has no directory runs", "give the cluster.root of runs")
     runs: list[KnownRun] = []
-    cache = RecordCache()
     unreadable: list[str] = []
     for directory in _run_directories(root, unreadable):
         try:
-            run = CachedRun.now(Run.open(directory), cache)
-            if run.root.resolve() != root.resolve():  # through a link: what needs its files is written there
-                raise UserError(f"is a run of {run.root}")
+            run = Run.open(directory)
+            run.journal.jobs()  # a damaged jobs.json is a reason to keep it
+            if run.paths.root.resolve() != root.resolve():  # through a link: what needs its files is written there
+                raise UserError(f"is a run of {run.paths.root}")
             runs.append(KnownRun(run, not choose(run), needs(run)))
         except (UserError, OSError) as error:
             unreadable.append(f"{directory}: {error.problem if isinstance(error, UserError) else error.strerror}")
-    staying = [known for known in runs if known.run.relative(known.run.directory) not in without]
+    staying = [known for known in runs if known.run.paths.relative(known.run.paths.directory) not in without]
     unfinished = NeedIndex((known.name, known.needs) for known in staying if not known.finished)
     finished = NeedIndex((known.name, known.needs) for known in staying if known.finished)
     shared_stays = "a run cannot be opened, which may need it" if unreadable else ""
@@ -143,21 +143,27 @@ def _items_of(known: KnownRun) -> Iterator[Item]:
     run = known.run
 
     def item(kind: Kind, path: Path, kept: str = "", only_by_name: str = "") -> Item:
-        return Item(kind, run.relative(path), path, known.name, kept, only_by_name)
+        return Item(kind, run.paths.relative(path), path, known.name, kept, only_by_name)
 
-    yield item("runs", run.directory, only_by_name="a finished run" if known.finished else "a run that is not finished")
-    if run.checkpoints.is_dir():
-        yield item("checkpoints", run.checkpoints, "" if run.is_done("consolidate") else "is not consolidated")
-    with_discarded = (run.directory, run.restarts_path("train").parent, run.tuned_scores.parent)
+    yield item(
+        "runs", run.paths.directory, only_by_name="a finished run" if known.finished else "a run that is not finished"
+    )
+    if run.paths.checkpoints.is_dir():
+        yield item(
+            "checkpoints", run.paths.checkpoints, "" if run.journal.is_done("consolidate") else "is not consolidated"
+        )
+    with_discarded = (run.paths.directory, run.paths.restarts_path("train").parent, run.paths.tuned_scores.parent)
     for directory in with_discarded:
         for path in sorted(directory.glob("*.discarded-*")):
             yield item("discarded", path)
-    if run.logs.is_dir():
-        yield item("logs", run.logs, only_by_name="" if known.finished else "the run is not finished")
-    artifacts = run.serving / "neuron-artifacts"
+    if run.paths.logs.is_dir():
+        yield item("logs", run.paths.logs, only_by_name="" if known.finished else "the run is not finished")
+    if any(run.paths.secrets_directory.glob("*")):  # that a job without an end of its own has left
+        yield item("secrets", run.paths.secrets_directory)
+    artifacts = run.paths.serving / "neuron-artifacts"
     if artifacts.is_dir():
         yield item("artifacts", artifacts)
-    for directory in (*with_discarded, run.checkpoints):
+    for directory in (*with_discarded, run.paths.checkpoints):
         for path in _leftovers(directory):
             yield item("leftovers", path, "" if known.finished else "the run is not finished")
 
@@ -180,7 +186,7 @@ def _leftovers(directory: Path) -> list[Path]:
 
 
 def _judged(item: Item, unfinished: NeedIndex, finished: NeedIndex) -> Item:
-    """The item, with why it must stay. A leftover may be one that is being written: it counts as what it becomes."""
+    """The item, with why it must stay. A writer may still use a leftover: it counts as the final file."""
     path = Path(item.name)
     leftover = _LEFTOVER.fullmatch(path.name) if item.kind == "leftovers" else None
     name = str(path.with_name(leftover[1])) if leftover else item.name

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
+from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run import Run
 
 _CODE = re.compile(r"^code=(.+)$", re.MULTILINE)  # in the scripts of templates/sbatch/
@@ -12,39 +13,39 @@ _CODE = re.compile(r"^code=(.+)$", re.MULTILINE)  # in the scripts of templates/
 
 def needs(run: Run) -> frozenset[str]:
     """The names, relative to `root`, of all that the run's stages read, or would make again if it were missing."""
-    return frozenset(run.relative(path) for path in _paths(run) if path.is_relative_to(run.root))
+    return frozenset(run.paths.relative(path) for path in _paths(run) if path.is_relative_to(run.paths.root))
 
 
 def _paths(run: Run) -> Iterator[Path]:
     config = run.config
-    yield run.base_model
-    yield run.raw_dataset
-    yield run.dataset_path
-    yield run.environment_path
+    yield run.paths.base_model
+    yield run.paths.raw_dataset
+    yield run.paths.dataset_path
+    yield run.paths.environment_path
     if "precompile" in run.plan:
-        yield run.neuron_cache
+        yield run.paths.neuron_cache
     if config.engine == "torch" and config.training.compiles(config.instance.has_accelerators):
-        yield run.compile_cache
+        yield run.paths.compile_cache
     for tracker in config.tracking.trackers:
-        yield run.tracker_environment(tracker)
+        yield run.paths.tracker_environment(tracker)
     pythons = [config.env.python, config.tracking.python]
     if config.eval:
         pythons.append(config.eval.python)
-        yield from (run.evaluation_environment, run.evaluation_hub, run.base_scores)
-        if run.own_tasks:
-            yield run.own_tasks
+        yield from (run.paths.evaluation_environment, run.paths.evaluation_hub, run.paths.base_scores)
+        if run.paths.own_tasks:
+            yield run.paths.own_tasks
     # another run's model, or an interpreter that was made elsewhere on this volume
     for given in (config.model.source, config.dataset.source, *pythons):
         if given and given.startswith("/"):
             yield Path(given)
             # an interpreter is written as the user calls it, the root without links
             yield Path(given).parent.resolve() / Path(given).name
-    yield from _code(run)
+    yield from _code(run.journal)
 
 
-def _code(run: Run) -> Iterator[Path]:
+def _code(journal: Journal) -> Iterator[Path]:
     """The copies of the kit's code that the run's scripts import."""
-    for script in (run.directory / "sbatch").glob("*.sbatch"):
+    for script in (journal.paths.directory / "sbatch").glob("*.sbatch"):
         try:
             code = _CODE.search(script.read_text(encoding="utf-8"))
         except OSError:
@@ -52,7 +53,7 @@ def _code(run: Run) -> Iterator[Path]:
         if code:
             yield Path(shlex.split(code[1])[0])
     # a later submission overwrites the scripts here; sbatch has copied those that jobs of an earlier one run
-    yield from (Path(submission.code) for submission in run.submissions())
+    yield from (Path(submission.code) for submission in journal.submissions())
 
 
 class NeedIndex:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
+from hyperpod_ft.annexes import annexes
 from hyperpod_ft.clean import sizes
 from hyperpod_ft.clean.inventory import Inventory, Item, Kind, KnownRun, take_inventory
 from hyperpod_ft.clean.needs import NeedIndex
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs import volume_lock
-from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving import node_job
 
 _ASKED_AT_ONCE = 8  # launchers
 
@@ -132,15 +131,14 @@ def _users(inventory: Inventory, item: Item) -> list[KnownRun]:
 
 def _at_work(known: KnownRun) -> str:
     """The jobs of the run that have not ended, or why that cannot be seen; empty when there are none."""
-    run = Run(known.run.config, known.run.plan)  # reads its jobs as they are now
-    launchers = Launchers.of(run)
+    run = known.run
     try:
-        active = launchers.active_or_by_hand(run)
+        active = Launchers.of(run).active_or_by_hand(run)
     except UserError as error:
         return f"cannot tell whether it has active jobs: {error.problem}"
     try:
-        serving = node_job.active(run, launchers.slurm) if run.serving.is_dir() else []
+        others = [job for annex in annexes() for job in annex.other_jobs(run)]
     except UserError as error:
         return f"cannot tell whether a job serves it: {error.problem}"
-    jobs = ", ".join(f"{job.stage} {job.job_id}" for job in [*active, *serving])
+    jobs = ", ".join(f"{job.stage} {job.job_id}" for job in [*active, *others])
     return f"is at work: {jobs}" if jobs else ""

@@ -1,4 +1,4 @@
-"""The commands for checkpoints and models outside any run: consolidate, merge, verify."""
+"""The commands for checkpoints and models, also outside any run: consolidate, merge, verify."""
 
 import contextlib
 import re
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hyperpod_ft.cli.options import Json
+from hyperpod_ft.cli.options import Json, ModelReference
 from hyperpod_ft.cli.output.tables import print_json
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import UserError, printable
 from hyperpod_ft.progress import count, format_bytes
-from hyperpod_ft.terminal import printable
 
 if TYPE_CHECKING:
     from hyperpod_ft.checkpoint.sharded.sharded import ShardedCheckpoint
@@ -105,6 +104,7 @@ def merge(
         done = merge_adapters(base, adapters, output.absolute(), dtype=written_as, max_shard_bytes=shard_bytes)
     if as_json:
         counts = {"merged": done.merged, "lost_in_rounding": done.lost_in_rounding, "adapters": done.adapters}
+        counts["unchecked"] = done.unchecked
         _print_facts(output, "model", done.tensors, done.nbytes, done.seconds, **counts)
         return
     print(
@@ -116,6 +116,9 @@ def merge(
             f"{done.lost_in_rounding} of these are unchanged: their update is lost in rounding to their dtype;"
             " use --dtype float32 to keep it"
         )
+    if done.unchecked:
+        unknown = count(done.unchecked, "adapter")
+        print(f"not checked: of {unknown}, whether it was trained on {base}; the adapter's file does not say")
     print(f"next: hyperpod-ft verify {output}")
 
 
@@ -204,7 +207,7 @@ def _pace(nbytes: int, seconds: float) -> str:
 
 @app.command()
 def verify(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face model or PEFT adapter.")],
+    reference: ModelReference = None,
     against: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Directory with the expected tensors, in any sharding.", show_default=False),
@@ -222,10 +225,16 @@ def verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that a model or adapter is complete, finite and as expected; exit code 1 if it is not."""
-    from hyperpod_ft.checkpoint.verify.verify import verify as verify_directory
+    """Check that a model or adapter is complete, finite and as expected; exit code 1 if it is not.
 
-    verified = verify_directory(directory, against=against, tolerance=tolerance, adapter=adapter, base=base)
+    Of a run, its tuned model.
+    """
+    from hyperpod_ft.checkpoint.verify.verify import verify as verify_directory
+    from hyperpod_ft.launch import tuned
+
+    verified = verify_directory(
+        tuned.directory(reference), against=against, tolerance=tolerance, adapter=adapter, base=base
+    )
     if as_json:
         print_json(verified.as_dict())
     else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli.options import Yes
+from hyperpod_ft.cli.options import Root, Yes
 from hyperpod_ft.cli.output.tables import print_json
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ _SHOWN = 40  # the largest items
 
 @app.command()
 def clean(
-    root: Annotated[
-        Path | None, typer.Argument(metavar="[ROOT]", help="A cluster.root. Default: that of the run submitted last.")
-    ] = None,
+    root: Root = None,
     what: Annotated[
         list[str] | None,
         typer.Option("--what", metavar="KIND", help="Remove all of a kind that no run needs, e.g. checkpoints."),
@@ -46,11 +44,10 @@ def clean(
     from hyperpod_ft.clean.inventory import KINDS, take_inventory
     from hyperpod_ft.clean.removal import Removal, remove, select
     from hyperpod_ft.clean.sizes import usages
-    from hyperpod_ft.cli.confirmation import require_yes
-    from hyperpod_ft.errors import UserError, did_you_mean
+    from hyperpod_ft.cli.options import require_yes
+    from hyperpod_ft.errors import UserError, did_you_mean, printable
     from hyperpod_ft.progress import format_bytes
     from hyperpod_ft.runs import references
-    from hyperpod_ft.terminal import printable
 
     kinds = tuple(kind for kind in KINDS if kind in (what or ()))
     for given in what or ():
@@ -58,7 +55,7 @@ def clean(
             raise UserError(f"--what {given}: is not a kind{did_you_mean(given, KINDS)}", f"kinds: {', '.join(KINDS)}")
     if older_than is not None and not kinds:
         raise UserError("--older-than: needs --what", "add --what KIND")
-    chosen = (root or references.last_run().root).resolve()
+    chosen = (root or references.last_root()).resolve()
     listed = tuple(name.rstrip("/") for name in names or ())
     wanted = Removal(listed, kinds, None if older_than is None else time.time() - older_than * _DAY)
     inventory = take_inventory(chosen, listed)
@@ -86,8 +83,8 @@ def clean(
 def _show(inventory: "Inventory", sizes: "dict[Path, DiskUsage]", everything: bool) -> None:
     from hyperpod_ft.clean.inventory import KINDS
     from hyperpod_ft.cli.output.tables import console, table
+    from hyperpod_ft.errors import printable
     from hyperpod_ft.progress import format_bytes
-    from hyperpod_ft.terminal import printable
 
     by_kind = table("kind", "items", "size", "of that, no run needs")
     for column in by_kind.columns[1:]:

@@ -63,6 +63,6 @@ def eval_command(
         "python": python,
     }
     evaluated = with_evaluation(references.find(run), section, Path.cwd())
-    if evaluated.is_done("eval"):
+    if evaluated.journal.is_done("eval"):
         show_runs.scores(evaluations(evaluated))
-    submit_and_follow(evaluated, launcher or evaluated.last_launcher, Selection(only="eval"), watch=watch)
+    submit_and_follow(evaluated, launcher or evaluated.journal.last_launcher, Selection(only="eval"), watch=watch)

@@ -10,24 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hyperpod_ft import __version__
+from hyperpod_ft.annexes import annexes
 from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.clean import app as clean_app
-from hyperpod_ft.cli.cluster.commands import app as cluster_app
-from hyperpod_ft.cli.deploy import app as deploy_app
 from hyperpod_ft.cli.doctor import app as doctor_app
 from hyperpod_ft.cli.evaluation import app as evaluation_app
-from hyperpod_ft.cli.init import init
-from hyperpod_ft.cli.local import app as local_app
-from hyperpod_ft.cli.options import Json, Overrides, RunReference, Watch
+from hyperpod_ft.cli.init.command import init
+from hyperpod_ft.cli.options import Json, Overrides, Root, RunReference, RunReferences, Watch, command_group
 from hyperpod_ft.cli.output.tables import print_json
-from hyperpod_ft.cli.report import app as report_app
-from hyperpod_ft.cli.sagemaker import app as sagemaker_app
-from hyperpod_ft.cli.serving import app as serving_app
 from hyperpod_ft.cli.sharing import app as sharing_app
 from hyperpod_ft.cli.sweep.commands import app as sweep_app
-from hyperpod_ft.cli.watch.commands import app as watch_app
-from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of
-from hyperpod_ft.terminal import printable
+from hyperpod_ft.errors import EXIT_USER_ERROR, VOLUME_ERRORS, UserError, file_of, printable
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
@@ -35,24 +28,30 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="hyperpod-ft",
     help="Fine-tune language models as a chain of Slurm jobs: one run file in, a merged model out.",
+    cls=command_group(
+        headings={
+            "A run": "init plan submit watch status logs cancel resume render",
+            "What it gave": "report view list compare eval track",
+            "The tuned model": "ask serve verify deploy push",
+            "Many runs": "sweep clean",
+            "Checkpoints and models without a run": "consolidate merge",
+            "Where runs work": "doctor local cluster sagemaker",
+        }
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(local_app, name="local", help="A real Slurm on this machine.")
-app.add_typer(cluster_app, name="cluster", help="Create, validate, connect to, change and delete a HyperPod cluster.")
-app.add_typer(sagemaker_app, name="sagemaker", help="What SageMaker training jobs need: a role, a bucket, quotas.")
-app.add_typer(deploy_app, name="deploy", help="A SageMaker endpoint for the tuned model. `deploy RUN` creates it.")
 app.add_typer(sweep_app, name="sweep", help="A run file with many settings. `sweep FILE` submits a run for each.")
 app.add_typer(checkpoint_app)
-app.add_typer(serving_app)
 app.add_typer(evaluation_app)
 app.add_typer(doctor_app)
 app.add_typer(clean_app)
-app.add_typer(report_app)
 app.add_typer(sharing_app)
-app.add_typer(watch_app)
+for _annex in annexes():
+    for _commands in _annex.commands():
+        app.add_typer(_commands.app, name=_commands.name, help=_commands.help)
 
 _EXIT_INTERRUPTED = 130  # as shells report SIGINT
 
@@ -80,9 +79,12 @@ app.command()(init)
 def plan(run_file: RunFile, overrides: Overrides = None, as_json: Json = False) -> None:
     """Show the stages of a run, which of them will run and why, its ranks and degrees, and steps per epoch."""
     from hyperpod_ft.cli.output import show_runs
+    from hyperpod_ft.download.assets import look_up
     from hyperpod_ft.launch.preflight import preview
 
-    planned = preview(_load(run_file, overrides))
+    run = _load(run_file, overrides)
+    planned = preview(run)
+    look_up([run])
     if as_json:
         print_json(planned.as_dict())
     else:
@@ -131,18 +133,19 @@ def submit(
     import shlex
 
     from hyperpod_ft.cli.watch.following import submit_and_follow
+    from hyperpod_ft.download.assets import look_up
     from hyperpod_ft.runs.selection import Selection
 
     found = Path(run_file)
     origin = [str(found.resolve()) if found.is_file() else run_file, *(f"--set={text}" for text in overrides or ())]
     run, selection = _load(run_file, overrides), Selection(start, only, force)
+    look_up([run])
     submit_and_follow(run, launcher, selection, watch=watch, origin=shlex.join(origin))
 
 
 @app.command()
 def resume(
     reference: RunReference = None,
-    overrides: Overrides = None,
     launcher: Annotated[
         str | None, typer.Option("--launcher", help="`slurm`, `sagemaker` or `process`. Default: the one used last.")
     ] = None,
@@ -153,12 +156,12 @@ def resume(
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.selection import Selection
 
-    run = references.find(reference, overrides or ())
-    submit_and_follow(run, launcher or run.last_launcher, Selection(), watch=watch)
+    run = references.find(reference)
+    submit_and_follow(run, launcher or run.journal.last_launcher, Selection(), watch=watch)
 
 
 @app.command(name="status")
-def status_command(reference: RunReference = None, overrides: Overrides = None, as_json: Json = False) -> None:
+def status_command(reference: RunReference = None, as_json: Json = False) -> None:
     """Show the state of each stage of a run; exit code 1 when a stage has failed.
 
     Creates the run's next training job if it is due and no container could create it.
@@ -168,8 +171,8 @@ def status_command(reference: RunReference = None, overrides: Overrides = None, 
     from hyperpod_ft.launch.status import status
     from hyperpod_ft.runs import references
 
-    run = references.find(reference, overrides or ())
-    current = status(run, Launchers.of(run), advance=True)
+    run = references.find(reference, looking=True)
+    current = status(run, Launchers.of(run), keep_going=True)
     if as_json:
         print_json(current.as_dict())
     else:
@@ -179,48 +182,48 @@ def status_command(reference: RunReference = None, overrides: Overrides = None, 
 
 @app.command()
 def logs(
-    stage: Annotated[str | None, typer.Argument(help="A stage. Default: the one that failed, or is running.")] = None,
-    reference: Annotated[str | None, typer.Option("--run", "-r", help="A run directory, run file or recipe.")] = None,
+    reference: RunReference = None,
+    stage: Annotated[
+        str | None, typer.Argument(metavar="STAGE", help="A stage. Default: the one that failed, or is running.")
+    ] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the stage ends.")] = False,
 ) -> None:
-    """Print the log of a stage."""
+    """Print the log of a stage. `logs train` is that of the run submitted last."""
+    from typing import get_args
+
+    from hyperpod_ft.config.run_config import StageName
     from hyperpod_ft.launch.follow import log
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
 
-    run = references.find(reference)
+    if stage is None and reference in get_args(StageName):
+        reference, stage = None, reference
+    run = references.find(reference, looking=True)
     for text in log(run, Launchers.of(run), stage, until_it_ends=follow):
         print(text, end="", flush=True)
 
 
 @app.command()
-def cancel(reference: RunReference = None, overrides: Overrides = None) -> None:
+def cancel(reference: RunReference = None) -> None:
     """Cancel the jobs of a run. `resume` continues it later."""
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch import submit
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
 
-    run = references.find(reference, overrides or ())
+    run = references.find(reference)
     for line in show_runs.cancelled_lines(submit.cancel(run, Launchers.of(run))):
         print(line)
 
 
 @app.command(name="list")
-def list_command(
-    root: Annotated[
-        Path | None, typer.Option("--root", help="A cluster.root. Default: that of the run submitted last.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """List the runs below a root, newest first."""
-    from hyperpod_ft import gc_pause
+def list_command(root: Root = None, as_json: Json = False) -> None:
+    """List the runs below a root, newest first, with their losses."""
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch.listing import list_runs
     from hyperpod_ft.runs import references
 
-    gc_pause.pause_collection()  # a listing makes none
-    chosen = root or references.last_run().root
+    chosen = references.chosen_root(root)
     statuses = list_runs(chosen)
     if as_json:
         print_json([current.as_dict() for current in statuses])
@@ -229,28 +232,25 @@ def list_command(
 
 
 @app.command()
-def compare(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN", help="Run directories, run files or recipes of trained runs.")
-    ],
-    as_json: Json = False,
-) -> None:
-    """Show trained runs side by side: speed, hours, cost, losses, exact answers."""
+def compare(runs: RunReferences = None, as_json: Json = False) -> None:
+    """Show trained runs side by side: which settings differ, then speed, hours, cost, losses, exact answers."""
     from dataclasses import asdict
 
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.report.comparison import differences
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.results import training_summary
 
-    opened = [references.find(run) for run in runs]
+    opened = references.find_all(runs)
     for run in opened:
-        Launchers.of(run).refresh(run)  # a run of training jobs may have finished since
+        Launchers.of(run).bring_files(run)  # a run of training jobs may have finished since
     compared = [training_summary.require(run) for run in opened]
+    differing = differences([run.config.by_key() for run in opened])
     if as_json:
-        print_json([asdict(training) for training in compared])
+        print_json({"settings": dict(differing), "runs": [asdict(training) for training in compared]})
     else:
-        show_runs.comparison(compared)
+        show_runs.comparison(differing, compared)
 
 
 def _load(run_file: str, overrides: list[str] | None) -> "Run":
@@ -259,7 +259,7 @@ def _load(run_file: str, overrides: list[str] | None) -> "Run":
 
     config = run_files.load(run_files.find(run_file), overrides or ())
     if config.parallelism.degrees == "auto":
-        from hyperpod_ft.download.model_config import ensure_model_config
+        from hyperpod_ft.download.assets import ensure_model_config
 
         ensure_model_config(config)
     return Run.of(config)

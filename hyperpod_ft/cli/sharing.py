@@ -1,10 +1,11 @@
-"""The commands that show a run elsewhere."""
+"""The commands that show a run: on the terminal while it works, as a page, in trackers, on the Hub."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli.options import RunReference
+from hyperpod_ft.cli.options import RunReference, RunReferences, only
 from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,9 +18,27 @@ _TRACK_SECONDS = 600.0
 
 
 @app.command()
-def track(
-    reference: RunReference = None,
+def report(
+    runs: RunReferences = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the page.")] = Path("report.html"),
 ) -> None:
+    """Write a page about a run, or about several side by side: one HTML file that opens without a network.
+
+    Losses, speed, answers, timeline, cost, and how it was made. Every finished run has one in its directory.
+    """
+    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.launch.status import status
+    from hyperpod_ft.report.gather import gather
+    from hyperpod_ft.report.page import write_report
+    from hyperpod_ft.runs import references
+
+    found = references.find_all(runs)
+    write_report([gather(run, status(run, Launchers.of(run))) for run in found], output)
+    print(output)
+
+
+@app.command()
+def track(reference: RunReference = None) -> None:
     """Publish to the run's trackers what they do not have yet: metrics and final figures.
 
     For trackers that could not be reached, and for training jobs. Exit code 1 when one still lacks something.
@@ -32,8 +51,8 @@ def track(
     run = references.find(reference)
     if not run.config.tracking.trackers:
         raise UserError("tracking.trackers: this run has none", "name some in its run file, and give that file as RUN")
-    Launchers.of(run).refresh(run)
-    for problem in install_trackers(run).values():
+    Launchers.of(run).bring_files(run)
+    for problem in install_trackers(run.paths).values():
         print(problem)
     shutdown = Shutdown()
     shutdown.begin(_TRACK_SECONDS)
@@ -45,7 +64,8 @@ def track(
 
 @app.command()
 def push(
-    reference: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, run file or recipe.")],
+    reference: RunReferences = None,
+    *,
     repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="A model repository of the Hub.")],
     adapter: Annotated[bool, typer.Option("--adapter", help="Push the LoRA adapter alone, not the model.")] = False,
     public: Annotated[bool, typer.Option("--public", help="Everyone may read it. Default: private.")] = False,
@@ -58,15 +78,15 @@ def push(
     Safe to run again after an interruption: only what is missing is uploaded. The token is HF_TOKEN or that of `hf auth
     login`.
     """
+    from hyperpod_ft import annexes
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.progress import format_bytes
     from hyperpod_ft.runs import references
-    from hyperpod_ft.serving import stored_models
 
-    run = references.find(reference)
-    Launchers.of(run).refresh(run)
+    run = references.find(only(reference, "ORG/NAME"))
+    Launchers.of(run).bring_files(run)
     if adapter or not dry_run:
-        stored_models.pull(run, [run.adapter if adapter else run.tuned_model])
+        annexes.bring(run, [run.paths.adapter if adapter else run.paths.tuned_model])
     upload = _upload(run, adapter)
     visibility = "public" if public else "private"
     print(f"{len(upload.files)} files, {format_bytes(upload.nbytes)}, for {repository} ({visibility} if it is new)")
@@ -76,7 +96,7 @@ def push(
         return
     from hyperpod_ft.upload.push import push as push_files
 
-    print(push_files(upload, repository, f"{run.full_name} by hyperpod-ft", public=public))
+    print(push_files(upload, repository, f"{run.paths.full_name} by hyperpod-ft", public=public))
 
 
 def _upload(run: "Run", adapter: bool) -> "Upload":
@@ -85,7 +105,25 @@ def _upload(run: "Run", adapter: bool) -> "Upload":
 
     if not adapter:
         return content.model_upload(run)
-    record = run.record(content.stage_of(run, adapter))
+    record = run.journal.record(content.stage_of(run, adapter))
     return content.adapter_upload(
         run, model_card(run, str(record.facts["chat_template"]) if record else "", adapter=True)
     )
+
+
+@app.command()
+def watch(
+    reference: RunReference = None,
+) -> None:
+    """Follow a run until it ends; exit code 1 unless all is done.
+
+    On a terminal it shows stages, the loss and logs, and keys choose a log, cancel the run or leave. Elsewhere it
+    prints lines. Creates the run's next training job when it is due.
+    """
+    from hyperpod_ft.cli.watch.following import follow_run
+    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.runs import references
+
+    run = references.find(reference, looking=True)
+    if not follow_run(run, Launchers.of(run)):
+        raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 import re
 import reprlib
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -112,3 +113,14 @@ class Section(BaseModel):
     """A section of such a file: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def flattened(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """Each value by its whole key, such as `section.key`; lists, and mappings without a key, are values."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= {f"{key}{separator}{below}": one for below, one in flattened(value, separator).items()}
+        else:
+            flat[key] = value
+    return flat

@@ -140,6 +140,9 @@ CATALOGUE: dict[str, Instance] = {
 }
 
 
-def names() -> list[str]:
-    """The known types, as an error lists them: Trainium's, and the families of others."""
-    return sorted({name if it.is_neuron else name.partition(".")[0] for name, it in CATALOGUE.items()})
+def alternatives(name: str) -> str:
+    """What an error about an unknown type says: the types of its family, or which families there are."""
+    families = sorted({known.partition(".")[0] for known in CATALOGUE})
+    if (family := name.partition(".")[0]) in families:
+        return f"known: {', '.join(known for known in CATALOGUE if known.partition('.')[0] == family)}"
+    return f"give it with its size, as in p5.48xlarge; families: {', '.join(families)}"

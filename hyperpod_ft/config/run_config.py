@@ -3,30 +3,21 @@
 Its keys are in sections/. `docs/run-file.md` is generated from them.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
-from hyperpod_ft.config.fields import NonNegativeInt, Section, matches
-from hyperpod_ft.config.flat_keys import flattened
+from hyperpod_ft import annexes
+from hyperpod_ft.config.fields import NonNegativeInt, Section, flattened, matches
 from hyperpod_ft.config.instances import CATALOGUE, Instance
-from hyperpod_ft.config.sections.cluster import Cluster
-from hyperpod_ft.config.sections.dataset import Dataset
-from hyperpod_ft.config.sections.deploy import Deploy
-from hyperpod_ft.config.sections.dpo import Dpo
-from hyperpod_ft.config.sections.environment import PythonEnvironment
-from hyperpod_ft.config.sections.evaluation import Eval
-from hyperpod_ft.config.sections.generate import Generate
-from hyperpod_ft.config.sections.lora import Lora
-from hyperpod_ft.config.sections.merge import Merge
-from hyperpod_ft.config.sections.model import Model
-from hyperpod_ft.config.sections.neuron import Neuron
-from hyperpod_ft.config.sections.parallelism import Parallelism
-from hyperpod_ft.config.sections.sagemaker import SageMaker
-from hyperpod_ft.config.sections.tracking import Tracking
-from hyperpod_ft.config.sections.training import Training
-from hyperpod_ft.config.setting_combinations import FLASH_ATTENTION_LENGTH, check_combinations
+from hyperpod_ft.config.sections.cluster import Cluster, PythonEnvironment, Tracking
+from hyperpod_ft.config.sections.inputs import Dataset, Model
+from hyperpod_ft.config.sections.parallelism import Neuron, Parallelism
+from hyperpod_ft.config.sections.results import Eval, Generate, Merge
+from hyperpod_ft.config.sections.training import Dpo, Lora, Training
+from hyperpod_ft.errors import UserError
 
 EngineName = Literal["torch", "neuron"]
 StageName = Literal[
@@ -57,12 +48,14 @@ class RunConfig(Section):
     generate: Generate = Field(default_factory=Generate)
     tracking: Tracking = Field(default_factory=Tracking)
     eval: Eval | None = None
-    sagemaker: SageMaker | None = None
-    deploy: Deploy | None = None
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> "RunConfig":
-        check_combinations(self)
+        """What is wrong for every engine; what one engine cannot do is in its limits (planning/*/limits.py)."""
+        _check_training(self)
+        _check_objective(self)
+        for annex in annexes.annexes():
+            annex.check(self)
         return self
 
     @property
@@ -74,17 +67,68 @@ class RunConfig(Section):
         """The hardware of a training node."""
         return CATALOGUE[self.cluster.instance_type]
 
-    @property
-    def store(self) -> str | None:
-        """The S3 prefix in which training jobs keep the run, if they do not mount a file system."""
-        return self.sagemaker.store if self.sagemaker else None
-
-    @property
-    def flash_attention(self) -> bool:
-        """Whether engine neuron uses Neuron's flash attention kernel: as set, or if the rows' length allows it."""
-        given = self.neuron.flash_attention
-        return self.dataset.max_length % FLASH_ATTENTION_LENGTH == 0 if given is None else given
-
     def by_key(self) -> dict[str, Any]:
         """Each setting as JSON has it, by `section.key`."""
         return flattened(self.model_dump(mode="json"))
+
+    def differing(self) -> dict[str, Any]:
+        """Those that differ from their defaults."""
+        return flattened(self.model_dump(mode="json", exclude_defaults=True))
+
+
+def _check_training(config: RunConfig) -> None:
+    """Validation needs held-out rows and somewhere to save; what chooses between steps needs several validations."""
+    training = config.training
+    if training.method == "full" and config.merge.dtype != "base":
+        raise ValueError("merge.dtype: has no effect with training.method full; remove it")
+    if training.validate_every_steps and not config.dataset.validation_share:
+        raise ValueError(
+            "training.validate_every_steps: dataset.validation_share 0 holds out no rows; raise it, for example to 0.02"
+        )
+    for key in ("keep_best", "early_stopping_patience"):
+        if getattr(training, key) and not training.validate_every_steps:
+            raise ValueError(f"training.{key}: needs validation losses; set training.validate_every_steps")
+    if training.weights_dtype != "fp32" and not (training.keep_best or training.save_only_model):
+        raise ValueError("training.weights_dtype: has no effect without keep_best or save_only_model; remove it")
+    if training.activation_checkpointing == "none" and training.activation_checkpointing_every > 1:
+        raise ValueError(
+            "training.activation_checkpointing_every: has no effect without activation_checkpointing; set both"
+        )
+    if config.eval and config.eval.include_revision and not config.eval.include_path:
+        raise ValueError("eval.include_revision: has no effect without include_path; remove it")
+
+
+def _check_objective(config: RunConfig) -> None:
+    """Preferences and DPO need each other."""
+    dpo, dataset = config.training.objective == "dpo", config.dataset
+    if dpo != (dataset.format == "preference"):
+        raise ValueError(
+            f"training.objective: {config.training.objective} does not train on dataset.format {dataset.format};"
+            " objective dpo and format preference go together"
+        )
+    if not dpo and config.dpo != Dpo():
+        raise ValueError("dpo: has no effect without training.objective dpo; remove it")
+    if dpo and dataset.packing == "wrapped":
+        raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
+    if dpo and dataset.loss_on != "completion":
+        raise ValueError("dataset.loss_on: the prompt of a pair cancels in DPO's loss; leave it at completion")
+
+
+def require_defaults(config: RunConfig, keys: Iterable[str], reason: str) -> None:
+    """Raises UserError, with the reason, for a key whose value is neither its default nor false."""
+    given = config.differing()
+    for key in keys:
+        if given.get(key):
+            section, name = key.split(".")
+            default = type(getattr(config, section)).model_fields[name].default
+            remedy = "leave it out" if default is None else f"set it to {str(default).lower()} or leave it out"
+            raise UserError(f"{key}: {reason}", remedy)
+
+
+if not TYPE_CHECKING:  # an annex knows the types of its own sections
+    RunConfig = create_model(
+        "RunConfig",
+        __base__=RunConfig,
+        __doc__=RunConfig.__doc__,
+        **{name: (section | None, None) for name, section in annexes.sections()},
+    )

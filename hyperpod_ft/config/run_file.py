@@ -8,7 +8,7 @@ from typing import Any
 from hyperpod_ft.config import sources, yaml_file
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sections.evaluation import Eval
+from hyperpod_ft.config.sections.results import Eval
 from hyperpod_ft.config.yaml_file import FileKind
 from hyperpod_ft.errors import UserError, did_you_mean
 from hyperpod_ft.shipped import PACKAGE

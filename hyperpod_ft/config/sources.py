@@ -56,6 +56,11 @@ def kind_of(source: str) -> SourceKind:
     return "local" if source.startswith(("/", ".", "~")) else "hub"
 
 
+def names_one_file(source: str) -> bool:
+    """Whether it ends like a file of rows, not like a directory or a Hub id."""
+    return source.endswith((".jsonl", ".json", ".parquet"))
+
+
 def resolve(where: str, source: str, revision: str | None, base: Path) -> Asset:
     """Pin the source in a run file. `where` names the key in errors; relative paths are relative to `base`.
 
@@ -65,7 +70,7 @@ def resolve(where: str, source: str, revision: str | None, base: Path) -> Asset:
         source = str(_example(where, source))
     kind = kind_of(source)
     if kind == "hub":
-        if source.endswith((".jsonl", ".json", ".parquet")) or exists(base / source):
+        if names_one_file(source) or exists(base / source):
             raise UserError(
                 f"{where}: {shown(source)} would be read as a Hub id",
                 f"start a local path with ./ or /: ./{shortened(source)}",

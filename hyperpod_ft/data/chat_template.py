@@ -19,7 +19,7 @@ import jinja2.meta
 import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import tokenization
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.text import prompts

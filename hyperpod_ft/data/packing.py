@@ -12,7 +12,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Layout:
+class Packing:
     """Spans of the token stream, row by row, in order; the rest of each row is padding.
 
     starts, lengths, rows: int64 [spans], `rows` ascending; row_count: rows, each with at least one span.
@@ -32,7 +32,7 @@ def pack(
     max_length: int,
     seed: int,
     documents: int = 1,
-) -> Layout:
+) -> Packing:
     """Lay out the examples `order` in rows of `max_length` tokens. The result depends only on the arguments.
 
     order: int64 indices of examples; starts, lengths: int64, of their documents, as many as `documents` each, which
@@ -43,10 +43,10 @@ def pack(
         return _wrapped(starts.ravel(), lengths.ravel(), max_length)
     if how == "none":
         rows = np.arange(len(order), dtype=np.int64)
-        return Layout(starts.ravel(), lengths.ravel(), np.repeat(rows, documents), len(order))
+        return Packing(starts.ravel(), lengths.ravel(), np.repeat(rows, documents), len(order))
     bins = best_fit(lengths.sum(1), max_length)
     placed, rows, count = shuffled(bins, seed)
-    return Layout(starts[placed].ravel(), lengths[placed].ravel(), np.repeat(rows, documents), count)
+    return Packing(starts[placed].ravel(), lengths[placed].ravel(), np.repeat(rows, documents), count)
 
 
 def shuffled(bins: Integers, seed: int) -> tuple[Integers, Integers, int]:
@@ -60,7 +60,7 @@ def shuffled(bins: Integers, seed: int) -> tuple[Integers, Integers, int]:
     return placed, rows[placed], count
 
 
-def _wrapped(starts: Integers, lengths: Integers, max_length: int) -> Layout:
+def _wrapped(starts: Integers, lengths: Integers, max_length: int) -> Packing:
     ends = lengths.cumsum()
     total = int(ends[-1]) if len(ends) else 0
     # Cut the stream at the end of each example and of each row.
@@ -69,7 +69,7 @@ def _wrapped(starts: Integers, lengths: Integers, max_length: int) -> Layout:
     example = np.searchsorted(ends, begins, side="right")
     within = begins - (ends - lengths)[example]
     row_count = -(-total // max_length)
-    return Layout(starts[example] + within, np.diff(cuts), begins // max_length, row_count)
+    return Packing(starts[example] + within, np.diff(cuts), begins // max_length, row_count)
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,19 @@ class TokenPositions:
     rows: Integers  # of the spans, from 0
 
 
-def token_positions(layout: Layout, first: int, stop: int) -> TokenPositions:
+def token_positions(packed: Packing, first: int, stop: int) -> TokenPositions:
     """The token positions of rows `first` to `stop`."""
-    low, high = np.searchsorted(layout.rows, [first, stop])
-    lengths, rows = layout.lengths[low:high], layout.rows[low:high] - first
+    low, high = np.searchsorted(packed.rows, [first, stop])
+    lengths, rows = packed.lengths[low:high], packed.rows[low:high] - first
     before = lengths.cumsum() - lengths
     within = np.arange(lengths.sum()) - np.repeat(before, lengths)
-    source = within + np.repeat(layout.starts[low:high], lengths)
+    source = within + np.repeat(packed.starts[low:high], lengths)
     filled = np.bincount(rows, weights=lengths, minlength=stop - first).astype(np.int64)[:, None]
     return TokenPositions(source, filled, within, lengths, rows)
 
 
 def fill(
-    layout: Layout,
+    packed: Packing,
     ids: NDArray[np.int32],
     trained: NDArray[np.bool_],
     first: int,
@@ -122,8 +122,8 @@ def fill(
     max_length: int,
     pad: int,
 ) -> PackedRows:
-    """Rows `first` to `stop` of a layout over the token stream `ids` (int32 [tokens]) and `trained` (bool [tokens])."""
-    found = token_positions(layout, first, stop)
+    """Rows `first` to `stop`, from the token stream `ids` (int32 [tokens]) and `trained` (bool [tokens])."""
+    found = token_positions(packed, first, stop)
     columns, filled = np.arange(max_length, dtype=np.int32), found.filled.astype(np.int32)
     is_token = columns < filled
     shape = (stop - first, max_length)

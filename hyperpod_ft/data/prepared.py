@@ -38,7 +38,7 @@ class Sample:
 
 def open_split(directory: Path) -> PackedRows | Seq2SeqRows:
     """Memory-mapped rows of `directory`. Raises UserError when arrays are missing, damaged or of different shapes."""
-    remedy = "run: hyperpod-ft submit --only dataset --force"
+    remedy = "run: hyperpod-ft submit RUN_FILE --only dataset --force"
     kind: type[PackedRows | Seq2SeqRows] = Seq2SeqRows if (directory / f"{_DECODER}.npy").exists() else PackedRows
     names = [field.name for field in fields(kind)]
     try:
@@ -66,7 +66,7 @@ class PreparedDataset:
     def open(cls, directory: Path) -> "PreparedDataset":
         """Raises UserError when the directory is not a prepared dataset."""
         if not (directory / _REPORT).is_file():
-            raise UserError(f"{directory}: not a prepared dataset", "run: hyperpod-ft submit --only dataset")
+            raise UserError(f"{directory}: not a prepared dataset", "run: hyperpod-ft submit RUN_FILE --only dataset")
         return cls(directory)
 
     def split(self, name: SplitName) -> PackedRows | Seq2SeqRows | None:

@@ -4,17 +4,17 @@ import codecs
 import json
 import re
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from hyperpod_ft.data import source_files
 from hyperpod_ft.errors import UserError
 
 CHUNK_BYTES = 256 << 10
 _PARQUET_BATCH_ROWS = 1000
 
-# The Hub's description of a dataset; it matches `*.json` and has no rows.
-_NOT_ROWS = {"dataset_infos.json"}
 _SPACE = re.compile(r"\s*")
 
 
@@ -27,6 +27,7 @@ class Chunk:
     start: int
     stop: int
     first: int  # number of its first line, or of its first row in a parquet file, from 1
+    rows: tuple[int, int | None] = (0, None)  # which of its raw rows are read, from 0: from, up to but without
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,12 @@ def chunks(directory: Path) -> list[Chunk]:
     """
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     found: list[Chunk] = []
-    data_files = [name for name in names if not _is_hidden(name) and Path(name).name not in _NOT_ROWS]
+    data_files = [name for name in names if not source_files.is_hidden(name)]
     for name in data_files:
         found.extend(chunks_of(directory, name))
     if not data_files:
         raise UserError(f"{directory}: has no data files", "correct dataset.files")
     return found
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))
 
 
 def chunks_of(directory: Path, name: str) -> Iterator[Chunk]:
@@ -122,28 +119,55 @@ def _row_groups(path: Path, name: str) -> Iterator[Chunk]:
         first += metadata.row_group(group).num_rows
 
 
+def sliced(directory: Path, chunks: list[Chunk], split: str) -> list[Chunk]:
+    """What `dataset.split` leaves of the chunks; a slice makes this count their raw rows. Raises UserError if none."""
+    if "[" not in split:
+        return chunks
+    counts = [_count(directory, chunk) for chunk in chunks]
+    kept = source_files.rows_of(split, sum(counts))
+    if not kept:
+        raise UserError(f"dataset.split: {split} has none of the {sum(counts):,} raw rows", "choose other rows")
+    found, before = [], 0
+    for chunk, count in zip(chunks, counts, strict=True):
+        first, stop = max(kept.start - before, 0), min(kept.stop - before, count)
+        if first < stop:
+            found.append(replace(chunk, rows=(first, stop)))
+        before += count
+    return found
+
+
+def _count(directory: Path, chunk: Chunk) -> int:
+    if chunk.kind == "lines":
+        return sum(1 for _ in _lines(directory / chunk.file, chunk))
+    if chunk.kind == "array":
+        return sum(1 for _ in read(directory, chunk))
+    from pyarrow import parquet  # noqa: PLC0415
+
+    return int(parquet.read_metadata(directory / chunk.file).row_group(chunk.start).num_rows)
+
+
 def read(directory: Path, chunk: Chunk, wanted: Container[int] | None = None) -> Iterator[RawRow | BadRow]:
-    """The raw rows of one chunk in file order: all, or those at the places `wanted`, counted from 0.
+    """The raw rows of one chunk in file order: all, or those at the places `wanted`, counted from 0 at `chunk.rows`.
 
     Raises UserError where the rest of a file cannot be read.
     """
     path = directory / chunk.file
     if chunk.kind == "lines":
-        return _read_lines(path, chunk, wanted)
-    rows = _read_array(path, chunk) if chunk.kind == "array" else _read_parquet(path, chunk)
+        lines = islice(_lines(path, chunk), *chunk.rows)
+        kept = (line for place, line in enumerate(lines) if wanted is None or place in wanted)
+        return (_parse(f"{chunk.file}:{number}", line) for number, line in kept)
+    rows = islice(_read_array(path, chunk) if chunk.kind == "array" else _read_parquet(path, chunk), *chunk.rows)
     return rows if wanted is None else (row for place, row in enumerate(rows) if place in wanted)
 
 
-def _read_lines(path: Path, chunk: Chunk, wanted: Container[int] | None) -> Iterator[RawRow | BadRow]:
+def _lines(path: Path, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
+    """Each line that is not blank, with its number."""
     with path.open("rb") as stream:
         stream.seek(chunk.start)
         block = stream.read(chunk.stop - chunk.start)
     if chunk.start == 0:
         block = block.removeprefix(codecs.BOM_UTF8)
-    lines = ((number, line) for number, line in enumerate(block.split(b"\n"), chunk.first) if line.strip())
-    for place, (number, line) in enumerate(lines):
-        if wanted is None or place in wanted:
-            yield _parse(f"{chunk.file}:{number}", line)
+    return ((number, line) for number, line in enumerate(block.split(b"\n"), chunk.first) if line.strip())
 
 
 def _parse(where: str, line: bytes) -> RawRow | BadRow:

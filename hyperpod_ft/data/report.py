@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.reading import BadRow
 from hyperpod_ft.data.tokenization import TOO_LONG, TokenizedChunk
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import UserError, printable
 
 LISTED = 50  # bad rows named in report.json
 _NAMED_IN_ERROR = 5
@@ -26,6 +26,7 @@ class RawRowCount:
     rows_used: int = 0
     truncated: int = 0
     emptied: int = 0
+    unused: set[str] = field(default_factory=set)
     bad: Counter[str] = field(default_factory=Counter)
     listed: list[BadRow] = field(default_factory=list)
 
@@ -34,28 +35,34 @@ class RawRowCount:
         self.rows_used += len(chunk.ordinals)
         self.truncated += chunk.truncated
         self.emptied += chunk.emptied
+        self.unused |= chunk.unused
         self.bad += chunk.bad
         self.listed += chunk.listed[: LISTED - len(self.listed)]
 
     def check(self, dataset: Dataset) -> None:
         """Raises UserError when more rows are bad than `max_bad_rows`, or none can be used."""
         count = self.bad.total()
+        named = ", ".join(str(row) for row in self.listed[:_NAMED_IN_ERROR])
+        more = f" and {count - _NAMED_IN_ERROR} more" if count > _NAMED_IN_ERROR else ""
+        if not self.rows_used:  # with any max_bad_rows
+            raise UserError(
+                f"none of the {self.rows_read} rows can be used{': ' if named else ''}{named}{more}",
+                "correct dataset.format, dataset.source, dataset.files or the rows" + self._for_long_ones(dataset),
+            )
         if count > dataset.max_bad_rows:
-            named = ", ".join(str(row) for row in self.listed[:_NAMED_IN_ERROR])
-            more = f" and {count - _NAMED_IN_ERROR} more" if count > _NAMED_IN_ERROR else ""
-            remedy = f"correct them, or set dataset.max_bad_rows to {count} or more"
-            if self.bad[TOO_LONG]:
-                lengths = "max_length or max_target_length" if dataset.max_target_length else "max_length"
-                remedy += f", or for long ones raise dataset.{lengths} or set dataset.overlong to truncate"
+            remedy = f"correct them, or set dataset.max_bad_rows to {count} or more" + self._for_long_ones(dataset)
             raise UserError(
                 f"{count} of {self.rows_read} rows cannot be used and dataset.max_bad_rows is"
                 f" {dataset.max_bad_rows}: {named}{more}",
                 remedy,
             )
-        if not self.rows_used:
-            raise UserError(
-                f"none of the {self.rows_read} rows can be used", "correct dataset.source, dataset.files or the rows"
-            )
+
+    def _for_long_ones(self, dataset: Dataset) -> str:
+        if not self.bad[TOO_LONG] + self.emptied:
+            return ""
+        lengths = "max_length or max_target_length" if dataset.max_target_length else "max_length"
+        truncate = " or set dataset.overlong to truncate" if self.bad[TOO_LONG] else ""
+        return f", or for long ones raise dataset.{lengths}{truncate}"
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,7 @@ class DatasetReport:
     target_padding_share: float | None  # of the decoder's positions; None: the model has no encoder
     unknown_tokens: int  # that stand for text for which the tokenizer has none
     unknown_in: int  # examples
+    unused_columns: tuple[str, ...]
     truncated: int
     # Longer than max_length: with overlong drop, bad rows; with truncate, examples whose prompt fills the row.
     dropped: int
@@ -121,6 +129,8 @@ class DatasetReport:
             yield f"  bad: {count:,} x {reason}"
         for listed in self.bad_listed:
             yield f"  bad: {listed}"
+        if self.unused_columns:
+            yield f"columns not used: {printable(', '.join(self.unused_columns))}"
         yield f"examples: {self.train_examples:,} train, {self.validation_examples:,} validation"
         yield (
             f"tokens: {self.tokens:,}, loss on {self.label_tokens:,} ({self.label_tokens / self.tokens:.1%});"

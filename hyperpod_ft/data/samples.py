@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import reading
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.prepared import Sample, SplitName
@@ -46,13 +46,16 @@ class SampleReader:
     encoder: Encoder
 
     def samples(self, drawn: Draw) -> list[Sample]:
-        """The first `SAMPLES_PER_SPLIT` examples of each split; of preferences, the chosen completions."""
+        """Of the first `SAMPLES_PER_SPLIT` examples of each split those with a prompt, which a model can be asked.
+
+        Of preferences, the chosen completions.
+        """
         wanted: list[tuple[SplitName, int]] = [
             *(("train", example) for example in drawn.train[:SAMPLES_PER_SPLIT].tolist()),
             *(("validation", example) for example in drawn.validation[:SAMPLES_PER_SPLIT].tolist()),
         ]
         found = self._examples(np.array([example for _, example in wanted], np.int64))
-        return [Sample.of(split, found[example]) for split, example in wanted]
+        return [Sample.of(split, found[example]) for split, example in wanted if found[example].prompt.strip()]
 
     def _examples(self, wanted: NDArray[np.int64]) -> dict[int, Example]:
         ends = np.cumsum([len(ordinals) for ordinals in self.ordinals])

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import reading
+from hyperpod_ft.data.columns import UnusedColumns
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.reading import BadRow, Chunk, RawRow
-from hyperpod_ft.data.seq2seq.truncation import kept_tokens
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.example import Example, RowError
 
@@ -94,20 +94,26 @@ class TokenizedChunk:
     raw_rows: int
     truncated: int
     emptied: int  # left without a completion by truncation, and so not examples
+    unused: frozenset[str]  # columns that the format does not use
     bad: Counter[str]  # by reason
     listed: tuple[BadRow, ...]
 
 
 def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Encoder) -> TokenizedChunk:
-    """Bad rows are counted. Raises UserError when the rest of a file cannot be read, or a template is wrong."""
+    """Bad rows are counted.
+
+    Raises UserError when the rest of a file cannot be read, a template is wrong, or a column would change the training.
+    """
     found = list(reading.read(directory, chunk))
     bad: list[tuple[int, BadRow]] = []
     rows: list[tuple[int, RawRow]] = []
     examples: list[tuple[Example, ...]] = []
+    unused = UnusedColumns(dataset)
     for ordinal, row in enumerate(found):
         if isinstance(row, BadRow):
             bad.append((ordinal, row))
             continue
+        unused.add(row.where, row.values)
         try:
             examples.append(formats.documents(dataset, row.values, encoder.tokenizer))
             rows.append((ordinal, row))
@@ -137,6 +143,7 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
         raw_rows=len(found),
         truncated=int((truncated & kept).sum()),
         emptied=int(emptied.sum()),
+        unused=frozenset(unused.names),
         bad=Counter(row.reason for _, row in bad),
         listed=tuple(row for _, row in bad[:LISTED_PER_CHUNK]),
     )
@@ -251,3 +258,18 @@ def _adds_eos(
 
 
 _CLOSING_TOKENS = 2  # `<|im_end|>` and a line break
+
+
+def kept_tokens(
+    is_target: NDArray[np.bool_], lengths: NDArray[np.int64], targets: NDArray[np.int64], longest: tuple[int, int]
+) -> NDArray[np.bool_]:
+    """Which tokens remain, bool [tokens], of pairs that lie end to end, each its source and then its target.
+
+    is_target: bool [tokens]; lengths, targets: int64 [pairs], tokens of each pair and of its target. `longest`: of
+    sources and of targets, in tokens. A source keeps its first tokens and its EOS, which the encoder always reads; a
+    target its first tokens, and so no EOS, which would teach the model to stop there.
+    """
+    sources = np.repeat(lengths - targets, lengths)
+    within = np.arange(len(is_target)) - np.repeat(lengths.cumsum() - lengths, lengths)
+    of_source = (within < longest[0] - 1) | (within == sources - 1)
+    return np.where(is_target, within - sources < longest[1], of_source)

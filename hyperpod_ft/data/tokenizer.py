@@ -92,6 +92,12 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> list
     return ids if ids[:1] == opening else opening + ids
 
 
+def beginning(tokenizer: Tokenizer, text: str, tokens: int) -> str:
+    """The first tokens of a text, as text."""
+    library = tokenizer.backend_tokenizer
+    return str(library.decode(encode(library, [text])[0][:tokens]))
+
+
 def source_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """What an encoder reads, exactly as in training: the prompt's ids, then EOS."""
     assert tokenizer.eos_token_id is not None  # `load` refuses such a tokenizer

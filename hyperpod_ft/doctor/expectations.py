@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from hyperpod_ft.annexes import slurm_conf
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.launch.slurm.site import SlurmNode, SlurmSite
-from hyperpod_ft.localcluster import LocalCluster, default_directory
 from hyperpod_ft.planning.engine_rules import rules_of
 
 
@@ -23,10 +23,9 @@ class Expectations:
     @classmethod
     def of(cls, config: RunConfig | None, root: Path) -> "Expectations":
         """With the Slurm of SLURM_CONF or of the system, or else the local cluster that is up."""
-        local = LocalCluster(default_directory())
         uses_local = config is None or config.cluster.instance_type == "local"
-        if uses_local and "SLURM_CONF" not in os.environ and local.conf.exists():
-            return cls(root, config, SlurmSite(local.environment()))
+        if uses_local and "SLURM_CONF" not in os.environ and (local := slurm_conf("")):
+            return cls(root, config, SlurmSite({"SLURM_CONF": str(local)}))
         return cls(root, config)
 
     @property

@@ -97,7 +97,7 @@ def encode_lines(answer: NodeFindings) -> list[str]:
 
 
 def parse_output(output: str) -> list[NodeFindings]:
-    """The nodes' answers, from the output of all tasks; without nodes of which a part is missing."""
+    """The nodes' answers, from the output of all tasks; incomplete answers are dropped."""
     parts: dict[str, str] = defaultdict(str)
     for line in output.splitlines():
         mark, _, rest = line.partition(" ")

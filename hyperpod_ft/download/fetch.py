@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -12,9 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from hyperpod_ft import digests, publish
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.listing import Choice, FileSource, Listing, refuse_unsafe
-from hyperpod_ft.download.local import Local
+from hyperpod_ft.download.sources import Local, source_of
 from hyperpod_ft.errors import VOLUME_FULL, UserError
 from hyperpod_ft.progress import GB, bytes_below, format_bytes, report_growth
+from hyperpod_ft.runs.assets import Kind
 
 MANIFEST = ".hyperpod-ft.json"
 _HUB_STATE = ".cache"  # where huggingface_hub keeps partial files and etags in local_dir mode
@@ -25,6 +27,52 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """A model or a dataset, which of its files, and the directory that is to have them.
+
+    `check` raises UserError for one that is complete but unusable.
+    """
+
+    kind: Kind
+    asset: Asset
+    choose: Choice
+    directory: Path
+    check: Callable[[Path], object] = lambda _: None
+
+    @property
+    def where(self) -> str:
+        """The run file's key, for errors."""
+        return f"{self.kind}.source"
+
+    @cached_property
+    def source(self) -> FileSource:
+        return source_of(self.kind, self.where, self.asset)
+
+    def listing(self) -> Listing:
+        """The files that it chooses, of those that are there now. Raises UserError."""
+        offered = self.source.listing()
+        return Listing(tuple(self.choose(offered.files)), offered.commit)
+
+    def refuse_changes(self, content: str) -> None:
+        """Raise UserError when the objects at an S3 URI are not those that were fetched, which had this content.
+
+        A URI has no revision: what was made of the earlier objects has the same fingerprints as what these would give.
+        """
+        if self.asset.kind != "s3":
+            return
+        try:
+            now = self.listing().content
+        except UserError as error:
+            print(f"warning: {self.kind}: not compared with what was fetched: {error}", flush=True)
+            return
+        if now != content:
+            raise UserError(
+                f"{self.where}: the objects at {self.asset.source} have changed since they were fetched",
+                "copy them to another prefix, and name that: it is another source",
+            )
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of an asset's directory. `files`: name to size in bytes."""
 
@@ -32,10 +80,12 @@ class Manifest:
     revision: str
     commit: str  # the Hub's; empty for other sources
     files: dict[str, int]
+    content: str = ""  # of the objects of an S3 URI: Listing.content
 
     @classmethod
     def of(cls, asset: Asset, listing: Listing) -> "Manifest":
-        return cls(asset.source, asset.revision, listing.commit, {file.name: file.size for file in listing.files})
+        files = {file.name: file.size for file in listing.files}
+        return cls(asset.source, asset.revision, listing.commit, files, listing.content)
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest | None":
@@ -57,62 +107,47 @@ class Manifest:
         return sum(self.files.values())
 
 
-def ensure(
-    what: str,
-    where: str,
-    asset: Asset,
-    source: FileSource,
-    choose: Choice,
-    directory: Path,
-    check: Callable[[Path], object] = lambda _: None,
-) -> Manifest:
-    """Fetch the asset into `directory`, unless it is already complete. `where` is the run file's key, for errors.
+def ensure(wanted: Wanted) -> Manifest:
+    """Fetch the asset into its directory, unless it is already complete there.
 
-    Raises UserError, as `check` does for a complete but unusable asset, which is then not published. Of several
+    Raises UserError, also for what `wanted.check` refuses, which is then not published. Of several
     processes that need the same asset, one fetches it and the others wait.
     """
+    what, asset, directory = wanted.kind, wanted.asset, wanted.directory
     with publish.lock(
         directory.with_name(f".{directory.name}.lock"), waiting=f"{what}: another job is fetching it; waiting"
     ):
         present = Manifest.read(directory)
         if present and (present.source, present.revision) == (asset.source, asset.revision):
             if present.matches(directory):
+                wanted.refuse_changes(present.content)
                 print(f"{what}: already there: {directory}", flush=True)
                 return present
             print(f"{what}: incomplete, fetching it again: {directory}", flush=True)
         if asset.kind == "hub" and not _COMMIT.fullmatch(asset.revision):
-            key = where.replace("source", "revision")
+            key = wanted.where.replace("source", "revision")
             print(f"warning: {what}: {key} {asset.revision!r} may change; pin it to a commit", flush=True)
-        return _fetch(what, where, asset, source, choose, directory, check)
+        return _fetch(wanted)
 
 
-def _fetch(
-    what: str,
-    where: str,
-    asset: Asset,
-    source: FileSource,
-    choose: Choice,
-    directory: Path,
-    check: Callable[[Path], object],
-) -> Manifest:
-    offered = source.listing()
-    listing = Listing(tuple(choose(offered.files)), offered.commit)
+def _fetch(wanted: Wanted) -> Manifest:
+    what, where, listing = wanted.kind, wanted.where, wanted.listing()
     refuse_unsafe(where, listing.files)
-    manifest = Manifest.of(asset, listing)
-    with publish.new_directory(directory, keep_partial=True) as partial:
+    manifest = Manifest.of(wanted.asset, listing)
+    with publish.new_directory(wanted.directory, keep_partial=True) as partial:
         _prune(partial, set(manifest.files))
-        _check_free_disk(where, source, listing, partial)
+        _check_free_disk(where, wanted.source, listing, partial)
         at = f" at {listing.commit}" if listing.commit else ""
         print(
-            f"{what}: fetching {asset.source}{at}: {len(listing.files)} files, {format_bytes(listing.size)}; if"
+            f"{what}: fetching {wanted.asset.source}{at}: {len(listing.files)} files, {format_bytes(listing.size)}; if"
             " interrupted, the stage resumes when it is run again",
             flush=True,
         )
         with report_growth(what, partial, listing.size), _disk_full_explained(where, partial):
-            source.fetch(listing, partial)
+            wanted.source.fetch(listing, partial)
         publish.remove(partial / _HUB_STATE)
         _check_complete(where, manifest, partial)
-        check(partial)
+        wanted.check(partial)
         publish.write_json(partial / MANIFEST, asdict(manifest))
     return manifest
 

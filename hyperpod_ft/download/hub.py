@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import HfApi, constants, get_token, snapshot_download
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
+    EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
@@ -22,12 +23,14 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from hyperpod_ft.checkpoint.formats.model_directory import CONFIG
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.hub_errors import http_error, status_of
 
 _PARALLEL_FILES = 8
+_LOOK_UP_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,24 @@ class Hub:
             found = information(self.asset.source, revision=self.asset.revision, files_metadata=True)
         files = [File(sibling.rfilename, sibling.size or 0) for sibling in found.siblings or []]
         return Listing(tuple(sorted(files, key=lambda file: file.name)), found.sha or "")
+
+    def look_up(self) -> str:
+        """Ask whether it is there for this account, in one short request: of a model, for its config.json.
+
+        Returns why that could not be asked, or nothing. Raises UserError when the Hub says no.
+        """
+        name, revision = self.asset.source, self.asset.revision
+        try:
+            if self.kind == "model":
+                get_hf_file_metadata(hf_hub_url(name, CONFIG, revision=revision), timeout=_LOOK_UP_SECONDS)
+            else:
+                HfApi().dataset_info(name, revision=revision, timeout=_LOOK_UP_SECONDS)
+        except (OfflineModeIsEnabled, http_error()) as error:
+            refusal = self._explain(error)
+            if status_of(error) in (401, 403, 404):
+                raise refusal from error
+            return refusal.problem
+        return ""
 
     def fetch(self, listing: Listing, directory: Path) -> None:
         disable_progress_bars()  # logs are not terminals; progress.py prints lines
@@ -98,6 +119,8 @@ class Hub:
                 return UserError(
                     f"{where}: the Hub has no {self.kind} {name!r} that you can access", f"correct the id, {private}"
                 )
+            case EntryNotFoundError():
+                return UserError(f"{where}: {name} has no {CONFIG}", "choose a transformers model")
             case OfflineModeIsEnabled():
                 return UserError(f"{where}: HF_HUB_OFFLINE is set", "unset it for the download")
             case HfHubHTTPError() if status in (401, 403):

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS
+from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.data import source_files
+from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import count
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class File:
     name: str
     size: int
     origin: str = ""  # the path of a local file
+    etag: str = ""  # of an S3 object: changes with its content
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,12 @@ class Listing:
     @property
     def size(self) -> int:
         return sum(file.size for file in self.files)
+
+    @property
+    def content(self) -> str:
+        """A digest of names, sizes and ETags of S3's objects; empty for other sources, whose revision says as much."""
+        lines = sorted(f"{file.name}\0{file.size}\0{file.etag}" for file in self.files if file.etag)
+        return text_sha256("\n".join(lines)) if lines else ""
 
 
 Choice = Callable[[Sequence[File]], Sequence[File]]
@@ -47,6 +58,7 @@ class FileSource(Protocol):
 # The files that transformers loads: model.safetensors, or shards with their index. Not `consolidated.safetensors`,
 # `model.fp16.safetensors` or `original/`, which are copies of the same weights.
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_LISTED = 10
 _FILES = (*BESIDE_WEIGHTS, "model.safetensors.index.json", "README.md")
 
 
@@ -54,7 +66,7 @@ def model_files(where: str, source: str) -> Choice:
     """Chooses safetensors, configuration, tokenizer and license; never pickled weights."""
 
     def choose(files: Sequence[File]) -> Sequence[File]:
-        wanted = [file for file in files if _WEIGHTS.fullmatch(file.name) or _matches(file.name, _FILES)]
+        wanted = [file for file in files if _WEIGHTS.fullmatch(file.name) or _beside(file.name)]
         if not any(_WEIGHTS.fullmatch(file.name) for file in wanted):
             raise UserError(
                 f"{where}: {source} has no safetensors weights (model.safetensors)",
@@ -67,37 +79,24 @@ def model_files(where: str, source: str) -> Choice:
     return choose
 
 
-def dataset_files(where: str, source: str, patterns: Sequence[str]) -> Choice:
-    """Chooses the files that match `dataset.files`; `*` also matches `/`, as in the Hub's patterns.
+def _beside(name: str) -> bool:
+    # at a pattern's own depth only, so that `tokenizer*` does not match files in `tokenizer/`
+    return any(fnmatchcase(name, pattern) and pattern.count("/") == name.count("/") for pattern in _FILES)
 
-    If the source is a single file, its name need not match.
-    """
+
+def dataset_files(dataset: Dataset) -> Choice:
+    """Chooses the files that `dataset.files` and `dataset.split` name, and prints which are of other splits."""
 
     def choose(files: Sequence[File]) -> Sequence[File]:
-        if len(files) == 1 and source.endswith(f"/{files[0].name}"):
-            return files
-        wanted = [file for file in files if _matches(file.name, patterns) and not _hidden(file.name)]
-        if not wanted:
-            there = ", ".join(file.name for file in files[:5]) or "no file"
-            raise UserError(
-                f"{where}: no file of {source} matches dataset.files ({', '.join(patterns)})",
-                f"correct it: the source has {there}{', ...' if len(files) > 5 else ''}",
-            )
-        return wanted
+        names = [file.name for file in files]
+        wanted = source_files.chosen(names, dataset.source, dataset.files, dataset.split)
+        others = set(source_files.chosen(names, dataset.source, dataset.files, source_files.ALL)).difference(wanted)
+        if others:
+            listed = ", ".join(sorted(others)[:_LISTED]) + (", ..." if len(others) > _LISTED else "")
+            print(f"dataset: split {dataset.split_name}: {count(len(wanted), 'file')}; not of it: {listed}", flush=True)
+        return [file for file in files if file.name in wanted]
 
     return choose
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    # Model patterns match at their own depth only, so that `tokenizer*` does not match files in `tokenizer/`.
-    if patterns is _FILES:
-        patterns = [pattern for pattern in patterns if pattern.count("/") == name.count("/")]
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _hidden(name: str) -> bool:
-    # `..` is not hidden: refuse_unsafe rejects it
-    return any(part.startswith(".") and part != ".." for part in name.split("/"))
 
 
 def refuse_unsafe(where: str, files: Sequence[File]) -> None:

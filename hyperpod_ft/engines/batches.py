@@ -6,11 +6,9 @@ G = micro_batch_size * gradient_accumulation_steps * data_parallel. Within a ste
 rank d takes rows [(a*D + d)*M, (a*D + d + 1)*M): any split of the same G rows trains on the same rows.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +19,7 @@ from hyperpod_ft.data.prepared import open_split
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
 from hyperpod_ft.errors import UserError
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
+_COUNTED_ROWS = 1024  # at once
 
 
 @dataclass(frozen=True)
@@ -81,29 +78,46 @@ class PackedSplit:
         first = 0 if isinstance(self._split, Seq2SeqRows) else 1
         return int(np.count_nonzero(self._split.labels[rows, first:] != IGNORED))
 
+
+class PreferenceSplit(PackedSplit):
+    """Rows of preferences: of the documents of a row, every first one is chosen and the next one rejected."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        blocks = np.array_split(np.arange(len(self)), -(-len(self) // _COUNTED_ROWS))
+        documents = 2 * np.concatenate([self.pairs(block) for block in blocks])
+        self._ends = documents.cumsum()
+        self._begins = self._ends - documents
+        self.reference: NDArray[np.float32] = np.full(self.documents, np.nan, np.float32)
+        """The reference log-probability of each document, in the order of the rows: fp32 [documents], NaN: unknown."""
+
+    @property
+    def documents(self) -> int:
+        return int(self._ends[-1])
+
     def pairs(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number of pairs of documents in each row of preferences, int64 [rows].
+        """The number of pairs of documents in each row, int64 [rows].
 
         Padding at the end of a row begins at position 0 too, but is not a second document.
         """
         assert not isinstance(self._split, Seq2SeqRows)
         return np.asarray(np.count_nonzero(self._split.position_ids[rows] == 0, axis=1) // 2, np.int64)
 
+    def documents_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers of these rows' documents, int64 [documents]; row -1 has none."""
+        numbers = [np.arange(self._begins[row], self._ends[row]) for row in rows if row >= 0]
+        return np.concatenate([np.empty(0, np.int64), *numbers])
 
-class Prefetch(Generic[Key, Value]):
-    """Values made one ahead of their use, in the time that an accelerator still computes with the one before."""
+    def without_reference(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The `rows` that have documents with an unknown reference."""
+        unknown = np.concatenate([[0], np.isnan(self.reference).cumsum()])
+        found: NDArray[np.int64] = rows[unknown[self._ends[rows]] > unknown[self._begins[rows]]]
+        return found
 
-    def __init__(self, make: Callable[[Key], Value]) -> None:
-        self._make = make
-        self._made: tuple[Key, Value] | None = None
-
-    def prepare(self, key: Key) -> None:
-        """Make a value that is taken next."""
-        self._made = key, self._make(key)
-
-    def take(self, key: Key) -> Value:
-        made, self._made = self._made, None
-        return made[1] if made and made[0] == key else self._make(key)
+    def batch(self, rows: NDArray[np.int64]) -> Batch:
+        batch = super().batch(rows)
+        assert isinstance(batch, Batch)
+        return replace(batch, reference=torch.from_numpy(self.reference[self.documents_of(rows)]))
 
 
 @dataclass(frozen=True)

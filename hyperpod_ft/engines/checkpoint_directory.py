@@ -1,6 +1,6 @@
 """A run's sharded checkpoints on disk: their contents, whether they are usable, and how many are kept.
 
-One checkpoint is a directory in `run.checkpoints`. Engine torch writes (neuron/checkpoints.py has the other format):
+One checkpoint is a directory in `task.checkpoints`. Engine torch writes (neuron/checkpoints.py has the other format):
 
     step-00000400/
         checkpoint.json       written last; a checkpoint without it, or with another size or digest, is ignored
@@ -9,7 +9,8 @@ One checkpoint is a directory in `run.checkpoints`. Engine torch writes (neuron/
 
 Keys of the DCP state dict, every one a tensor (no pickled objects):
 
-    model.<fqn>                 trainable parameters, global shape. `<fqn>` is what `named_parameters()` says:
+    model.<fqn>                 trainable parameters, global shape. `<fqn>` is what `named_parameters()` says, or the
+                                name in the base model's files where transformers only renames (GPT-NeoX's embed_out):
                                 method lora: model.layers.0.self_attn.q_proj.lora_A.weight (engines/torch/lora)
                                 method full: model.layers.0.self_attn.q_proj.weight; a tied output matrix is absent,
                                 as in the base model's files
@@ -28,22 +29,25 @@ The learning rate and the position in the data are functions of the step alone, 
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.consolidate import check_fit
+from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, LoraDescription, RankDegrees
-from hyperpod_ft.engines.training_progress import TrainingProgress
+from hyperpod_ft.checkpoint.sharded.sharded import of_engine
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
+from hyperpod_ft.config.sections.training import Lora
+from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import family_of
-from hyperpod_ft.planning.lora_targets import targets
-from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.run_paths import BEST, checkpoint_name
+from hyperpod_ft.planning.lora import targets
+from hyperpod_ft.runs.training_paths import BEST, checkpoint_name
 
-TRAIN_AGAIN = "run stage train again: hyperpod-ft submit --from train --force"
+TRAIN_AGAIN = "run stage train again: hyperpod-ft submit RUN_FILE --from train --force"
 
 
 def why_unusable(directory: Path, fingerprint: str, *, shared: bool = True) -> str:
@@ -70,49 +74,38 @@ def why_unusable(directory: Path, fingerprint: str, *, shared: bool = True) -> s
     return ""
 
 
-def remove_leftovers(run: Run) -> None:
-    """Remove the partial checkpoints of attempts that were killed while saving. One rank a volume, before training."""
-    publish.remove_leftovers(run.checkpoints)
-
-
-def discard_later_best(run: Run, step: int) -> None:
+def discard_later_best(directory: Path, step: int) -> None:
     """Discard the best weights when they are of a step after `step`, from which training resumes.
 
     One rank on each volume calls it. The steps after `step` are trained again; on accelerators their bits may differ,
     so that another step may be best.
     """
     with contextlib.suppress(UserError):  # unusable ones are replaced, or found by `check_best`
-        if description.read(run.best_checkpoint).step > step:
-            publish.discard(run.best_checkpoint)
+        if description.read(directory).step > step:
+            publish.discard(directory)
 
 
-def check_best(run: Run, step: int | None, *, shared: bool = True) -> None:
+def check_best(directory: Path, fingerprint: str, step: int | None, *, shared: bool = True) -> None:
     """Raise UserError when the best weights cannot be used, or are not those of `step`, the best one if known.
 
     `shared` as for `why_unusable`.
     """
-    directory = run.best_checkpoint
-    if reason := why_unusable(directory, run.plan["train"].fingerprint, shared=shared):
+    if reason := why_unusable(directory, fingerprint, shared=shared):
         raise UserError(f"{directory}: not a complete checkpoint of this run: {reason}", TRAIN_AGAIN)
     found = description.read(directory).step
     if step is not None and found != step:
         raise UserError(f"{directory}: is of step {found}, but the best step was {step}", TRAIN_AGAIN)
 
 
-def newest_first(run: Run) -> list[Path]:
-    return list(reversed(run.checkpoints_by_step().values()))
-
-
-def delete_old(run: Run, newest: Path, *, shared: bool = True) -> None:
+def delete_old(task: TrainingTask, newest: Path, *, shared: bool = True) -> None:
     """Delete complete checkpoints beyond `training.keep_checkpoints`, but never `newest`, the one just written.
 
     One rank a volume; `shared` as for `why_unusable`. `newest` may not have the highest step: training resumes from
     before a damaged checkpoint.
     """
-    fingerprint = run.plan["train"].fingerprint
-    found = [path for path in newest_first(run) if path != newest]
-    others = [path for path in found if not why_unusable(path, fingerprint, shared=shared)]
-    for directory in others[run.config.training.keep_checkpoints - 1 :]:
+    found = [path for path in reversed(task.checkpoints_by_step().values()) if path != newest]
+    others = [path for path in found if not why_unusable(path, task.fingerprint, shared=shared)]
+    for directory in others[task.config.training.keep_checkpoints - 1 :]:
         publish.discard(directory)
 
 
@@ -129,33 +122,54 @@ class CheckpointFile:
 
 
 def write_description(
-    run: Run, progress: TrainingProgress, directory: Path, files: Mapping[str, CheckpointFile]
+    task: TrainingTask, progress: TrainingProgress, directory: Path, files: Mapping[str, CheckpointFile]
 ) -> None:
     """Write the description of an otherwise complete checkpoint; `files`: all of its files, by name."""
-    config, degrees = run.config, run.plan.degrees
-    model_type = str(read_config(run.base_model).get("model_type", ""))
-    family = family_of(model_type)
-    lora = config.lora.model_dump() | {
-        "target_modules": targets(config.lora, model_type),
-        "fan_in_fan_out": family is not None and family.transposed,
-        "task": "SEQ_2_SEQ_LM" if config.dataset.max_target_length else "CAUSAL_LM",
-    }
+    config = task.config
     described = Description(
         engine=config.engine,
         step=progress.step,
-        fingerprint=run.plan["train"].fingerprint,
+        fingerprint=task.fingerprint,
         method=config.training.method,
         base_model=BaseModelSource(source=config.model.source, revision=config.model.revision),
-        lora=LoraDescription.model_validate(lora) if config.training.method == "lora" else None,
-        degrees=RankDegrees(
-            world_size=degrees.world_size,
-            data_parallel=degrees.data_parallel,
-            pipeline_parallel=degrees.pipeline_parallel,
-            context_parallel=degrees.context_parallel,
-            tensor_parallel=degrees.tensor_parallel,
-        ),
+        lora=describe_lora(config.lora, task.base_model) if config.training.method == "lora" else None,
+        degrees=RankDegrees.model_validate(task.layout.degrees, from_attributes=True),
         progress=asdict(progress),
         files={name: file.size for name, file in files.items()},
         sha256={name: file.sha256 for name, file in files.items()},
     )
     description.write(directory, described)
+
+
+def describe_lora(lora: Lora, base_model: Path) -> LoraDescription:
+    """The adapters that training with the section `lora` of a run file gives a model."""
+    model_config = read_config(base_model)
+    model_type = str(model_config.get("model_type", ""))
+    family = family_of(model_type)
+    return LoraDescription.model_validate(
+        lora.model_dump()
+        | {
+            "target_modules": targets(lora, model_type),
+            "fan_in_fan_out": family is not None and family.transposed,
+            "task": "SEQ_2_SEQ_LM" if is_encoder_decoder(model_config) else "CAUSAL_LM",
+        }
+    )
+
+
+def check_consolidable(trained: Mapping[str, Sequence[int]], lora: Lora | None, base_model: Path) -> None:
+    """Raise UserError unless stage consolidate will find what it needs in a checkpoint, by names and shapes.
+
+    `trained`: the shape of each parameter that is trained, by its name in checkpoints; `lora`: None with method full.
+    transformers arranges some tensors of files differently: it has the experts of a mixture in one.
+    """
+    described = describe_lora(lora, base_model) if lora else None
+    tensors = [LogicalTensor(name, "F32", tuple(shape), ()) for name, shape in trained.items()]
+    source = BaseModelSource(source="", revision=None)
+    try:
+        check_fit(of_engine(base_model, described, source, tensors), base_model)
+    except UserError as error:
+        raise UserError(
+            f"model.source: what this model's training saves could not be consolidated: {error.problem}",
+            "set training.method to lora, and lora.target_modules to linear layers that transformers and the model's"
+            " files name alike, such as those of attention",
+        ) from error

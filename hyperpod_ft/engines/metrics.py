@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.sharded.description import RankDegrees
 from hyperpod_ft.engines import sanity
+from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.engines.throughput import Throughput
-from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.progress import format_duration
 from hyperpod_ft.runs.results.metrics import intact_rows
-from hyperpod_ft.runs.run import Run
 
 _IN_LINES = ("rewards/margins", "rewards/accuracies")  # of an objective's other metrics, those in the log
 
@@ -67,14 +67,14 @@ class MetricsLog:
 
     def __init__(
         self,
-        run: Run,
+        task: TrainingTask,
         throughput: Throughput,
         rows: int,
         steps: int,
         progress: TrainingProgress,
         peak_memory_mb: Callable[[], float],
     ) -> None:
-        self._run, self._path, self._every = run, run.metrics_path, run.config.training.log_every_steps
+        self._task, self._path, self._every = task, task.metrics_path, task.config.training.log_every_steps
         self._throughput, self._rows, self._steps, self._peak_memory_mb = throughput, rows, steps, peak_memory_mb
         self._begun_at = self._progress_at = self._written_at = time.monotonic()
         self._begun_step = self._written_step = progress.step
@@ -86,7 +86,7 @@ class MetricsLog:
 
     def announce(self, parameters: str, placement: str) -> None:
         """Print what begins: `parameters` says how many are trained, `placement` how they are divided and where."""
-        training, degrees, work = self._run.config.training, self._run.plan.degrees, self._throughput
+        training, degrees, work = self._task.config.training, self._task.layout.degrees, self._throughput
         print(
             f"train: {training.method} of {parameters} parameters in {training.precision} on {degrees.world_size} ranks"
             f" ({degrees}, {placement}); {self._steps} steps of {work.rows_per_step} rows x {work.max_length} tokens,"
@@ -157,47 +157,40 @@ class MetricsLog:
         print(row.line(self._steps, pace * (self._steps - step)), flush=True)
         self._written_at, self._written_step = now, step
 
+    def facts(self, progress: TrainingProgress, trainable_parameters: int) -> dict[str, Any]:
+        """The facts of a finished training for its record, over all attempts that its checkpoints come from.
 
-def facts(
-    run: Run, throughput: Throughput, rows: int, progress: TrainingProgress, trainable_parameters: int
-) -> dict[str, Any]:
-    """The facts of a finished training for its record, over all attempts that its checkpoints come from.
-
-    Rates cover the whole time in the training loop, including checkpoints and first steps;
-    `seconds_per_step` is the median of the rows of metrics.jsonl, and `warm_up_seconds` the time beyond it that the
-    first step of each attempt took, usually to compile.
-    """
-    degrees, trained = run.plan.degrees, progress.step * throughput.rows_per_step
-    rates = asdict(throughput.rates(progress.step, progress.seconds)) if progress.seconds else {}
-    median = _median_step_seconds(run.metrics_path)
-    warm_up = None
-    if median is not None:
-        warm_up = max(0.0, progress.first_steps_seconds - (1 + len(progress.resumed_from)) * median)
-    return {
-        "steps": progress.step,
-        "epochs": round(trained / rows, 4),
-        "first_loss": progress.first_loss,
-        "final_loss": progress.last_loss,
-        "rows": trained,  # packed, of all epochs
-        "tokens": trained * throughput.max_length,  # padding included
-        "seconds": round(progress.seconds, 3),  # in the training loop
-        **rates,
-        "seconds_per_step": median,
-        "warm_up_seconds": None if warm_up is None else round(warm_up, 3),
-        "resumed_from": list(progress.resumed_from),
-        "base_validation_loss": progress.base_validation_loss,
-        "validation_loss": progress.validation_loss,
-        "best_validation_loss": progress.best_validation_loss,
-        "best_step": progress.best_step,
-        "stopped_early": progress.stopped_early,
-        **progress.metrics,
-        "trainable_parameters": trainable_parameters,
-        "world_size": degrees.world_size,
-        "data_parallel": degrees.data_parallel,
-        "pipeline_parallel": degrees.pipeline_parallel,
-        "context_parallel": degrees.context_parallel,
-        "tensor_parallel": degrees.tensor_parallel,
-    }
+        Rates cover the whole time in the training loop, including checkpoints and first steps;
+        `seconds_per_step` is the median of the rows of metrics.jsonl, and `warm_up_seconds` the time beyond it that the
+        first step of each attempt took, usually to compile.
+        """
+        trained = progress.step * self._throughput.rows_per_step
+        rates = asdict(self._throughput.rates(progress.step, progress.seconds)) if progress.seconds else {}
+        median = _median_step_seconds(self._task.metrics_path)
+        warm_up = None
+        if median is not None:
+            warm_up = max(0.0, progress.first_steps_seconds - (1 + len(progress.resumed_from)) * median)
+        return {
+            "steps": progress.step,
+            "epochs": round(trained / self._rows, 4),
+            "first_loss": progress.first_loss,
+            "final_loss": progress.last_loss,
+            "rows": trained,  # packed, of all epochs
+            "tokens": trained * self._throughput.max_length,  # padding included
+            "seconds": round(progress.seconds, 3),  # in the training loop
+            **rates,
+            "seconds_per_step": median,
+            "warm_up_seconds": None if warm_up is None else round(warm_up, 3),
+            "resumed_from": list(progress.resumed_from),
+            "base_validation_loss": progress.base_validation_loss,
+            "validation_loss": progress.validation_loss,
+            "best_validation_loss": progress.best_validation_loss,
+            "best_step": progress.best_step,
+            "stopped_early": progress.stopped_early,
+            **progress.metrics,
+            "trainable_parameters": trainable_parameters,
+            **RankDegrees.model_validate(self._task.layout.degrees, from_attributes=True).model_dump(),
+        }
 
 
 def _median_step_seconds(path: Path) -> float | None:

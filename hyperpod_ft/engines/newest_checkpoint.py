@@ -5,22 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.sharded import dcp, description
-from hyperpod_ft.engines.checkpoint_directory import newest_first, why_unusable
-from hyperpod_ft.engines.ranks import Ranks
-from hyperpod_ft.engines.training_progress import TrainingProgress
-from hyperpod_ft.engines.volume import Volume
+from hyperpod_ft.engines.checkpoint_directory import why_unusable
+from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
+from hyperpod_ft.engines.ranks import Ranks, Volume
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.run import Run
 
 
-def find(run: Run, ranks: Ranks, volume: Volume) -> TrainingProgress | None:
+def find(task: TrainingTask, ranks: Ranks, volume: Volume) -> TrainingProgress | None:
     """The progress of the newest checkpoint that every node has complete and undamaged; prints why it ignores others.
 
     Collective: one rank looks at each volume, and all its ranks read a part of the files. Raises RuntimeError when
     nodes that share no volume have complete checkpoints, but not the same: training does not start again then, and
     the next attempt may get the files that are missing here.
     """
-    complete = list(_complete_checkpoints(run)) if volume.leads else None
+    complete = list(_complete_checkpoints(task)) if volume.leads else None
     by_volume = [
         {(found["step"], found["digest"]): found["progress"] for found in of_volume}
         for of_volume in ranks.gather("restore/complete", complete)
@@ -30,29 +28,29 @@ def find(run: Run, ranks: Ranks, volume: Volume) -> TrainingProgress | None:
     elsewhere = sorted({step for of_volume in by_volume for step, digest in of_volume if (step, digest) not in common})
     if ranks.is_rank_0:
         for step in elsewhere:
-            _print_ignored(run.checkpoint(step), "not every node has all of its files")
+            _print_ignored(task.checkpoint(step), "not every node has all of its files")
     for step, digest in common:
-        directory = run.checkpoint(step)
-        reasons = ranks.gather(f"restore/{step}/damaged", _why_damaged(directory, ranks, volume, run))
+        directory = task.checkpoint(step)
+        reasons = ranks.gather(f"restore/{step}/damaged", _why_damaged(directory, ranks, volume, task))
         if not any(reasons):
             return _progress(by_volume[0][step, digest])
         if ranks.is_rank_0:
             _print_ignored(directory, next(filter(None, reasons)))
     if elsewhere:
         raise RuntimeError(
-            f"{run.checkpoint(elsewhere[-1])} is complete on some nodes only, and no checkpoint on all of them:"
+            f"{task.checkpoint(elsewhere[-1])} is complete on some nodes only, and no checkpoint on all of them:"
             " training does not start again at step 0"
         )
     return None
 
 
-def _complete_checkpoints(run: Run) -> Iterator[dict[str, Any]]:
+def _complete_checkpoints(task: TrainingTask) -> Iterator[dict[str, Any]]:
     """The complete checkpoints of this run on this volume, the newest first; prints why it ignores others.
 
     `digest`: of all files of a checkpoint. Checks sizes alone; `_why_damaged` reads the files.
     """
-    for directory in newest_first(run):
-        reason = why_unusable(directory, run.plan["train"].fingerprint)
+    for directory in reversed(task.checkpoints_by_step().values()):
+        reason = why_unusable(directory, task.fingerprint)
         if not reason and (directory / dcp.INDEX).exists():
             reason = _why_unreadable(directory)
         if reason:
@@ -62,12 +60,12 @@ def _complete_checkpoints(run: Run) -> Iterator[dict[str, Any]]:
         yield {"step": described.step, "digest": described.digest, "progress": described.progress}
 
 
-def _why_damaged(directory: Path, ranks: Ranks, volume: Volume, run: Run) -> str:
+def _why_damaged(directory: Path, ranks: Ranks, volume: Volume, task: TrainingTask) -> str:
     """Why this rank's part of a complete checkpoint is damaged: the ranks on a volume share the reading."""
     recorded = description.read(directory).sha256
     part, parts = ranks.rank, ranks.world_size
     if not volume.shared:
-        part, parts = ranks.local_rank, ranks.world_size // run.config.cluster.nodes
+        part, parts = ranks.local_rank, ranks.world_size // task.layout.degrees.nodes
     return description.why_damaged(directory, {name: recorded[name] for name in sorted(recorded)[part::parts]})
 
 

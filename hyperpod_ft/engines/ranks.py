@@ -1,11 +1,13 @@
-"""The ranks of a training run, as torchrun started them, and the store that connects them."""
+"""The ranks of a training run, as torchrun started them, their store, and their volumes."""
 
 import json
 import os
 import resource
 import sys
+import uuid
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,16 +38,48 @@ class Ranks:
     def gather(self, occasion: str, value: Any) -> list[Any]:
         """The JSON value of every rank, by rank. Collective: a barrier too.
 
-        Uses the store, so that no device waits or compiles for it. `occasion` names this call, unique in a job.
+        Uses the store, so that no device waits or compiles for it. `occasion` names this call, unique in a job. Rank 0
+        returns last: with it, or soon after, the store ends.
         """
-        self.store.set(f"{occasion}/{self.rank}", json.dumps(value))
+        keys = [f"{occasion}/{rank}" for rank in range(self.world_size)]
+        self.store.set(keys[self.rank], json.dumps(value))
         if self.is_rank_0:
-            keys = [f"{occasion}/{rank}" for rank in range(self.world_size)]
             self.store.wait(keys, COLLECTIVE_TIMEOUT)
             self.store.set(occasion, "[" + ",".join(self.store.get(key).decode() for key in keys) + "]")
         self.store.wait([occasion], COLLECTIVE_TIMEOUT)
         found: list[Any] = json.loads(self.store.get(occasion))
+        self.store.set(f"{keys[self.rank]}/read", "")
+        if self.is_rank_0:
+            self.store.wait([f"{key}/read" for key in keys], COLLECTIVE_TIMEOUT)
         return found
+
+
+@dataclass(frozen=True)
+class Volume:
+    """How this rank sees a directory. `leads`: it makes, publishes and removes what is in it on its volume.
+
+    `shared`: every rank sees the same directory. Otherwise each node has its own part of what ranks write, and nodes
+    get the parts of others from somewhere else before training (sagemaker/store/checkpoint_store.py).
+    """
+
+    leads: bool
+    shared: bool
+
+
+def volume_of(directory: Path, ranks: Ranks) -> Volume:
+    """Look whether every node sees a file that rank 0 makes in `directory`. Collective; makes the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    # named like the leftovers of killed processes: docs/when-something-fails.md
+    name = ranks.gather("volume/name", f".volume.partial-{uuid.uuid4().hex}")[0]
+    probe = directory / name
+    if ranks.is_rank_0:
+        probe.touch()
+    ranks.gather("volume/made", None)
+    seen = ranks.gather("volume/seen", probe.exists())
+    if ranks.is_rank_0:
+        probe.unlink()
+    shared = all(seen)
+    return Volume(ranks.is_rank_0 or (not shared and ranks.local_rank == 0), shared)
 
 
 def join_ranks(world_size: int) -> Ranks:

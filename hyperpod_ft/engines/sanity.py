@@ -3,7 +3,7 @@
 import math
 
 from hyperpod_ft.config.sections.training import Training
-from hyperpod_ft.engines.training_progress import TrainingProgress
+from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.errors import UserError
 
 _NEWEST_SHARE = 0.25

@@ -3,14 +3,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import (
+    OUTPUT,
+    SHARED_ALIASES,
+    is_encoder_decoder,
+    is_tied,
+    read_config,
+)
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.formats.tied import OUTPUT, SHARED_ALIASES, is_tied
-from hyperpod_ft.engines import t5_flops
-from hyperpod_ft.engines.flops import flops_per_token
-from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
-from hyperpod_ft.planning.lora_targets import target_names
-from hyperpod_ft.runs.run import Run
+from hyperpod_ft.engines.flops import flops_per_token, t5_flops_per_token
+from hyperpod_ft.engines.interface import TrainingTask
+from hyperpod_ft.planning.lora import target_names
+from hyperpod_ft.planning.t5_shape import t5_shape
 
 
 @dataclass(frozen=True)
@@ -48,34 +52,31 @@ class Throughput:
         )
 
 
-def throughput(run: Run, rows_per_step: int, max_length: int, trainable_parameters: int) -> Throughput:
-    """The throughput of a run with model and dataset; `trainable_parameters` counts the whole model, on all ranks.
+def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainable_parameters: int) -> Throughput:
+    """The throughput of a task; `trainable_parameters` counts the whole model, on all ranks.
 
     Raises UserError when the base model's files are missing or damaged.
     """
-    record = run.record("dataset")
-    facts = record.facts if record else {}
-    examples, rows = facts.get("train_examples"), facts.get("train_rows")
-    total, tied = base_parameters(run.base_model)
-    if run.config.training.method == "lora":
+    total, tied = base_parameters(task.base_model)
+    if task.config.training.method == "lora":
         total, trained = total + trainable_parameters, trainable_parameters
     else:
         trained = total
-    model_config = read_config(run.base_model)
+    model_config = read_config(task.base_model)
     if shape := t5_shape(model_config):
-        lora = run.config.lora
-        rank = lora.r if run.config.training.method == "lora" else None
+        lora = task.config.lora
+        rank = lora.r if task.config.training.method == "lora" else None
         names = target_names(lora, shape.model_type)
-        flops: float | None = t5_flops.flops_per_token(shape, run.config.dataset, names, rank)
+        flops: float | None = t5_flops_per_token(shape, task.config.dataset, names, rank)
     else:
         flops = flops_per_token(model_config, total, trained, max_length, tied=tied)
-    rank_flops = run.config.instance.rank_tflops * 1e12
+    rank_flops = task.config.instance.rank_tflops * 1e12
     return Throughput(
         rows_per_step=rows_per_step,
         max_length=max_length,
-        documents_per_row=examples / rows if examples and rows else None,
+        documents_per_row=task.documents_per_row,
         flops_per_token=flops,
-        peak_flops=rank_flops * run.plan.degrees.world_size,
+        peak_flops=rank_flops * task.layout.degrees.world_size,
     )
 
 

@@ -67,7 +67,7 @@ def make_greedy(model: PreTrainedModel, tokenizer: Tokenizer) -> frozenset[int]:
     They are the tokenizer's EOS, which training ends each answer with, and what the model's own configuration names.
     """
     stops = _stops(model, tokenizer)
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(
         do_sample=False,
         eos_token_id=sorted(stops),
         pad_token_id=pad_id(tokenizer),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from hyperpod_ft.config.sections.dpo import Dpo
+from hyperpod_ft.config.sections.training import Dpo
 from hyperpod_ft.data.packing import IGNORED, PackedRows
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
 from hyperpod_ft.runs.results.samples import Loss

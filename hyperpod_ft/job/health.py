@@ -125,7 +125,7 @@ def check(run: Run) -> int:
     instance = run.config.instance
     in_step = ATTEMPT_DIRECTORY in os.environ
     node = JobNode.from_environment()
-    report = observe(instance, node.nodes if in_step else 1, run.root)
+    report = observe(instance, node.nodes if in_step else 1, run.paths.root)
     if not in_step:
         return _print(problems([report], instance, replacement))
     directory = Path(os.environ[ATTEMPT_DIRECTORY])

@@ -1,4 +1,4 @@
-"""This node of a job: from Slurm's variables, or from those of a SageMaker training job."""
+"""This node of a job: from Slurm's variables, or from those that a launcher without Slurm sets for each host."""
 
 from __future__ import annotations  # also imported with Python 3.8, in training jobs
 
@@ -6,13 +6,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hyperpod_ft.runs.container import MAX_RUNTIME
-
 # Holds the directory for the failures and node reports of one attempt.
 ATTEMPT_DIRECTORY = "HYPERPOD_FT_ATTEMPT"
-# Set in a training job's containers by hyperpod_ft.job.sagemaker: the names of its hosts, in order; this one's number;
-# and of an attempt at training, a number higher than of earlier ones.
+# Set without Slurm, as in a training job's containers: the names of the job's hosts, in order; this one's number; of an
+# attempt at training, a number higher than of earlier ones; and the seconds that the job has.
 HOSTS, HOST_NUMBER, ATTEMPT_NUMBER = "HYPERPOD_FT_HOSTS", "HYPERPOD_FT_HOST_NUMBER", "HYPERPOD_FT_ATTEMPT_NUMBER"
+MAX_RUNTIME = "HYPERPOD_FT_MAX_RUNTIME"
+
+# Seconds between a training job's notice and its limit, if the limit is not short. An estimate: SageMaker may also
+# count the start of the instances, which takes minutes.
+_NOTICE_SECONDS = 900
+# The share of the time between the notice and the limit in which the ranks save a checkpoint. The rest, on Slurm:
+# requeueing the job; in a container: pushing the checkpoint to the store, and the instances' start.
+_SHARE_TO_SAVE_ON_SLURM = 0.8
+_SHARE_TO_SAVE_IN_CONTAINER = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -27,11 +34,20 @@ class JobNode:
     nodes: int
     node_list: str = ""  # of the Slurm job, like node[1-4]
     hosts: tuple[str, ...] = ()  # of the training job, in order
-    max_runtime: int = 0  # seconds that SageMaker gives the training job
+    max_runtime: int = 0  # seconds that this container of the training job has
 
     @property
     def in_training_job(self) -> bool:
         return bool(self.hosts)
+
+    def seconds_to_save(self, slurm_notice: float) -> float:
+        """How long after the notice the supervisor waits for the checkpoint.
+
+        `slurm_notice`: seconds between Slurm's notice and the limit.
+        """
+        if self.max_runtime:
+            return _SHARE_TO_SAVE_IN_CONTAINER * notice_seconds(self.max_runtime)
+        return _SHARE_TO_SAVE_ON_SLURM * slurm_notice
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> JobNode:
@@ -49,3 +65,8 @@ class JobNode:
             nodes=int(environment.get("SLURM_NNODES", "1")),
             node_list=environment.get("SLURM_JOB_NODELIST", ""),
         )
+
+
+def notice_seconds(max_runtime: float) -> float:
+    """Seconds before its limit at which a training job saves: 15 minutes, or a fifth of the limit if that is less."""
+    return min(_NOTICE_SECONDS, max_runtime / 5)

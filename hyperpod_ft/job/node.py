@@ -19,6 +19,7 @@ from hyperpod_ft.job.job_node import JobNode
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.runs.signals import shell_status
 
 _PRECOMPILE = "--precompile"
@@ -30,12 +31,12 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precomp
     """The command line that starts this node's ranks."""
     command = [
         *(rules_of(run.config.engine).TRIAL_LAUNCHER if precompile else ()),
-        *(str(run.python), "-m", "hyperpod_ft.job.torchrun"),
+        *(str(run.paths.python), "-m", "hyperpod_ft.job.torchrun"),
         *rendezvous,
         f"--node-rank={node_rank}",
         # torchrun makes a directory for its ranks' error files and never removes it: in the run, not in /tmp
-        f"--log-dir={run.logs / 'torchrun'}",
-        *("-m", "hyperpod_ft.stages.train", str(run.directory)),
+        f"--log-dir={run.paths.logs / 'torchrun'}",
+        *("-m", "hyperpod_ft.stages.train", str(run.paths.directory)),
     ]
     return [*command, "--trial"] if precompile else command
 
@@ -57,11 +58,11 @@ def rendezvous(run: Run, node: JobNode) -> list[str]:
         f"--nnodes={degrees.nodes}",
         f"--nproc-per-node={degrees.ranks_per_node}",
         f"--master-addr={first}",
-        f"--master-port={master_port(run, node)}",
+        f"--master-port={master_port(run.paths, node)}",
     ]
 
 
-def master_port(run: Run, node: JobNode) -> int:
+def master_port(paths: RunPaths, node: JobNode) -> int:
     """The port of this attempt's rendezvous, the same on all its nodes.
 
     Each attempt has its own port. A rank left behind by an earlier attempt would otherwise join this one in place of
@@ -70,7 +71,7 @@ def master_port(run: Run, node: JobNode) -> int:
     # the run's directory distinguishes clusters that share a host
     # a training job's hosts have their own network
     of_attempt = 101 * int(node.slurm_job or 0) + 13 * node.slurm_restarts + node.step_number
-    number = zlib.crc32(bytes(run.directory)) + of_attempt
+    number = zlib.crc32(bytes(paths.directory)) + of_attempt
     return MASTER_PORTS[number % len(MASTER_PORTS)]
 
 
@@ -94,7 +95,7 @@ def main() -> None:
 def _start_ranks(directory: Path, node: JobNode, *, precompile: bool) -> None:
     run = Run.open(directory)
     if run.config.instance.has_accelerators or run.plan.degrees.nodes > 1:
-        check = [str(run.python), "-m", "hyperpod_ft.job.health", str(run.directory)]
+        check = [str(run.paths.python), "-m", "hyperpod_ft.job.health", str(run.paths.directory)]
         if status := subprocess.run(check, check=False).returncode:
             sys.exit(shell_status(status))
     try:
@@ -104,7 +105,7 @@ def _start_ranks(directory: Path, node: JobNode, *, precompile: bool) -> None:
         print_error(node.name, str(error))
         sys.exit(1)
     command = torchrun_command(run, meeting, node.number, precompile=precompile)
-    first = rules_of(run.config.engine).program_directories(run.config, run.python)
+    first = rules_of(run.config.engine).program_directories(run.config, run.paths.python)
     os.environ["PATH"] = os.pathsep.join([*map(str, first), os.environ.get("PATH", os.defpath)])
     os.execvp(command[0], command)  # noqa: S606 - no shell is meant
 

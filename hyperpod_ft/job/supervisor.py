@@ -32,9 +32,9 @@ from hyperpod_ft.launch.slurm.programs import SlurmUnreachableError
 from hyperpod_ft.processes import end
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
-from hyperpod_ft.runs.container import seconds_to_save
 from hyperpod_ft.runs.job_files import banner
 from hyperpod_ft.runs.jobs import own_job_id
+from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
@@ -100,7 +100,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
 
     Raises UserError when Slurm does not requeue the job.
     """
-    if run.is_done(stage):
+    if run.journal.is_done(stage):
         print(f"{stage}: already done, nothing to do", flush=True)
         return 0
     job_id = own_job_id()
@@ -111,16 +111,16 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         allowed=run.config.cluster.max_restarts,
         continued_by="Slurm" if node.slurm_job else "next job" if node.in_training_job else "nothing",
     )
-    resumed_from, references = run.last_written_step(), run.references_measured()
+    resumed_from, references = run.journal.last_written_step(), run.journal.references_measured()
     if not node.slurm_restarts and not node.in_training_job:  # the names of training jobs are not used again
-        attempts.forget(run, stage, job_id)
+        attempts.forget(run.paths, stage, job_id)
     while True:
-        earlier = attempts.of_submission(run, stage, job_id)
-        attempt = _attempt(run, stage, command, signals, resumed_from, job_id)
-        attempt = replace(attempt, measured=run.references_measured() > references)
+        earlier = attempts.of_submission(run.journal, stage, job_id)
+        attempt = _attempt(run.journal, stage, command, signals, resumed_from, job_id)
+        attempt = replace(attempt, measured=run.journal.references_measured() > references)
         decision = decide(attempt, earlier)
         if decision.action == "retry":
-            attempts.add(run, stage, attempt)
+            attempts.add(run.paths, stage, attempt)
             pause = recovery.pause_seconds(decision.number, accelerators)
             _print(stage, decision, f" in {pause} s")
             signals.wait(pause)
@@ -132,7 +132,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         _print(stage, decision)
         if decision.action == "end":
             return decision.status
-        attempts.add(run, stage, attempt)
+        attempts.add(run.paths, stage, attempt)
         if decision.action == "leave":
             return decision.status
         _requeue(node.slurm_job, signals)
@@ -157,14 +157,16 @@ def _requeue(job_id: str, signals: Signals) -> None:
             return
 
 
-def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, resumed_from: int, job_id: str) -> Attempt:
-    directory = run.attempt_directory(stage, job_id)
+def _attempt(
+    journal: Journal, stage: str, command: Sequence[str], signals: Signals, resumed_from: int, job_id: str
+) -> Attempt:
+    directory = journal.paths.attempt_directory(stage, job_id)
     publish.remove(directory)
     # what still ends on another node may have made it again, for its report
     directory.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {ATTEMPT_DIRECTORY: str(directory)}
     child = signals.start(command, environment)
-    recorded = _wait(run, stage, child, signals) or run.is_done(stage)
+    recorded = _wait(journal, stage, child, signals) or journal.is_done(stage)
     if child.returncode and not recorded:
         signals.wait(_SIGNAL_DELIVERY_SECONDS)  # a job that is cancelled did not crash
     status = NOTICE_STATUS if child.returncode is None else child.returncode
@@ -176,17 +178,17 @@ def _attempt(run: Run, stage: str, command: Sequence[str], signals: Signals, res
         failures=recovery.failures(directory) if status else (),
         signal=signals.received,
         resumed_from=resumed_from,
-        checkpoint=run.last_written_step(),
-        step=metrics.last_step(run.metrics_path),
+        checkpoint=journal.last_written_step(),
+        step=metrics.last_step(journal.paths.metrics_path),
     )
 
 
-def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signals) -> bool:
+def _wait(journal: Journal, stage: str, child: "subprocess.Popen[bytes]", signals: Signals) -> bool:
     """Wait until the command has ended, or its time to save is over; end it when it outlives the stage's record.
 
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
     """
-    to_save = seconds_to_save(run.plan[stage].resources.notice_seconds, JobNode.from_environment().max_runtime)
+    to_save = JobNode.from_environment().seconds_to_save(journal.plan[stage].resources.notice_seconds)
     seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.only_sender else _SAVE_TIMEOUT_SECONDS
     ended = False
     recorded_at, looked_at, noticed_at = 0.0, 0.0, 0.0
@@ -194,7 +196,7 @@ def _wait(run: Run, stage: str, child: "subprocess.Popen[bytes]", signals: Signa
         now = time.monotonic()
         if not recorded_at and now - looked_at > _RECORD_POLL_SECONDS:
             looked_at = now
-            recorded_at = now if run.is_done(stage) else 0.0
+            recorded_at = now if journal.is_done(stage) else 0.0
         if recorded_at and now - recorded_at > _GRACE_SECONDS:
             print(f"{stage}: done; ending what still runs on the nodes", flush=True)
             end(child, _TERMINATION_SECONDS)  # what srun leaves there when it is killed, Slurm ends with the job
@@ -226,7 +228,7 @@ def main() -> int:
     except UserError as error:
         print_error(stage, str(error))
         return EXIT_USER_ERROR
-    marker = run.exit_marker(stage, own_job_id())
+    marker = run.paths.exit_marker(stage, own_job_id())
     publish.remove(marker)  # left before the job was requeued
     with publishing_metrics(run) if stage == "train" else contextlib.nullcontext():
         try:
@@ -246,6 +248,9 @@ def main() -> int:
     if status is None:  # it has not ended
         return TERMINATED_STATUS
     _leave(marker, status)
+    if status != TERMINATED_STATUS:  # Slurm may start it again
+        for name in [stage] if status == 0 else run.plan.needing(stage):
+            publish.remove(run.paths.secrets(name))
     return status
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from hyperpod_ft.processes import signal_all, tree
-from hyperpod_ft.runs.container import CONTAINER_PYTHON
+from hyperpod_ft.runs.job_files import PYTHON
 from hyperpod_ft.runs.run import Run
 
 _LAST_SECONDS = 35  # a little more than it gives itself
@@ -21,16 +21,18 @@ def publishing_metrics(run: Run) -> Iterator[None]:
     The process ends when this one dies: its standard input then ends. It never fails the block. Containers of training
     jobs have no keys and no environments of trackers: `hyperpod-ft track` publishes what they leave.
     """
-    if not run.config.tracking.trackers or CONTAINER_PYTHON in os.environ:
+    if not run.config.tracking.trackers or PYTHON in os.environ:
         yield
         return
     process = None
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "hyperpod_ft.tracking", str(run.directory)], stdin=subprocess.PIPE
+            [sys.executable, "-m", "hyperpod_ft.tracking", str(run.paths.directory)], stdin=subprocess.PIPE
         )
     except OSError as error:
-        print(f"tracking: cannot start: {error.strerror}; hyperpod-ft track {run.directory} catches up", flush=True)
+        print(
+            f"tracking: cannot start: {error.strerror}; hyperpod-ft track {run.paths.directory} catches up", flush=True
+        )
     try:
         yield
     finally:

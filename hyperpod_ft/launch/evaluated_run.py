@@ -6,7 +6,8 @@ from typing import Any
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.plan import plan
+from hyperpod_ft.launch.remedies import require_done
+from hyperpod_ft.planning.plan import Plan, plan
 from hyperpod_ft.runs.run import Run
 
 _STAGES = ("tasks", "eval")
@@ -18,16 +19,16 @@ def with_evaluation(run: Run, section: Mapping[str, Any], base: Path) -> Run:
     Raises UserError when the section is wrong, when the run has no final model yet, or when this version of the kit
     would make another one.
     """
-    run.require_done(run.plan.model_stage, "no tuned model yet")
+    require_done(run.journal, run.plan.model_stage, "no tuned model yet")
     config = run_file.with_evaluation(run.config, section, base)
     evaluated = Run(config, plan(config))
-    if _others(run) != _others(evaluated):
+    if _others(run.plan) != _others(evaluated.plan):
         raise UserError(
-            f"{run.directory}: was planned by another version of hyperpod-ft",
+            f"{run.paths.directory}: was planned by another version of hyperpod-ft",
             "evaluate it with that version",
         )
     return evaluated
 
 
-def _others(run: Run) -> dict[str, str]:
-    return {stage.name: stage.fingerprint for stage in run.plan.stages if stage.name not in _STAGES}
+def _others(plan: Plan) -> dict[str, str]:
+    return {stage.name: stage.fingerprint for stage in plan.stages if stage.name not in _STAGES}

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import ACTIVE, RunStatus, StageStatus, status
@@ -36,14 +37,14 @@ class _Patience:
 
 
 def follow(run: Run, launchers: Launchers, pause: Callable[[float], None] = time.sleep) -> Iterator[RunStatus]:
-    """The status of the run, again and again until no stage is running or pending. Creates jobs whose turn it is.
+    """The status of the run, again and again until no stage is running or pending.
 
     Calls `pause` with the seconds between two looks. While the launcher does not answer, or refuses the next job,
     yields statuses with a note. Raises UserError when it has for five minutes.
     """
-    patience = _Patience(f"later: hyperpod-ft status {run.directory}", pause)
+    patience = _Patience(f"later: hyperpod-ft status {run.paths.directory}", pause)
     while True:
-        current = status(run, launchers, advance=True)
+        current = status(run, launchers, keep_going=True)
         yield current
         if current.note:
             patience.wait(current.note)
@@ -51,7 +52,7 @@ def follow(run: Run, launchers: Launchers, pause: Callable[[float], None] = time
         patience.answered()
         if not any(stage.state in ACTIVE for stage in current.stages):
             return
-        pause(_poll_seconds(run))
+        pause(_poll_seconds(run.config))
 
 
 def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) -> Iterator[str]:
@@ -64,7 +65,7 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
     if stage is not None:
         run.plan.require(stage)
     position, path, job_id = 0, "", ""
-    answered, patience = False, _Patience(f"later: hyperpod-ft logs -f --run {run.directory}")
+    answered, patience = False, _Patience(f"later: hyperpod-ft logs -f {run.paths.directory}")
     while True:
         current = status(run, launchers)
         chosen, note = choose_stage(current, stage), current.note
@@ -73,7 +74,7 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
         if chosen.job_id != job_id:  # a training job that continues another has its own log
             position, path, job_id = 0, "", chosen.job_id
         try:
-            path = fetch_log(run, launchers, chosen, path)
+            path = log_file(run, launchers, chosen, path)
         except UserError as error:
             if not (answered and until_it_ends):
                 raise
@@ -94,16 +95,16 @@ def log(run: Run, launchers: Launchers, stage: str | None, until_it_ends: bool) 
             yield f"no log: stage {chosen.stage}: {chosen.state}{reason}\n"
         if ended:
             return
-        time.sleep(_poll_seconds(run))
+        time.sleep(_poll_seconds(run.config))
 
 
-def fetch_log(run: Run, launchers: Launchers, stage: StageStatus, chosen: str = "") -> str:
-    """The path of a stage's log, or `chosen`, after bringing here what its job cannot write here; empty without one."""
-    job = run.latest_jobs().get(stage.stage)
+def log_file(run: Run, launchers: Launchers, stage: StageStatus, chosen: str = "") -> str:
+    """The path of a stage's log, or `chosen`, with what its job has printed so far; empty without one."""
+    job = run.journal.latest_jobs().get(stage.stage)
     if job is None:
         return stage.log
-    launchers.fetch_log(run, job)
-    return chosen or str(run.log_here(job.stage, job.job_id) or "")
+    path = launchers.log(run, job)  # also when it is known: this brings what is new
+    return chosen or str(path or "")
 
 
 def last_lines(failed: StageStatus) -> list[str]:
@@ -125,5 +126,5 @@ def choose_stage(current: RunStatus, stage: str | None) -> StageStatus:
     return next((stage_status for stage_status in reversed(current.stages) if stage_status.log), current.stages[0])
 
 
-def _poll_seconds(run: Run) -> float:
-    return poll_seconds(_POLL_SECONDS_LOCAL if run.config.cluster.instance_type == "local" else _POLL_SECONDS)
+def _poll_seconds(config: RunConfig) -> float:
+    return poll_seconds(_POLL_SECONDS_LOCAL if config.cluster.instance_type == "local" else _POLL_SECONDS)

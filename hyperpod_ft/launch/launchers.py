@@ -1,40 +1,46 @@
 """The launchers a run may have used, and which of them a command asks."""
 
 import os
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from hyperpod_ft.annexes import annexes, slurm_conf
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import JobState, Launcher
-from hyperpod_ft.launch.sagemaker.launcher import SageMakerLauncher
+from hyperpod_ft.launch.protocol import JobState, Launcher, LauncherAnswer
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
-from hyperpod_ft.localcluster import LocalCluster, default_directory
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 
 
+def _of_annexes() -> tuple[Launcher, ...]:
+    return tuple(launcher for annex in annexes() for launcher in annex.launchers())
+
+
 @dataclass(frozen=True)
 class Launchers:
-    """Slurm, the plain processes of this machine, and SageMaker. Each is asked only about its own jobs."""
+    """Slurm, the plain processes of this machine, and the annexes' launchers. Each is asked only about its own jobs."""
 
     slurm: SlurmLauncher = field(default_factory=SlurmLauncher)
     process: Launcher = field(default_factory=ProcessLauncher)
-    sagemaker: Launcher = field(default_factory=SageMakerLauncher)
+    others: tuple[Launcher, ...] = field(default_factory=_of_annexes)
 
     @classmethod
     def of(cls, run: Run) -> "Launchers":
-        """The launchers, with the Slurm that the run was last submitted to, if it still exists.
+        """The launchers, with the local cluster that the run was last submitted to, if it is up and this user's.
 
-        For a run that was not: the local cluster, for instance type `local`, when it is up and SLURM_CONF is not set.
+        The default one, if up, for a run of instance type `local` when that one has ended or the run was never
+        submitted to a Slurm, unless SLURM_CONF is set. A run submitted to another Slurm stays there.
         """
-        for job in reversed(run.jobs()):
-            if job.slurm_conf and not job.cluster_is_gone:
-                return cls(SlurmLauncher({"SLURM_CONF": job.slurm_conf}))
-        cluster = LocalCluster(default_directory())
-        if run.config.cluster.instance_type == "local" and "SLURM_CONF" not in os.environ and cluster.conf.exists():
-            return cls(SlurmLauncher(cluster.environment()))
-        return cls()
+        last = next((job for job in reversed(run.journal.jobs()) if job.launcher == SlurmLauncher.name), None)
+        if last and not last.local_cluster:
+            return cls()
+        conf = slurm_conf(last.local_cluster) if last else None
+        if run.config.cluster.instance_type == "local" and "SLURM_CONF" not in os.environ:
+            conf = conf or slurm_conf("")
+        return cls(SlurmLauncher({"SLURM_CONF": str(conf)})) if conf else cls()
 
     def named(self, name: str) -> Launcher:
         for launcher in self._all:
@@ -42,44 +48,53 @@ class Launchers:
                 return launcher
         raise UserError(f"--launcher {name}: unknown", f"known: {', '.join(known.name for known in self._all)}")
 
-    def refresh(self, run: Run) -> None:
-        """Bring the run's small files here, where its jobs write elsewhere. Starts nothing."""
-        for launcher, _ in self._by_launcher(run.unfinished_jobs()):
-            launcher.refresh(run)
+    def on_this_volume(self, name: str) -> bool:
+        """Whether the jobs of the launcher of that name write to this machine's volume, and can wait for one another.
 
-    def advance(self, run: Run) -> str:
-        """Refresh, and create the job that this program must create; returns its id, or an empty string."""
-        created = [launcher.advance(run) for launcher, _ in self._by_launcher(run.unfinished_jobs())]
-        return next(filter(None, created), "")
+        Those of the annexes' launchers are on other machines, and each has an environment of its own.
+        """
+        return self.named(name) not in self.others
 
-    def fetch_log(self, run: Run, job: Job) -> None:
-        """Bring the log of a job here, where the job cannot write it here itself."""
-        for launcher, _ in self._by_launcher([job]):
-            launcher.fetch_log(run, job)
+    def bring_files(self, run: Run, also: str = "") -> None:
+        """Bring the run's small files here, where its jobs write elsewhere. Starts nothing. `also`: as for `active`."""
+        for launcher, jobs in self._by_launcher(run.journal.unfinished(run.journal.latest_jobs()), also):
+            if launcher in self.others:
+                launcher.states(run, jobs, keep_going=False)
 
-    def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
-        """State by job id, of those jobs that their launchers still know."""
-        states: dict[str, JobState] = {}
-        for launcher, of_launcher in self._by_launcher(jobs):
-            states |= launcher.states(run, of_launcher)
-        return states
+    def states(self, run: Run, *, keep_going: bool) -> LauncherAnswer:
+        """Of the newest jobs whose stages are not done; `keep_going` as for `Launcher.states`.
 
-    def active(self, run: Run, also: str = "") -> list[Job]:
+        Creates nothing for the run of another user: what would be created, and with which role, is in the run's files.
+        """
+        keep_going = keep_going and run.paths.is_own
+        answers = [
+            launcher.states(run, jobs, keep_going=keep_going)
+            for launcher, jobs in self._by_launcher(run.journal.unfinished(run.journal.latest_jobs()))
+        ]
+        return LauncherAnswer(
+            dict(ChainMap(*(dict(answer.states) for answer in answers))),
+            created=next((answer.created for answer in answers if answer.created), ""),
+            note=next((answer.note for answer in answers if answer.note), ""),
+        )
+
+    def active(self, run: Run, also: str = "") -> dict[Job, JobState]:
         """Jobs of this run that have not ended. One that a killed submission left unrecorded is recorded here.
 
         Asks the launchers that the run has used, and the one named `also`.
         """
-        active: list[Job] = []
-        for launcher, of_launcher in self._by_launcher(run.jobs(), also):
-            active += launcher.active(run, of_launcher)
+        active: dict[Job, JobState] = {}
+        for launcher, jobs in self._by_launcher(run.journal.jobs(), also):
+            known = launcher.states(run, jobs, keep_going=False).states
+            active |= {job: state for job, state in known.items() if state.active}
+        recorded = run.journal.jobs()
         for job in active:
-            if job not in run.jobs():
-                run.add_job(job)
+            if job not in recorded:
+                run.journal.add_job(job)
         return active
 
-    def at_work(self, run: Run, also: str = "") -> list[Job]:
+    def at_work(self, run: Run, also: str = "") -> dict[Job, JobState]:
         """The active jobs whose stage has no record yet: with one, a job is about to end. As `active` otherwise."""
-        return [job for job in self.active(run, also) if not run.is_done(job.stage)]
+        return {job: state for job, state in self.active(run, also).items() if not run.journal.is_done(job.stage)}
 
     def active_or_by_hand(self, run: Run) -> list[Job]:
         """As `active`. For a run without recorded jobs, Slurm is asked: its scripts may have been submitted by hand.
@@ -87,11 +102,17 @@ class Launchers:
         Raises UserError when a launcher that the run has used does not answer.
         """
         try:
-            return self.active(run, also="" if run.jobs() else self.slurm.name)
+            return list(self.active(run, also="" if run.journal.jobs() else self.slurm.name))
         except UserError:
-            if run.jobs():
+            if run.journal.jobs():
                 raise
             return []  # no Slurm on this machine
+
+    def log(self, run: Run, job: Job) -> Path | None:
+        """As `Launcher.log`."""
+        for launcher, _ in self._by_launcher([job]):
+            return launcher.log(run, job)
+        return run.journal.log_here(job.stage, job.job_id)
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         for launcher, of_launcher in self._by_launcher(jobs):
@@ -99,7 +120,7 @@ class Launchers:
 
     @property
     def _all(self) -> tuple[Launcher, ...]:
-        return (self.slurm, self.process, self.sagemaker)
+        return (self.slurm, self.process, *self.others)
 
     def _by_launcher(self, jobs: Sequence[Job], also: str = "") -> Iterator[tuple[Launcher, list[Job]]]:
         """The launchers that may still have some of the jobs, with these; and the one named `also`."""

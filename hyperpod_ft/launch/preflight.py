@@ -1,15 +1,19 @@
 """Checks before any job is submitted: what a submission would do, and what it refuses."""
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.annexes import annexes, own_python
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sources import kind_of
+from hyperpod_ft.data import source_files
 from hyperpod_ft.data.text.prompts import check_prompt, is_chat
+from hyperpod_ft.digests import names_below
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.groups import groups
-from hyperpod_ft.launch.sagemaker.images import image
+from hyperpod_ft.launch.remedies import training_again
+from hyperpod_ft.launch.trainability import check_trainable
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import available
 from hyperpod_ft.planning.model_fit import TrainingFit, check_model_directory
@@ -32,10 +36,11 @@ class StagePreview:
 
 
 @dataclass(frozen=True)
-class TrainingJobPreview:
-    """A training job that launcher `sagemaker` would create."""
+class JobPreview:
+    """A job of several stages that another launcher than Slurm would create."""
 
-    group: str
+    launcher: str
+    name: str
     stages: tuple[str, ...]
     instances: str  # 2 x ml.p4d.24xlarge
     image: str  # its URI, or why there is none
@@ -53,7 +58,8 @@ class Preview:
     steps: Steps | None  # None: unknown until the dataset is prepared
     rows_per_step: int
     tokens_per_step: int  # at most
-    training_jobs: tuple[TrainingJobPreview, ...]  # empty without a section sagemaker
+    refused: str  # why `submit` does not train this run again unasked; mostly empty
+    other_jobs: tuple[JobPreview, ...]  # of launchers that the run file has a section for
 
     def as_dict(self) -> dict[str, Any]:
         values = self.run.plan.as_dict()
@@ -62,7 +68,7 @@ class Preview:
         estimated = self.fit.memory if self.fit else None
         memory = {"available_bytes": self.available_bytes, "bytes": asdict(estimated)} if estimated else None
         return {
-            "run_directory": str(self.run.directory),
+            "run_directory": str(self.run.paths.directory),
             **values,
             "proposal": self.run.proposal.as_dict() if self.run.proposal else None,
             "sharding": self.fit.sharding if self.fit else None,
@@ -70,72 +76,72 @@ class Preview:
             "memory": memory,
             "steps_per_epoch": self.steps.per_epoch if self.steps else None,
             "total_steps": self.steps.total if self.steps else None,
-            "training_jobs": [asdict(job) for job in self.training_jobs],
+            "refused": self.refused,
+            "other_jobs": [asdict(job) for job in self.other_jobs],
         }
 
 
 def preview(run: Run) -> Preview:
     """Raises UserError as `check_run` does."""
     fit = check_run(run)
-    will_run = {stage.name for stage in choose(run)}
+    chosen = choose(run)
+    will_run = {stage.name for stage in chosen}
     rows = rows_per_step(run.config.training, run.plan.degrees.data_parallel)
     return Preview(
         run=run,
         stages=tuple(
-            StagePreview(stage, stage.name in will_run, run.why_not_done(stage.name)) for stage in run.plan.stages
+            StagePreview(stage, stage.name in will_run, run.journal.why_not_done(stage.name))
+            for stage in run.plan.stages
         ),
         fit=fit,
         available_bytes=available(run.config),
         steps=steps(run),
         rows_per_step=rows,
         tokens_per_step=rows * run.config.dataset.row_tokens,
-        training_jobs=tuple(_training_jobs(run, [stage for stage in run.plan.stages if stage.name in will_run])),
+        refused=str(training_again(run, chosen) or ""),
+        other_jobs=tuple(job for annex in annexes() for job in annex.previews(run, chosen)),
     )
-
-
-def _training_jobs(run: Run, stages: Sequence[StagePlan]) -> Iterator[TrainingJobPreview]:
-    for group in groups(stages) if run.config.sagemaker else ():
-        instance_type = group.instance_type(run)
-        try:
-            chosen = image(run.config, instance_type)
-        except UserError as error:
-            chosen = str(error)
-        names = tuple(stage.name for stage in group.stages)
-        yield TrainingJobPreview(group.name, names, f"{group.nodes} x ml.{instance_type}", chosen, group.seconds)
 
 
 def check_run(run: Run) -> TrainingFit | None:
     """The estimate of what the training needs; None while the model is not here.
 
     Refuses now what would fail in a job later, as far as this machine can see it: prompts that do not
-    match the dataset's format, an interpreter that does not exist and, for a model that is here already, degrees that
-    do not divide it and accelerators that it does not fit (stage download checks any other).
-    Raises UserError.
+    match the dataset's format, local files without the split, an interpreter that does not exist and, for a model that
+    is here already, degrees that do not divide it, accelerators that it does not fit, and tensors that could not be
+    consolidated (stage download checks any other). Raises UserError.
     """
+    dataset = run.config.dataset
+    if kind_of(dataset.source) == "local" and (path := Path(dataset.source)).exists():
+        source_files.chosen(names_below(path), dataset.source, dataset.files, dataset.split)
     for number, prompt in enumerate(run.config.generate.prompts):
         # a chat takes the model's own template
         if isinstance(prompt, dict) and not is_chat(run.config.dataset, prompt):
             check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
     if run.config.env.python:
-        _check_python(run, Path(run.config.env.python))
+        _check_python(run.config, Path(run.config.env.python))
     tracking = run.config.tracking.python
-    if tracking and not run.config.sagemaker and not Path(tracking).exists():
+    if tracking and not own_python(run.config) and not Path(tracking).exists():
         raise UserError(f"tracking.python: no such file: {tracking}", "correct it, or leave it out")
     directory = config_directory(run.config)
-    return check_model_directory(run.config, run.plan.degrees, directory) if directory else None
+    if directory is None:
+        return None
+    fit = check_model_directory(run.config, run.plan.degrees, directory)
+    check_trainable(run)
+    return fit
 
 
-def _check_python(run: Run, python: Path) -> None:
-    if run.config.sagemaker and not python.exists():
+def _check_python(config: RunConfig, python: Path) -> None:
+    if own_python(config) and not python.exists():
         return  # it may be the image's
     if not python.exists():
         raise UserError(f"env.python: no such file: {python}", "correct it, or leave it out")
-    kind = environment_kind(rules_of(run.config.engine).environment_name(run.config))
+    kind = environment_kind(rules_of(config.engine).environment_name(config))
     versions = PYTHON_VERSIONS.get(kind)
     named = re.fullmatch(r"python(3\.\d+)", python.resolve().name)
     if versions and named and named[1] not in versions:
         raise UserError(
-            f"env.python: {python} is Python {named[1]}, and engine {run.config.engine} on"
-            f" {run.config.cluster.instance_type} needs {' or '.join(versions)}",
+            f"env.python: {python} is Python {named[1]}, and engine {config.engine} on"
+            f" {config.cluster.instance_type} needs {' or '.join(versions)}",
             "choose another interpreter, or leave it out",
         )

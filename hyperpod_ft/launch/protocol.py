@@ -3,11 +3,13 @@ training jobs (`sagemaker/`)."""
 
 from __future__ import annotations  # the types below are not imported: process/chain.py imports this to stay light
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hyperpod_ft.planning.plan import StagePlan
     from hyperpod_ft.runs.jobs import Job
     from hyperpod_ft.runs.run import Run
@@ -34,70 +36,48 @@ class JobState:
 
 
 @dataclass(frozen=True)
-class JobOfRun:
-    """A job, and the run that it belongs to."""
+class LauncherAnswer:
+    """What a launcher knows of a run's jobs, and what it did when it was asked."""
 
-    run: Run
-    job: Job
-    just_submitted: bool = False  # jobs that were submitted earlier do not wait for it
+    states: Mapping[Job, JobState]  # of those that it still knows
+    created: str = ""  # the id of the job that it has just created
+    note: str = ""  # why it could not bring the run's files here, or create the job whose turn it is
 
 
 @dataclass(frozen=True)
-class AwaitedJobs:
-    """The jobs that a chain waits for besides those it consists of."""
+class Dependency:
+    """A job that another one waits for: of the same run, or of one that shares stages with it."""
 
-    # By stage: a job, perhaps of another run, that is about to do the stage. Jobs that need the stage wait for its
-    # success.
-    doing: Mapping[str, JobOfRun] = field(default_factory=dict)
-    # jobs of other runs that must have ended, in whatever way, before a stage that starts ranks begins
-    before_ranks: Sequence[JobOfRun] = ()
+    directory: str  # of its run
+    job_id: str
+    must_succeed: bool = True  # otherwise it may end in any way
 
 
-NOTHING_ELSE = AwaitedJobs()
+After = Mapping[str, Sequence[Dependency]]
+"""What the jobs of a submission wait for besides one another, by stage."""
 
 
 class Launcher(Protocol):
     """Starts the scripts of a run, knows the state of their jobs, and stops them."""
 
     name: ClassVar[str]  # `slurm`, `process` or `sagemaker`
-    # whether its jobs use the environment below `cluster.root`; otherwise each creates its own
-    shares_environment: ClassVar[bool]
-    can_wait_for_other_runs: ClassVar[bool]  # whether its jobs can wait for jobs of other runs
 
-    def submit(
-        self,
-        run: Run,
-        stages: Sequence[StagePlan],
-        submitted: Callable[[Job], None],
-        awaited: AwaitedJobs = NOTHING_ELSE,
-    ) -> None:
+    def submit(self, run: Run, stages: Sequence[StagePlan], after: After) -> None:
         """Submit the stages' scripts, each to start when those of `stages` that it needs have succeeded.
 
-        `awaited`: what else they wait for; nothing unless the launcher `can_wait_for_other_runs`. Calls `submitted` for
-        each job at once, so that a crash half-way leaves no job unrecorded.
+        Records each job of the run at once, so that a crash half-way leaves none unrecorded. `after` is empty where
+        jobs do not write to this machine's volume.
         """
 
-    def states(self, run: Run, jobs: Sequence[Job]) -> Mapping[str, JobState]:
-        """State by job id, of those jobs that the launcher still knows."""
+    def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool) -> LauncherAnswer:
+        """The states of the jobs, and of others of the run that are not recorded: a submission may have been killed.
 
-    def active(self, run: Run, jobs: Sequence[Job]) -> Sequence[Job]:
-        """The jobs in `jobs` that have not ended, and any other job of the run that the launcher knows.
-
-        A submission that was killed half-way may have left a job unrecorded.
+        Where jobs write elsewhere, this brings the run's small files here; and where they do not wait for one another
+        themselves, it creates the job whose turn it is if it is to `keep_going`. Otherwise this starts nothing.
         """
+
+    def log(self, run: Run, job: Job) -> Path | None:
+        """What a job has printed so far, as a file on this machine; None before it has printed anything."""
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Stop the jobs and every process they started."""
-
-    def refresh(self, run: Run) -> None:
-        """Bring the run's small files here, unless its jobs write to a volume that this machine sees."""
-
-    def advance(self, run: Run) -> str:
-        """`refresh`, then create the job whose turn it is, where jobs do not wait for one another themselves.
-
-        Returns its id, or an empty string if no job is due.
-        """
-
-    def fetch_log(self, run: Run, job: Job) -> None:
-        """Bring what a job has written so far to `Run.fetched_log`, unless its log is on a volume that this machine
-        sees."""

@@ -13,10 +13,13 @@ from typing import Any
 import jinja2
 
 from hyperpod_ft import __version__
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.plan import Resources, StagePlan
 from hyperpod_ft.runs.job_files import JOB_ID, banner
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.shipped import PACKAGE, shell_templates
 
 # Stages that run with the kit's interpreter and use the network. The others work offline, with what these have fetched.
@@ -38,6 +41,12 @@ class Installation:
     def here(cls) -> "Installation":
         """What this process runs."""
         return cls(Path(sys.executable), PACKAGE.parent)
+
+
+def reads_secrets(run: Run, job: str) -> bool:
+    """Whether a job uses the network, publishes to a tracker, or serves: its script reads `paths.secrets`."""
+    publishes = bool(run.config.tracking.trackers) and job in ("train", "generate")
+    return job in _WITH_NETWORK or job not in run.plan or publishes
 
 
 def render(run: Run, installation: Installation) -> dict[str, str]:
@@ -83,18 +92,20 @@ def _context(
     if with_network:
         python, remedy = installation.python, "install hyperpod-ft on the shared volume"
     elif job == "eval":
-        python, remedy = run.evaluation_python, "run the tasks stage, or correct eval.python"
+        python, remedy = run.paths.evaluation_python, "run the tasks stage, or correct eval.python"
     else:
-        python, remedy = run.python, "run the env stage, or correct env.python"
+        python, remedy = run.paths.python, "run the env stage, or correct env.python"
     return {
         "stage": job,
         "banner": banner(job, f"${JOB_ID}"),
         "name": run.config.name,
         "engine": run.config.engine,
-        "job_comment": run.job_comment,
-        "run_dir": run.directory,
-        "job_name": run.job_name(job),
-        "output": _quote_option(run.logs / "%x_%j.out"),
+        "reads_secrets": reads_secrets(run, job),
+        "with_secrets": [name for name in run.plan.needing(job) if reads_secrets(run, name)],
+        "job_comment": slurm_job_comment(run.paths),
+        "run_dir": run.paths.directory,
+        "job_name": slurm_job_name(run.config, job),
+        "output": _quote_option(run.paths.logs / "%x_%j.out"),
         "resources": resources,
         "cluster": run.config.cluster.model_dump(),
         "starts_ranks": starts_ranks,
@@ -106,7 +117,7 @@ def _context(
         "code": installation.code,
         "allocation": ALLOCATION_ON_CPUS,
         # what compiles and trains on Neuron devices
-        "neuron": rules_of(run.config.engine).variables(run.config, run.neuron_cache)
+        "neuron": rules_of(run.config.engine).variables(run.config, run.paths.neuron_cache)
         if "precompile" in run.plan
         else {},
         "version": __version__,
@@ -116,3 +127,19 @@ def _context(
 def _quote_option(path: Path) -> str:
     # sbatch reads double quotes on #SBATCH lines; config allows no character that it would read inside them
     return f'"{path}"' if " " in str(path) else str(path)
+
+
+JOB_COMMENT = "hyperpod-ft:"  # how the comment of every job of this kit begins
+
+
+def slurm_job_name(config: RunConfig, stage: str) -> str:
+    return f"{config.name}-{stage}"
+
+
+def slurm_job_comment(paths: RunPaths) -> str:
+    """Names this run directory in Slurm: two runs of one recipe below two roots are two runs.
+
+    A digest, since Slurm's listings leave no path with spaces whole. `root` was made absolute when the run file
+    was loaded.
+    """
+    return f"{JOB_COMMENT}{paths.directory.name}@{text_sha256(str(paths.directory))[:12]}"

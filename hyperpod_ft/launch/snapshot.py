@@ -1,7 +1,6 @@
 """A copy of the kit's code on the shared volume: jobs run the code that they were submitted with.
 
-<copies>/<version>-<digest>/hyperpod_ft/    the package, with its templates
-<copies>/<version>-<digest>/entry.py        what SageMaker starts in the containers of training jobs
+<copies>/hyperpod-ft-<version>-<digest>/hyperpod_ft/    the package, with its templates
 
 Which jobs import from a copy is known from their scripts. A process that no run's script starts locks it instead.
 """
@@ -9,19 +8,22 @@ Which jobs import from a copy is known from their scripts. A process that no run
 import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from hyperpod_ft import __version__, digests, publish
-from hyperpod_ft.runs.container import ENTRY
+from hyperpod_ft.runs import volume_lock
 from hyperpod_ft.shipped import PACKAGE, shipped
+
+_LOCKED = "hyperpod_ft/__init__.py"
 
 
 def snapshot(copies: Path) -> Path:
     """A directory below `copies`, named after its content, that holds the `hyperpod_ft` package as it is now."""
     sources, identity = _sources()
-    final = copies / f"{__version__}-{identity[:12]}"
+    final = copies / f"hyperpod-ft-{__version__}-{identity[:32]}"
     with publish.lock(copies / ".lock"):
         if not final.is_dir():
             with publish.new_directory(final) as directory:
@@ -31,9 +33,22 @@ def snapshot(copies: Path) -> Path:
     return final
 
 
+def code_for(python: Path, copies: Path) -> dict[str, str]:
+    """The environment in which another interpreter, which may lack the kit or have another version, has this code.
+
+    `clean` keeps the copy below `copies` until this process, and what it becomes, has ended.
+    """
+    if python == Path(sys.executable):
+        return {}
+    with volume_lock.submitting(copies.parent):  # `clean` must not remove the copy before it is held
+        copy = snapshot(copies)
+        hold(copy)
+    return {"PYTHONPATH": str(copy)}
+
+
 def hold(copy: Path) -> int:
     """Lock the copy until this process ends, or the program that it becomes. Returns the descriptor of the lock."""
-    descriptor = os.open(copy / ENTRY, os.O_RDONLY)
+    descriptor = os.open(copy / _LOCKED, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     os.set_inheritable(descriptor, True)
     return descriptor
@@ -42,7 +57,7 @@ def hold(copy: Path) -> int:
 def is_held(copy: Path) -> bool:
     """Whether a process on any machine holds the copy. Raises OSError when that is not known."""
     try:
-        with (copy / ENTRY).open("rb+") as stream:  # over NFS, only files that are open for writing can be locked
+        with (copy / _LOCKED).open("rb+") as stream:  # over NFS, only files that are open for writing can be locked
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -59,9 +74,7 @@ def _sources() -> tuple[dict[Path, Path], str]:
     sources |= {
         Path("hyperpod_ft/templates") / file.relative_to(templates): file for file in digests.files_below(templates)
     }
-    sources[Path(ENTRY)] = PACKAGE / "job" / "sagemaker" / "entry.py"
-    lines = (f"{target} {digests.file_sha256(file)}" for target, file in sorted(sources.items()))
-    return sources, digests.text_sha256("\n".join(lines))
+    return sources, digests.files_sha256({target.as_posix(): file for target, file in sources.items()})
 
 
 def _code() -> Iterator[Path]:

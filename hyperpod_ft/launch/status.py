@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.remedies import submit_command, training_again
+from hyperpod_ft.launch.tuned import model_location
 from hyperpod_ft.runs import attempts
-from hyperpod_ft.runs.cached_run import CachedRun
 from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import unix_time
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
@@ -51,6 +53,7 @@ class StageStatus:
     log: str = ""  # path
     restarts: str = ""  # of its newest submission, in words
     progress: StageProgress | None = None  # while it runs, where its log says how far it is
+    refused: bool = False  # failed with a user's error: without a correction it will fail again
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,9 @@ class RunStatus:
     model: str  # where the tuned model is, or will be
     state: State
     stages: tuple[StageStatus, ...]
-    submitted: str = ""  # first, ISO 8601, UTC
-    origin: str = ""  # the run file or recipe with its overrides, as arguments of `submit`
+    submitted: str = ""  # last, ISO 8601, UTC
+    submit_command: str = ""  # with the run file or recipe, its overrides and launcher
+    refused: str = ""  # why neither `submit` nor `resume` trains it again unasked
     training: LatestMetrics | None = None  # until it is done
     training_summary: TrainingSummary | None = None  # once trained
     evaluations: tuple[EvaluationResult, ...] = ()
@@ -73,6 +77,13 @@ class RunStatus:
     @property
     def failed(self) -> StageStatus | None:
         return next((stage for stage in self.stages if stage.state == "failed"), None)
+
+    @property
+    def loss(self) -> float | None:
+        """The final loss once trained, else the newest one; not a number where the training has diverged."""
+        if self.training_summary:
+            return self.training_summary.final_loss
+        return self.training.loss if self.training else None
 
     def fraction(self, stage: StageStatus) -> float | None:
         """How much of one of its stages is done, 0 to 1; None where nothing says so."""
@@ -88,43 +99,30 @@ class RunStatus:
         return asdict(self)
 
 
-def status(run: Run, launchers: Launchers, advance: bool = False) -> RunStatus:
+def status(run: Run, launchers: Launchers, *, keep_going: bool = False) -> RunStatus:
     """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note.
 
-    With `advance`, creates the run's next job if it is due; otherwise only reads.
+    With `keep_going`, creates the run's next training job if it is due; otherwise only reads.
     """
-    seen = CachedRun.now(run)
-    if not seen.unfinished_jobs():
-        return status_of(seen, {})
-    note = created = ""
-    states: Mapping[str, JobState] | None = None
+    jobs = run.journal.latest_jobs()
+    if not run.journal.unfinished(jobs):
+        return status_of(run, jobs, {})
     try:
-        if advance:
-            created = launchers.advance(run)
-        else:
-            launchers.refresh(run)
+        answer = launchers.states(run, keep_going=keep_going)
     except UserError as error:
-        note = str(error)
-    try:
-        seen, states = _ask(run, launchers)
-        if not note and not all(state.active for state in states.values()):
-            # records, or a job that continues this one, may have come between that look and the end of the job
-            launchers.refresh(run)
-            seen, states = _ask(run, launchers)
-    except UserError as error:
-        note = note or str(error)
-    return status_of(seen.again(), states, note, created)
+        return status_of(run, jobs, None, str(error))
+    return status_of(run, run.journal.latest_jobs(), answer.states, answer.note, answer.created)
 
 
-def _ask(run: Run, launchers: Launchers) -> tuple[CachedRun, Mapping[str, JobState]]:
-    """The run, and the states of the newest jobs of stages that are not done, as far as their launchers know them."""
-    seen = CachedRun.now(run)
-    return seen, launchers.states(run, seen.unfinished_jobs())
+def status_of(
+    run: Run, jobs: Mapping[str, Job], states: Mapping[Job, JobState] | None, note: str = "", created: str = ""
+) -> RunStatus:
+    """The status of a run, given the newest job of each stage and the states that those not done had; None: no answer.
 
-
-def status_of(run: CachedRun, states: Mapping[str, JobState] | None, note: str = "", created: str = "") -> RunStatus:
-    """The status of a run whose records were read after `states`, those of its unfinished jobs; None: no answer."""
-    needed, jobs = {stage.name for stage in choose(run)}, run.latest_jobs()
+    Reads the records now, after the states were asked for: the record of a job that has ended since counts.
+    """
+    chosen = choose(run)
+    needed = {stage.name for stage in chosen}
     stages = _one_at_a_time(
         (
             _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed)
@@ -134,12 +132,13 @@ def status_of(run: CachedRun, states: Mapping[str, JobState] | None, note: str =
     )
     return RunStatus(
         name=run.config.name,
-        directory=str(run.directory),
-        model=run.tuned_model_location,
+        directory=str(run.paths.directory),
+        model=model_location(run),
         state=_overall(stages),
         stages=stages,
-        submitted=min((job.submitted for job in run.jobs()), default=""),
-        origin=_origin(run),
+        submitted=max((job.submitted for job in jobs.values()), default=""),
+        submit_command=submit_command(run.journal, run.journal.submitted_as or "RUN_FILE"),
+        refused=str(training_again(run, chosen) or ""),
         training=_latest_metrics(run, stages),
         training_summary=summary_of(run),
         evaluations=evaluations(run),
@@ -152,13 +151,6 @@ def with_progress(run: Run, current: RunStatus) -> RunStatus:
     """The same status with the progress that the run's files say now. Asks no launcher."""
     stages = tuple(replace(stage, progress=_stage_progress(stage.state, stage.log)) for stage in current.stages)
     return replace(current, stages=stages, training=_latest_metrics(run, stages))
-
-
-def _origin(run: Run) -> str:
-    try:
-        return run.origin.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return ""
 
 
 def _one_at_a_time(stages: Iterable[StageStatus], training_jobs: Collection[str]) -> tuple[StageStatus, ...]:
@@ -181,27 +173,29 @@ def _one_at_a_time(stages: Iterable[StageStatus], training_jobs: Collection[str]
 
 
 def _stage_status(
-    run: Run, stage: str, job: Job | None, states: Mapping[str, JobState] | None, needed: bool
+    run: Run, stage: str, job: Job | None, states: Mapping[Job, JobState] | None, needed: bool
 ) -> StageStatus:
-    reason = run.why_not_done(stage)
+    reason = run.journal.why_not_done(stage)
     job_id = job.job_id if job else ""
-    log_path = str(run.log_here(stage, job_id) or "") if job else ""
+    log_path = str(run.journal.log_here(stage, job_id) or "") if job else ""
     if not reason:
-        record = run.record(stage)
+        record = run.journal.record(stage)
         done_elsewhere = "" if job else "done by an earlier run"
         seconds = record.seconds if record else None
         return StageStatus(stage, "done", done_elsewhere, job_id, seconds, log_path, _restarts(run, stage, job_id))
-    if not needed and not (states and job_id in states and states[job_id].active):
+    state_of_job = states.get(job) if states and job else None
+    if not needed and not (state_of_job and state_of_job.active):
         return StageStatus(stage, "done", f"{reason}, and nothing needs it", job_id, None, log_path)
     if job is None:
         return StageStatus(stage, "not run", "" if reason == "has not run" else reason)
     if states is None:
         return StageStatus(stage, "unknown", "", job_id, None, log_path)
-    state, detail = _job_state(run, job, states.get(job_id))
+    state, detail = _job_state(run.journal, job, state_of_job)
     if state == "not run":
         detail = reason
     progress = _stage_progress(state, log_path)
-    return StageStatus(stage, state, detail, job_id, None, log_path, _restarts(run, stage, job_id), progress)
+    refused = state == "failed" and run.journal.exit_status(stage, job_id) == EXIT_USER_ERROR
+    return StageStatus(stage, state, detail, job_id, None, log_path, _restarts(run, stage, job_id), progress, refused)
 
 
 def _stage_progress(state: State, log: str) -> StageProgress | None:
@@ -211,23 +205,25 @@ def _stage_progress(state: State, log: str) -> StageProgress | None:
 def _restarts(run: Run, stage: str, job_id: str) -> str:
     if not run.plan[stage].starts_ranks:
         return ""  # no supervisor starts it again
-    return attempts.describe(attempts.of_submission(run, stage, job_id), run.config.cluster.max_restarts)
+    return attempts.describe(attempts.of_submission(run.journal, stage, job_id), run.config.cluster.max_restarts)
 
 
-def _job_state(run: Run, job: Job, job_state: JobState | None) -> tuple[State, str]:
+def _job_state(journal: Journal, job: Job, job_state: JobState | None) -> tuple[State, str]:
     if job_state is not None and job_state.active:
         if job_state.state == "PENDING":
             return "pending", job_state.reason
         return "running", " ".join(part for part in (job_state.elapsed, job_state.nodes) if part)
-    if (job_state is not None and job_state.state == "CANCELLED") or run.cancel_marker(job.stage, job.job_id).exists():
+    if (job_state is not None and job_state.state == "CANCELLED") or journal.paths.cancel_marker(
+        job.stage, job.job_id
+    ).exists():
         return "cancelled", ""
-    exit_status = run.exit_status(job.stage, job.job_id)
+    exit_status = journal.exit_status(job.stage, job.job_id)
     if exit_status not in (None, 0):
         return "failed", f"exit status {exit_status}"
     if job_state is not None and job_state.state != "COMPLETED":
         return "failed", ": ".join(part for part in (job_state.state.lower(), job_state.reason) if part)
     if job_state is None and exit_status is None:
-        if not run.log(job.stage, job.job_id).exists():
+        if not journal.paths.log(job.stage, job.job_id).exists():
             return "not run", ""  # it never started
         return "failed", "the job no longer exists and left no exit status"
     return "not run", ""  # it succeeded; its outputs have been changed or deleted since
@@ -241,13 +237,15 @@ def _overall(stages: tuple[StageStatus, ...]) -> State:
 
 def _latest_metrics(run: Run, stages: tuple[StageStatus, ...]) -> LatestMetrics | None:
     training = next((stage for stage in stages if stage.stage == "train"), None)
-    job = run.latest_jobs().get("train")
-    if training is None or training.state == "done" or job is None or not run.metrics_path.exists():
+    if training is None or training.state == "done":
+        return None
+    job = run.journal.latest_jobs().get("train")
+    if job is None or not run.paths.metrics_path.exists():
         return None
     # rows of an earlier job say nothing about this one
-    if run.metrics_path.stat().st_mtime < unix_time(job.submitted):
+    if run.paths.metrics_path.stat().st_mtime < unix_time(job.submitted):
         return None
-    row = metrics.last_row(run.metrics_path)
+    row = metrics.last_row(run.paths.metrics_path)
     if row is None:
         return None
     known = steps(run)

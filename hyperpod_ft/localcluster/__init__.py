@@ -7,5 +7,6 @@ True
 """
 
 from hyperpod_ft.localcluster.cluster import ClusterStatus, LocalCluster, NodeState, default_directory
+from hyperpod_ft.localcluster.runtime import name_of, running_conf
 
-__all__ = ["ClusterStatus", "LocalCluster", "NodeState", "default_directory"]
+__all__ = ["ClusterStatus", "LocalCluster", "NodeState", "default_directory", "name_of", "running_conf"]

@@ -52,6 +52,11 @@ class LocalCluster:
         self.directory = self._runtime.directory
 
     @property
+    def name(self) -> str:
+        """The same for every start in this directory."""
+        return self._runtime.name
+
+    @property
     def conf(self) -> Path:
         """slurm.conf: the same path on every start; exists only while the cluster runs."""
         return self._runtime.conf

@@ -2,7 +2,8 @@
 
 It has two directories. `directory`, chosen by the user, has the logs and the lock. `path`, a short private name under
 /tmp derived from it, has what Slurm and munge name and bind (Unix sockets are limited to 107 bytes, slurm.conf does
-not allow spaces); it exists only while the cluster runs.
+not allow spaces); it exists only while the cluster runs. Anyone may make a directory there, so one counts only if it is
+this user's alone.
 """
 
 import fcntl
@@ -10,10 +11,14 @@ import getpass
 import hashlib
 import json
 import os
+import re
 import shutil
+import signal
 import socket
+import stat
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
@@ -23,10 +28,38 @@ from hyperpod_ft.localcluster.daemons import WatchSpec
 from hyperpod_ft.localcluster.ports import PortBlock
 from hyperpod_ft.localcluster.programs import Programs
 from hyperpod_ft.localcluster.slurm_conf import ClusterSpec, render_cgroup_conf, render_slurm_conf
-from hyperpod_ft.localcluster.strays import kill_strays
-from hyperpod_ft.processes import ProcessIdentity
+from hyperpod_ft.processes import ProcessIdentity, all_pids, ancestors
 
 ANSWER_SECONDS = 15.0
+_PATH = re.compile(r"/tmp/hyperpod-ft-\d+-([0-9a-f]{12})/slurm\.conf")  # noqa: S108 - as below
+
+
+def runtime_path(name: str) -> Path:
+    """Where Slurm's files of this user's local cluster of that name are while it runs."""
+    return Path(f"/tmp/hyperpod-ft-{os.getuid()}-{name}")  # noqa: S108 - made 0700, ignored if not ours
+
+
+def name_of(conf: str) -> str:
+    """The name of the local cluster with this slurm.conf; empty for any other Slurm."""
+    found = _PATH.fullmatch(conf)
+    return found[1] if found else ""
+
+
+def running_conf(name: str) -> Path | None:
+    """The slurm.conf of this user's local cluster of that name; None while it is not up.
+
+    Slurm's programs load what a slurm.conf names, so one that another user could have written does not count.
+    """
+    conf = runtime_path(name) / "slurm.conf"
+    return conf if _is_ours(conf.parent) and conf.exists() else None
+
+
+def _is_ours(directory: Path) -> bool:
+    try:
+        found = directory.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 class Runtime:
@@ -34,8 +67,8 @@ class Runtime:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
-        name = hashlib.sha256(os.fsencode(self.directory.resolve())).hexdigest()[:12]
-        self.path = Path(f"/tmp/hyperpod-ft-{os.getuid()}-{name}")  # noqa: S108 - made 0700, refused if not ours
+        self.name = hashlib.sha256(os.fsencode(self.directory.resolve())).hexdigest()[:12]
+        self.path = runtime_path(self.name)
         self.conf = self.path / "slurm.conf"
         self.logs = self.directory / "logs"
 
@@ -53,7 +86,7 @@ class Runtime:
     def clear(self) -> None:
         """Remove the leftovers of an earlier cluster. Only with the lock: then no watch and no guard is alive."""
         kill_strays(self.conf)
-        if self.path.is_symlink() or (self.path.exists() and self.path.stat().st_uid != os.getuid()):
+        if os.path.lexists(self.path) and not _is_ours(self.path):
             raise UserError(f"{self.path} belongs to another user", "remove it, or use another directory")
         if self.path.exists():
             shutil.rmtree(self.path)
@@ -128,6 +161,8 @@ class Runtime:
 
     def ask(self, words: str) -> str | None:
         """Send the daemon watch a command and return its answer; None when it does not run."""
+        if not _is_ours(self.path):
+            return None
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
             control.settimeout(ANSWER_SECONDS)
             try:
@@ -151,3 +186,22 @@ class Runtime:
         )
         nodes = {name: (programs.slurmd, "-D", "-N", name) for name in spec.node_names}
         return {"munged": munged, "slurmctld": (programs.slurmctld, "-D"), **nodes}
+
+
+def kill_strays(conf: Path) -> None:
+    """SIGKILL job processes of the cluster of `conf` that outlived watch and guards (`pkill -9 -f` hits both).
+
+    A step daemon has slurmd's environment; a task has the SLURM_CONF it was submitted with, and SLURMD_NODENAME,
+    which nothing but a step daemon sets. This process and its ancestors are spared.
+    """
+    spared = ancestors(os.getpid())
+    setting = b"SLURM_CONF=" + os.fsencode(conf)
+    for pid in all_pids():
+        if pid in spared:
+            continue
+        with suppress(OSError):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            is_task = any(item.startswith(b"SLURMD_NODENAME=") for item in environment)
+            is_step_daemon = Path(f"/proc/{pid}/comm").read_bytes().startswith(b"slurmstepd")
+            if setting in environment and (is_task or is_step_daemon):
+                os.kill(pid, signal.SIGKILL)

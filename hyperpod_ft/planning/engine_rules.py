@@ -1,4 +1,4 @@
-"""What planning needs from an engine: the rules that differ between engines, in one module for each."""
+"""What planning needs from an engine: what it cannot do, and the rules that differ, in a module each."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -7,14 +7,39 @@ from typing import Any, Protocol
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.layout import Layout
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.neuron import limits as neuron_limits
 from hyperpod_ft.planning.neuron import rules as neuron_rules
+from hyperpod_ft.planning.torch import limits as torch_limits
 from hyperpod_ft.planning.torch import rules as torch_rules
 
 
+class Limits(Protocol):
+    """The contents of an engine's module of limits: what it cannot do. Every function raises UserError."""
+
+    def check_settings(self, config: RunConfig) -> None:
+        """Refuse settings that it does not support, alone or together."""
+
+    def check_degrees(self, config: RunConfig, degrees: Degrees) -> None:
+        """Refuse degrees that divide the ranks but cannot be trained."""
+
+    def check_model_config(self, config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> None:
+        """Refuse a model by its config.json: a family, or what its transformers would misread."""
+
+    def check_family(self, config: RunConfig, degrees: Degrees, family: str) -> None:
+        """Refuse a family of models that cannot be trained. `family` is config.json's model_type."""
+
+    def check_kv_heads(self, tensor_parallel: int, kv_heads: int) -> None:
+        """Refuse key/value heads that cannot be divided."""
+
+    def check_shape(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
+        """Refuse a model whose parts, other than attention heads and MLP, cannot be divided or trained."""
+
+
 class EngineRules(Protocol):
-    """The contents of an engine's module of rules. Every `check_` function raises UserError."""
+    """The contents of an engine's module of rules."""
 
     TRIAL_LAUNCHER: tuple[str, ...]
     """The command under which stage precompile starts a node's ranks, if it needs one."""
@@ -35,7 +60,7 @@ class EngineRules(Protocol):
         """Environment variables of the jobs that compile and train, where stage precompile fills `cache`."""
 
     def graph_settings(self, config: RunConfig) -> dict[str, str]:
-        """The variables that change the compiled graphs, and the settings of this engine alone that do."""
+        """The variables that change the compiled graphs, and what else of this engine alone does."""
 
     def environment_name(self, config: RunConfig) -> str:
         """Name of the file in pins/ with the packages of its Python environment."""
@@ -46,29 +71,14 @@ class EngineRules(Protocol):
     def program_directories(self, config: RunConfig, python: Path) -> tuple[Path, ...]:
         """Where training looks for programs before PATH. `python` is the interpreter of its environment."""
 
-    def training_settings(self, config: RunConfig) -> dict[str, Any]:
-        """Settings of this engine alone that change the result of training."""
-
     def default_tensor_parallel(self, instance: Instance, ranks: int) -> int:
         """The tensor-parallel degree of nodes with `ranks` ranks when the run file gives none."""
 
-    def check_degrees(self, config: RunConfig, degrees: Degrees) -> None:
-        """Refuse degrees that divide the ranks but cannot be trained."""
-
-    def check_family(self, config: RunConfig, family: str, degrees: Degrees) -> None:
-        """Refuse a family of models that cannot be trained. `family` is config.json's model_type."""
-
-    def check_model_config(self, model_config: Mapping[str, Any], degrees: Degrees) -> None:
-        """Refuse a config.json that the engine's transformers would misread, or cannot train with these degrees."""
-
-    def check_kv_heads(self, tensor_parallel: int, kv_heads: int) -> None:
-        """Refuse key/value heads that cannot be divided."""
-
-    def check_shape(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
-        """Refuse a model whose parts, other than attention heads and MLP, cannot be divided or trained."""
+    def layout(self, config: RunConfig, degrees: Degrees, family: str, shape: ModelShape | None) -> Layout:
+        """How ranks divide a model that has passed the checks. `shape` None: the size of the model is unknown."""
 
     def sharding(self, config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
-        """What data-parallel ranks divide, in words. `shape` None: the size of the model is unknown."""
+        """What data-parallel ranks divide, in words. `shape` as for `layout`."""
 
     def explain_pipeline(self, config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
         """How the pipeline is cut and what it loses, in words; None without one, or where another library cuts it."""
@@ -77,7 +87,13 @@ class EngineRules(Protocol):
         """Memory of a training step on a rank of each pipeline stage."""
 
 
+_LIMITS: dict[EngineName, Limits] = {"torch": torch_limits, "neuron": neuron_limits}
 _RULES: dict[EngineName, EngineRules] = {"torch": torch_rules, "neuron": neuron_rules}
+
+
+def limits_of(engine: EngineName) -> Limits:
+    """The limits of an engine."""
+    return _LIMITS[engine]
 
 
 def rules_of(engine: EngineName) -> EngineRules:

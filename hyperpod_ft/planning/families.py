@@ -1,7 +1,8 @@
-"""Families of models that engine torch can divide: the names of their modules, and what divides with what.
+"""Families of models, as engine torch knows them, by config.json's model_type.
 
-One row a family, by config.json's model_type. A family that has no row trains with tensor_parallel 1 and without a
-pipeline. Paths of modules are transformers' (5.20), since the engine runs its classes.
+One row for each that it can divide: the names of its modules, and what divides with what. A family that has no row
+trains with tensor_parallel 1 and without a pipeline. Paths of modules are transformers' (5.20), since the engine runs
+its classes.
 
 A layer has two blocks, attention and MLP. A block's first linears are divided by outputs (`columns`), its last by
 inputs (`rows`): each head and each unit of the MLP is then on one rank, and a block needs one sum over the ranks. The
@@ -126,6 +127,30 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )
 _BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
+
+ENCODER_DECODERS = ("t5",)
+# Families whose attention engine torch computes itself, so that packed documents stay apart. transformers lets programs
+# replace the attention of most families (AttentionInterface). These pass it everything that their attention depends on,
+# such as the size of a sliding window; GPT-J's is replaced in its class (model/attention.py). Other families keep
+# transformers' own attention: some express part of it in the mask alone, some also mix tokens in convolutions or
+# recurrences, and the attention of some cannot be replaced. tests/unit/planning/torch/test_packing_rules.py compares
+# losses and gradients of packed documents with those of the same documents alone, for every family here.
+SEPARATING_FAMILIES = frozenset(
+    """
+    apertus arcee bitnet cohere cohere2 cwm ernie4_5 exaone4 flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe
+    gpt2 gpt_bigcode gpt_neox gptj granite granitemoe granitemoeshared helium hunyuan_v1_dense llama ministral
+    ministral3 mistral mixtral nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 qwen2 qwen3 qwen3_moe
+    seed_oss smollm3 stablelm starcoder2 vaultgemma
+    """.split()  # noqa: SIM905 - a list would have a line for each
+)
+# Families that transformers' class for causal models takes, but whose attention also sees what follows, unless
+# config.json says otherwise: a model trained like that sees its targets.
+NOT_CAUSAL = frozenset(
+    """
+    bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
+    roberta-prelayernorm roc_bert roformer xlm xlm-roberta xlm-roberta-xl xlnet xmod
+    """.split()  # noqa: SIM905 - a list would have a line for each
+)
 
 
 def family_of(model_type: str) -> Family | None:

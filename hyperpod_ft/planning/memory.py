@@ -6,7 +6,7 @@ Korthikanti et al. (arXiv:2205.05198): the tensors that a layer's forward pass k
 layer keeps s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divides those inside attention and MLP by t
 (equation 2), sequence parallelism the rest too (equation 4), and full recomputation keeps only a layer's input,
 2 s b h. `StepMemory._layer` is equation 1 for a layer of the Llama family; docs/memory.md shows it. What differs
-between engines is in torch/memory.py and neuron/memory.py, except for the rows of a micro batch (`StepMemory.tokens`).
+between engines is in torch/memory.py and neuron/memory.py.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from functools import cached_property
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.lora_targets import adapted_linears
+from hyperpod_ft.planning.lora import adapted_linears
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.stage_sizes import PipelineStageSize
 
@@ -101,9 +101,8 @@ class StepMemory(ABC):
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro batch on a rank; in a pipeline of engine neuron, each row is a micro batch."""
-        one_row = self.config.engine == "neuron" and self.degrees.pipeline_parallel > 1
-        rows = 1 if one_row else self.config.training.micro_batch_size
+        """Tokens of a micro batch on a rank."""
+        rows = self.config.training.micro_batch_size
         return rows * self.config.dataset.max_length // self.degrees.context_parallel
 
     @property

@@ -13,12 +13,12 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees, divisors
-from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder
-from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
-from hyperpod_ft.planning.engine_rules import rules_of
+from hyperpod_ft.planning.engine_rules import limits_of, rules_of
+from hyperpod_ft.planning.layout import Layout
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
+from hyperpod_ft.planning.t5_shape import t5_shape
 
 # keys of the run file and their new values
 Change = dict[str, Any]
@@ -30,6 +30,7 @@ _FACTORS = (2, 4, 8)  # of nodes, pipeline stages and ranks that share a row
 class TrainingFit:
     """How a run fits its accelerators."""
 
+    layout: Layout
     sharding: str  # what data-parallel ranks divide, in words
     memory: Memory | None  # None: unknown, or no accelerators
     pipeline: str | None = None  # how it is cut, in words; None without one
@@ -43,10 +44,10 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     """
     model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
     shape, rules = check_trainable(config, degrees, model_config), rules_of(config.engine)
-    sharding = rules.sharding(config, degrees, shape)
-    if shape is None:
-        return TrainingFit(sharding, None)
-    return TrainingFit(sharding, check_memory(config, degrees, shape), rules.explain_pipeline(config, degrees, shape))
+    memory = check_memory(config, degrees, shape) if shape else None
+    layout = rules.layout(config, degrees, str(model_config.get("model_type", "")), shape)
+    pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
+    return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, pipeline)
 
 
 def check_trainable(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> ModelShape | None:
@@ -54,10 +55,7 @@ def check_trainable(config: RunConfig, degrees: Degrees, model_config: Mapping[s
 
     `model_config`: its config.json. Raises UserError when the engine cannot train it, or divide it by these degrees.
     """
-    rules = rules_of(config.engine)
-    check_encoder_decoder(config, model_config)
-    rules.check_family(config, str(model_config.get("model_type", "")), degrees)
-    rules.check_model_config(model_config, degrees)
+    limits_of(config.engine).check_model_config(config, degrees, model_config)
     shape = model_shape(model_config) or t5_shape(model_config)
     if shape is not None:
         check_model(config, degrees, shape)
@@ -120,7 +118,7 @@ def _total(config: RunConfig, change: Change, shape: ModelShape) -> float:
     try:
         changed = RunConfig.model_validate(values)
         degrees = degrees_of(changed)
-        rules_of(changed.engine).check_family(changed, shape.model_type, degrees)
+        limits_of(changed.engine).check_family(changed, degrees, shape.model_type)
         check_model(changed, degrees, shape)
         return estimate(changed, degrees, shape).total
     except (ValidationError, UserError):

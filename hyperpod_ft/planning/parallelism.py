@@ -6,8 +6,8 @@ Errors show the arithmetic of what does not divide.
 from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees, check_divides, listed_divisors
-from hyperpod_ft.planning.engine_rules import rules_of
-from hyperpod_ft.planning.lora_targets import check_targets
+from hyperpod_ft.planning.engine_rules import limits_of, rules_of
+from hyperpod_ft.planning.lora import check_targets
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.progress import count
 
@@ -30,7 +30,8 @@ def ranks_per_node(config: RunConfig) -> int:
 
 
 def degrees_of(config: RunConfig) -> Degrees:
-    """The degrees of a run. Raises UserError when they do not divide the nodes' ranks, or a row's tokens."""
+    """The degrees of a run. Raises UserError when the engine cannot train with them, or with the settings."""
+    limits_of(config.engine).check_settings(config)
     given, rules, ranks = config.parallelism, rules_of(config.engine), ranks_per_node(config)
     instance = config.instance
     tensor_parallel = given.tensor_parallel or rules.default_tensor_parallel(instance, ranks)
@@ -49,7 +50,7 @@ def degrees_of(config: RunConfig) -> Degrees:
             " so a tensor-parallel group would span nodes",
             f"set it to {listed_divisors(ranks)}",
         )
-    rules.check_degrees(config, result)
+    limits_of(config.engine).check_degrees(config, result)
     return result
 
 
@@ -63,7 +64,7 @@ def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f"set it to at most {shape.layers}",
         )
     check_targets(config, shape)
-    rules_of(config.engine).check_shape(config, degrees, shape)
+    limits_of(config.engine).check_shape(config, degrees, shape)
 
 
 def check_heads(engine: EngineName, tensor_parallel: int, heads: int, kv_heads: int) -> None:
@@ -73,4 +74,4 @@ def check_heads(engine: EngineName, tensor_parallel: int, heads: int, kv_heads: 
             f"parallelism.tensor_parallel: {tensor_parallel} does not divide the model's {heads} attention heads",
             f"set it to {listed_divisors(heads)}",
         )
-    rules_of(engine).check_kv_heads(tensor_parallel, kv_heads)
+    limits_of(engine).check_kv_heads(tensor_parallel, kv_heads)

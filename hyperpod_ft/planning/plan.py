@@ -7,7 +7,6 @@ from typing import Any
 
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.run_config import RunConfig, StageName
-from hyperpod_ft.config.sections.evaluation import Eval
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
@@ -86,6 +85,14 @@ class Plan:
         names = [stage.name for stage in self.stages]
         return self.stages[names.index(self[name].name) :]
 
+    def needing(self, name: str) -> list[str]:
+        """A stage, and those that need it, directly or through others."""
+        found = [name]
+        for stage in self.stages:
+            if not set(found).isdisjoint(stage.needs):
+                found.append(stage.name)
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "run_id": self.run_id,
@@ -97,15 +104,21 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Definition:
-    """The fixed properties of a stage. Raise `version` when the same inputs now give different outputs."""
+    """The fixed properties of a stage.
+
+    Raise `version` when the same inputs now give different outputs, as when a default changes that `depends_on` leaves
+    out: tests/unit/planning/test_fingerprints.py has them.
+    """
 
     version: int
     needs: tuple[StageName, ...]
-    depends_on: Callable[[RunConfig, Degrees], Any]
+    depends_on: Callable[[RunConfig, Degrees], dict[str, Any]]
     # whether a run has the stage
     applies: Callable[[RunConfig], bool] = lambda _: True
     shared: bool = False
     starts_ranks: bool = False
+    # whether it also needs the final model, whichever stage makes it, and nothing that the model was made of
+    asks_model: bool = False
     accelerated: bool = False
     # the number of CPUs it can use when it runs on CPUs; None: all that it gets
     cpus: int | None = None
@@ -115,32 +128,50 @@ class _Definition:
     inherited: bool = True
 
 
-# Settings that change no result, only what is written or watched.
+# Settings that change no result, only how it is made, and what is written or watched.
 _RESULT_UNCHANGED = {
-    *("log_every_steps", "save_every_steps", "keep_checkpoints", "async_save", "save_only_model"),
-    *("sanity_steps", "sanity_margin"),
+    "dataset.workers",
+    *("training.log_every_steps", "training.save_every_steps", "training.keep_checkpoints", "training.async_save"),
+    *("training.save_only_model", "training.sanity_steps", "training.sanity_margin"),
+    *("neuron.xser", "neuron.precompile_steps"),
+    *("eval.python", "eval.include_path"),  # eval.include_revision is the digest of its content
 }
 # Settings that change no compiled graph.
-_GRAPHS_UNCHANGED = _RESULT_UNCHANGED | {
-    "objective",
-    "epochs",
-    "max_steps",
-    "learning_rate",
-    "schedule",
-    "warmup_share",
+_GRAPHS_UNCHANGED = {
+    *("training.epochs", "training.max_steps", "training.learning_rate", "training.schedule", "training.warmup_share"),
 }
 
 
-def _training_inputs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
-    objective = {"dpo": config.dpo.model_dump()} if config.training.objective == "dpo" else {}
+def _settings(config: RunConfig, *chosen: str) -> dict[str, Any]:
+    """What these sections or keys of a run file change in results: those that differ from their defaults.
+
+    A new key, at its default, changes no fingerprint.
+    """
+    given = config.differing().items()
     return {
-        "training": config.training.model_dump(exclude=_RESULT_UNCHANGED | {"objective"}),
-        "lora": config.lora.model_dump() if config.training.method == "lora" else None,
-        "degrees": asdict(degrees),
-        "instance_type": config.cluster.instance_type,
-        config.engine: rules_of(config.engine).training_settings(config),
-        "seed": config.seed,
-        **objective,
+        key: value
+        for key, value in given
+        if key not in _RESULT_UNCHANGED and (key in chosen or key.partition(".")[0] in chosen)
+    }
+
+
+def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
+    adapters = ("lora",) if config.training.method == "lora" else ()
+    # an engine's own section has its name
+    settings = _settings(config, "training", "dpo", "seed", "cluster.instance_type", config.engine, *adapters)
+    # a degree of 1 divides nothing
+    return settings | {"degrees": {name: size for name, size in asdict(degrees).items() if size > 1}}
+
+
+def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
+    """The inputs of the compiled graphs: shapes and operations, but not the data or the learning rate."""
+    trained = _training(config, degrees)
+    divided = ("parallelism.sharding", "parallelism.shard_ranks", "parallelism.sequence_parallel")
+    return {
+        **{key: value for key, value in trained.items() if key not in _GRAPHS_UNCHANGED | {"seed"}},
+        **_settings(config, "model", "dataset.max_length", *divided),
+        "environment": rules_of(config.engine).graph_settings(config),
+        "packages": _packages(config),
     }
 
 
@@ -148,33 +179,11 @@ def _packages(config: RunConfig) -> Any:
     return config.env.python or [requirements(rules_of(config.engine).environment_name(config))]
 
 
-def _evaluation(config: RunConfig) -> Eval:
-    assert config.eval is not None, "its stages exist only with this section"
-    return config.eval
-
-
 def _benchmarks(config: RunConfig, _: Degrees) -> dict[str, Any]:
     """What stage tasks installs and fetches."""
-    section = _evaluation(config)
-    return {
-        "packages": section.python or [requirements(EVALUATION_ENVIRONMENT), _packages(config)],
-        **section.model_dump(include={"tasks", "include_revision", "allow_code_execution"}),
-    }
-
-
-def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
-    """The inputs of the compiled graphs: shapes and operations, but not the data or the learning rate."""
-    return {
-        "model": config.model.model_dump(),
-        "max_length": config.dataset.max_length,
-        "training": config.training.model_dump(exclude=_GRAPHS_UNCHANGED),
-        "lora": config.lora.model_dump() if config.training.method == "lora" else None,
-        "degrees": asdict(degrees),
-        "instance_type": config.cluster.instance_type,
-        config.engine: rules_of(config.engine).training_settings(config),
-        "environment": rules_of(config.engine).graph_settings(config),
-        "packages": _packages(config),
-    }
+    assert config.eval is not None, "its stages exist only with this section"
+    fetched = _settings(config, "eval.tasks", "eval.include_revision", "eval.allow_code_execution")
+    return fetched | {"packages": config.eval.python or [requirements(EVALUATION_ENVIRONMENT), _packages(config)]}
 
 
 def _has_evaluation(config: RunConfig) -> bool:
@@ -183,23 +192,18 @@ def _has_evaluation(config: RunConfig) -> bool:
 
 _STAGES: dict[StageName, _Definition] = {
     # not inherited: the interpreter's path and the environment's pins do not change the run; records name the versions
-    "env": _Definition(1, (), lambda config, _: _packages(config), shared=True, cpus=1, inherited=False),
+    "env": _Definition(1, (), lambda config, _: {"packages": _packages(config)}, shared=True, cpus=1, inherited=False),
     "download": _Definition(
         1,
         (),
-        lambda config, _: [
-            config.model.model_dump(include={"source", "revision"}),
-            config.dataset.model_dump(include={"source", "revision", "files"}),
-        ],
+        lambda config, _: {
+            **_settings(config, "model", "dataset.source", "dataset.revision", "dataset.files"),
+            "split": config.dataset.split_name,
+        },
         shared=True,
         cpus=2,
     ),
-    "dataset": _Definition(
-        2,
-        ("env", "download"),
-        lambda config, _: [config.dataset.model_dump(exclude={"workers"}), config.seed],
-        shared=True,
-    ),
+    "dataset": _Definition(2, ("env", "download"), lambda config, _: _settings(config, "dataset", "seed"), shared=True),
     # before the training: a name that the harness does not know is found in time
     "tasks": _Definition(
         1,
@@ -220,32 +224,34 @@ _STAGES: dict[StageName, _Definition] = {
         self_contained=True,
         inherited=False,  # its inputs, except the interpreter, are among those of train
     ),
-    "train": _Definition(1, ("env", "download", "dataset", "precompile"), _training_inputs, starts_ranks=True),
+    "train": _Definition(1, ("env", "download", "dataset", "precompile"), _training, starts_ranks=True),
     # with method full, it writes the final model
     "consolidate": _Definition(
         2,
         ("env", "download", "train"),
-        lambda config, _: config.merge.model_dump() if config.training.method == "full" else None,
+        lambda config, _: _settings(config, "merge") if config.training.method == "full" else {},
         cpus=2,
     ),
     "merge": _Definition(
         1,
         ("env", "download", "consolidate"),
-        lambda config, _: config.merge.model_dump(),
+        lambda config, _: _settings(config, "merge"),
         # with method full, consolidate writes the final model: there is no adapter to merge
         applies=lambda config: config.training.method == "lora",
         cpus=2,
     ),
     "generate": _Definition(
         1,
-        ("env", "download", "dataset", "consolidate", "merge"),
-        lambda config, _: config.generate.model_dump(),
+        ("env", "download", "dataset"),
+        lambda config, _: _settings(config, "generate"),
+        asks_model=True,
         accelerated=True,
     ),
     "eval": _Definition(
         1,
-        ("env", "download", "tasks", "consolidate", "merge"),
-        lambda config, _: _evaluation(config).model_dump(exclude={"python", "include_path"}),
+        ("env", "download", "tasks"),
+        lambda config, _: _settings(config, "eval"),
+        asks_model=True,
         applies=_has_evaluation,
         accelerated=True,
     ),
@@ -259,7 +265,8 @@ def plan(config: RunConfig) -> Plan:
     stages: list[StagePlan] = []
     fingerprints: dict[str, str] = {}
     for name, definition in chosen.items():
-        needs = tuple(need for need in definition.needs if need in chosen)
+        model: list[StageName] = ["merge" if "merge" in chosen else "consolidate"] if definition.asks_model else []
+        needs = tuple(need for need in (*definition.needs, *model) if need in chosen)
         inherited = [fingerprints[need] for need in needs if chosen[need].inherited and not definition.self_contained]
         fingerprints[name] = _fingerprint(
             name, definition.version, config.engine, definition.depends_on(config, degrees), inherited

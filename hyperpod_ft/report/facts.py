@@ -9,7 +9,6 @@ from hyperpod_ft.runs.jobs import Submission
 def tiles(report: RunReport) -> list[tuple[str, str, str]]:
     """The figures that matter most: label, value, and how it compares; the value is empty where it is not known."""
     base, tuned = report.validation_losses
-    exact = report.samples.exact_match if report.samples else {}
     tokens = report.tokens_per_second
     return [
         (
@@ -18,9 +17,8 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
             f"base {number(base)}" if base is not None else "",
         ),
         *(
-            (f"Exact answers, {split}", f"{count.tuned} of {count.rows}", f"base {count.base}")
-            for split, count in exact.items()
-            if count.rows
+            (f"{kind.capitalize()}, {split}", f"{count.tuned} of {count.rows}", f"base {count.base}")
+            for kind, split, count in (report.samples.counts if report.samples else ())
         ),
         (
             "Training speed",

@@ -4,9 +4,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hyperpod_ft.config import yaml_text
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.status import ACTIVE, MAY_CHANGE, RunStatus, StageStatus, State
+from hyperpod_ft.planning.plan import Plan
 from hyperpod_ft.planning.training_steps import rows_per_step
 from hyperpod_ft.progress import count
 from hyperpod_ft.report import job_times
@@ -22,6 +24,7 @@ from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.runs.steps import steps
 
@@ -37,40 +40,40 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
     Raises UserError when a file of the run that is never half-written is damaged, OSError when one cannot be read.
     """
     records: dict[str, Record] = {
-        stage.name: record for stage in run.plan.stages if (record := run.valid_record(stage.name))
+        stage.name: record for stage in run.plan.stages if (record := run.journal.valid_record(stage.name))
     }
     state = status.state if status else ("done" if not choose(run) else "not run")
-    metrics = _columns(run)
+    metrics = _columns(run.paths)
     training = records.get("train")
     facts = training.facts if training else {}
     now = time.time() if state in ACTIVE else None
-    spans = timeline(job_times.job_times(run, records, metrics), now)
+    spans = timeline(job_times.job_times(run.journal, records, metrics), now)
     known_steps = steps(run)
-    samples = _samples(run, records)
+    samples = _samples(run.paths, records)
     failed = status.failed if status else None
     return RunReport(
-        name=run.full_name,
-        directory=str(run.directory),
+        name=run.paths.full_name,
+        directory=str(run.paths.directory),
         state=state,
         written=utc_now(),
-        submitted=min((job.submitted for job in run.jobs()), default=""),
+        submitted=min((job.submitted for job in run.journal.jobs()), default=""),
         subject=_subject(run, facts),
         settings=run.config.by_key(),
-        run_file=run.yaml(),
+        run_file=yaml_text.dump(run.config),
         metrics=metrics,
         steps_total=known_steps.total if known_steps else None,
         base_validation_loss=_base_validation_loss(facts, samples),
-        resume_points=_resume_points(run, facts, metrics),
+        resume_points=_resume_points(run.paths, facts, metrics),
         timeline=spans,
-        stages=_stages(run, records, status),
+        stages=_stages(run.plan, records, status),
         accelerators=_accelerators(run, spans),
         dataset=_dataset(records),
         samples=samples,
         evaluations=evaluations(run),
         training_summary=summary_of(run),
-        submissions=run.submissions(),
+        submissions=run.journal.submissions(),
         errors=last_lines(failed) if failed else (),
-        commands=_commands(run, state, failed),
+        commands=_commands(run.paths, state, failed),
     )
 
 
@@ -82,9 +85,9 @@ def _base_validation_loss(facts: Mapping[str, Any], samples: Samples | None) -> 
     return before
 
 
-def _columns(run: Run) -> dict[str, list[float | None]]:
+def _columns(paths: RunPaths) -> dict[str, list[float | None]]:
     """metrics.jsonl by key; None where a row lacks the key, or its value is not a finite number."""
-    rows = [row for _, row in intact_rows(run.metrics_path)]
+    rows = [row for _, row in intact_rows(paths.metrics_path)]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [finite(row.get(name)) for row in rows] for name in names}
 
@@ -125,7 +128,7 @@ def _pinned(source: str, revision: str) -> str:
 
 
 def _resume_points(
-    run: Run, facts: Mapping[str, Any], metrics: Mapping[str, Sequence[float | None]]
+    paths: RunPaths, facts: Mapping[str, Any], metrics: Mapping[str, Sequence[float | None]]
 ) -> list[ResumePoint]:
     seconds = dict(zip(metrics.get("step", ()), metrics.get("seconds", ()), strict=False))
 
@@ -134,7 +137,7 @@ def _resume_points(
 
     after_attempts = [
         point(attempt.checkpoint, max(0, attempt.step - attempt.checkpoint), attempt.reason)
-        for attempt in attempts.history(run, "train")
+        for attempt in attempts.history(paths, "train")
     ]
     resumed = facts.get("resumed_from")
     unexplained = [step for step in resumed if isinstance(step, int)] if isinstance(resumed, list) else []
@@ -147,10 +150,10 @@ def _resume_points(
     )
 
 
-def _stages(run: Run, records: Mapping[str, Record], status: RunStatus | None) -> list[StageSummary]:
+def _stages(plan: Plan, records: Mapping[str, Record], status: RunStatus | None) -> list[StageSummary]:
     states = {stage.stage: stage for stage in status.stages} if status else {}
     summaries = []
-    for stage in run.plan.stages:
+    for stage in plan.stages:
         record = records.get(stage.name)
         current = states.get(stage.name) or StageStatus(stage.name, "done" if record else "not run")
         summaries.append(
@@ -171,7 +174,7 @@ def _accelerators(run: Run, spans: Sequence[TimelineSpan]) -> Accelerators | Non
     held = [span for span in spans if span.stage == "train" and span.activity != "waiting"]
     if not held:
         return None
-    hours = usage.node_hours(usage.read(run))
+    hours = usage.node_hours(usage.read(run.paths))
     nodes = run.plan.degrees.nodes
     return Accelerators(
         nodes=nodes,
@@ -180,7 +183,7 @@ def _accelerators(run: Run, spans: Sequence[TimelineSpan]) -> Accelerators | Non
         training_seconds=sum(span.end - span.start for span in held if span.activity == "training"),
         node_hours=hours,
         price_per_node_hour=run.config.cluster.price_per_node_hour,
-        cost=usage.cost(run, hours),
+        cost=usage.cost(run.config, hours),
     )
 
 
@@ -191,33 +194,33 @@ def _dataset(records: Mapping[str, Record]) -> Mapping[str, Any]:
     return facts if is_whole else {}
 
 
-def _samples(run: Run, records: Mapping[str, Record]) -> Samples | None:
-    if "generate" not in records or not run.samples_path.exists():
+def _samples(paths: RunPaths, records: Mapping[str, Record]) -> Samples | None:
+    if "generate" not in records or not paths.samples_path.exists():
         return None
     try:
-        return Samples.read(run.samples_path)
+        return Samples.read(paths.samples_path)
     except UserError:
         return None  # the page about everything else is worth more than the error
 
 
-def _commands(run: Run, state: State, failed: StageStatus | None) -> list[tuple[str, str]]:
-    directory = run.directory
+def _commands(paths: RunPaths, state: State, failed: StageStatus | None) -> list[tuple[str, str]]:
+    directory = paths.directory
     if failed:
         return [
-            ("Read the whole log", f"hyperpod-ft logs {failed.stage} --run {directory}"),
-            ("Try again, from the newest checkpoint", f"hyperpod-ft resume {directory}"),
+            ("Read the whole log", f"hyperpod-ft logs {directory} {failed.stage}"),
+            ("Go on after a correction" if failed.refused else "Try again", f"hyperpod-ft resume {directory}"),
         ]
     if state in MAY_CHANGE:
         return [
             ("See how far it is", f"hyperpod-ft status {directory}"),
-            ("Follow its log", f"hyperpod-ft logs -f --run {directory}"),
+            ("Follow its log", f"hyperpod-ft logs -f {directory}"),
             ("Stop it; resume continues it", f"hyperpod-ft cancel {directory}"),
         ]
     if state != "done":
         return [("Continue it", f"hyperpod-ft resume {directory}")]
     return [
         ("Ask the tuned and the base model", f"hyperpod-ft serve {directory}"),
-        ("Check the model's files", f"hyperpod-ft verify {run.tuned_model_location}"),
+        ("Check the model's files", f"hyperpod-ft verify {directory}"),
         ("Create a SageMaker endpoint", f"hyperpod-ft deploy {directory}"),
         ("Compare with another run", f"hyperpod-ft report {directory} OTHER_RUN -o comparison.html"),
     ]

@@ -49,15 +49,15 @@ def _went(first: float, last: float) -> str:
 
 
 def answers(report: RunReport) -> str:
-    """How many answers are exact before and after."""
+    """How many answers are right before and after: by the pattern if there is one, else exactly."""
     assert report.samples is not None
-    parts = []
-    for split, exact in report.samples.exact_match.items():
-        if exact.rows:
-            seen = "training rows" if split == "train" else "rows it never saw"
-            parts.append(f"{exact.tuned} of {exact.rows} {seen} (base: {exact.base})")
-    if parts:
-        return f"The tuned model gives the exact answer for {', and '.join(parts)}"
+    parts: dict[str, list[str]] = {}
+    for kind, split, answered in report.samples.counts:
+        seen = "training rows" if split == "train" else "rows it never saw"
+        parts.setdefault(kind, []).append(f"{answered.tuned} of {answered.rows} {seen} (base: {answered.base})")
+    for kind, right in (("answers by pattern", "right"), ("exact answers", "exact")):
+        if kind in parts:
+            return f"The tuned model gives the {right} answer for {', and '.join(parts[kind])}"
     changed, total = report.samples.answers_changed, report.samples.answers
     return f"{changed} of {total} answers differ from the base model's"
 

@@ -8,48 +8,57 @@ from hyperpod_ft.report.timeline import AttemptTimes, JobTimes
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.job_files import banner
 from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import ISO_UTC_PATTERN, Record, unix_time
 from hyperpod_ft.runs.results import usage
-from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 
 _HEAD_BYTES = 1 << 16  # of a log: the script's banner comes first
 
 
-def job_times(run: Run, records: Mapping[str, Record], metrics: Mapping[str, Sequence[float | None]]) -> list[JobTimes]:
+def job_times(
+    journal: Journal, records: Mapping[str, Record], metrics: Mapping[str, Sequence[float | None]]
+) -> list[JobTimes]:
     """Every job of the run in the order of its stages; jobs of one stage in the order of their submission."""
-    jobs = run.jobs()
-    order: dict[str, int] = {stage.name: number for number, stage in enumerate(run.plan.stages)}
-    found = [_times(run, job, jobs, records.get(job.stage), metrics) for job in jobs if job.stage in order]
+    jobs = journal.jobs()
+    order: dict[str, int] = {stage.name: number for number, stage in enumerate(journal.plan.stages)}
+    found = [_times(journal, job, jobs, records.get(job.stage), metrics) for job in jobs if job.stage in order]
     return sorted(found, key=lambda times: (order[times.stage], times.submitted))
 
 
 def _times(
-    run: Run, job: Job, jobs: Sequence[Job], record: Record | None, metrics: Mapping[str, Sequence[float | None]]
+    journal: Journal,
+    job: Job,
+    jobs: Sequence[Job],
+    record: Record | None,
+    metrics: Mapping[str, Sequence[float | None]],
 ) -> JobTimes:
     submitted = unix_time(job.submitted)
     later = [other.submitted for other in jobs if other.stage == job.stage and other.submitted > job.submitted]
     replaced = unix_time(min(later)) if later else None
-    started = _started(run, job)
+    started = _started(journal, job)
     work = None
     # earlier records may have been written by a job of the same id, of another Slurm
     if record and record.job_id == job.job_id and record.started >= job.submitted:
         begun = unix_time(record.started)
         work = (begun, begun + record.seconds)
-    ended = _modified(run.exit_marker(job.stage, job.job_id))
+    ended = _modified(journal.paths.exit_marker(job.stage, job.job_id))
     return JobTimes(
         stage=job.stage,
-        needs=run.plan[job.stage].needs,
+        needs=journal.plan[job.stage].needs,
         submitted=submitted,
         started=started if started is None else max(started, submitted),
         ended=replaced if ended is None or ended < submitted else ended,
         work=work,
-        attempts=_attempts(run, job, metrics) if job.stage == "train" else (),
+        attempts=_attempts(journal.paths, job, metrics) if job.stage == "train" else (),
     )
 
 
-def _attempts(run: Run, job: Job, metrics: Mapping[str, Sequence[float | None]]) -> tuple[AttemptTimes, ...]:
-    known = [attempt for attempt in usage.read(run) if attempt.job_id == job.job_id]
-    history = [(unix_time(ended.time), ended) for ended in attempts.history(run, "train") if ended.job_id == job.job_id]
+def _attempts(paths: RunPaths, job: Job, metrics: Mapping[str, Sequence[float | None]]) -> tuple[AttemptTimes, ...]:
+    known = [attempt for attempt in usage.read(paths) if attempt.job_id == job.job_id]
+    history = [
+        (unix_time(ended.time), ended) for ended in attempts.history(paths, "train") if ended.job_id == job.job_id
+    ]
     rows = list(zip(metrics.get("time", ()), metrics.get("seconds_per_step", ()), strict=False))
     found = []
     for number, attempt in enumerate(known):
@@ -78,9 +87,9 @@ def _attempts(run: Run, job: Job, metrics: Mapping[str, Sequence[float | None]])
     return tuple(found)
 
 
-def _started(run: Run, job: Job) -> float | None:
+def _started(journal: Journal, job: Job) -> float | None:
     """When the job's script first ran, as its log says."""
-    log = run.log_here(job.stage, job.job_id)
+    log = journal.log_here(job.stage, job.job_id)
     if log is None:
         return None
     with log.open("rb") as stream:

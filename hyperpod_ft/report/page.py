@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.report import facts, headings, headings_of_several
+from hyperpod_ft.report import comparison, facts, headings
 from hyperpod_ft.report.charts import charts
-from hyperpod_ft.report.differences import differences
 from hyperpod_ft.report.html import asset, content_policy, environment
 from hyperpod_ft.report.run_report import ACTIVITIES, RunReport
 from hyperpod_ft.runs.results.training_summary import table
@@ -46,9 +45,9 @@ def report_page(
             all_runs=all_runs,
             headings=headings,
             facts=facts,
-            headings_of_several=headings_of_several,
+            comparison=comparison,
             summary_table=list(table(trained)) if trained and len(reports) > 1 else [],
-            differences=differences(reports),
+            differences=comparison.differences([report.settings for report in reports]),
             answers_shown=_ANSWERS,
             activities=ACTIVITIES,
         )

@@ -44,13 +44,13 @@ def runs_page(root: str, statuses: Sequence[RunStatus], refresh_seconds: int) ->
 
 
 def _row(status: RunStatus) -> _Row:
-    summary, training = status.training_summary, status.training
+    summary = status.training_summary
     return _Row(
         name=f"{status.name}/{Path(status.directory).name}",
         state=status.state,
         at_work=", ".join(_at_work(status)),
         submitted=status.submitted,
-        loss=finite(summary.final_loss if summary else training.loss if training else None),
+        loss=finite(status.loss),
         validation_loss=finite(summary.validation_loss if summary else None),
         cost=summary.cost if summary else None,
     )

@@ -4,12 +4,19 @@ Nothing here needs a plan: choosing the degrees of one reads the model's config.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.errors import UserError
+
+Kind = Literal["model", "dataset"]
+
+
+def assets(config: RunConfig) -> dict[Kind, Asset]:
+    """What stage download fetches, by the section of the run file."""
+    return {"model": model_asset(config), "dataset": dataset_asset(config)}
 
 
 def model_asset(config: RunConfig) -> Asset:

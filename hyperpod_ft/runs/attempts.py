@@ -9,8 +9,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
+from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import UtcTime
-from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
 
 _SIGNAL_NAMES = {known.value: known.name for known in signal.Signals}
@@ -79,36 +80,36 @@ class Attempt:
 _ATTEMPTS = TypeAdapter(list[Attempt])
 
 
-def history(run: Run, stage: str) -> list[Attempt]:
+def history(paths: RunPaths, stage: str) -> list[Attempt]:
     """Every restart of a stage of the run, oldest first; empty when the file is missing or unreadable."""
     try:
-        return _ATTEMPTS.validate_json(run.restarts_path(stage).read_bytes())
+        return _ATTEMPTS.validate_json(paths.restarts_path(stage).read_bytes())
     except (OSError, ValidationError):
         return []
 
 
-def of_submission(run: Run, stage: str, job_id: str) -> list[Attempt]:
+def of_submission(journal: Journal, stage: str, job_id: str) -> list[Attempt]:
     """The restarts of a job and of those submitted with it, oldest first: a training job may continue another."""
-    every = history(run, stage)
+    every = history(journal.paths, stage)
     if not every:
         return []
-    jobs = run.jobs()
+    jobs = journal.jobs()
     submitted = {job.submitted for job in jobs if job.job_id == job_id}
     together = {job_id, *(job.job_id for job in jobs if job.submitted in submitted)}
     return [restart for restart in every if restart.job_id in together]
 
 
-def add(run: Run, stage: str, restart: Attempt) -> None:
+def add(paths: RunPaths, stage: str, restart: Attempt) -> None:
     """Append a restart to the history."""
-    publish.write_json(run.restarts_path(stage), [attempt.as_dict() for attempt in [*history(run, stage), restart]])
+    publish.write_json(paths.restarts_path(stage), [attempt.as_dict() for attempt in [*history(paths, stage), restart]])
 
 
-def forget(run: Run, stage: str, job_id: str) -> None:
+def forget(paths: RunPaths, stage: str, job_id: str) -> None:
     """Remove the restarts of an earlier job of the same id: of another Slurm, or started by hand."""
-    known = history(run, stage)
+    known = history(paths, stage)
     if any(restart.job_id == job_id for restart in known):
         publish.write_json(
-            run.restarts_path(stage), [restart.as_dict() for restart in known if restart.job_id != job_id]
+            paths.restarts_path(stage), [restart.as_dict() for restart in known if restart.job_id != job_id]
         )
 
 

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 JOB_ID = "HYPERPOD_FT_JOB_ID"
+# Set where a job has an interpreter of its own, such as a container's, which its stages use instead of the run's.
+PYTHON = "HYPERPOD_FT_PYTHON"
 BANNER = re.compile(r"== (\w+) job ")  # matches `banner`; its group is the stage
 
 

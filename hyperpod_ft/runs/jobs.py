@@ -2,24 +2,31 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
+
+from hyperpod_ft.annexes import slurm_conf
 from hyperpod_ft.runs.job_files import JOB_ID
 from hyperpod_ft.runs.records import UtcTime
 
 SAGEMAKER = "sagemaker"  # the launcher of training jobs
+# Parts of paths, and arguments of other programs. Files with them may have been written by anyone, such as a container.
+StageName = Annotated[str, Field(pattern=r"^[a-z]+$")]
+JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*$")]
 
 
 @dataclass(frozen=True)
 class Job:
     """One submission of one stage: an entry of a run's jobs.json."""
 
-    stage: str
-    job_id: str
+    stage: StageName
+    job_id: JobId
     launcher: str
     submitted: UtcTime
-    slurm_conf: str = ""  # of the cluster it was submitted to, when one was named
-    code: str = ""  # of a training job: the name of the copy of the kit's code that it runs
+    local_cluster: Annotated[str, Field(pattern=r"^([0-9a-f]{12})?$")] = ""  # its name, if it was submitted to one
+    # of a training job: the name of the copy of the kit's code that it runs; no training job may write one
+    code: Annotated[str, Field(pattern=r"^(hyperpod-ft-[A-Za-z0-9.+]+-[0-9a-f]{32})?$")] = ""
 
     @property
     def is_training_job(self) -> bool:
@@ -27,8 +34,8 @@ class Job:
 
     @property
     def cluster_is_gone(self) -> bool:
-        """Whether it was a local cluster that has ended: its slurm.conf exists only while it runs."""
-        return bool(self.slurm_conf) and not Path(self.slurm_conf).exists()
+        """Whether it was a local cluster that has ended, or is another user's."""
+        return bool(self.local_cluster) and slurm_conf(self.local_cluster) is None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import calendar
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from hyperpod_ft import publish
+from hyperpod_ft.digests import file_sha256, files_below
 
 ISO_UTC = "%Y-%m-%dT%H:%M:%SZ"
 ISO_UTC_PATTERN = r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\dZ"
@@ -75,3 +77,12 @@ def utc_now() -> str:
 def unix_time(text: str) -> float:
     """Of a time in a run's files: ISO 8601, UTC, whole seconds."""
     return float(calendar.timegm(time.strptime(text, ISO_UTC)))
+
+
+def outputs_of(root: Path, paths: Iterable[Path], *, digests: bool = True) -> tuple[Output, ...]:
+    """Outputs for a record: every file at or below `paths`, with its size and, unless `digests` is off, SHA-256."""
+    files = [file for path in paths for file in files_below(path)]
+    return tuple(
+        Output(file.relative_to(root).as_posix(), file.stat().st_size, file_sha256(file) if digests else "")
+        for file in files
+    )

@@ -1,7 +1,6 @@
-"""Where a run, and what runs share, lie on the volume."""
+"""RunPaths: where the files of a run, and those that runs share, are on the volume."""
 
 import os
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,15 +10,8 @@ from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.pins import EVALUATION_ENVIRONMENT, requirements
 from hyperpod_ft.planning.plan import Plan
 from hyperpod_ft.runs import assets, job_files
-from hyperpod_ft.runs.container import CONTAINER_PYTHON
-
-BEST = "best"  # name of the checkpoint with the lowest validation loss
-_STEP = re.compile(r"step-(\d{8})")
-
-
-def checkpoint_name(step: int) -> str:
-    """For example `step-00000400`."""
-    return f"step-{step:08d}"
+from hyperpod_ft.runs.job_files import PYTHON
+from hyperpod_ft.runs.training_paths import TrainingPaths
 
 
 def runs_directory(root: Path) -> Path:
@@ -33,39 +25,39 @@ def directory_of(root: Path, full_name: str) -> Path:
 
 
 @dataclass(frozen=True)
-class RunPaths:
-    """Every path of a run, from its resolved run file and its plan."""
+class RunPaths(TrainingPaths):
+    """Every path of a run, from its resolved run file and its plan, which it does not hand on."""
 
-    config: RunConfig
-    plan: Plan
+    _config: RunConfig
+    _plan: Plan
 
     @cached_property
     def root(self) -> Path:
-        return self.config.root
+        return self._config.root
 
     @cached_property
-    def directory(self) -> Path:
+    def directory(self) -> Path:  # type: ignore[override]  # read only
         return directory_of(self.root, self.full_name)
 
     @property
     def full_name(self) -> str:
         """For example `dolly-llama/0123456789ab`."""
-        return f"{self.config.name}/{self.plan.run_id}"
+        return f"{self._config.name}/{self._plan.run_id}"
 
     def relative(self, path: Path) -> str:
         """The name of a path below `root` in records and in a store, which has the same tree."""
         return path.relative_to(self.root).as_posix()
-
-    def store_url(self, path: Path) -> str:
-        """Where the run's store has a path below `root`."""
-        assert self.config.store, "a run in a store"
-        return f"{self.config.store}/{self.relative(path)}"
 
     # What the run directory holds
 
     @property
     def config_path(self) -> Path:
         return self.directory / "run.yaml"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the run directory is this user's; otherwise its files say what somebody else wants."""
+        return self.config_path.lstat().st_uid == os.getuid()
 
     @property
     def plan_path(self) -> Path:
@@ -76,53 +68,23 @@ class RunPaths:
         return self.directory / "jobs.json"
 
     @property
+    def submit_lock(self) -> Path:
+        """Locked while jobs of the run are submitted."""
+        return self.directory / "submit.lock"
+
+    @property
     def logs(self) -> Path:
         return self.directory / "logs"
 
     @property
-    def checkpoints(self) -> Path:
-        """Sharded checkpoints, one directory `step-00000400` each."""
-        return self.directory / "checkpoints"
-
-    def checkpoint(self, step: int) -> Path:
-        return self.checkpoints / checkpoint_name(step)
-
-    @property
-    def best_checkpoint(self) -> Path:
-        """The weights with the lowest validation loss, of a run with `training.keep_best`."""
-        return self.checkpoints / BEST
-
-    def checkpoints_by_step(self) -> dict[int, Path]:
-        """Everything in `checkpoints` named like a checkpoint, complete or not, in ascending order of steps."""
-        found = {
-            int(match[1]): path for path in self.checkpoints.glob("step-*") if (match := _STEP.fullmatch(path.name))
-        }
-        return dict(sorted(found.items()))
-
-    @property
-    def trial(self) -> Path:
-        """Where the trial of stage precompile may write; removed when it ends."""
-        return self.directory / "precompile"
+    def layout_path(self) -> Path:
+        """How the ranks of the newest attempt at training, or of the trial before it, divide the model."""
+        return self.directory / "layout.json"
 
     @property
     def trial_facts(self) -> Path:
-        """What the trial reports to stage precompile."""
-        return self.trial / "facts.json"
-
-    @property
-    def reference_log_probabilities(self) -> Path:
-        """The log-probabilities of preferences before training (objective dpo), one .npy a split."""
-        return self.directory / "reference"
-
-    @property
-    def reference_count(self) -> Path:
-        """How many log-probabilities are measured."""
-        return self.reference_log_probabilities / "measured"
-
-    @property
-    def metrics_path(self) -> Path:
-        """One JSON object a logged step."""
-        return self.directory / "metrics.jsonl"
+        """What the trial reports to stage precompile, which removes it."""
+        return self.directory / "trial.json"
 
     @property
     def usage_path(self) -> Path:
@@ -137,7 +99,7 @@ class RunPaths:
     @property
     def tuned_model(self) -> Path:
         """The final Hugging Face model: merged (method lora), or consolidated (method full)."""
-        return self.directory / ("merged" if self.plan.model_stage == "merge" else "consolidated")
+        return self.directory / ("merged" if self._plan.model_stage == "merge" else "consolidated")
 
     @property
     def samples_path(self) -> Path:
@@ -169,6 +131,14 @@ class RunPaths:
 
     def script(self, stage: str) -> Path:
         return job_files.script(self.directory, stage)
+
+    @property
+    def secrets_directory(self) -> Path:
+        return self.directory / "secrets"
+
+    def secrets(self, stage: str) -> Path:
+        """Variables for a stage's job that Slurm must not keep: a shell script that only its user can read."""
+        return self.secrets_directory / stage
 
     def log(self, stage: str, job_id: str) -> Path:
         """Slurm's `%x_%j.out`."""
@@ -209,23 +179,23 @@ class RunPaths:
 
     @property
     def base_model(self) -> Path:
-        return assets.base_model(self.config)
+        return assets.base_model(self._config)
 
     @property
     def raw_dataset(self) -> Path:
-        """The dataset's own files. Its name contains a digest of dataset.files: two runs may select different ones."""
-        wanted = text_sha256("\n".join(self.config.dataset.files))[:6]
-        return self.root / "datasets" / "raw" / f"{assets.dataset_asset(self.config).slug}-{wanted}"
+        """The dataset's own files. Its name has a digest of what chooses them: two runs may select different ones."""
+        wanted = text_sha256("\n".join([*self._config.dataset.files, self._config.dataset.split_name]))[:6]
+        return self.root / "datasets" / "raw" / f"{assets.dataset_asset(self._config).slug}-{wanted}"
 
     @property
     def dataset_path(self) -> Path:
         """The tokenized, packed dataset."""
-        return self.root / "datasets" / self.plan["dataset"].fingerprint
+        return self.root / "datasets" / self._plan["dataset"].fingerprint
 
     @property
     def neuron_cache(self) -> Path:
         """Compiled graphs of this run's shapes (on Trainium)."""
-        return self.root / "neuron-cache" / self.plan["precompile"].fingerprint
+        return self.root / "neuron-cache" / self._plan["precompile"].fingerprint
 
     @property
     def compile_cache(self) -> Path:
@@ -240,12 +210,12 @@ class RunPaths:
     @property
     def environment_path(self) -> Path:
         """The virtual environment that the `env` stage builds."""
-        return self.root / "envs" / self.plan["env"].fingerprint
+        return self.root / "envs" / self._plan["env"].fingerprint
 
     @property
     def python(self) -> Path:
         """The interpreter of the stages that need torch; in a training job's container, its own."""
-        given = os.environ.get(CONTAINER_PYTHON) or self.config.env.python
+        given = os.environ.get(PYTHON) or self._config.env.python
         return Path(given) if given else self.environment_path / "bin" / "python"
 
     def tracker_environment(self, tracker: str) -> Path:
@@ -254,14 +224,14 @@ class RunPaths:
 
     def tracker_python(self, tracker: str) -> Path:
         """The interpreter that publishes to a tracker; it may not exist."""
-        given = self.config.tracking.python
+        given = self._config.tracking.python
         return Path(given) if given else self.tracker_environment(tracker) / "bin" / "python"
 
     def trackers_to_install(self) -> list[str]:
         """The trackers that lack the environment that stage env makes."""
-        if self.config.tracking.python:
+        if self._config.tracking.python:
             return []
-        return [name for name in self.config.tracking.trackers if not self.tracker_python(name).exists()]
+        return [name for name in self._config.tracking.trackers if not self.tracker_python(name).exists()]
 
     @property
     def evaluation_environment(self) -> Path:
@@ -272,7 +242,7 @@ class RunPaths:
     @property
     def evaluation_python(self) -> Path:
         """The interpreter of stage `eval`."""
-        given = self.config.eval.python if self.config.eval else None
+        given = self._config.eval.python if self._config.eval else None
         return Path(given) if given else self.evaluation_environment / "bin" / "python"
 
     @property
@@ -283,18 +253,18 @@ class RunPaths:
     @property
     def own_tasks(self) -> Path | None:
         """The copy of `eval.include_path`."""
-        given = self.config.eval.include_revision if self.config.eval else None
+        given = self._config.eval.include_revision if self._config.eval else None
         return self.root / "evaluations" / "tasks" / given if given else None
 
     @property
     def base_scores(self) -> Path:
         """The base model's scores, a file for the conditions of each evaluation."""
-        return self.root / "evaluations" / "base" / assets.model_asset(self.config).slug
+        return self.root / "evaluations" / "base" / assets.model_asset(self._config).slug
 
     @property
     def tuned_scores(self) -> Path:
         """The tuned model's scores, a file for the conditions of each evaluation."""
-        return self.directory / "evaluations" / self.plan[self.plan.model_stage].fingerprint
+        return self.directory / "evaluations" / self._plan[self._plan.model_stage].fingerprint
 
     @property
     def evaluation_forced(self) -> Path:
@@ -306,7 +276,7 @@ class RunPaths:
         return sorted((self.directory / "records").glob("eval-*.json"))
 
     def record_path(self, stage: str) -> Path:
-        stage_plan = self.plan[stage]
+        stage_plan = self._plan[stage]
         if stage_plan.shared:
             return Path(f"{self.root}/records/{stage}-{stage_plan.fingerprint}.json")
         if stage == "eval":  # a run may be evaluated several times

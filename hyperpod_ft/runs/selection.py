@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from hyperpod_ft.annexes import own_python
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.planning.plan import Plan, StagePlan
 from hyperpod_ft.runs.run import Run
 
 
@@ -19,8 +20,9 @@ class Selection:
 def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...]:
     """The stages that must run, in order. Empty when all are done.
 
-    Starts at a run's products, the stages after training, and adds what they need. A stage that is done needs nothing:
-    checkpoints may be deleted once they are consolidated.
+    Starts at a run's products, the final model and what is made of it, and adds what they need. A stage that is done
+    needs nothing: checkpoints may be deleted once they are consolidated, an adapter once it is merged. `start` also
+    asks for what only later stages would need, such as that adapter.
 
     Raises UserError for an unknown stage, or when a stage that was not selected is needed.
     """
@@ -29,16 +31,16 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
             run.plan.require(name)
     if selection.start and selection.only:
         raise UserError("--from and --only: cannot be combined", "give one of them")
-    selected, targets = _targets(run, selection)
+    selected, targets = _targets(run.plan, selection)
     chosen: set[str] = set()
     while targets:
         name = targets.pop()
         forced = name in selected and (selection.force or (name == "env" and _has_to_install(run)))
-        if name in chosen or not (forced or run.why_not_done(name)):
+        if name in chosen or not (forced or run.journal.why_not_done(name)):
             continue
         if name not in selected:
             raise UserError(
-                f"stage {name} is needed and {run.why_not_done(name)}",
+                f"stage {name} is needed and {run.journal.why_not_done(name)}",
                 f"submit with --from {name}, or without --from and --only",
             )
         chosen.add(name)
@@ -48,16 +50,17 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
 
 def _has_to_install(run: Run) -> bool:
     """Whether trackers lack their packages. In containers of training jobs they have no use."""
-    return not run.config.sagemaker and bool(run.trackers_to_install())
+    return not own_python(run.config) and bool(run.paths.trackers_to_install())
 
 
-def _targets(run: Run, selection: Selection) -> tuple[set[str], list[str]]:
+def _targets(plan: Plan, selection: Selection) -> tuple[set[str], list[str]]:
     """The stages that may run, and those to start the search at."""
     if selection.only:
         # only evaluations need stage tasks: it is part of them
         return {selection.only, *(["tasks"] if selection.only == "eval" else [])}, [selection.only]
-    stages = run.plan.following(selection.start) if selection.start else run.plan.stages
+    stages = plan.following(selection.start) if selection.start else plan.stages
     selected: set[str] = {stage.name for stage in stages}
     if selection.force:
         return selected, sorted(selected)
-    return selected, [stage.name for stage in run.plan.following("train") if stage.name != "train"]
+    first = "train" if selection.start else plan.model_stage
+    return selected, [stage.name for stage in plan.following(first) if stage.name != "train"]

@@ -16,8 +16,8 @@ class Steps:
 
 def steps(run: Run) -> Steps | None:
     """How many optimizer steps the run takes; None until its dataset is prepared, or if its record is damaged."""
-    record = run.record("dataset")
-    if record is None or run.why_not_done("dataset"):
+    record = run.journal.record("dataset")
+    if record is None or run.journal.why_not_done("dataset"):
         return None
     training, rows = run.config.training, record.facts.get("train_rows")
     if not isinstance(rows, int):

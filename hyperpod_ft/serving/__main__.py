@@ -20,8 +20,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import has_chat_template
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.serving import vllm
 from hyperpod_ft.serving.http.access import API_KEY, refuse_open, url
-from hyperpod_ft.serving.http.errors import HttpError
-from hyperpod_ft.serving.http.openai_api import Request
+from hyperpod_ft.serving.http.openai_api import HttpError, Message, Request
 from hyperpod_ft.serving.http.server import Answers, Server
 from hyperpod_ft.serving.models import name_and_directory
 
@@ -134,7 +133,7 @@ def _ask(given: argparse.Namespace) -> None:
     answers = _load(given)
     chat = answers.chats
     question = Request(
-        messages=({"role": "user", "content": given.ask},) if chat else None,
+        messages=(Message(role="user", content=given.ask),) if chat else None,
         prompt=None if chat else given.ask,
         stream=True,
     )

@@ -1,18 +1,21 @@
 """Which models a command means: those of a run side by side, or a directory, and adapters by name."""
 
+import os
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
+from hyperpod_ft.annexes import own_python
 from hyperpod_ft.checkpoint import kinds
+from hyperpod_ft.checkpoint.adapters import origin
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs import references
+from hyperpod_ft.launch.snapshot import code_for
+from hyperpod_ft.launch.tuned import BASE, TUNED, outside_runs, tuned_run
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving import stored_models
 
-TUNED, BASE = "tuned", "base"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADAPTER_EXAMPLE = "e.g. --adapter mine=out/adapter"
 
@@ -38,7 +41,7 @@ class Models:
         Training jobs make their environment in their containers: then there may be none here.
         """
         run, own = self.run, Path(sys.executable)
-        return own if run is None or (run.config.sagemaker and not run.python.exists()) else run.python
+        return own if run is None or (own_python(run.config) and not run.paths.python.exists()) else run.paths.python
 
 
 def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = True) -> Models:
@@ -48,21 +51,17 @@ def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = Tr
     directory, or no tuned model yet.
     """
     named = dict(_adapter(text) for text in adapters)
-    if reference is not None and Path(reference).is_dir() and not (Path(reference) / "run.yaml").exists():
-        directory = Path(reference)
+    if directory := outside_runs(reference):
         kinds.expect("", directory, "model")
         name = directory.resolve().name
         return _checked(Models(name, {name: directory}, named, directory))
-    run = references.find(reference)
-    stored_models.refresh(run)
-    run.require_done(run.plan.model_stage, "no tuned model yet")
     # the adapter is small, and what vLLM adds to the base model
-    stored_models.pull(run, [run.tuned_model, *([run.base_model, run.adapter] if base or named else [])])
-    directories = {TUNED: run.tuned_model}
+    run = tuned_run(reference, base=base or bool(named))
+    directories = {TUNED: run.paths.tuned_model}
     if base or named:
-        kinds.expect("base model", run.base_model, "model")
-        directories[BASE] = run.base_model
-    return _checked(Models(run.full_name, directories, named, run.tuned_model, run))
+        kinds.expect("base model", run.paths.base_model, "model")
+        directories[BASE] = run.paths.base_model
+    return _checked(Models(run.paths.full_name, directories, named, run.paths.tuned_model, run))
 
 
 def name_and_directory(text: str) -> tuple[str, Path]:
@@ -89,4 +88,40 @@ def _adapter(text: str) -> tuple[str, Path]:
 def _checked(models: Models) -> Models:
     if both := sorted(models.directories.keys() & models.adapters.keys()):
         raise UserError(f"--adapter {both[0]}: a model already has this name", "choose another")
+    for directory in models.adapters.values():
+        origin.check_base([*models.directories.values()][-1], directory)
     return models
+
+
+def options(models: Models, more: Sequence[str]) -> list[str]:
+    """The arguments of `python -m hyperpod_ft.serving` for these models, with absolute paths, and `more`."""
+    given = ["--title", models.title, "--tokenizer", str(models.tokenizer.absolute())]
+    for name, directory in models.directories.items():
+        given += ["--model", f"{name}={directory.absolute()}"]
+    for name, directory in models.adapters.items():
+        given += ["--adapter", f"{name}={directory.absolute()}"]
+    return [*given, *more]
+
+
+def environment(models: Models) -> dict[str, str]:
+    """What a server needs besides this process's environment, as `code_for` says."""
+    # models are directories: nothing is fetched
+    variables = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return variables | (code_for(models.python, models.run.paths.code_copies) if models.run else {})
+
+
+def exec_server(models: Models, more: Sequence[str]) -> NoReturn:
+    """Replace this process by the server, or its single answer, with the interpreter that has torch.
+
+    Raises UserError when that interpreter is missing.
+    """
+    command = [str(models.python), "-m", "hyperpod_ft.serving", *options(models, more)]
+    variables = {**os.environ, **environment(models)}
+    sys.stdout.flush()
+    try:
+        os.execve(command[0], command, variables)  # noqa: S606
+    except OSError as error:
+        raise UserError(
+            f"{command[0]}: cannot run this interpreter: {error.strerror}",
+            "run the env stage, or correct env.python",
+        ) from error

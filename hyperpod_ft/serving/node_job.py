@@ -1,6 +1,9 @@
 """A Slurm job that serves a run's model on a node of the cluster, and how to reach it."""
 
+import os
 import platform
+import secrets
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +23,8 @@ from hyperpod_ft.planning.plan import Resources
 from hyperpod_ft.progress import ChangeReporter, PrintLine
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
+from hyperpod_ft.serving.http.access import API_KEY
 
 JOB = "serve"
 _JOB = TypeAdapter(Job)
@@ -47,13 +52,16 @@ def start(
     """
     if earlier := active(run, slurm):
         raise UserError(
-            f"{run.directory}: job {earlier[0].job_id} already serves it", f"hyperpod-ft serve {run.directory} --stop"
+            f"{run.paths.directory}: job {earlier[0].job_id} already serves it",
+            f"hyperpod-ft serve {run.paths.directory} --stop",
         )
-    installation = Installation(Path(sys.executable), snapshot(run.code_copies))
-    run.logs.mkdir(exist_ok=True)
-    publish.write_text(run.script(JOB), render_server(run, installation, JOB, wanted, options, environment))
-    job = slurm.submit_extra(run, JOB)
-    publish.write_json(_record(run), asdict(job))
+    installation = Installation(Path(sys.executable), snapshot(run.paths.code_copies))
+    run.paths.logs.mkdir(exist_ok=True)
+    publish.write_text(run.paths.script(JOB), render_server(run, installation, JOB, wanted, options, environment))
+    # other users of the node can reach its port
+    key = os.environ.get(API_KEY) or secrets.token_urlsafe(24)
+    job = slurm.submit_extra(run, JOB, {API_KEY: key})
+    publish.write_json(_record(run.paths), asdict(job))
     return job
 
 
@@ -79,33 +87,34 @@ def wait(run: Run, slurm: SlurmLauncher, job: Job, report: PrintLine) -> Address
     Raises UserError when the job ends before, or its address is damaged.
     """
     report_state = ChangeReporter(report)
-    address = _address(run, job)
+    address = _address(run.paths, job)
     while True:
         try:
             return _ADDRESS.validate_json(address.read_bytes())
         except FileNotFoundError:
             state = _state(run, slurm, job)
         except ValueError as error:
-            raise UserError(f"{address}: is damaged", f"hyperpod-ft serve {run.directory} --stop") from error
+            raise UserError(f"{address}: is damaged", f"hyperpod-ft serve {run.paths.directory} --stop") from error
         if not state.active:
-            log = run.log(JOB, job.job_id)
+            log = run.paths.log(JOB, job.job_id)
             reason = last_line(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else "it has no log"
             raise UserError(f"job {job.job_id} ended ({state.state}): {reason}", f"see {log}")
         report_state(f"job {job.job_id}", f"{state.state.lower()} {state.reason or state.nodes}".rstrip())
         time.sleep(_POLL_SECONDS)
 
 
-def directions(run: Run, job: Job, address: Address) -> list[str]:
+def directions(paths: RunPaths, job: Job, address: Address) -> list[str]:
     """How to reach the server from here, and how to end it."""
     local = address.node == platform.node()
     here = address.port if local else 8000
     tunnel = f"ssh -N -L {here}:{address.host}:{address.port} {address.node}"
     return [
-        f"job {job.job_id} serves {run.full_name} on {address.node}, port {address.port}",
+        f"job {job.job_id} serves {paths.full_name} on {address.node}, port {address.port}",
         *([f"Tunnel: {tunnel}"] * (not local)),
         f"URL:    http://127.0.0.1:{here}/v1",
-        f"Log:    {run.log(JOB, job.job_id)}",
-        f"Stop:   hyperpod-ft serve {run.directory} --stop",
+        f"Key:    source {shlex.quote(str(paths.secrets(JOB)))}  # sets {API_KEY}",
+        f"Log:    {paths.log(JOB, job.job_id)}",
+        f"Stop:   hyperpod-ft serve {paths.directory} --stop",
     ]
 
 
@@ -116,6 +125,7 @@ def stop(run: Run, slurm: SlurmLauncher) -> list[Job]:
         slurm.cancel(run, jobs)
     while any(_state(run, slurm, job).active for job in jobs):
         time.sleep(_POLL_SECONDS)
+    publish.remove(run.paths.secrets(JOB))
     return jobs
 
 
@@ -123,7 +133,7 @@ def _state(run: Run, slurm: SlurmLauncher, job: Job) -> JobState:
     if job.cluster_is_gone:
         return JobState("CANCELLED")
     # a job that Slurm has forgotten has ended
-    return slurm.states(run, [job]).get(job.job_id, JobState("COMPLETED"))
+    return slurm.states_of_runs([(run, [job])])[0].get(job, JobState("COMPLETED"))
 
 
 def active(run: Run, slurm: SlurmLauncher) -> list[Job]:
@@ -131,7 +141,7 @@ def active(run: Run, slurm: SlurmLauncher) -> list[Job]:
 
     Raises UserError when Slurm does not answer, or the record is damaged.
     """
-    recorded = _recorded(run)
+    recorded = _recorded(run.paths)
     if recorded is not None and recorded.cluster_is_gone:
         return []
     listed = slurm.active_extra(run, JOB)
@@ -140,22 +150,22 @@ def active(run: Run, slurm: SlurmLauncher) -> list[Job]:
     return [recorded, *listed]  # a site may have put another comment in place of the kit's
 
 
-def _recorded(run: Run) -> Job | None:
+def _recorded(paths: RunPaths) -> Job | None:
     try:
-        return _JOB.validate_json(_record(run).read_bytes())
+        return _JOB.validate_json(_record(paths).read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise UserError(
-            f"{_record(run)}: is damaged",
+            f"{_record(paths)}: is damaged",
             "cancel the job that serves the run, if there is one (see squeue), and remove it",
         ) from error
 
 
-def _record(run: Run) -> Path:
-    return run.serving / "job.json"
+def _record(paths: RunPaths) -> Path:
+    return paths.serving / "job.json"
 
 
-def _address(run: Run, job: Job) -> Path:
+def _address(paths: RunPaths, job: Job) -> Path:
     """What the job writes once it answers."""
-    return run.serving / f"{job.job_id}.json"
+    return paths.serving / f"{job.job_id}.json"

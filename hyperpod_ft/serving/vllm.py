@@ -19,12 +19,14 @@ from pathlib import Path
 
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, read_config
 from hyperpod_ft.checkpoint.formats.model_directory import CHAT_TEMPLATE
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.tuned import BASE, TUNED
+from hyperpod_ft.planning.lora import MAX_LORA_RANK, max_lora_rank
 from hyperpod_ft.processes import die_with_parent, end
-from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.serving.http.access import url
-from hyperpod_ft.serving.models import BASE, TUNED, Models
-from hyperpod_ft.serving.vllm_limits import MAX_LORA_RANK, max_lora_rank
+from hyperpod_ft.serving.models import Models
 
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 30.0
@@ -46,10 +48,12 @@ def vllm_setup(models: Models, python: Path, arguments: str, *, base: bool, on_n
     """
     run = models.run
     if on_node and run is not None and run.config.instance.is_neuron:
-        one = replace(models, directories={TUNED: run.tuned_model})
+        one = replace(models, directories={TUNED: run.paths.tuned_model})
         if models.adapters:
             raise UserError("--adapter: not supported with vLLM for Neuron", "merge it, and serve the merged model")
-        return VllmSetup(one, _options(python, f"{_neuron_arguments(run)} {arguments}"), _neuron_environment(run))
+        return VllmSetup(
+            one, _options(python, f"{_neuron_arguments(run.config)} {arguments}"), _neuron_environment(run.paths)
+        )
     return VllmSetup(_one_model(models, base=base), _options(python, arguments), {})
 
 
@@ -63,27 +67,29 @@ def _one_model(models: Models, *, base: bool) -> Models:
     if run is None:
         return models
     adapted = base and run.config.training.method == "lora" and not run.config.lora.dora
-    if adapted and (run.adapter / CONFIG).is_file():
-        return replace(models, directories={BASE: run.base_model}, adapters={TUNED: run.adapter, **models.adapters})
+    if adapted and (run.paths.adapter / CONFIG).is_file():
+        return replace(
+            models, directories={BASE: run.paths.base_model}, adapters={TUNED: run.paths.adapter, **models.adapters}
+        )
     if models.adapters:
         raise UserError("--adapter: vLLM adds adapters to the base model only", "omit --no-base")
-    return replace(models, directories={TUNED: run.tuned_model})
+    return replace(models, directories={TUNED: run.paths.tuned_model})
 
 
-def _neuron_arguments(run: Run) -> str:
+def _neuron_arguments(config: RunConfig) -> str:
     sequences = 4
     return (
-        f"--tensor-parallel-size {run.config.instance.tensor_parallel}"
+        f"--tensor-parallel-size {config.instance.tensor_parallel}"
         # one block a sequence, which it requires without prefix caching
         f" --max-num-seqs {sequences} --num-gpu-blocks-override {sequences} --no-enable-prefix-caching"
     )
 
 
-def _neuron_environment(run: Run) -> dict[str, str]:
+def _neuron_environment(paths: RunPaths) -> dict[str, str]:
     """The first start compiles the model and keeps the result with the run; later ones load it."""
     return {
         "VLLM_NEURON_FRAMEWORK": "neuronx-distributed-inference",
-        "NEURON_COMPILED_ARTIFACTS": str(run.serving / "neuron-artifacts"),
+        "NEURON_COMPILED_ARTIFACTS": str(paths.serving / "neuron-artifacts"),
     }
 
 

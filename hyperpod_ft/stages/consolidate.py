@@ -10,6 +10,7 @@ from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.data import chat_template, tokenizer
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.model_card import model_card
 from hyperpod_ft.stages.stage import Result, main
@@ -18,25 +19,25 @@ _REMEDY = "restore it, or remove it and run stage train again, which resumes fro
 
 
 def work(run: Run) -> Result:
-    checkpoint = open_checkpoint(_best(run) if run.config.training.keep_best else _last(run))
+    checkpoint = open_checkpoint(_best(run.journal) if run.config.training.keep_best else _last(run.journal))
     print(f"consolidate: {checkpoint.directory}", flush=True)
-    template = chat_template.of(run.config.dataset, run.base_model)
+    template = chat_template.of(run.config.dataset, run.paths.base_model)
     questions = chat_template.describe(template, run.config.dataset)
     print(f"consolidate: chat template: {questions}", flush=True)
     text = template.text if template else None
     if run.config.training.method == "full":
         done = consolidate_model(
             checkpoint,
-            run.tuned_model,
-            base=run.base_model,
+            run.paths.tuned_model,
+            base=run.paths.base_model,
             max_shard_bytes=int(run.config.merge.max_shard_size_gb * 1e9),
             card=model_card(run, questions),
             chat_template=text,
         )
-        output = run.tuned_model
+        output = run.paths.tuned_model
     else:
-        done = consolidate_adapters(checkpoint, run.adapter, base=run.base_model, chat_template=text)
-        output = run.adapter
+        done = consolidate_adapters(checkpoint, run.paths.adapter, base=run.paths.base_model, chat_template=text)
+        output = run.paths.adapter
     print(f"consolidate: {done.tensors} tensors, {done.nbytes / 1e6:.1f} MB -> {output}", flush=True)
     facts = {
         "checkpoint": checkpoint.directory.name,
@@ -47,22 +48,23 @@ def work(run: Run) -> Result:
     return Result((output,), facts)
 
 
-def _best(run: Run) -> Path:
+def _best(journal: Journal) -> Path:
     """The checkpoint with the lowest validation loss. Raises UserError when it is unusable or not the training's."""
-    trained = run.record("train")
-    checkpoint_directory.check_best(run, trained.facts["best_step"] if trained else None)
-    return run.best_checkpoint
+    trained = journal.record("train")
+    best_step = trained.facts["best_step"] if trained else None
+    checkpoint_directory.check_best(journal.paths.best_checkpoint, journal.plan["train"].fingerprint, best_step)
+    return journal.paths.best_checkpoint
 
 
-def _last(run: Run) -> Path:
+def _last(journal: Journal) -> Path:
     """The last checkpoint of the training. Raises UserError when it is unusable: an older one is a different model."""
-    found = run.checkpoints_by_step()
+    found = journal.paths.checkpoints_by_step()
     if not found:
-        raise UserError(f"{run.checkpoints}: no checkpoint", checkpoint_directory.TRAIN_AGAIN)
+        raise UserError(f"{journal.paths.checkpoints}: no checkpoint", checkpoint_directory.TRAIN_AGAIN)
     step = max(found)
-    if reason := checkpoint_directory.why_unusable(found[step], run.plan["train"].fingerprint):
+    if reason := checkpoint_directory.why_unusable(found[step], journal.plan["train"].fingerprint):
         raise UserError(f"{found[step]}: not a complete checkpoint of this run: {reason}", _REMEDY)
-    trained = run.record("train")
+    trained = journal.record("train")
     if trained is not None and step != trained.facts["steps"]:
         raise UserError(
             f"{found[step]}: not the last checkpoint: training ended at step {trained.facts['steps']}",

@@ -2,7 +2,7 @@
 
 python -m hyperpod_ft.stages.dataset RUN_DIR
 
-Reads `run.raw_dataset` with the tokenizer of `run.base_model` and writes `run.dataset_path` (see data/prepared.py).
+Reads `paths.raw_dataset` with the tokenizer of `paths.base_model`, and writes `paths.dataset_path`.
 The same inputs give the same bytes with any number of processes.
 """
 
@@ -23,18 +23,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, read_config
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import packing, prepared, reading, tokenizer, workers
+from hyperpod_ft.data.columns import LISTED
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.packing import Layout, PackedRows
+from hyperpod_ft.data.packing import PackedRows, Packing
 from hyperpod_ft.data.prepared import SplitName
 from hyperpod_ft.data.reading import Chunk
 from hyperpod_ft.data.report import DatasetReport, Lengths, RawRowCount
 from hyperpod_ft.data.samples import Draw, SampleReader, draw
-from hyperpod_ft.data.seq2seq.packing import Seq2SeqLayout, Seq2SeqRows, fill_seq2seq, pack_seq2seq
+from hyperpod_ft.data.seq2seq.packing import Seq2SeqPacking, Seq2SeqRows, fill_seq2seq, pack_seq2seq
 from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
-from hyperpod_ft.planning.encoder_decoder.rules import check_encoder_decoder, decoder_start
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -48,27 +49,27 @@ Fill = Callable[[int, int], PackedRows | Seq2SeqRows]
 def work(run: Run) -> Result:
     dataset = run.config.dataset
     start = _decoder_start(run)
-    encoder = Encoder.load(run.base_model, chat=dataset.format in ("chat", "preference"))
-    chunks = reading.chunks(run.raw_dataset)
-    run.dataset_path.parent.mkdir(parents=True, exist_ok=True)
-    stream = TokenStream(run.dataset_path.parent)
-    counts, ordinals = _tokenize(run.raw_dataset, chunks, dataset, encoder, stream)
+    encoder = Encoder.load(run.paths.base_model, chat=dataset.format in ("chat", "preference"))
+    chunks = reading.sliced(run.paths.raw_dataset, reading.chunks(run.paths.raw_dataset), dataset.split)
+    run.paths.dataset_path.parent.mkdir(parents=True, exist_ok=True)
+    stream = TokenStream(run.paths.dataset_path.parent)
+    counts, ordinals = _tokenize(run.paths.raw_dataset, chunks, dataset, encoder, stream)
     counts.check(dataset)
     examples = stream.tokens()
     drawn = draw(len(examples) // dataset.documents_per_example, dataset.validation_share, run.config.seed)
-    with publish.new_directory(run.dataset_path) as directory:
-        layouts: dict[str, Layout | Seq2SeqLayout] = {}
+    with publish.new_directory(run.paths.dataset_path) as directory:
+        packings: dict[str, Packing | Seq2SeqPacking] = {}
         splits: dict[SplitName, NDArray[np.int64]] = {"train": drawn.train, "validation": drawn.validation}
         for name, chosen in splits.items():
-            layouts[name], fill = _pack(run, examples, chosen, encoder.pad, start)
-            _write(directory, name, layouts[name].row_count, dataset, fill)
-        report = _report(counts, examples, drawn, layouts, dataset, encoder.unknown)
-        samples = SampleReader(run.raw_dataset, chunks, ordinals, dataset, encoder)
+            packings[name], fill = _pack(run.config, examples, chosen, encoder.pad, start)
+            _write(directory, name, packings[name].row_count, dataset, fill)
+        report = _report(counts, examples, drawn, packings, dataset, encoder.unknown)
+        samples = SampleReader(run.paths.raw_dataset, chunks, ordinals, dataset, encoder)
         prepared.write_samples(directory, samples.samples(drawn))
         prepared.write_report(directory, report.as_dict())
     for line in report.lines():
         print(line, flush=True)
-    return Result([run.dataset_path], report.as_dict())
+    return Result([run.paths.dataset_path], report.as_dict())
 
 
 def _tokenize(
@@ -93,17 +94,17 @@ def _tokenize(
 
 
 def _pack(
-    run: Run, examples: Tokens, chosen: NDArray[np.int64], pad: int, decoder_start: int | None
-) -> tuple[Layout | Seq2SeqLayout, Fill]:
+    config: RunConfig, examples: Tokens, chosen: NDArray[np.int64], pad: int, decoder_start: int | None
+) -> tuple[Packing | Seq2SeqPacking, Fill]:
     """Where the `chosen` examples lie in rows, and what makes the arrays of these rows.
 
     `decoder_start`: of an encoder-decoder, whose rows have two parts; None for other models.
     """
-    dataset, seed, length = run.config.dataset, run.config.seed, run.config.dataset.max_length
+    dataset, seed, length = config.dataset, config.seed, config.dataset.max_length
     starts, lengths, ids = examples.starts, examples.lengths, examples.ids
     if decoder_start is None:
-        layout = packing.pack(dataset.packing, starts, lengths, chosen, length, seed, dataset.documents_per_example)
-        return layout, lambda first, stop: packing.fill(layout, ids, examples.trained, first, stop, length, pad)
+        packed = packing.pack(dataset.packing, starts, lengths, chosen, length, seed, dataset.documents_per_example)
+        return packed, lambda first, stop: packing.fill(packed, ids, examples.trained, first, stop, length, pad)
     assert dataset.max_target_length is not None and dataset.packing != "wrapped"
     widths = length, dataset.max_target_length
     pairs = pack_seq2seq(dataset.packing, starts, lengths, examples.label_tokens, chosen, widths, seed)
@@ -117,27 +118,22 @@ def _write(directory: Path, name: SplitName, row_count: int, dataset: Dataset, f
 
 
 def _decoder_start(run: Run) -> int | None:
-    """The id that an encoder-decoder's decoder reads first; None for other models.
-
-    Raises UserError when the run file is for the other kind of model.
-    """
-    config = read_config(run.base_model)
-    check_encoder_decoder(run.config, config)
-    return decoder_start(config) if run.config.dataset.max_target_length else None
+    """The id that an encoder-decoder's decoder reads first; None for other models."""
+    return decoder_start(read_config(run.paths.base_model)) if run.config.dataset.max_target_length else None
 
 
 def _report(
     counts: RawRowCount,
     examples: Tokens,
     drawn: Draw,
-    layouts: Mapping[str, Layout | Seq2SeqLayout],
+    packings: Mapping[str, Packing | Seq2SeqPacking],
     dataset: Dataset,
     unknown: int | None,
 ) -> DatasetReport:
     unspelled = np.flatnonzero(examples.ids == unknown) if unknown is not None else np.empty(0, np.int64)
     documents = np.unique(np.searchsorted(examples.lengths.cumsum(), unspelled, side="right"))
     tokens, labels = len(examples.ids), int(examples.trained.sum())
-    rows = {name: layout.row_count for name, layout in layouts.items()}
+    rows = {name: packed.row_count for name, packed in packings.items()}
     width, target_width = dataset.max_length, dataset.max_target_length
     in_rows = tokens - labels if target_width else tokens  # the others are in the decoder's part
     return DatasetReport(
@@ -153,6 +149,7 @@ def _report(
         target_padding_share=round(1 - labels / (sum(rows.values()) * target_width), 6) if target_width else None,
         unknown_tokens=len(unspelled),
         unknown_in=len(np.unique(documents // dataset.documents_per_example)),
+        unused_columns=tuple(sorted(counts.unused)[:LISTED]),
         truncated=counts.truncated,
         dropped=counts.bad[TOO_LONG] + counts.emptied,
         bad_rows=counts.bad.total(),

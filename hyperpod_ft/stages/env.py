@@ -17,10 +17,11 @@ from typing import Any
 from hyperpod_ft.environments.build import build
 from hyperpod_ft.environments.probe import check_torch_neuron, probe
 from hyperpod_ft.job import neuron_devices
+from hyperpod_ft.launch.trainability import check_trainable
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import environment_kind, pins_file
 from hyperpod_ft.processes import signal_all, tree
-from hyperpod_ft.runs.container import CONTAINER_PYTHON
+from hyperpod_ft.runs.job_files import PYTHON
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
@@ -33,19 +34,20 @@ _KIT = ("pydantic", "yaml", "numpy", "xxhash", "threadpoolctl", "tiktoken", "tra
 
 def work(run: Run) -> stage.Result:
     config, rules, outputs = run.config, rules_of(run.config.engine), []
-    if config.env.python is None and CONTAINER_PYTHON not in os.environ:
+    if config.env.python is None and PYTHON not in os.environ:
         pins = pins_file(rules.environment_name(config))
-        build(pins, run.environment_path, environment_kind(pins.stem), config.env.package_repositories)
-        outputs = [run.environment_path / "pyvenv.cfg"]
-    found = probe(run.python, (*_KIT, *rules.imports(config)), rules.packages_remedy(config))
-    print(f"env: {run.python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
+        build(pins, run.paths.environment_path, environment_kind(pins.stem), config.env.package_repositories)
+        outputs = [run.paths.environment_path / "pyvenv.cfg"]
+    found = probe(run.paths.python, (*_KIT, *rules.imports(config)), rules.packages_remedy(config))
+    print(f"env: {run.paths.python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
     if config.engine == "torch" and "torch_neuronx" in rules.imports(config):
-        check_torch_neuron(run.python, found)
-    facts: dict[str, Any] = {"interpreter": str(run.python), **found}
+        check_torch_neuron(run.paths.python, found)
+    facts: dict[str, Any] = {"interpreter": str(run.paths.python), **found}
     if config.instance.is_neuron:
         if found["cuda"]:  # only with env.python: an environment built here has a CPU build
             print(f"env: note: its torch is a CUDA {found['cuda']} build, which Neuron nodes cannot use", flush=True)
         facts["neuron_devices"] = _neuron_devices()
+    check_trainable(run)  # if the model is here
     return stage.Result(outputs, facts)
 
 
@@ -62,7 +64,7 @@ def _neuron_devices() -> list[dict[str, Any]] | None:
 
 def main() -> None:
     """Run the stage from the command line. Meanwhile a process installs what the run's trackers lack."""
-    if CONTAINER_PYTHON in os.environ or len(sys.argv) != 2:
+    if PYTHON in os.environ or len(sys.argv) != 2:
         stage.main("env", work)
         return
     installer = subprocess.Popen([sys.executable, "-m", "hyperpod_ft.environments.trackers", sys.argv[1]])

@@ -14,7 +14,8 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats import model_directory
-from hyperpod_ft.config.sections.evaluation import Eval
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.results import Eval
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import harness_process
@@ -22,6 +23,7 @@ from hyperpod_ft.evaluation.harness import ScoresRequest
 from hyperpod_ft.runs.records import CARD
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, ModelScores, compare, evaluations
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.stages import stage
 from hyperpod_ft.stages.model_card import with_evaluations
 
@@ -29,16 +31,20 @@ from hyperpod_ft.stages.model_card import with_evaluations
 def work(run: Run) -> stage.Result:
     section = run.config.eval
     assert section is not None, "a run with this stage has the section"
-    device, device_name = _device(run)
+    device, device_name = _device(run.config)
     versions = {name: version for name, version in stage.versions().items() if name != "hyperpod-ft"}
-    conditions = _conditions(section, run.tuned_model, device_name, versions)
+    conditions = _conditions(section, run.paths.tuned_model, device_name, versions)
     file = f"{text_sha256(json.dumps(conditions, sort_keys=True))[:16]}.json"
-    if run.evaluation_forced.exists():
-        _discard_scores(run.base_scores / file, conditions, section.tasks)
-        run.evaluation_forced.unlink()
+    if run.paths.evaluation_forced.exists():
+        _discard_scores(run.paths.base_scores / file, conditions, section.tasks)
+        run.paths.evaluation_forced.unlink()
     # one after the other, each in its own process, so that only one is in memory
-    base = _scores(run, section, "base model", run.base_model, run.base_scores / file, device, conditions)
-    tuned = _scores(run, section, "tuned model", run.tuned_model, run.tuned_scores / file, device, conditions)
+    base = _scores(
+        run.paths, section, "base model", run.paths.base_model, run.paths.base_scores / file, device, conditions
+    )
+    tuned = _scores(
+        run.paths, section, "tuned model", run.paths.tuned_model, run.paths.tuned_scores / file, device, conditions
+    )
     evaluation = EvaluationResult(
         tasks=section.tasks,
         limit=section.limit,
@@ -50,23 +56,23 @@ def work(run: Run) -> stage.Result:
     for score in evaluation.main_scores:
         print(f"eval: {evaluation.label(score.metric)}: base {score.base}, tuned {score.tuned}", flush=True)
     # the record comes last, and is not among the recorded ones yet
-    card = run.tuned_model / CARD
+    card = run.paths.tuned_model / CARD
     text = card.read_text(encoding="utf-8") if card.exists() else ""
     publish.write_text(card, with_evaluations(text, [*evaluations(run), evaluation]))
     return stage.Result((), evaluation.as_facts())
 
 
 def _scores(
-    run: Run, section: Eval, title: str, model: Path, file: Path, device: str, conditions: dict[str, Any]
+    paths: RunPaths, section: Eval, title: str, model: Path, file: Path, device: str, conditions: dict[str, Any]
 ) -> ModelScores:
     print(f"eval: {title}: {model} on {conditions['device']}", flush=True)
     request = ScoresRequest(
         title=title,
         model=str(model),
         # both get the same tokens: only the tuned model's directory is sure to have a chat template
-        tokenizer=str(run.tuned_model),
+        tokenizer=str(paths.tuned_model),
         tasks=section.tasks,
-        include_path=str(run.own_tasks) if run.own_tasks else None,
+        include_path=str(paths.own_tasks) if paths.own_tasks else None,
         num_fewshot=section.num_fewshot,
         limit=section.limit,
         batch_size=section.batch_size,
@@ -76,7 +82,7 @@ def _scores(
         scores=str(file),
         conditions=conditions,
     )
-    return harness_process.scores(run, request)
+    return harness_process.scores(paths, request)
 
 
 def _discard_scores(file: Path, conditions: dict[str, Any], tasks: Sequence[str]) -> None:
@@ -107,9 +113,9 @@ def _chat_template(model: Path) -> str:
     return text or (model / model_directory.TOKENIZER_CONFIG).read_text(encoding="utf-8")
 
 
-def _device(run: Run) -> tuple[str, str]:
+def _device(config: RunConfig) -> tuple[str, str]:
     """The device's kind for torch, cpu or cuda, and its name."""
-    wanted = run.config.instance.device
+    wanted = config.instance.device
     if wanted == "cuda":
         import torch  # noqa: PLC0415 - the others need no torch in this process
 

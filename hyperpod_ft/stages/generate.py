@@ -9,9 +9,11 @@ if __name__ == "__main__":
     gc_pause.pause_collection()
 
 import gc
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +21,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.checkpoint.formats import pretrained
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.prepared import PreparedDataset
@@ -28,8 +32,7 @@ from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.evaluation import pretrained
-from hyperpod_ft.evaluation.comparison import as_text
+from hyperpod_ft.evaluation.answers import as_text, found_in
 from hyperpod_ft.evaluation.greedy import GreedyAnswer, answers
 from hyperpod_ft.evaluation.loss import DocumentLosses, document_losses, mean_loss, preference_losses
 from hyperpod_ft.job.tracking import publishing_metrics
@@ -61,34 +64,34 @@ class _ModelAnswers:
 
 def work(run: Run) -> Result:
     # silences warnings about the @ in names of model directories, and about sampling settings, unused in greedy answers
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    tokenizer = tokenizers.load(run.tuned_model)
-    prepared = PreparedDataset.open(run.dataset_path)
-    questions = _questions(run, prepared, tokenizer)
+    transformers_logging.set_verbosity_error()
+    tokenizer = tokenizers.load(run.paths.tuned_model)
+    prepared = PreparedDataset.open(run.paths.dataset_path)
+    questions = _questions(run.config, prepared, tokenizer)
     if not questions:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
     validation = prepared.split("validation")
     # one after the other, so that only one is in memory
-    base = _ask(run, run.base_model, tokenizer, questions, validation)
-    tuned = _ask(run, run.tuned_model, tokenizer, questions, validation)
-    samples = _samples(questions, base, tuned, _losses(run, base, tuned))
+    base = _ask(run.config, run.paths.base_model, tokenizer, questions, validation)
+    tuned = _ask(run.config, run.paths.tuned_model, tokenizer, questions, validation)
+    samples = _samples(run.config, questions, base, tuned)
     print(as_text(samples), flush=True)
     if samples.unchanged:
         raise UserError(
-            f"{run.tuned_model}: gives the same answers to all {len(questions)} prompts, and has the same validation"
-            " loss, as the base model",
+            f"{run.paths.tuned_model}: gives the same answers to all {len(questions)} prompts, and has the same"
+            " validation loss, as the base model",
             "train longer, or with a higher training.learning_rate",
         )
     if questions and not samples.answers_changed:
         print(f"generate: both models give the same answers to all {len(questions)} prompts", flush=True)
-    samples.write(run.samples_path)
-    return Result((run.samples_path,), samples.summary())
+    samples.write(run.paths.samples_path)
+    return Result((run.paths.samples_path,), samples.summary())
 
 
-def _questions(run: Run, prepared: PreparedDataset, tokenizer: Tokenizer) -> list[_Question]:
-    wanted = run.config.generate
-    encoder_decoder = run.config.dataset.max_target_length is not None
-    given_as = run.config.dataset.format
+def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenizer) -> list[_Question]:
+    wanted = config.generate
+    encoder_decoder = config.dataset.max_target_length is not None
+    given_as = config.dataset.format
     chat = given_as == "chat"
     # the raw rows of preferences may be texts or chats
     chats = chat or (given_as == "preference" and any(sample.templated for sample in prepared.samples("train")))
@@ -100,15 +103,15 @@ def _questions(run: Run, prepared: PreparedDataset, tokenizer: Tokenizer) -> lis
 
     questions = []
     for number, given in enumerate(wanted.prompts):
-        prompt = _as_chat(run.config.dataset, given) if chats else given
+        prompt = _as_chat(config.dataset, given) if chats else given
         if isinstance(prompt, str):
             questions.append(_Question("prompts", prompt, ids_of(prompt, chat=False)))
             continue
         try:
-            text = formats.prompt_of(run.config.dataset, prompt, tokenizer)
+            text = formats.prompt_of(config.dataset, prompt, tokenizer)
         except UserError as error:
             raise UserError(f"generate.prompts.{number}: {error}", "write it as a row of the dataset") from error
-        templated = is_chat(run.config.dataset, prompt)
+        templated = is_chat(config.dataset, prompt)
         questions.append(_Question("prompts", text, ids_of(text, chat=templated), templated=templated))
     splits: tuple[tuple[Literal["train", "validation"], int], ...] = (
         ("train", wanted.train_samples),
@@ -119,9 +122,12 @@ def _questions(run: Run, prepared: PreparedDataset, tokenizer: Tokenizer) -> lis
             # earlier versions prepared samples that do not say it
             templated = chat or sample.templated
             ids = ids_of(sample.prompt, chat=templated)
-            questions.append(_Question(split, sample.prompt, ids, sample.completion, templated))
-    if empty := [question for question in questions if not question.ids]:
-        raise UserError(f"generate: a prompt from {empty[0].origin} has no tokens", "write a prompt with text")
+            expected = sample.completion
+            if given_as == "text":  # as much of the rest as an answer can be
+                expected = tokenizers.beginning(tokenizer, expected, wanted.max_new_tokens)
+            questions.append(_Question(split, sample.prompt, ids, expected, templated))
+    if empty := [question for question in questions if not question.text.strip()]:
+        raise UserError(f"generate: a prompt from {empty[0].origin} is empty", "write a prompt with text")
     return questions
 
 
@@ -135,16 +141,16 @@ def _as_chat(dataset: Dataset, prompt: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _ask(
-    run: Run,
+    config: RunConfig,
     directory: Path,
     tokenizer: Tokenizer,
     questions: Sequence[_Question],
     validation: PackedRows | Seq2SeqRows | None,
 ) -> _ModelAnswers:
-    model = _load(directory, _device(run))
-    found = answers(model, tokenizer, [question.ids for question in questions], run.config.generate.max_new_tokens)
+    model = _load(directory, _device(config))
+    found = answers(model, tokenizer, [question.ids for question in questions], config.generate.max_new_tokens)
     result = _ModelAnswers(found)
-    if isinstance(validation, PackedRows) and run.config.training.objective == "dpo":
+    if isinstance(validation, PackedRows) and config.training.objective == "dpo":
         result = replace(result, documents=document_losses(model, validation, _VALIDATION_ROWS))
     elif validation is not None:
         result = replace(result, loss=mean_loss(model, validation, _VALIDATION_ROWS))
@@ -153,23 +159,26 @@ def _ask(
     return result
 
 
-def _samples(
-    questions: Sequence[_Question], base: _ModelAnswers, tuned: _ModelAnswers, losses: Losses | None
-) -> Samples:
+def _samples(config: RunConfig, questions: Sequence[_Question], base: _ModelAnswers, tuned: _ModelAnswers) -> Samples:
     prompts, sampled, changed = [], [], 0
+    pattern = config.generate.answer_pattern
+    find = partial(found_in, re.compile(pattern)) if pattern else None
     for question, one, other in zip(questions, base.answers, tuned.answers, strict=True):
         recorded = RecordedAnswers(question.text, question.templated, one.text, other.text)
         if question.origin == "prompts":
             prompts.append(recorded)
         else:
-            sampled.append(SampledRow.of(question.origin, recorded, question.expected))
+            sampled.append(SampledRow.of(question.origin, recorded, question.expected, find))
         changed += one.ids != other.ids
-    return Samples.of(prompts, sampled, changed, losses)
+    samples = Samples.of(prompts, sampled, changed, _losses(config, base, tuned))
+    if find and sampled and not any(count.rows for count in samples.pattern_match.values()):
+        print(f"generate: answer_pattern {pattern!r} matches none of the {len(sampled)} expected answers", flush=True)
+    return samples
 
 
-def _losses(run: Run, base: _ModelAnswers, tuned: _ModelAnswers) -> Losses | None:
+def _losses(config: RunConfig, base: _ModelAnswers, tuned: _ModelAnswers) -> Losses | None:
     if base.documents and tuned.documents:
-        return Losses(*preference_losses(base.documents, tuned.documents, run.config.dpo))
+        return Losses(*preference_losses(base.documents, tuned.documents, config.dpo))
     return Losses(base.loss, tuned.loss) if base.loss and tuned.loss else None
 
 
@@ -178,12 +187,12 @@ def _load(directory: Path, device: torch.device) -> PreTrainedModel:
     # config.json has the dtype of the stored weights
     model = pretrained.load(directory, "auto")
     model.to(device)  # type: ignore[arg-type]  # transformers' wrapper loses the signature
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     return model
 
 
-def _device(run: Run) -> torch.device:
-    wanted = run.config.instance.device
+def _device(config: RunConfig) -> torch.device:
+    wanted = config.instance.device
     found = torch.accelerator.current_accelerator()
     if found is not None and found.type == wanted:
         return found

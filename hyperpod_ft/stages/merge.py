@@ -13,21 +13,21 @@ from hyperpod_ft.stages.stage import Result, main
 
 
 def work(run: Run) -> Result:
-    settings, consolidated = run.config.merge, run.record("consolidate")
+    settings, consolidated = run.config.merge, run.journal.record("consolidate")
     done = merge(
-        run.base_model,
-        [WeightedAdapter(run.adapter)],
-        run.tuned_model,
+        run.paths.base_model,
+        [WeightedAdapter(run.paths.adapter)],
+        run.paths.tuned_model,
         dtype=settings.dtype,
         max_shard_bytes=int(settings.max_shard_size_gb * 1e9),
         card=model_card(run, str(consolidated.facts["chat_template"]) if consolidated else ""),
     )
     print(
         f"merge: {done.merged} of {done.tensors} tensors merged ({done.lost_in_rounding} lost in rounding), the others"
-        f" copied; {done.nbytes / 1e6:.1f} MB in {count(done.shards, 'file')} -> {run.tuned_model}",
+        f" copied; {done.nbytes / 1e6:.1f} MB in {count(done.shards, 'file')} -> {run.paths.tuned_model}",
         flush=True,
     )
-    return Result((run.tuned_model,), asdict(done))
+    return Result((run.paths.tuned_model,), asdict(done))
 
 
 if __name__ == "__main__":

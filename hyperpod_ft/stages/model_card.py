@@ -7,9 +7,11 @@ from typing import Any
 import yaml
 
 from hyperpod_ft import __version__
+from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.runs.assets import dataset_asset, model_asset
+from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.results.evaluation import EvaluationResult
 from hyperpod_ft.runs.run import Run
 
@@ -54,11 +56,11 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
         **_objective(config),
         "run": f"{config.name}, {run.plan.run_id}",
         "made by": f"hyperpod-ft {__version__}",
-        **_training(run),
+        **_training(run.journal),
         "chat template": chat_template,
     }
     table = "\n".join(f"| {key} | {_cell(value)} |" for key, value in rows.items())
-    text = run.yaml()
+    text = yaml_text.dump(run.config)
     fence = _fence(text)
     return (
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {config.name}\n\n"
@@ -91,8 +93,8 @@ def _objective(config: RunConfig) -> dict[str, str]:
     return {"objective": f"direct preference optimization, beta {config.dpo.beta:g}{smoothing}"}
 
 
-def _training(run: Run) -> dict[str, str]:
-    record = run.record("train")
+def _training(journal: Journal) -> dict[str, str]:
+    record = journal.record("train")
     known = record.facts if record else {}
     return {
         label: f"{known[key]:.6g}" if isinstance(known[key], float) else str(known[key])

@@ -19,17 +19,18 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.runs.signals import shell_status
 from hyperpod_ft.stages import stage
 
 
 def work(run: Run, command: Sequence[str]) -> stage.Result:
     """Repair the cache and run the command. Raises UserError when graphs are missing from the cache afterwards."""
-    cache = run.neuron_cache
+    cache = run.paths.neuron_cache
     with neuron_cache.using(cache) as removed:
         neuron_cache.print_removed("precompile", removed)
         before = neuron_cache.finished(cache)
-        facts = _trial(run, command)
+        facts = _trial(run.paths, command)
         done, missing = neuron_cache.finished(cache), neuron_cache.unfinished(cache)
     if missing:
         name, reason = next(iter(sorted(missing.items())))
@@ -46,20 +47,20 @@ def work(run: Run, command: Sequence[str]) -> stage.Result:
     )
 
 
-def _trial(run: Run, command: Sequence[str]) -> dict[str, object]:
+def _trial(paths: RunPaths, command: Sequence[str]) -> dict[str, object]:
     """Run the trial; returns its facts. Exits with the command's status, or 1, when the trial failed."""
-    publish.remove(run.trial)
+    publish.remove(paths.trial_facts)
     try:
         status = subprocess.run(command, check=False).returncode
         # a compiler driver may compile what was traced, and succeed, after its trial has failed
-        if status or not run.trial_facts.exists():
+        if status or not paths.trial_facts.exists():
             ended = f"the command ended with exit status {status}" if status else "the trial did not finish"
             print(f"error: precompile: {ended}; see above", file=sys.stderr)
             sys.exit(shell_status(status) or 1)
-        facts: dict[str, object] = json.loads(run.trial_facts.read_text(encoding="utf-8"))
+        facts: dict[str, object] = json.loads(paths.trial_facts.read_text(encoding="utf-8"))
         return facts
     finally:
-        publish.remove(run.trial)
+        publish.remove(paths.trial_facts)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
 from hyperpod_ft.runs.jobs import own_job_id
-from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.records import Record, outputs_of, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 
@@ -72,12 +72,14 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
     """Do the stage's work unless its record says that it is done. Raises UserError when what it needs is missing."""
     stage_plan = run.plan[name]
     for need in stage_plan.needs:
-        if reason := run.why_not_done(need):
-            raise UserError(f"needs stage {need}: {reason}", f"run it: hyperpod-ft resume {run.directory}")
+        if reason := run.journal.why_not_done(need):
+            raise UserError(f"needs stage {need}: {reason}", f"run it: hyperpod-ft resume {run.paths.directory}")
     # a job must not hold accelerators while another does the same work, unless both use the result
     patience = _TRAINING_PATIENCE_SECONDS if stage_plan.starts_ranks and not stage_plan.shared else None
-    with publish.lock(run.lock_path(name), f"{name}: another job is running this stage; waiting for it", patience):
-        if run.is_done(name):
+    with publish.lock(
+        run.paths.lock_path(name), f"{name}: another job is running this stage; waiting for it", patience
+    ):
+        if run.journal.is_done(name):
             print(f"{name}: already done, nothing to do", flush=True)
             return
         started, clock = utc_now(), time.monotonic()
@@ -87,14 +89,14 @@ def perform(run: Run, name: str, work: Callable[[Run], Result]) -> None:
             fingerprint=stage_plan.fingerprint,
             inputs={need: run.plan[need].fingerprint for need in stage_plan.needs},
             # training compares the digests of its rows; models contain their own checksums
-            outputs=run.outputs_of(result.outputs, digests=name == "dataset"),
+            outputs=outputs_of(run.paths.root, result.outputs, digests=name == "dataset"),
             facts=result.facts,
             started=started,
             seconds=round(time.monotonic() - clock, 3),
             host=platform.node(),
             job_id=own_job_id(),
             versions=versions(),
-        ).write(run.record_path(name))
+        ).write(run.paths.record_path(name))
     print(f"{name}: done in {time.monotonic() - clock:.1f} s", flush=True)
     _report_finished(run, name)
 
@@ -107,12 +109,12 @@ def _report_finished(run: Run, name: str) -> None:
         from hyperpod_ft.report.gather import gather  # noqa: PLC0415 - only the last stage needs them
         from hyperpod_ft.report.page import write_report  # noqa: PLC0415
 
-        write_report([gather(run)], run.report_path)
+        write_report([gather(run)], run.paths.report_path)
     except Exception:
         traceback.print_exc()
-        print(f"{name}: the report was not written; try: hyperpod-ft report {run.directory}", flush=True)
+        print(f"{name}: the report was not written; try: hyperpod-ft report {run.paths.directory}", flush=True)
     else:
-        print(f"{name}: report {run.report_path}", flush=True)
+        print(f"{name}: report {run.paths.report_path}", flush=True)
 
 
 def versions() -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.config import sources
-from hyperpod_ft.config.sections.evaluation import Eval
+from hyperpod_ft.config.sections.results import Eval
 from hyperpod_ft.digests import files_below
 from hyperpod_ft.environments.build import build_on_top_of
 from hyperpod_ft.environments.probe import probe
@@ -36,25 +36,25 @@ def work(run: Run) -> Result:
     assert section is not None, "a run with this stage has the section"
     outputs = []
     if section.python is None:
-        _create_environment(run.python, run.evaluation_environment)
-        outputs.append(run.evaluation_environment / "pyvenv.cfg")
-    found = probe(run.evaluation_python, _IMPORTS, _REMEDY)
+        _create_environment(run.paths.python, run.paths.evaluation_environment)
+        outputs.append(run.paths.evaluation_environment / "pyvenv.cfg")
+    found = probe(run.paths.evaluation_python, _IMPORTS, _REMEDY)
     packages = found["packages"]
     if missing := [name for name in _PACKAGES if name not in packages]:
-        raise UserError(f"eval.python: {run.evaluation_python} has no {', '.join(missing)}", _REMEDY)
+        raise UserError(f"eval.python: {run.paths.evaluation_python} has no {', '.join(missing)}", _REMEDY)
     version = str(packages.get("lm_eval", packages.get("lm-eval", "none")))
     _check_version(version)
-    print(f"tasks: {run.evaluation_python}, lm-evaluation-harness {version}", flush=True)
-    if run.own_tasks:
-        _copy_own_tasks(section, run.own_tasks)
-        outputs.append(run.own_tasks)
-    include = str(run.own_tasks) if run.own_tasks else None
-    answer = harness_process.look_up(run, TasksRequest(section.tasks, include, section.allow_code_execution))
+    print(f"tasks: {run.paths.evaluation_python}, lm-evaluation-harness {version}", flush=True)
+    if run.paths.own_tasks:
+        _copy_own_tasks(section, run.paths.own_tasks)
+        outputs.append(run.paths.own_tasks)
+    include = str(run.paths.own_tasks) if run.paths.own_tasks else None
+    answer = harness_process.look_up(run.paths, TasksRequest(section.tasks, include, section.allow_code_execution))
     if answer.problems:
         raise ConfigError([f"eval.tasks: {name}: {problem}" for name, problem in answer.problems.items()])
     for name, members in answer.found.items():
         print(f"tasks: {name}" + (f": {len(members)} tasks" if members != (name,) else ""), flush=True)
-    return Result(outputs, {"interpreter": str(run.evaluation_python), **found, "tasks": answer.found})
+    return Result(outputs, {"interpreter": str(run.paths.evaluation_python), **found, "tasks": answer.found})
 
 
 def _create_environment(base: Path, environment: Path) -> None:

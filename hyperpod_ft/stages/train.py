@@ -2,9 +2,10 @@
 
     python -m hyperpod_ft.job.torchrun --nnodes N --nproc-per-node P ... -m hyperpod_ft.stages.train RUN_DIR [--trial]
 
-Every process runs this module. Rank 0 alone does what every stage does (skip when done, check, lock, record) and
-signals the others to begin. Writes `checkpoints/step-*/` and `metrics.jsonl`. When started again, it resumes from the
-newest complete checkpoint. Exit status: 0 done, 2 a user's error, 128 + signal when a signal stopped it after saving.
+Every process runs this module. Rank 0 alone does what every stage does (skip when done, check, lock, record), plans the
+layout, and gives it to the others, which then begin. Writes `layout.json`, `checkpoints/step-*/` and `metrics.jsonl`.
+When started again, it resumes from the newest complete checkpoint. Exit status: 0 done, 2 a user's error, 128 + signal
+when a signal stopped it after saving.
 
 With `--trial` it runs only a few steps, for stage precompile: nothing is skipped, resumed, saved or recorded.
 """
@@ -35,20 +36,24 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import publish
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import engine
-from hyperpod_ft.engines.interface import Engine, TrainingResult
+from hyperpod_ft.engines.interface import Engine, TrainingResult, TrainingTask
 from hyperpod_ft.engines.interruption import Interrupted
 from hyperpod_ft.engines.ranks import NO_TIMEOUT, Ranks, join_ranks
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
+from hyperpod_ft.planning.layout import Layout
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.stages import stage
 
-_DECISION = "hyperpod_ft/train/decision"  # store key: what rank 0 decided, `train` or `leave`
+_LAYOUT = "hyperpod_ft/train/layout"  # store key: the layout with which training begins; empty when it does not
 _TRIAL = "--trial"
 _REPORTED = "hyperpod_ft/train/reported"  # store key: rank 0 has printed why it ends
 
@@ -76,26 +81,62 @@ def _join() -> tuple[Run, Ranks]:
     return run, join_ranks(run.plan.degrees.world_size)
 
 
-def _engine(run: Run) -> Engine:
+def _engine(config: RunConfig) -> Engine:
     """The engine of the run, with the packages that it imports."""
-    chosen = engine(run.config.engine)
+    chosen = engine(config.engine)
     gc_pause.resume_collection()
     return chosen
 
 
+def plan_layout(run: Run) -> Layout:
+    """The layout of a run whose base model is on disk. Raises UserError when the run cannot train it."""
+    return check_model_directory(run.config, run.plan.degrees, run.paths.base_model).layout
+
+
+def training_task(run: Run, layout: Layout) -> TrainingTask:
+    """What an engine is asked to train; stages download and dataset are done."""
+    record = run.journal.record("dataset")
+    facts = record.facts if record else {}
+    examples, rows = facts.get("train_examples"), facts.get("train_rows")
+    return TrainingTask(
+        config=run.config,
+        layout=layout,
+        fingerprint=run.plan["train"].fingerprint,
+        base_model=run.paths.base_model,
+        dataset=run.paths.dataset_path,
+        documents_per_row=examples / rows if examples and rows else None,
+        directory=run.paths.directory,
+        compile_cache=run.paths.compile_cache,
+    )
+
+
+def _give_layout(layout: Layout, paths: RunPaths, ranks: Ranks) -> None:
+    """Freeze the layout, and let the other ranks begin."""
+    publish.write_text(paths.layout_path, layout.as_json())
+    ranks.store.set(_LAYOUT, layout.as_json())
+
+
+def _await_layout(ranks: Ranks) -> Layout | None:
+    """The layout that rank 0 gives; None when there is nothing to train."""
+    # rank 0 may be waiting for another job's lock
+    ranks.store.wait([_LAYOUT], NO_TIMEOUT)
+    given = ranks.store.get(_LAYOUT)
+    return Layout.of_json(given) if given else None
+
+
 def _run_rank_0(ranks: Ranks) -> None:
-    """Rank 0: run the stage as every stage is run, and signal the others whether training begins."""
+    """Rank 0: run the stage as every stage is run, and give the others the layout when training begins."""
 
     def work(run: Run) -> stage.Result:
-        chosen = _engine(run)
-        check_model_directory(run.config, run.plan.degrees, run.base_model)
-        _check_data(run)
+        chosen = _engine(run.config)
+        layout = plan_layout(run)
+        _check_data(run.journal)
         with _counted_graphs(run) as graphs, usage.recording_usage(run):
-            ranks.store.set(_DECISION, "train")
-            trained: TrainingResult = chosen.train(run, ranks)
-        restarted = {"restarts": [restart.as_dict() for restart in attempts.history(run, "train")]}
+            _give_layout(layout, run.paths, ranks)
+            trained: TrainingResult = chosen.train(training_task(run, layout), ranks)
+        restarted = {"restarts": [restart.as_dict() for restart in attempts.history(run.paths, "train")]}
         return stage.Result(
-            (trained.checkpoint, run.metrics_path), trained.facts | graphs | restarted | usage.totals(run)
+            (trained.checkpoint, run.paths.metrics_path), trained.facts | graphs | restarted | usage.totals(run)
         )
 
     try:
@@ -104,8 +145,8 @@ def _run_rank_0(ranks: Ranks) -> None:
         print(f"train: {interrupted}", flush=True)
         sys.exit(interrupted.exit_status)
     finally:
-        if not ranks.store.check([_DECISION]):
-            ranks.store.set(_DECISION, "leave")
+        if not ranks.store.check([_LAYOUT]):
+            ranks.store.set(_LAYOUT, "")
         ranks.store.set(_REPORTED, "yes")
 
 
@@ -119,7 +160,7 @@ def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
     if "precompile" not in run.plan:
         yield facts
         return
-    cache = run.neuron_cache
+    cache = run.paths.neuron_cache
     with neuron_cache.using(cache) as removed:
         neuron_cache.print_removed("train", removed)
         before = neuron_cache.finished(cache)
@@ -131,35 +172,44 @@ def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
 def _trial(run: Run, ranks: Ranks) -> None:
     """Run one rank of the trial; stage precompile does everything else."""
     try:
-        facts = _engine(run).precompile(run, ranks)
+        chosen = _engine(run.config)
+        if ranks.is_rank_0:
+            try:
+                _give_layout(plan_layout(run), run.paths, ranks)
+            except BaseException:
+                ranks.store.set(_LAYOUT, "")
+                raise
+        layout = _await_layout(ranks)
+        if layout is None:
+            raise UserError("rank 0 has refused the run")
+        facts = chosen.precompile(training_task(run, layout), ranks)
     except UserError as error:
         _exit_for_user_error(error, ranks)
     if ranks.is_rank_0:
-        publish.write_json(run.trial_facts, facts)
+        publish.write_json(run.paths.trial_facts, facts)
 
 
-def _check_data(run: Run) -> None:
+def _check_data(journal: Journal) -> None:
     """Reject rows other than those that stage dataset recorded, since the plan's fingerprints stand for those only."""
-    record = run.record("dataset")
+    record = journal.record("dataset")
     outputs = record.outputs if record else ()
     with ThreadPoolExecutor() as pool:
-        digests = list(pool.map(file_sha256, (run.root / output.path for output in outputs)))
+        digests = list(pool.map(file_sha256, (journal.paths.root / output.path for output in outputs)))
     for output, digest in zip(outputs, digests, strict=True):
         if digest != output.sha256:
             raise UserError(
-                f"{run.root / output.path}: differs from what stage dataset wrote",
-                "run: hyperpod-ft submit --only dataset --force",
+                f"{journal.paths.root / output.path}: differs from what stage dataset wrote",
+                "run: hyperpod-ft submit RUN_FILE --only dataset --force",
             )
 
 
 def _run_other_rank(run: Run, ranks: Ranks) -> None:
-    """Any other rank: train when rank 0 signals it; rank 0 prints errors."""
-    # rank 0 may be waiting for another job's lock
-    ranks.store.wait([_DECISION], NO_TIMEOUT)
-    if ranks.store.get(_DECISION) != b"train":
+    """Any other rank: train when rank 0 has given the layout; rank 0 prints errors."""
+    layout = _await_layout(ranks)
+    if layout is None:
         return
     try:
-        _engine(run).train(run, ranks)
+        _engine(run.config).train(training_task(run, layout), ranks)
     except UserError as error:
         _exit_for_user_error(error, ranks)
     except Interrupted as interrupted:

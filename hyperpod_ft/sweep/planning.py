@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft.config import run_file
-from hyperpod_ft.download.model_config import ensure_model_config
+from hyperpod_ft.download.assets import ensure_model_config
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.runs.run import Run
@@ -37,10 +37,14 @@ def plan_sweep(path: Path, launcher: str) -> PlannedSweep:
     _refuse_equal(path, runs)
     shown = str(base.resolve()) if base.parent != run_file.RECIPES else base.stem
     known = tuple(
-        Point(settings, run.full_name, shlex.join([shown, *(f"--set={one}" for one in sweep_file.overrides(settings))]))
+        Point(
+            settings,
+            run.paths.full_name,
+            shlex.join([shown, *(f"--set={one}" for one in sweep_file.overrides(settings))]),
+        )
         for settings, run in zip(points, runs, strict=True)
     )
-    return PlannedSweep(Sweep(runs[0].root, file.name, file.runs_at_a_time, launcher, known), tuple(runs))
+    return PlannedSweep(Sweep(runs[0].paths.root, file.name, file.runs_at_a_time, launcher, known), tuple(runs))
 
 
 def sweep_directory(path: Path) -> Path:
@@ -75,10 +79,10 @@ def _runs(path: Path, base: Path, points: Iterable[Settings]) -> list[Run]:
 def _refuse_equal(path: Path, runs: list[Run]) -> None:
     first: dict[Path, int] = {}
     for number, run in enumerate(runs, 1):
-        if run.directory in first:
+        if run.paths.directory in first:
             raise UserError(
-                f"{path}: points {first[run.directory]} and {number} are one run, {run.full_name}: their training is "
-                "the same",
+                f"{path}: points {first[run.paths.directory]} and {number} are one run, {run.paths.full_name}:"
+                " their training is the same",
                 "give each point another value of a key that changes the training",
             )
-        first[run.directory] = number
+        first[run.paths.directory] = number

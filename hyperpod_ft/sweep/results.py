@@ -58,7 +58,9 @@ def sweep_result(sweep: Sweep) -> SweepResult:
     runs = [sweep.open_if_intact(point) for point in sweep.points]
     statuses = {current.directory: current for current in statuses_of([run for run in runs if run])}
     points = tuple(
-        _result(number, point.settings, run, statuses[str(run.directory)]) if run else _unknown(sweep, number, point)
+        _result(number, point.settings, run, statuses[str(run.paths.directory)])
+        if run
+        else _unknown(sweep, number, point)
         for number, (point, run) in enumerate(zip(sweep.points, runs, strict=True), 1)
     )
     losses = {point.number: loss for point in points if math.isfinite(loss := _loss_of(point))}
@@ -79,7 +81,7 @@ def sweep_reports(sweep: Sweep) -> list[RunReport]:
 
     Raises UserError when none was submitted.
     """
-    submitted = [(point, run) for point in sweep.points if (run := sweep.open_if_intact(point)) and run.jobs()]
+    submitted = [(point, run) for point in sweep.points if (run := sweep.open_if_intact(point)) and run.journal.jobs()]
     if not submitted:
         raise UserError(f"{sweep.directory}: no run of this sweep was submitted", "hyperpod-ft sweep resume")
     statuses = statuses_of([run for _, run in submitted])
@@ -122,20 +124,19 @@ def _unknown(sweep: Sweep, number: int, point: Point) -> PointResult:
 def _result(number: int, settings: Settings, run: Run, current: RunStatus) -> PointResult:
     trained, latest = current.training_summary, current.training
     steps = trained.steps if trained else latest.step if latest else None
-    loss = trained.final_loss if trained else latest.loss if latest else None
     validation = None
     if trained:
         validation = trained.best_validation_loss if run.config.training.keep_best else trained.validation_loss
     return PointResult(
         number=number,
         settings=settings,
-        run=run.full_name,
+        run=run.paths.full_name,
         directory=current.directory,
         state=current.state,
         detail=current.note or _stage(current),
         step=steps,
         total_steps=trained.steps if trained else latest.total_steps if latest else None,
-        loss=loss,
+        loss=current.loss,
         validation_loss=validation,
     )
 

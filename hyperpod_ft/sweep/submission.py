@@ -5,16 +5,18 @@ before it in its lane have ended, in whatever way. Each point's lane is written 
 sweep that was killed at any line can be submitted again.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.protocol import AwaitedJobs, JobOfRun
+from hyperpod_ft.launch.protocol import Dependency, JobState
+from hyperpod_ft.launch.remedies import TrainsAgainError
 from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 from hyperpod_ft.sweep.planning import PlannedSweep
@@ -31,6 +33,7 @@ class SubmittedPoint:
     run: Run
     jobs: tuple[Job, ...]  # that were submitted now
     done: bool  # all its stages
+    refused: str = ""  # why it was skipped: its training's outputs were deleted
 
 
 def submit_sweep(planned: PlannedSweep) -> Iterator[SubmittedPoint]:
@@ -39,7 +42,7 @@ def submit_sweep(planned: PlannedSweep) -> Iterator[SubmittedPoint]:
     Raises UserError when a launcher refuses a job, and for runs at work that an earlier version of the sweep had.
     """
     sweep = planned.sweep
-    if not Launchers().named(sweep.launcher).can_wait_for_other_runs:
+    if not Launchers().on_this_volume(sweep.launcher):
         raise UserError(
             f"sweep {sweep.name}: launcher {sweep.launcher}: its jobs cannot wait for those of another run",
             "submit the points one by one: see `hyperpod-ft sweep plan`, and docs/sweeps.md",
@@ -78,13 +81,10 @@ def _with_lanes_kept(sweep: Sweep) -> Sweep:
         if run and Launchers.of(run).active(run):
             raise UserError(
                 f"sweep {sweep.name}: {point.run} is at work, and no longer in the file",
-                f"run hyperpod-ft cancel {run.directory}, or give the sweep another name",
+                f"run hyperpod-ft cancel {run.paths.directory}, or give the sweep another name",
             )
     lanes = {point.run: point.lane for point in earlier.points}
-    for number, point in enumerate(sweep.points):
-        if (lane := lanes.get(point.run)) is not None:
-            sweep = sweep.with_lane(number, lane)
-    return sweep
+    return replace(sweep, points=tuple(replace(point, lane=lanes.get(point.run)) for point in sweep.points))
 
 
 class _SweepSubmission:
@@ -92,46 +92,84 @@ class _SweepSubmission:
 
     def __init__(self, sweep: Sweep, runs: tuple[Run, ...]) -> None:
         self.sweep, self.runs = sweep, runs
-        self.doing: dict[Path, JobOfRun] = {}  # shared stages, by the path of their record
-        self.training: dict[int, JobOfRun] = {}  # by number of the point, the job that trains or will
-        for number, run in enumerate(runs):
-            active = Launchers.of(run).at_work(run, also=sweep.launcher)
-            self._note(number, [job for job in active if job.launcher == sweep.launcher])
+        self.doing: dict[Path, Dependency] = {}  # shared stages, by the path of their record
+        self.training: dict[int, Dependency] = {}  # by number of the point, the job that trains or will
+        for number, active in enumerate(_that_can_start(runs, sweep.launcher)):
+            self._note(number, active)
 
     def points(self) -> Iterator[SubmittedPoint]:
         for number, run in enumerate(self.runs):
             before = self._enter_lane(number)
-            awaited = AwaitedJobs(self._doing_of(run), before)
             launchers = Launchers.of(run)
-            jobs = submit.submit_missing(run, launchers, self.sweep.launcher, awaited)
+            try:
+                jobs = submit.submit_missing(run, launchers, self.sweep.launcher, self._doing_of(run), before)
+            except TrainsAgainError as error:
+                yield SubmittedPoint(number + 1, run, (), done=False, refused=str(error))
+                continue
             if jobs:
-                publish.write_text(run.origin, self.sweep.points[number].origin)
-            self._note(number, jobs, just_submitted=True)
+                publish.write_text(run.paths.origin, self.sweep.points[number].origin)
+            self._note(number, jobs)
             yield SubmittedPoint(number + 1, run, jobs, done=not jobs and not choose(run))
 
-    def _note(self, number: int, jobs: Sequence[Job], *, just_submitted: bool = False) -> None:
+    def _note(self, number: int, jobs: Iterable[Job]) -> None:
         run = self.runs[number]
         for job in jobs:
-            known = JobOfRun(run, job, just_submitted)
             if run.plan[job.stage].shared:
-                self.doing[run.record_path(job.stage)] = known
+                self.doing[run.paths.record_path(job.stage)] = Dependency(str(run.paths.directory), job.job_id)
             if job.stage == "train":
-                self.training[number] = known
+                self.training[number] = Dependency(str(run.paths.directory), job.job_id, must_succeed=False)
 
-    def _doing_of(self, run: Run) -> dict[str, JobOfRun]:
+    def _doing_of(self, run: Run) -> dict[str, Dependency]:
         """By stage, the jobs of other runs that are about to do what this run shares with them."""
-        known = {stage.name: self.doing.get(run.record_path(stage.name)) for stage in run.plan.stages}
-        return {name: job for name, job in known.items() if job and job.run is not run}
+        known = {stage.name: self.doing.get(run.paths.record_path(stage.name)) for stage in run.plan.stages}
+        return {name: job for name, job in known.items() if job and job.directory != str(run.paths.directory)}
 
-    def _enter_lane(self, number: int) -> list[JobOfRun]:
-        """The training runs that must end before this point's may begin; writes the point's lane."""
+    def _enter_lane(self, number: int) -> list[Dependency]:
+        """The training runs that must end before this point's may begin; writes the point's lane.
+
+        All of the lane, not only the last one: that may be cancelled while one before it trains.
+        """
         limit = self.sweep.runs_at_a_time
         if limit is None or number in self.training:
             return []
-        lanes: list[list[JobOfRun]] = [[] for _ in range(limit)]
+        lanes: list[list[Dependency]] = [[] for _ in range(limit)]
         for other, job in self.training.items():
             lanes[(self.sweep.points[other].lane or 0) % limit].append(job)
         lane = min(range(limit), key=lambda one: len(lanes[one]))
-        self.sweep = self.sweep.with_lane(number, lane)
+        points = list(self.sweep.points)
+        points[number] = replace(points[number], lane=lane)
+        self.sweep = replace(self.sweep, points=tuple(points))
         self.sweep.write()
         return lanes[lane]
+
+
+def _that_can_start(runs: Sequence[Run], launcher: str) -> list[list[Job]]:
+    """The jobs at work of each run. Cancels those that can never start, because a job that they wait for has failed."""
+    at_work = [_at_work(run, launcher) for run in runs]
+    states = {
+        run.paths.record_path(job.stage): state
+        for run, of_run in zip(runs, at_work, strict=True)
+        for job, state in of_run.items()
+    }
+
+    def can_start(journal: Journal, stage: str) -> bool:
+        state = states.get(journal.paths.record_path(stage))
+        if state is None:
+            return journal.is_done(stage)
+        return state.state != "PENDING" or all(can_start(journal, need) for need in journal.plan[stage].needs)
+
+    found = []
+    for run, of_run in zip(runs, at_work, strict=True):
+        left = list(of_run)
+        if stuck := [job for job in left if not can_start(run.journal, job.stage)]:
+            Launchers.of(run).cancel(run, stuck)
+            # with them, launcher `process` ends the chain that they are in
+            left = [job for job in _at_work(run, launcher) if job not in stuck]
+        found.append(left)
+    return found
+
+
+def _at_work(run: Run, launcher: str) -> dict[Job, JobState]:
+    """The run's jobs of this launcher whose stages are not done, with their states."""
+    at_work = Launchers.of(run).at_work(run, also=launcher)
+    return {job: state for job, state in at_work.items() if job.launcher == launcher}

@@ -78,12 +78,6 @@ class Sweep:
         except UserError:
             return None
 
-    def with_lane(self, number: int, lane: int) -> "Sweep":
-        """The sweep with the lane of one point set."""
-        points = list(self.points)
-        points[number] = replace(points[number], lane=lane)
-        return replace(self, points=tuple(points))
-
     @property
     def keys(self) -> list[str]:
         """The keys that points set, in the order of the file."""

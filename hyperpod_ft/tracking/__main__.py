@@ -42,7 +42,7 @@ def main() -> int:
     threading.Thread(target=await_end_of_input, daemon=True).start()
     os.nice(10)
     for tracker, state in follow(run, shutdown).items():
-        lag = f"; {state.problem}; to catch up: hyperpod-ft track {run.directory}" if state.problem else ""
+        lag = f"; {state.problem}; to catch up: hyperpod-ft track {run.paths.directory}" if state.problem else ""
         print(f"tracking: {tracker}: published to step {state.step} {state.where}{lag}", flush=True)
     # the thread that reads stdin may still wait for its end
     os._exit(0)

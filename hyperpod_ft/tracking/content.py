@@ -5,7 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.config.flat_keys import flattened
+from hyperpod_ft.config import yaml_text
+from hyperpod_ft.config.fields import flattened
 from hyperpod_ft.runs.results.metrics import GrowingRows
 from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
@@ -17,11 +18,11 @@ def description(run: Run, key: str) -> dict[str, Any]:
     return {
         "key": key,
         "project": run.config.tracking.project or run.config.name,
-        "name": run.full_name,
+        "name": run.paths.full_name,
         "config": run.config.by_key(),
-        "yaml": run.yaml(),
-        "directory": str(run.tracking),
-        "root": str(run.root),
+        "yaml": yaml_text.dump(run.config),
+        "directory": str(run.paths.tracking),
+        "root": str(run.paths.root),
     }
 
 

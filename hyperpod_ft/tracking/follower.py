@@ -59,7 +59,7 @@ class Follower:
     def __init__(self, run: Run, tracker: str, shutdown: Shutdown) -> None:
         self._run, self._tracker, self._shutdown = run, tracker, shutdown
         self.state = TrackerState("")  # until it is read
-        self._rows = NewRows(run.metrics_path)
+        self._rows = NewRows(run.paths.metrics_path)
         self._publisher: Publisher | None = None
         self._deadline = float("inf")  # of the request that is awaited
         self._pause, self._not_before = _FIRST_PAUSE_SECONDS, 0.0
@@ -81,7 +81,7 @@ class Follower:
 
     def _begin(self, stack: contextlib.ExitStack) -> bool:
         """Wait until the state can be read and no other process publishes to this tracker, or the shutdown begins."""
-        path = self._run.tracking / f"{self._tracker}.lock"
+        path = self._run.paths.tracking / f"{self._tracker}.lock"
         problem = ""
         while True:
             try:
@@ -139,7 +139,7 @@ class Follower:
         opened = self._ask(open=description(self._run, self.state.key))
         step: int = self.state.step if opened["step"] is None else opened["step"]
         if step < self.state.step:
-            self._rows = NewRows(self._run.metrics_path)
+            self._rows = NewRows(self._run.paths.metrics_path)
         self._keep(step=step, where=opened["where"])
 
     def _ask(self, **request: Any) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class Follower:
         if self._publisher is None:
             return
         try:
-            self._ask(end=self._run.is_done("train"))
+            self._ask(end=self._run.journal.is_done("train"))
         except (PublishingError, UserError, OSError) as error:
             self._failed(str(error))
         else:
@@ -178,8 +178,8 @@ class Follower:
 
 def follow(run: Run, shutdown: Shutdown) -> dict[str, TrackerState]:
     """Publish to all trackers of the run file until the shutdown is over; returns how far each got."""
-    run.tracking.mkdir(parents=True, exist_ok=True)
-    run.logs.mkdir(exist_ok=True)
+    run.paths.tracking.mkdir(parents=True, exist_ok=True)
+    run.paths.logs.mkdir(exist_ok=True)
     followers = {tracker: Follower(run, tracker, shutdown) for tracker in dict.fromkeys(run.config.tracking.trackers)}
     threads = [threading.Thread(target=follower.follow, name=name) for name, follower in followers.items()]
     for thread in threads:

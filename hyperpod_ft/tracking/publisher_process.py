@@ -33,11 +33,11 @@ class Publisher:
         self._environment = {**os.environ, **run.config.cluster.environment}
         path = os.pathsep.join(filter(None, (str(PACKAGE.parent), self._environment.get("PYTHONPATH"))))
         self._deadline = deadline
-        python = run.tracker_python(tracker)
+        python = run.paths.tracker_python(tracker)
         try:
             self._process = subprocess.Popen(
                 [str(python), "-m", "hyperpod_ft.tracking.publisher", tracker],
-                cwd=run.tracking,
+                cwd=run.paths.tracking,
                 env={**self._environment, "PYTHONPATH": path},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -48,7 +48,7 @@ class Publisher:
             raise PublishingError(f"no interpreter at {python}: {error.strerror}; run: hyperpod-ft track") from error
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        log = run.logs / f"tracking-{tracker}.log"
+        log = run.paths.logs / f"tracking-{tracker}.log"
         self._log = threading.Thread(target=self._keep_log, args=(log, self._process.stderr), daemon=True)
         self._log.start()
 

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class TrackerState:
 
         Raises OSError and UserError when the file cannot be read: a new key would publish the training twice.
         """
-        path = _path(run, tracker)
+        path = _path(run.paths, tracker)
         try:
             return _STATE.validate_json(path.read_bytes())
         except FileNotFoundError:
@@ -40,11 +41,11 @@ class TrackerState:
             raise UserError(f"{path}: is damaged", "remove it to publish the training again, as another run") from error
 
     def write(self, run: Run, tracker: str) -> None:
-        publish.write_json(_path(run, tracker), asdict(self))
+        publish.write_json(_path(run.paths, tracker), asdict(self))
 
 
 _STATE = TypeAdapter(TrackerState)
 
 
-def _path(run: Run, tracker: str) -> Path:
-    return run.tracking / f"{tracker}.json"
+def _path(paths: RunPaths, tracker: str) -> Path:
+    return paths.tracking / f"{tracker}.json"

@@ -7,8 +7,9 @@ from typing import Any
 
 import boto3
 
-from hyperpod_ft.aws.validation.validate import ValidationResult, validate_account
-from hyperpod_ft.config.cluster_config import ClusterConfig
+from hyperpod_ft.aws.checks.account import ValidationResult
+from hyperpod_ft.cluster.config import ClusterConfig
+from hyperpod_ft.cluster.validation.validate import validate_account
 from hyperpod_ft.findings import Finding
 from tests.aws.conftest import REGION, ZONE_ID, Aws
 from tests.aws.world import ACCOUNT
@@ -19,6 +20,18 @@ def allow(iam: Any, role: str, *actions: str, **more: Any) -> None:
     iam.put_role_policy(RoleName=role, PolicyName="p", PolicyDocument=json.dumps(policy))
 
 
+def allowed(aws: Aws, role: str, action: str, resource: str = "*", **context: str) -> bool:
+    """Whether a role may do something, as IAM's policy simulator says."""
+    entries = [
+        {"ContextKeyName": key.replace("_", ":"), "ContextKeyValues": [value], "ContextKeyType": "string"}
+        for key, value in context.items()
+    ]
+    answer = aws.client("iam").simulate_principal_policy(
+        PolicySourceArn=role, ActionNames=[action], ResourceArns=[resource], ContextEntries=entries
+    )
+    return str(answer["EvaluationResults"][0]["EvalDecision"]) == "allowed"
+
+
 def clients(aws: Aws, **instead: Any) -> Callable[[str], Any]:
     """Clients of the server, by service; those in `instead` replace the usual ones."""
     return lambda service: instead[service] if service in instead else aws.client(service)
@@ -27,17 +40,6 @@ def clients(aws: Aws, **instead: Any) -> Callable[[str], Any]:
 def own_client(aws: Aws, service: str) -> Any:
     """A client that no other test shares, so that a test can change its answers."""
     return boto3.Session(region_name=REGION).client(service, endpoint_url=aws.endpoint)
-
-
-def of_caller(aws: Aws, arn: str) -> Callable[[str], Any]:
-    """Clients of another caller. The stand-in knows one: its identity is changed in transit."""
-    sts = own_client(aws, "sts")
-
-    def change(parsed: dict[str, Any], **_: Any) -> None:
-        parsed["Arn"] = arn
-
-    sts.meta.events.register("after-call.sts.GetCallerIdentity", change)
-    return clients(aws, sts=sts)
 
 
 def trust(service: str) -> str:

@@ -23,7 +23,7 @@ def check_groups(region: Region, groups: list[dict[str, Any]], request: dict[str
         if "InstanceType" not in group:
             raise invalid(f"Instance group {group['InstanceGroupName']} has no InstanceType")
         _check_lifecycle(region, group, optional=slurm)
-        _check_role(region, group["ExecutionRole"])
+        check_role(region, group["ExecutionRole"])
         _check_volumes(group, request)
     if "VpcConfig" in request:
         _check_network(region, request["VpcConfig"])
@@ -67,7 +67,8 @@ def _check_lifecycle(region: Region, group: dict[str, Any], *, optional: bool) -
             raise invalid(f"Unable to access lifecycle script s3://{bucket}/{key}: it does not exist") from None
 
 
-def _check_role(region: Region, arn: str) -> None:
+def check_role(region: Region, arn: str) -> None:
+    """Raises AwsError for an execution role that SageMaker could not assume."""
     iam = region.client("iam")
     try:
         role = iam.get_role(RoleName=arn.rpartition("/")[2])["Role"]

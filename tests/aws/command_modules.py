@@ -8,15 +8,14 @@ import rich.console
 import rich.table  # noqa: F401
 import typer.main
 
-import hyperpod_ft.aws.cluster.create
-import hyperpod_ft.aws.cluster.delete
-import hyperpod_ft.aws.cluster.inspection
-import hyperpod_ft.aws.cluster.login
-import hyperpod_ft.aws.cluster.maintenance
-import hyperpod_ft.aws.cluster.observability
 import hyperpod_ft.cli.main
-import hyperpod_ft.serving.endpoint.operations
-from hyperpod_ft.aws.validation import service_model
+import hyperpod_ft.cluster.create
+import hyperpod_ft.cluster.inspection
+import hyperpod_ft.cluster.maintenance
+import hyperpod_ft.cluster.observability
+import hyperpod_ft.cluster.ssh.connect
+import hyperpod_ft.sagemaker.endpoint.operations
+from hyperpod_ft.aws.checks import service_model
 
 # the commands as the program would build them, each time from all their functions' parameters
 typer.main.get_command = functools.cache(typer.main.get_command)

@@ -3,9 +3,11 @@
 import functools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -66,10 +68,6 @@ class Aws:
         """(service, operation) of every call since the reset that began this test."""
         return [(service, operation) for service, operation in self._post("requests", {})]
 
-    def actions(self, who: str = "kit") -> set[str]:
-        """The permissions that requests needed since that reset: of the `kit`, or of AWS's `services`."""
-        return set(self._post("actions", {})[who])
-
     def reset(self) -> None:
         self._post("reset", {})
 
@@ -110,15 +108,32 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
         assert process.stdout is not None
         endpoint = process.stdout.readline().strip()
         assert endpoint, "the server that stands in for AWS did not start"
+        _end_with(process)
         server = Aws(endpoint, {**environment, "AWS_ENDPOINT_URL": endpoint})
         yield server
         # it then ends its containers, and itself
         assert process.stdin is not None
         process.stdin.close()
         try:
-            process.wait(60)
+            process.wait(180)
         finally:
             process.kill()
+
+
+def _end_with(stand_in: "subprocess.Popen[str]") -> None:
+    """When the stand-in fails, fail the test that runs, which would wait for minutes."""
+
+    def fail(*_: object) -> None:
+        pytest.fail("the server that stands in for AWS has ended; its error is below, in the captured stderr", False)
+
+    def watch() -> None:
+        assert stand_in.stdout is not None
+        stand_in.stdout.read()
+        if stand_in.wait():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)
+
+    signal.signal(signal.SIGUSR2, fail)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @pytest.fixture
@@ -144,31 +159,22 @@ def place(aws: Aws) -> "Place":
 
 
 @pytest.fixture
-def kit(tmp_path: Path, aws: Aws) -> Iterator[Kit]:
-    from tests.aws.test_caller_permissions import assert_permissions_of_clusters_are_listed
-
+def kit(tmp_path: Path, aws: Aws) -> Kit:
     kit = Kit(tmp_path, aws)
     kit.configure()
-    yield kit
-    assert_permissions_of_clusters_are_listed(aws)
+    return kit
 
 
 @pytest.fixture
-def running(tmp_path: Path, _server: Aws) -> Iterator[Kit]:
-    """A running cluster with three workers; afterwards, every call was one that `validate` knows of.
-
-    Tests share it: it is created only if the one before has left another.
-    """
-    from tests.aws.test_caller_permissions import assert_permissions_are_listed
-
+def running(tmp_path: Path, _server: Aws) -> Kit:
+    """A running cluster with three workers. Tests share it: it is created only if the one before has left another."""
     kit = Kit(tmp_path, _server)
     kit.configure(workers=[{"name": WORKERS, "instance_type": "ml.trn1.32xlarge", "count": 3, "partition": "trn1"}])
     kit.aws.begin()
     if not _is_as_created(kit.aws):
         kit.aws.reset()
         kit.run("create")
-    yield kit
-    assert_permissions_are_listed(kit.aws)
+    return kit
 
 
 def _is_as_created(aws: Aws) -> bool:

@@ -23,6 +23,7 @@ if [[ "$1" != --inside ]]; then
   exit "$status"
 fi
 
+trap 'exit 143' TERM # PID 1 would ignore it; the program that starts below has its own handler, or ignores it too
 directory=$2 name=$3
 shift 3
 hostname "$name"

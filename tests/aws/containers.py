@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.processes import children
+from tests.aws.role_access import credentials_path
 
 if TYPE_CHECKING:
     from tests.aws.training_jobs import TrainingJob
@@ -65,9 +66,8 @@ class Container:
             "PATH": path,
             "HOME": "/tmp",
             "LANG": "C.UTF-8",
-            # of the execution role; the endpoint is this stand-in
-            "AWS_ACCESS_KEY_ID": "role",
-            "AWS_SECRET_ACCESS_KEY": "role",
+            # of the execution role; SageMaker has a RELATIVE_URI here, for which it has an address in the container
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": job.region.world.endpoint + credentials_path(job.name),
             "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_ENDPOINT_URL": job.region.world.endpoint,
             "NO_PROXY": "127.0.0.1,localhost",
@@ -139,12 +139,13 @@ class Container:
             return (self.directory / "ml/output/failure").read_text(errors="replace")[:1024]
         return ""
 
-    def signal(self, number: signal.Signals) -> None:
-        """Signal its PID 1."""
-        for unshare in children(self.process.pid):
-            for init in children(unshare):
-                with suppress(ProcessLookupError):
-                    os.kill(init, number)
+    def signal(self, number: signal.Signals) -> bool:
+        """Signal its PID 1; False if that has not started yet."""
+        inits = [init for unshare in children(self.process.pid) for init in children(unshare)]
+        for init in inits:
+            with suppress(ProcessLookupError):
+                os.kill(init, number)
+        return bool(inits)
 
     def kill(self) -> None:
         """End it and everything in it."""

@@ -82,7 +82,8 @@ class Container:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        threading.Thread(target=self._ship, args=(self._process,), daemon=True).start()
+        self._shipping = threading.Thread(target=self._ship, args=(self._process,), daemon=True)
+        self._shipping.start()
 
     def _ship(self, process: "subprocess.Popen[str]") -> None:
         for create, names in (
@@ -111,6 +112,7 @@ class Container:
             assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait()
+            self._shipping.join(10)
         shutil.rmtree(self._directory, ignore_errors=True)
 
 

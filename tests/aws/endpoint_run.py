@@ -9,10 +9,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 from hyperpod_ft.config import run_file
 from hyperpod_ft.data import tokenizer as tokenizers
-from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.greedy import answers
 from hyperpod_ft.runs.results.samples import RecordedAnswers, Samples
 from hyperpod_ft.runs.run import Run
@@ -45,15 +45,15 @@ def frozen(base: Path, **sections: Any) -> Run:
 
 def make_run(base: Path) -> Run:
     run = frozen(base)
-    run.base_model.parent.mkdir(parents=True)
-    run.base_model.symlink_to(shipped("examples/quickstart/tiny-llama"))
+    run.paths.base_model.parent.mkdir(parents=True)
+    run.paths.base_model.symlink_to(shipped("examples/quickstart/tiny-llama"))
     _adapter(run)
-    merge(run.base_model, [WeightedAdapter(run.adapter)], run.tuned_model)
-    for file in run.tuned_model.glob("*.safetensors"):
+    merge(run.paths.base_model, [WeightedAdapter(run.paths.adapter)], run.paths.tuned_model)
+    for file in run.paths.tuned_model.glob("*.safetensors"):
         os.utime(file, (0, 0))  # as one that came back from a backup
-    _samples(run).write(run.samples_path)
-    finish(run, "consolidate", run.adapter, digests=False)
-    finish(run, "merge", run.tuned_model, digests=False)
+    _samples(run).write(run.paths.samples_path)
+    finish(run, "consolidate", run.paths.adapter, digests=False)
+    finish(run, "merge", run.paths.tuned_model, digests=False)
     return run
 
 
@@ -62,36 +62,36 @@ def only_in_store(finished: Run, base: Path, s3: Any) -> Run:
     store = {"store": f"s3://{BUCKET}/store", "role": ROLE, "region": "us-west-2"}
     # without env.python: its environment was in containers
     run = frozen(base, sagemaker=store, deploy={"instance_type": "g6.2xlarge"}, env={})
-    merged, files = finished.record("merge"), [finished.samples_path]
+    merged, files = finished.journal.record("merge"), [finished.paths.samples_path]
     assert merged is not None
-    merged.write(run.record_path("merge"))
-    files += [finished.root / output.path for output in merged.outputs]
-    names = [file.relative_to(finished.root).as_posix() for file in files]
+    merged.write(run.paths.record_path("merge"))
+    files += [finished.paths.root / output.path for output in merged.outputs]
+    names = [file.relative_to(finished.paths.root).as_posix() for file in files]
     for name, file in zip(names, files, strict=True):
         s3.upload_file(str(file), BUCKET, f"store/{name}")
     sizes = {name: file.stat().st_size for name, file in zip(names, files, strict=True)}
-    run.store_listing.write_text(json.dumps(sizes))
+    run.paths.store_listing.write_text(json.dumps(sizes))
     return run
 
 
 def _adapter(run: Run) -> None:
     """Random factors, large enough to change what the model says."""
-    model: Any = AutoModelForCausalLM.from_pretrained(run.base_model)
+    model: Any = AutoModelForCausalLM.from_pretrained(run.paths.base_model)
     torch.manual_seed(7)
     adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"]))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.05)
-    adapted.save_pretrained(run.adapter)
+    adapted.save_pretrained(run.paths.adapter)
 
 
 def _samples(run: Run) -> Samples:
-    tokenizer = tokenizers.load(run.tuned_model)
+    tokenizer = tokenizers.load(run.paths.tuned_model)
     ids = [tokenizers.prompt_ids(tokenizer, prompt) for prompt in _PROMPTS]
     both = [
         answers(pretrained.load(where, "auto").eval(), tokenizer, ids, run.config.generate.max_new_tokens)  # type: ignore[no-untyped-call]
-        for where in (run.base_model, run.tuned_model)
+        for where in (run.paths.base_model, run.paths.tuned_model)
     ]
     changed = sum(one.ids != other.ids for one, other in zip(*both, strict=True))
     prompts = [

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tests.aws.clock import Process
+from tests.aws.cluster_checks import check_role
 from tests.aws.endpoint_container import Container
 from tests.aws.wire import AwsError, operation
 from tests.aws.world import ACCOUNT, Region
@@ -86,17 +87,9 @@ def create_model(region: Region, request: dict[str, Any]) -> dict[str, Any]:
         raise invalid(f"S3Uri {source.get('S3Uri')!r} of type S3Prefix must end with /")
     if sum(len(key) + len(value) for key, value in container.get("Environment", {}).items()) > 32 << 10:
         raise invalid("Environment has more than 32 KB")
-    _check_role(region, request["ExecutionRoleArn"])
+    check_role(region, request["ExecutionRoleArn"])
     region.models[name] = {**copy.deepcopy(request), "CreationTime": datetime.now(timezone.utc)}
     return {"ModelArn": arn(region, "model", name)}
-
-
-def _check_role(region: Region, role: str) -> None:
-    iam = region.client("iam")
-    try:
-        iam.get_role(RoleName=role.rpartition("/")[2])
-    except iam.exceptions.NoSuchEntityException:
-        raise invalid(f"Could not assume role {role}. Please ensure that the role exists.") from None
 
 
 @operation("sagemaker", "CreateEndpointConfig")

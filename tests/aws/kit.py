@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from hyperpod_ft.config import cluster_config
+from hyperpod_ft.cluster import config as cluster_config
 from tests.forking import Forked, ForkServer
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Started:
 @functools.cache
 def _server() -> ForkServer:
     """It ends with this process."""
-    return ForkServer("tests.aws.command_modules", os.environ | {"PYTHONPATH": str(ROOT)})
+    return ForkServer(["tests.aws.command_modules"], os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 def start(directory: Path, environment: Mapping[str, str], *arguments: str) -> Started:

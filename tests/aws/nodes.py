@@ -35,10 +35,13 @@ class Node:
         self.address = ""
         self.image = cluster.image_of(group)
         self.removed = False
+        self._specification = cluster.specifications[group]
 
     @property
     def specification(self) -> dict[str, Any]:
-        return self.cluster.specifications[self.group]
+        """Its group's, or what that was before the group was removed."""
+        self._specification = self.cluster.specifications.get(self.group, self._specification)
+        return self._specification
 
     @property
     def present(self) -> bool:

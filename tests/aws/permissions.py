@@ -1,12 +1,17 @@
 """IAM's policy simulator, which moto lacks.
 
 A role's policies are evaluated: Allow and Deny by actions, resources and conditions on equality; NotAction, NotResource
-and boundaries are not. A user may do everything, except what the scenario denies; `ec2:CreateVpc?aws:RequestTag/a`
-there stands for a policy that allows the action only with that tag.
+and boundaries are not. The scenario denies more: `ec2:CreateTags?aws:RequestTag/a` there stands for a policy that
+allows the action only with that tag.
 """
 
 import fnmatch
+import functools
+import json
 from typing import Any
+
+from moto.iam.exceptions import NotFoundException
+from moto.iam.models import iam_backends
 
 from tests.aws.wire import AwsError, operation
 from tests.aws.world import ACCOUNT, Region
@@ -18,12 +23,11 @@ _VARIABLES = {"${aws:PrincipalAccount}": ACCOUNT}
 def simulate_principal_policy(region: Region, request: dict[str, Any]) -> dict[str, Any]:
     kind, _, name = request["PolicySourceArn"].split(":", 5)[5].partition("/")
     name = name.rpartition("/")[2]
-    if kind not in ("role", "user"):
+    if kind != "role":
         raise AwsError("InvalidInput", f"Invalid Entity Arn: {request['PolicySourceArn']}")
-    iam = region.client("iam")
     try:
-        statements = role_statements(iam, name) if kind == "role" else [{"Effect": "Allow", "Action": "*"}]
-    except iam.exceptions.NoSuchEntityException:
+        statements = role_statements(name)
+    except NotFoundException:
         raise AwsError("NoSuchEntity", f"{request['PolicySourceArn']} cannot be found.", 404) from None
     denied = region.world.scenario.denied_actions.get(name, [])
     context = {entry["ContextKeyName"]: entry["ContextKeyValues"] for entry in request.get("ContextEntries", [])}
@@ -43,17 +47,19 @@ def simulate_principal_policy(region: Region, request: dict[str, Any]) -> dict[s
     return {"EvaluationResults": results, "IsTruncated": False}
 
 
-def role_statements(iam: Any, role: str) -> list[dict[str, Any]]:
-    """Those of all policies of a role. `iam`: the client."""
-    documents = [
-        iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
-        for name in iam.list_role_policies(RoleName=role)["PolicyNames"]
-    ]
-    for attached in iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]:
-        arn = attached["PolicyArn"]
-        version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
-        documents.append(iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"])
-    return [statement for document in documents for statement in _listed(document["Statement"])]
+def role_statements(role: str) -> list[dict[str, Any]]:
+    """Those of all policies of a role. Raises moto's NotFoundException."""
+    found = iam_backends[ACCOUNT]["aws"].get_role(role)  # without HTTP: asked for each request of a role
+    attached = (
+        next(version.document for version in policy.versions if version.version_id == policy.default_version_id)
+        for policy in found.managed_policies.values()
+    )
+    return [statement for document in (*found.policies.values(), *attached) for statement in _statements(document)]
+
+
+@functools.lru_cache
+def _statements(document: str) -> list[dict[str, Any]]:
+    return _listed(json.loads(document)["Statement"])
 
 
 def evaluate(

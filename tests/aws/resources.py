@@ -93,7 +93,7 @@ def _configure_bucket(context: Context, name: str, properties: Properties) -> No
 
 
 def _bucket_policy(context: Context, properties: Properties) -> tuple[str, dict[str, Any]]:
-    # not moto's, which ignores conditions: bucket_access.py
+    # not moto's, which ignores conditions: role_access.py
     context.region.world.bucket_policies[properties["Bucket"]] = properties["PolicyDocument"]["Statement"]
     return properties["Bucket"], {}
 

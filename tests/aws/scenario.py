@@ -1,9 +1,9 @@
 """What a test can set in the stand-in for AWS, besides AWS's own API: how long things take, and what goes wrong.
 
-`POST /_test/scenario` merges a JSON object of these fields into the scenario (lists are replaced); `POST /_test/reset`
+`POST /_test/scenario` merges a JSON object of these fields into the scenario (lists are replaced), or
+refuses it with status 400; `POST /_test/reset`
 forgets everything: resources, scenario, requests; `POST /_test/begin` the scenario and requests alone.
-`GET /_test/requests` lists [service, operation] of all calls since, `GET /_test/actions` the permissions, as IAM names
-them, that the requests of the kit and of AWS's services needed since the reset.
+`GET /_test/requests` lists [service, operation] of all calls since.
 
     seconds            how long things take, by name; the defaults are below. Tests that look at a state in between set
                        it long, and all others leave it short.
@@ -14,21 +14,25 @@ them, that the requests of the kit and of AWS's services needed since the reset.
     extension_issues   [{"Code", "Message", "NodeCount"}]: what keeps an extension from working on so many nodes
     fail_resources     {CloudFormation type: reason}: creating such a resource fails
     fail_deletions     {CloudFormation type: reason}: deleting such a resource fails
-    denied_actions     {role or user: ["s3:*"]}: what IAM's policy simulator denies
+    denied_actions     {role: ["s3:*"]}: what IAM's policy simulator denies
     endpoint_container {"broken": message of a container that ends at once, "slow": seconds before it starts,
                        "answers": {prompt: answer} of a server that starts at once, instead of the kit's}
     prices             {"ml.g6.2xlarge": US dollars an hour of an endpoint}
     training_plans     {name: fields of DescribeTrainingPlan}
     file_systems       {FSx id: local directory}: what training jobs mount; the first part of a DirectoryPath, the
                        mount name, stands for it
-    interruptions      {training job: [["spot" | "internal error", step], ...]}: happen to it one after another, each
-                       when it has printed `step N/` of at least that step; step 0: as soon as its containers run
+    interruptions      {training job, or a pattern such as "*-train-1": [["spot" | "internal error", step], ...]}:
+                       happen to it one after another, each when it has printed `step N/` of at least that step; step 0:
+                       as soon as its containers run
     errors             [{"service", "operation" (or absent), "code", "message", "status": 400, "times": 1}]: calls that
                        are answered with an error, e.g. ThrottlingException for the first three DescribeCluster
 """
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, with_config
+from typing_extensions import TypedDict
 
 SECONDS = {
     "stack.resource": 0.002,  # each resource of a stack, created, updated or deleted
@@ -60,43 +64,75 @@ SECONDS = {
 }
 
 
-@dataclass
-class Scenario:
-    seconds: dict[str, float] = field(default_factory=lambda: dict(SECONDS))
-    lifecycle: dict[str, dict[str, Any]] = field(default_factory=dict)
-    capacity: dict[str, int] = field(default_factory=dict)
-    quotas: dict[str, float] = field(default_factory=dict)
-    fail_resources: dict[str, str] = field(default_factory=dict)
-    fail_deletions: dict[str, str] = field(default_factory=dict)
-    denied_actions: dict[str, list[str]] = field(default_factory=dict)
-    training_plans: dict[str, dict[str, Any]] = field(default_factory=dict)
-    endpoint_container: dict[str, Any] = field(default_factory=dict)
-    prices: dict[str, float] = field(default_factory=dict)
-    file_systems: dict[str, str] = field(default_factory=dict)
-    interruptions: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
-    extension_issues: list[dict[str, Any]] = field(default_factory=list)
-    errors: list[dict[str, Any]] = field(default_factory=list)
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
-    def merge(self, changes: dict[str, Any]) -> None:
-        """Raises ValueError for an unknown field or duration: a misspelt scenario must not pass silently."""
-        known = {field.name for field in fields(self)}
-        if unknown := changes.keys() - known:
-            raise ValueError(f"unknown: {sorted(unknown)}; known: {sorted(known)}")
-        if unknown := changes.get("seconds", {}).keys() - SECONDS.keys():
+
+class Failure(_Strict):
+    """Calls that are answered with an error."""
+
+    service: str
+    operation: str | None = None
+    code: str
+    message: str = ""
+    status: int = 400
+    times: int = 1
+
+
+@with_config(extra="forbid")
+class Lifecycle(TypedDict, total=False):
+    lines: list[str]
+    exit: int
+    times: int
+
+
+@with_config(extra="forbid")
+class EndpointContainer(TypedDict, total=False):
+    broken: str
+    slow: float
+    answers: dict[str, str]
+
+
+class Scenario(_Strict):
+    seconds: dict[str, float] = Field(default_factory=lambda: dict(SECONDS))
+    lifecycle: dict[str, Lifecycle] = {}
+    capacity: dict[str, int] = {}
+    quotas: dict[str, float] = {}
+    fail_resources: dict[str, str] = {}
+    fail_deletions: dict[str, str] = {}
+    denied_actions: dict[str, list[str]] = {}
+    training_plans: dict[str, dict[str, Any]] = {}
+    endpoint_container: EndpointContainer = {}
+    prices: dict[str, float] = {}
+    file_systems: dict[str, str] = {}
+    interruptions: dict[str, list[tuple[Literal["spot", "internal error"], int]]] = {}
+    extension_issues: list[dict[str, Any]] = []
+    errors: list[Failure] = []
+
+    @field_validator("seconds")
+    @classmethod
+    def _known(cls, seconds: dict[str, float]) -> dict[str, float]:
+        if unknown := seconds.keys() - SECONDS.keys():
             raise ValueError(f"unknown durations: {sorted(unknown)}; known: {sorted(SECONDS)}")
-        for name, value in changes.items():
+        return seconds
+
+    def merge(self, changes: bytes) -> None:
+        """Raises ValueError for JSON of another shape: a misspelt scenario must neither pass nor fail later."""
+        changed = Scenario.model_validate_json(changes)
+        for name in changed.model_fields_set:
+            value = getattr(changed, name)
             if isinstance(value, dict):
                 getattr(self, name).update(value)
             else:
                 setattr(self, name, value)
 
-    def error_for(self, service: str, operation: str) -> dict[str, Any] | None:
+    def interruptions_of(self, job: str) -> list[tuple[str, int]]:
+        """Those that are still to happen to a training job; what is removed from the list has happened."""
+        return next((found for pattern, found in self.interruptions.items() if fnmatchcase(job, pattern)), [])
+
+    def error_for(self, service: str, operation: str) -> Failure | None:
         for error in self.errors:
-            if (
-                error["service"] == service
-                and error.get("operation") in (None, operation)
-                and error.setdefault("times", 1)
-            ):
-                error["times"] -= 1
+            if error.service == service and error.operation in (None, operation) and error.times:
+                error.times -= 1
                 return error
         return None

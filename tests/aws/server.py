@@ -15,7 +15,7 @@ What the modules beside this one add, because moto lacks it or differs from AWS:
     filesystems.py              FSx for Lustre: lifecycle, mount names
     quotas.py, account.py       Service Quotas of SageMaker; a managed policy; where newer instance types are offered
     permissions.py              IAM's policy simulator
-    bucket_access.py            what a role may do in S3, by its policies and the bucket's
+    role_access.py              what a role may do, by its policies and a bucket's
     training_plans.py           training plans of SageMaker
     training_job*.py,           SageMaker training jobs, which really run: a process tree in namespaces of its own for
     container*                  each host; states, interruptions, what is refused
@@ -23,8 +23,8 @@ What the modules beside this one add, because moto lacks it or differs from AWS:
 
 It is a stand-in: its answers follow AWS's models, documentation and users' reports; nothing here was recorded from
 AWS. It starts no instances of clusters and runs no lifecycle scripts; it writes the log that a test gave it. It knows
-no permissions but those of roles in S3: otherwise any credentials will do. Tests steer it through `/_test/...`,
-described in scenario.py.
+no permissions but those of roles: any other credentials will do. A bug in it ends it, with its traceback. Tests steer
+it through `/_test/...`, described in scenario.py.
 """
 
 import argparse
@@ -35,7 +35,6 @@ import os
 import re
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qs
@@ -48,7 +47,6 @@ from werkzeug.serving import make_server
 # Their operations register themselves.
 from tests.aws import (  # noqa: F401
     account,
-    bucket_access,
     cluster_extensions,
     cluster_operations,
     endpoint_runtime,
@@ -57,11 +55,11 @@ from tests.aws import (  # noqa: F401
     permissions,
     prices,
     quotas,
+    role_access,
     stack_operations,
     training_job_operations,
     training_plans,
 )
-from tests.aws.iam_actions import iam_action
 from tests.aws.scenario import Scenario
 from tests.aws.wire import OPERATIONS, Answer, AwsError, Call
 from tests.aws.world import World
@@ -69,6 +67,7 @@ from tests.aws.world import World
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 _SERVICES = {"servicequotas": "service-quotas"}  # signing names that are not botocore's
 _OWN = "testing-server"
+_JSON = ("Content-Type", "application/json")
 _MOTO_SERVICES = (
     *("ec2", "iam", "s3", "sts", "logs", "ssm", "sagemaker", "cloudwatch", "kms", "rds", "secretsmanager"),
 )
@@ -91,49 +90,40 @@ class Server:
 
     def _tick(self) -> None:
         """Time advances between requests too, because moto answers some without the lock (logs, EC2)."""
-        try:
-            while True:
-                with self._lock:
-                    clock = self.world.clock
-                    clock.started.clear()
-                    clock.advance()
-                    seconds = clock.seconds_until_due()
-                clock.started.wait(seconds)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)  # a bug in the stand-in: tests must fail at once, not wait for a state that never comes
+        while True:
+            with self._lock:
+                clock = self.world.clock
+                clock.started.clear()
+                clock.advance()
+                seconds = clock.seconds_until_due()
+            clock.started.wait(seconds)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"].startswith("/_test/"):
             return _respond(self._side_door(environ), start_response)
+        if found := role_access.credentials(self.world.regions, environ["PATH_INFO"]):
+            return _respond((200, [_JSON], json.dumps(found).encode()), start_response)
         if endpoint_runtime.is_request(environ["PATH_INFO"]):
             return endpoint_runtime.respond(self.world, self._lock, environ, start_response)
         call = _call(environ)
-        if call is None:
-            return self._moto(environ, start_response)
-        by_server = call.access_key == _OWN  # as CloudFormation and HyperPod call other services
-        of_kit = "hyperpod-ft/" in environ.get("HTTP_USER_AGENT", "")
-        who = "services" if by_server else "kit" if of_kit else "others"
-        self.world.actions[who].add(iam_action(call, environ))
-        if by_server:
+        if call is None or call.access_key == _OWN:  # CloudFormation and HyperPod call other services
             return self._moto(environ, start_response)
         with self._lock:
             self.world.requests.append((call.service, call.operation))
-            answer = self._injected(call) or (self._own(call) if _is_own(call) else self._denied(call, environ))
+            answer = self._injected(call) or self._denied(call, environ) or (self._own(call) if _is_own(call) else None)
         return self._moto(environ, start_response) if answer is None else _respond(answer, start_response)
 
     def _injected(self, call: Call) -> Answer | None:
         error = self.world.scenario.error_for(call.service, call.operation)
         if error is None:
             return None
-        return call.refuse(AwsError(error["code"], error.get("message", error["code"]), error.get("status", 400)))
+        return call.refuse(AwsError(error.code, error.message or error.code, error.status))
 
     def _denied(self, call: Call, environ: dict[str, Any]) -> Answer | None:
-        if call.service != "s3":
-            return None
-        refused = bucket_access.refusal(
-            self.world.region(call.region), call.access_key, environ, lambda: _body(environ)
-        )
+        try:
+            refused = role_access.refusal(self.world.region(call.region), call, environ, lambda: _body(environ))
+        except AwsError as invalid:
+            refused = invalid
         return refused and call.refuse(refused)
 
     def _own(self, call: Call) -> Answer:
@@ -160,15 +150,12 @@ class Server:
                 self.world.requests.clear()
             elif action == "scenario":
                 try:
-                    self.world.scenario.merge(json.loads(_body(environ)))
+                    self.world.scenario.merge(_body(environ))
                 except ValueError as error:
                     return 400, [("Content-Type", "text/plain")], str(error).encode()
-            elif action == "actions":
-                actions = {who: sorted(found) for who, found in self.world.actions.items()}
-                return 200, [("Content-Type", "application/json")], json.dumps(actions).encode()
             elif action != "requests":
                 return 404, [("Content-Type", "text/plain")], f"no {action}".encode()
-            return 200, [("Content-Type", "application/json")], json.dumps(self.world.requests).encode()
+            return 200, [_JSON], json.dumps(self.world.requests).encode()
 
 
 def _is_own(call: Call) -> bool:
@@ -225,6 +212,15 @@ def _end_with_parent(server: Server) -> None:
         os._exit(0)
 
 
+def _end_with_a_thread(failed: threading.ExceptHookArgs) -> None:
+    """A bug in the stand-in: what uses it must fail at once, not wait for a state that never comes."""
+    if issubclass(failed.exc_type, ConnectionError) and failed.thread and "request" in failed.thread.name:
+        return  # a client that has ended
+    threading.__excepthook__(failed)
+    sys.stderr.flush()
+    os._exit(1)
+
+
 def _remember_what_moto_looks_up() -> None:
     """At each request it lists its directory, tries patterns, and lists the methods of a service's class."""
     dispatcher = DomainDispatcherApplication
@@ -240,7 +236,10 @@ def main() -> None:
     _remember_what_moto_looks_up()
     account.offer_newer_types()
     account.add_managed_policies()
-    server = make_server("127.0.0.1", port, app=lambda *_: [], threaded=True, request_handler=_Quiet)
+    threading.excepthook = _end_with_a_thread
+    server = make_server(
+        "127.0.0.1", port, app=lambda *_: [], threaded=True, request_handler=_Quiet, passthrough_errors=True
+    )
     endpoint = f"http://127.0.0.1:{server.server_port}"
     server.app = application = Server(endpoint)
     threading.Thread(target=_end_with_parent, args=[application], daemon=True).start()

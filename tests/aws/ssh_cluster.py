@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.hyperpod import api
-from hyperpod_ft.aws.hyperpod.api import GroupState, HyperPodCluster
-from hyperpod_ft.aws.hyperpod.group_roles import GroupRoles
-from hyperpod_ft.aws.hyperpod.nodes import Node, list_nodes
-from hyperpod_ft.aws.ssh import connect as ssh
-from hyperpod_ft.aws.ssh import ssm
+from hyperpod_ft.cluster.hyperpod import api
+from hyperpod_ft.cluster.hyperpod.api import GroupRoles, GroupState, HyperPodCluster
+from hyperpod_ft.cluster.hyperpod.nodes import Node, list_nodes
+from hyperpod_ft.cluster.ssh import connect as ssh
+from hyperpod_ft.cluster.ssh import ssm
 from tests.aws.account_place import Place, cluster_request
 from tests.aws.conftest import REGION, Aws
 from tests.aws.ssh_nodes import USER, Nodes

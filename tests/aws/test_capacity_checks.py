@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.validation.validate import validate_account
+from hyperpod_ft.cluster.validation.validate import validate_account
 from tests.aws.account_place import PLAN, check, clients, config, of, only, workers
 from tests.aws.conftest import REGION, ZONE_ID, Aws
 from tests.aws.world import ACCOUNT

@@ -1,4 +1,4 @@
-"""`hyperpod-ft doctor --cluster`, as users run it, against the server that stands in for AWS (server.py)."""
+"""`hyperpod-ft cluster doctor`, as users run it, against the server that stands in for AWS (server.py)."""
 
 import json
 
@@ -7,7 +7,7 @@ from tests.aws.test_events import NO_CAPACITY
 
 
 def verdicts(kit: Kit, *arguments: str, status: int = 0) -> dict[str, str]:
-    rows = json.loads(kit.run_any("doctor", "--cluster", *arguments, "--json", status=status))
+    rows = json.loads(kit.run_any("cluster", "doctor", *arguments, "--json", status=status))
     return {row["name"]: row["verdict"] for row in rows}
 
 
@@ -26,7 +26,7 @@ def test_a_cluster_from_outside(kit: Kit) -> None:
     assert by_file["validate"] == "ok"
     assert "differs" not in by_file.values()
 
-    kit.run_any("doctor", "--cluster", NAME, "--region", kit.aws.region, "--report", "report.txt")
+    kit.run_any("cluster", "doctor", NAME, "--region", kit.aws.region, "--report", "report.txt")
     report = (kit.directory / "report.txt").read_text()
     assert "worker-group-1" in report
     assert "123456789012" not in report
@@ -37,13 +37,12 @@ def test_a_cluster_from_outside(kit: Kit) -> None:
     by_name = verdicts(kit, NAME, "--region", kit.aws.region, status=1)
     assert by_name["group worker-group-1"] == "differs"
     assert by_name["quota of ml.trn1.32xlarge"] == "differs"
-    shown = kit.run_any("doctor", "--cluster", "cluster.yaml", "--json", status=1)
+    shown = kit.run_any("cluster", "doctor", "cluster.yaml", "--json", status=1)
     (group,) = [row for row in json.loads(shown) if row["name"] == "group worker-group-1"]
     assert group["verdict"] == "differs"
     assert NO_CAPACITY in group["found"], "which only events have"
 
-    assert "no cluster 'other'" in kit.run_any("doctor", "--cluster", "other", "--region", kit.aws.region, status=2)
-    assert "a run file, --set or --nodes" in kit.run_any("doctor", "quickstart", "--cluster", NAME, status=2)
+    assert "no cluster 'other'" in kit.run_any("cluster", "doctor", "other", "--region", kit.aws.region, status=2)
 
 
 def test_lifecycle_scripts_that_were_changed(kit: Kit) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.endpoint.deployment import endpoint_name
+from hyperpod_ft.sagemaker.endpoint.deployment import endpoint_name
 from tests.aws.account_place import trust
 from tests.aws.conftest import REGION, Aws
 from tests.aws.endpoint_run import BUCKET, ROLE, make_run, only_in_store
@@ -30,14 +30,14 @@ class Deploy:
         self._before = len(aws.requests())
 
     def start(self, *arguments: str) -> Started:
-        return start(self.run.root, self.environment, "deploy", *arguments)
+        return start(self.run.paths.root, self.environment, "deploy", *arguments)
 
     def __call__(self, *arguments: str, status: int = 0) -> str:
         return self.start(*arguments).finish(status)
 
     @property
     def directory(self) -> str:
-        return str(self.run.directory)
+        return str(self.run.paths.directory)
 
     @property
     def delete_command(self) -> str:
@@ -64,7 +64,7 @@ class Deploy:
 
     def recorded(self, column: str = "tuned", **container: Any) -> None:
         """Containers answer from samples.json, without a model."""
-        rows = json.loads(self.run.samples_path.read_text())["prompts"]
+        rows = json.loads(self.run.paths.samples_path.read_text())["prompts"]
         self.aws.scenario(endpoint_container={"answers": {row["prompt"]: row[column] for row in rows}, **container})
 
 
@@ -75,7 +75,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def deploy(aws: Aws, finished: Run, tmp_path: Path) -> Deploy:
-    finished.endpoint_proof.unlink(missing_ok=True)
+    finished.paths.endpoint_proof.unlink(missing_ok=True)
     return Deploy(aws, finished, tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_an_endpoint_is_deployed_asked_compared_and_deleted(deploy: Deploy) -> N
     output = deploy(deploy.directory)
     assert "3 of 3 answers equal samples.json" in output
     assert "$1.25 an hour" in output
-    proof = json.loads(deploy.run.endpoint_proof.read_text())
+    proof = json.loads(deploy.run.paths.endpoint_proof.read_text())
     assert proof["equal"] == proof["answers"] == 3
     assert proof["distinguishing"] == proof["like_tuned"] == 2
     bundle = f"kit/endpoints/{deploy.name}/{deploy.run.plan['merge'].fingerprint[:12]}-"
@@ -92,7 +92,7 @@ def test_an_endpoint_is_deployed_asked_compared_and_deleted(deploy: Deploy) -> N
     (listed,) = json.loads(deploy("list", "--json"))
     assert (listed["name"], listed["status"], listed["price_per_hour"]) == (deploy.name, "InService", 1.25)
     assert listed["run"] == f"tiny.llama/{deploy.run.plan.run_id}"
-    question = json.loads(deploy.run.samples_path.read_text())["prompts"][0]
+    question = json.loads(deploy.run.paths.samples_path.read_text())["prompts"][0]
     asked = deploy("ask", deploy.name, question["prompt"], "--raw", "--max-tokens", "12")
     assert asked == f"{question['tuned']}\n"
     assert "Loading tuned" in deploy("logs", deploy.directory)
@@ -138,7 +138,7 @@ def test_a_broken_container_shows_its_log_and_leaves_nothing(deploy: Deploy) -> 
     assert "ValueError: no kernel for head_dim 17" in output
     assert "did not pass the ping health check" in output
     assert deploy.nothing_left()
-    assert "head_dim 17" in (deploy.run.logs / "endpoint.log").read_text()
+    assert "head_dim 17" in (deploy.run.paths.logs / "endpoint.log").read_text()
     kept = deploy(deploy.directory, "--keep", status=2)
     assert f"kept and may cost money; to delete it: {deploy.delete_command}" in kept
     assert not deploy.nothing_left()
@@ -169,13 +169,6 @@ def test_a_bucket_in_another_region_is_refused_before_anything_costs(deploy: Dep
     assert "far-away is in eu-west-1" in output
     assert "far-nowhere" in deploy(deploy.directory, "--set", "deploy.store=s3://far-nowhere", status=2)
     assert deploy.nothing_left()
-
-
-def test_a_slow_container_is_waited_for(deploy: Deploy) -> None:
-    deploy.recorded(slow=0.5)
-    output = deploy(deploy.directory)
-    assert "endpoint: Creating" in output
-    assert "3 of 3 answers equal" in output
 
 
 @pytest.mark.parametrize("seen", ["uploading", "created configuration", "created endpoint"])
@@ -215,12 +208,12 @@ def test_a_model_in_the_runs_store_is_served_from_there(deploy: Deploy, tmp_path
     deploy.recorded()
     run = only_in_store(deploy.run, tmp_path / "laptop", deploy.aws.client("s3"))
     before = deploy.objects()
-    output = deploy(str(run.directory))
+    output = deploy(str(run.paths.directory))
     assert "3 of 3 answers equal" in output
     assert "uploading" not in output
-    deploy("delete", str(run.directory), "--yes")
+    deploy("delete", str(run.paths.directory), "--yes")
     assert deploy.objects() == before  # the run's own model is not the endpoint's to delete
-    assert not (run.tuned_model / "model.safetensors").exists()
+    assert not (run.paths.tuned_model / "model.safetensors").exists()
 
 
 def test_it_scales_to_zero_as_an_inference_component(deploy: Deploy) -> None:
@@ -280,7 +273,7 @@ def test_what_answers_like_the_base_model_is_no_proof(deploy: Deploy) -> None:
     output = deploy(deploy.directory, status=1)
     assert "does not answer like the tuned model" in output
     assert "1 of 3 answers equal" in output
-    assert json.loads(deploy.run.endpoint_proof.read_text())["like_tuned"] == 0
+    assert json.loads(deploy.run.paths.endpoint_proof.read_text())["like_tuned"] == 0
 
 
 def test_what_the_account_lacks_is_found_before_anything_is_uploaded(deploy: Deploy) -> None:

@@ -1,15 +1,12 @@
 """Keys of the customer, from the cluster file to file system, bucket, volumes and the permissions to use them."""
 
-import dataclasses
-
 import pytest
 
-from hyperpod_ft.aws.hyperpod import requests
-from hyperpod_ft.aws.stack.stack import StackParameters, deploy
-from hyperpod_ft.aws.validation.validate import validate_offline
-from tests.aws.account_place import ROLE_ACTIONS, Place, allow, check, clients, config, of, only
+from hyperpod_ft.cluster.hyperpod import requests
+from hyperpod_ft.cluster.stack.stack import deploy
+from hyperpod_ft.cluster.validation.validate import validate_offline
+from tests.aws.account_place import ROLE_ACTIONS, Place, allow, allowed, check, clients, config, of, only
 from tests.aws.conftest import Aws, kit_session
-from tests.aws.permissions import evaluate, role_statements
 
 
 def key(aws: Aws, **more: str) -> str:
@@ -22,7 +19,7 @@ def test_file_system_bucket_and_volumes_have_them_and_the_role_may_use_them(aws:
     file = config(kms_keys={"volumes": volumes, "fsx": fsx, "bucket": bucket})
     assert validate_offline(file).findings == ()
     assert check(aws, kms_keys=file.kms_keys.model_dump()).findings == ()
-    resources = deploy(kit_session(), StackParameters.of(file))
+    resources = deploy(kit_session(), file)
 
     (volume,) = aws.client("fsx").describe_file_systems()["FileSystems"]
     assert volume["KmsKeyId"] == fsx
@@ -31,10 +28,9 @@ def test_file_system_bucket_and_volumes_have_them_and_the_role_may_use_them(aws:
     default = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": bucket}
     assert (rule["ApplyServerSideEncryptionByDefault"], rule["BucketKeyEnabled"]) == (default, True)
 
-    statements = role_statements(aws.client("iam"), resources.role_arn.rpartition("/")[2])
     for_objects, for_volumes = {"kms:Decrypt", "kms:GenerateDataKey"}, {"kms:CreateGrant", "kms:DescribeKey"}
     for arn, actions in ((volumes, for_volumes), (fsx, set()), (bucket, for_objects)):
-        assert {each for each in for_objects | for_volumes if evaluate(statements, each, arn, {})[0]} == actions
+        assert {each for each in for_objects | for_volumes if allowed(aws, resources.role_arn, each, arn)} == actions
 
     aws.client("s3").put_object(Bucket=resources.bucket, Key="lifecycle/1/provision.sh", Body=b"#!/bin/bash\n")
     request = requests.create_cluster(file, resources, f"s3://{resources.bucket}/lifecycle/1")
@@ -44,7 +40,7 @@ def test_file_system_bucket_and_volumes_have_them_and_the_role_may_use_them(aws:
 
 
 def test_without_keys_aws_encrypts_with_its_own(aws: Aws) -> None:
-    resources = deploy(kit_session(), StackParameters.of(config()))
+    resources = deploy(kit_session(), config())
     answer = aws.client("s3").get_bucket_encryption(Bucket=resources.bucket)
     (rule,) = answer["ServerSideEncryptionConfiguration"]["Rules"]
     assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
@@ -53,7 +49,7 @@ def test_without_keys_aws_encrypts_with_its_own(aws: Aws) -> None:
 def test_the_key_of_a_file_system_does_not_change(aws: Aws) -> None:
     """CloudFormation would replace the file system by an empty one."""
     mine, other = key(aws), key(aws)
-    parameters = dataclasses.replace(StackParameters.of(config()), fsx_key=mine)
+    parameters = config(kms_keys={"fsx": mine})
     deploy(kit_session(), parameters)
     assert check(aws, kms_keys={"fsx": mine}).findings == ()
     for changed in ({}, {"fsx": other}):

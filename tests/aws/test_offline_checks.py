@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("botocore")
-from hyperpod_ft.aws.hyperpod import lifecycle_files
-from hyperpod_ft.aws.validation import addresses, offline_checks
-from hyperpod_ft.aws.validation.validate import ValidationResult, validate_offline
-from hyperpod_ft.config.yaml_file import validate
-from hyperpod_ft.errors import ConfigError
+from hyperpod_ft.aws.checks import addresses
+from hyperpod_ft.aws.checks.account import ValidationResult
+from hyperpod_ft.cluster.hyperpod import lifecycle_files
+from hyperpod_ft.cluster.validation import offline_checks
+from hyperpod_ft.cluster.validation.check_input import instances_of
+from hyperpod_ft.cluster.validation.validate import validate_offline
 from hyperpod_ft.shipped import shipped
 from tests.aws.account_place import config, only, workers
 
@@ -66,12 +67,12 @@ def test_a_right_file_has_no_findings(changes):
 
 
 def test_results_add_up():
-    account = ValidationResult((), ("name",), ("quotas: because",), 2.0, "123456789012", "arn")
+    account = ValidationResult((), ("name",), ("quotas: because",), 2.0, "123456789012")
     both = validate_offline(config()) + account
     assert both.done[-1] == "name"
     assert both.skipped == ("quotas: because",)
     assert both.seconds > 2
-    assert (both.account, both.caller) == ("123456789012", "arn")
+    assert both.account == "123456789012"
 
 
 def test_it_needs_neither_network_nor_credentials(monkeypatch):
@@ -123,9 +124,9 @@ def test_a_region_of_another_form_is_a_warning_for_its_zone():
 
 def test_addresses():
     # a Trainium1 node has 8 network cards, a P5 32; AWS reserves 5 addresses of a subnet
-    assert addresses.wanted(config()) == 1 + 2 * 8
-    assert addresses.wanted(config(**workers(instance_type="ml.p5.48xlarge"))) == 1 + 2 * 32
-    assert addresses.wanted(config(), {"ml.trn1.32xlarge": 2}) == 1 + 2 * 2
+    assert addresses.wanted(instances_of(config())) == 1 + 2 * 8
+    assert addresses.wanted(instances_of(config(**workers(instance_type="ml.p5.48xlarge")))) == 1 + 2 * 32
+    assert addresses.wanted(instances_of(config()), {"ml.trn1.32xlarge": 2}) == 1 + 2 * 2
     assert addresses.usable("10.0.0.0/28") == 11
     assert validate_offline(config(**workers(instance_type="ml.p5.48xlarge", count=1023))).findings == ()
 
@@ -144,21 +145,3 @@ def test_the_private_subnet_is_the_templates():
 def test_lifecycle_scripts_that_bash_would_not_run(scripts, text, said):
     (scripts / "provision.sh").write_bytes(text)
     assert said in only(validate_offline(config()).findings).found
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"workers": workers()["workers"] * 2}, "worker-group-1; give each its own"),
-        ({"login": {"name": "controller-machine"}}, "controller-machine; give each its own"),
-        ({"controller": {"count": 2}}, "must be 1"),
-        ({"fsx": {"size_gib": 3000}}, "set 4800"),
-        ({"users": [{"name": "a", "uid": 2001}, {"name": "b", "uid": 2001}]}, "uid used twice: 2001"),
-    ],
-)
-def test_what_no_account_can_hold_is_refused_before(changes, said):
-    from hyperpod_ft.config.cluster_config import CLUSTER_FILE
-
-    values = {"name": "demo", "region": "us-west-2", "availability_zone_id": "usw2-az4", **workers(), **changes}
-    with pytest.raises(ConfigError, match=said):
-        validate(CLUSTER_FILE, values, "cluster.yaml")

@@ -1,16 +1,13 @@
-"""The nodes' role and the caller: what IAM allows them."""
+"""The nodes' role: what IAM allows it."""
 
 import json
 
 import pytest
 
-from hyperpod_ft.aws.stack.stack import StackParameters, deploy
-from hyperpod_ft.aws.validation.permission_checks import ROLE
-from hyperpod_ft.aws.validation.validate import validate_account
-from hyperpod_ft.findings import Finding
-from tests.aws.account_place import ROLE_ACTIONS, Place, allow, check, clients, config, of, of_caller, only, trust
+from hyperpod_ft.cluster.stack.stack import deploy
+from hyperpod_ft.cluster.validation.check_input import ROLE
+from tests.aws.account_place import ROLE_ACTIONS, Place, allow, allowed, clients, config, of, only, trust
 from tests.aws.conftest import REGION, kit_session
-from tests.aws.permissions import evaluate, role_statements
 from tests.aws.world import ACCOUNT
 
 
@@ -50,10 +47,9 @@ def test_the_role_reads_the_secret_of_an_accounting_database(place: Place) -> No
     allow(clients(place.aws)("iam"), "hyperpod", *ROLE_ACTIONS, "secretsmanager:GetSecretValue")
     assert of(place.check(**rds), ROLE) == []
 
-    resources = deploy(kit_session(), StackParameters.of(config(**rds)))
-    statements = role_statements(place.aws.client("iam"), resources.role_arn.rpartition("/")[2])
+    resources = deploy(kit_session(), config(**rds))
     read = "secretsmanager:GetSecretValue"
-    assert [evaluate(statements, read, arn, {})[0] for arn in (secret, other)] == [True, False]
+    assert [allowed(place.aws, resources.role_arn, read, arn) for arn in (secret, other)] == [True, False]
 
 
 def test_what_depends_on_more_than_the_simulation_knows_is_a_warning(place: Place) -> None:
@@ -64,25 +60,13 @@ def test_what_depends_on_more_than_the_simulation_knows_is_a_warning(place: Plac
     assert "ec2:CreateTags (aws:RequestTag/team)" in depends.found
 
 
-def test_policies_are_read_where_the_simulation_is_denied(place: Place) -> None:
+def test_where_the_simulation_is_denied_a_warning_names_the_permission(place: Place) -> None:
     denied = {"service": "iam", "operation": "SimulatePrincipalPolicy", "code": "AccessDenied", "status": 403}
     place.aws.scenario(errors=[{**denied, "times": 999}])
-
-    def of_role() -> Finding:
-        found = of(place.check(), "existing.execution_role_arn")
-        return only(finding for finding in found if "read-only" not in finding.found)
-
-    assert of_role().verdict == "warning"
-    assert "could not check" in of_role().found
-    managed = "arn:aws:iam::aws:policy/AmazonSageMakerClusterInstanceRolePolicy"
-    clients(place.aws)("iam").attach_role_policy(RoleName="hyperpod", PolicyArn=managed)
-    allow(clients(place.aws)("iam"), "hyperpod", "ec2:*")
-    assert of_role().verdict == "warning"
-    clients(place.aws)("iam").detach_role_policy(RoleName="hyperpod", PolicyArn=managed)
-    allow(clients(place.aws)("iam"), "hyperpod", "logs:*", "ec2:*")
-    finding = of_role()
-    assert finding.verdict == "error"
-    assert "cloudwatch:PutMetricData, s3:ListBucket, s3:GetObject, ssmmessages:CreateControlChannel" in finding.found
+    found = of(place.check(), "existing.execution_role_arn")
+    assert {finding.verdict for finding in found} == {"warning"}
+    assert any("could not check permissions of the role" in finding.found for finding in found)
+    assert all("iam:SimulatePrincipalPolicy" in finding.remedy for finding in found)
 
 
 def test_policies_that_name_other_resources(place: Place) -> None:
@@ -93,30 +77,3 @@ def test_policies_that_name_other_resources(place: Place) -> None:
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
     iam.put_role_policy(RoleName="hyperpod", PolicyName="bucket", PolicyDocument=policy)
     assert only(place.check().findings).found.endswith("may not s3:ListBucket, s3:GetObject")
-
-
-def test_permissions_that_the_caller_lacks(place: Place) -> None:
-    caller = clients(place.aws)("sts").get_caller_identity()["Arn"].rpartition("/")[2]
-    place.aws.scenario(denied_actions={caller: ["iam:PassRole", "cloudformation:*"]})
-    finding = only(place.check().findings)
-    assert (finding.verdict, finding.name) == ("error", "credentials")
-    assert finding.found.endswith("may not iam:PassRole")  # no stack will be created
-    finding, later = check(place.aws).findings
-    assert "cloudformation:CreateStack" in finding.found
-    assert later.verdict == "warning"
-    assert "cloudformation:DeleteStack, which commands after `cluster create` need" in later.found
-
-
-@pytest.mark.parametrize(
-    ("arn", "found"),
-    [
-        (f"arn:aws:iam::{ACCOUNT}:root", []),
-        (f"arn:aws:sts::{ACCOUNT}:assumed-role/hyperpod/me", ["error", "warning"]),
-        (f"arn:aws:sts::{ACCOUNT}:federated-user/me", ["warning"]),
-    ],
-)
-def test_other_kinds_of_callers(place: Place, arn: str, found: list[str]) -> None:
-    place.aws.scenario(denied_actions={"hyperpod": ["iam:PassRole"], "root": ["*"], "me": ["*"]})
-    checked = validate_account(place.config(), of_caller(place.aws, arn))
-    assert [finding.verdict for finding in of(checked, "credentials")] == found
-    assert checked.caller == arn

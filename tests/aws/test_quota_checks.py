@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.validation.validate import validate_account
+from hyperpod_ft.cluster.validation.validate import validate_account
 from tests.aws.account_place import Place, check, clients, cluster, config, of, only, own_client, workers
 from tests.aws.conftest import Aws
 

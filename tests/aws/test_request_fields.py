@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("botocore")
-from hyperpod_ft.aws.hyperpod.request_fields import cluster_file_key
+from hyperpod_ft.cluster.hyperpod.request_fields import cluster_file_key
 from tests.aws.account_place import config
 
 

@@ -1,23 +1,20 @@
 """Trees in S3, on moto's: pushed and pulled whole, again after a kill at any step, and no more than what differs."""
 
 import os
-import signal
-import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from awscrt.s3 import S3ResponseError
-from boto3.exceptions import RetriesExceededError, S3UploadFailedError
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ResponseStreamingError
 
-from hyperpod_ft.aws.s3 import crt, trees, worker_processes
-from hyperpod_ft.aws.s3.download import RANGE_BYTES, ObjectReplacedError
-from hyperpod_ft.aws.s3.listing import DIGEST
-from hyperpod_ft.aws.s3.location import Location
-from hyperpod_ft.aws.s3.upload import PART_BYTES, part_bytes
+from hyperpod_ft import publish
+from hyperpod_ft.aws.s3 import transfers, trees
+from hyperpod_ft.aws.s3.location import Location, ObjectReplacedError
+from hyperpod_ft.aws.s3.objects import DIGEST
+from hyperpod_ft.aws.s3.transfers import LARGE_BYTES, LEFTOVER
 from hyperpod_ft.digests import file_xxh3, files_below
 from hyperpod_ft.errors import UserError
 from tests.aws.conftest import Aws
@@ -25,8 +22,8 @@ from tests.aws.killing import killed
 from tests.unit.stage_runs import tree
 
 URL = "s3://bucket/a/prefix"
-# one request, several parts, several parts and several ranges
-LARGE = {"model/b.bin": PART_BYTES + 1, "model/c.bin": RANGE_BYTES + 12_345}
+# in one part, in several
+LARGE = {"model/b.bin": LARGE_BYTES, "model/c.bin": 2 * LARGE_BYTES + 12_345}
 FILES = {"model/config.json": 10, "model/deep/er/empty": 0, "records/r.json": 100} | LARGE
 
 
@@ -37,17 +34,6 @@ def root(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.urandom(size))
     return tmp_path / "root"
-
-
-def wrapped() -> Exception:
-    """What boto3 makes of S3's answer to an upload."""
-    try:
-        try:
-            raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "PutObject")
-        except ClientError as error:
-            raise S3UploadFailedError("Failed to upload") from error
-    except S3UploadFailedError as error:
-        return error
 
 
 def put(client: Any, name: str, content: bytes) -> None:
@@ -91,9 +77,9 @@ def test_objects_of_other_tools(client: Any, tmp_path: Path) -> None:
     """Without a digest, a newer file of the same size is taken for a copy, as the download stage does."""
     put(client, "old", b"1234")
     put(client, "new", b"1234")
-    for name, time in (("old", 0), ("new", 4_000_000_000)):
+    for name, modified in (("old", 0), ("new", 4_000_000_000)):
         (tmp_path / name).write_bytes(b"abcd")
-        os.utime(tmp_path / name, (time, time))
+        os.utime(tmp_path / name, (modified, modified))
     trees.pull(client, URL, tmp_path)
     assert tree(tmp_path) == {"old": b"1234", "new": b"abcd"}
 
@@ -166,7 +152,6 @@ def test_a_killed_push_leaves_only_whole_objects(
 ) -> None:
     assert killed(lambda own: trees.push(own, URL, root, files_below(root)), count, operation)
     found = trees.listing(client, URL)
-    assert len(found) < len(FILES)
     assert {entry.name: entry.size for entry in found}.items() <= FILES.items()
     trees.push(client, URL, root, files_below(root))
     trees.pull(client, URL, tmp_path / "copy")
@@ -179,57 +164,84 @@ def test_a_killed_pull_leaves_only_whole_files(client: Any, root: Path, tmp_path
     copy, whole = tmp_path / "copy", tree(root)
     assert killed(lambda own: trees.pull(own, URL, copy), count, "GetObject")
     left = tree(copy)
-    assert any(name.endswith(".partial") for name in left)
-    assert {name: content for name, content in left.items() if not name.endswith(".partial")}.items() <= whole.items()
+    assert {name: content for name, content in left.items() if LEFTOVER not in name}.items() <= whole.items()
+    for name in FILES:
+        publish.write_text(copy / Path(name).with_name(f".{Path(name).name}{LEFTOVER}0123"), "half")
     trees.pull(client, URL, copy)
     assert tree(copy) == whole
 
 
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three processes, however little there is to transfer, and however many processors there are."""
-    monkeypatch.setattr(worker_processes, "_processes", lambda sizes: min(3, len(sizes)))
-
-
-@pytest.mark.usefixtures("processes")
-def test_several_processes(client: Any, root: Path, tmp_path: Path) -> None:
+def test_progress_counts_every_byte(client: Any, root: Path, tmp_path: Path) -> None:
     trees.push(client, URL, root, files_below(root))
     received: list[int] = []
     trees.pull_entries(client, URL, tmp_path / "copy", trees.listing(client, URL), received.append)
-    assert tree(tmp_path / "copy") == tree(root)
     assert sum(received) == sum(FILES.values())
 
 
-@pytest.mark.usefixtures("processes")
-def test_an_error_in_one_process_ends_all(
-    client: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("operation", ["PutObject", "UploadPart", "GetObject"])
+def test_an_interrupt_ends_at_once(
+    client: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    with pytest.raises(UserError, match=r"cannot write s3://none/a: .*NoSuchBucket; correct the bucket"):
-        trees.push(client, "s3://none/a", root, files_below(root))
-    trees.push(client, URL, root, files_below(root))
-    get_object = client.get_object
+    """However much is left: 100 small files, or 32 parts; and there is neither half a file nor an object of one."""
+    if operation == "UploadPart":
+        (root / "model/c.bin").write_bytes(b"x" * 64 * LARGE_BYTES)
+        files = [root / "model/c.bin"]
+    else:
+        files = [root / f"small-{number}" for number in range(100)]
+        for path in files:
+            path.write_bytes(b"x" * 100)
+    if operation == "GetObject":
+        trees.push(client, URL, root, files)
+    started = threading.Event()
 
-    def fail(**arguments: Any) -> Any:
-        if arguments["Key"].endswith("b.bin"):
-            raise ClientError({"Error": {"Code": "SlowDown", "Message": ""}}, "GetObject")
-        return get_object(**arguments)
+    def slow(**_: Any) -> None:
+        started.set()
+        time.sleep(0.5)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(client, "get_object", fail)
-        with pytest.raises(UserError, match="throttled"):
+    def interrupt(*_: Any) -> None:
+        started.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transfers, "as_completed", interrupt)
+    client.meta.events.register(f"before-send.s3.{operation}", slow)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        if operation == "GetObject":
             trees.pull(client, URL, tmp_path / "copy")
-        patched.setattr(client, "get_object", lambda **_: os.kill(os.getpid(), signal.SIGKILL))
-        with pytest.raises(RuntimeError, match="ended with exit status -9"):
-            trees.pull(client, URL, tmp_path / "copy")
-    assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # the server is still there, and no process has been left
+        else:
+            trees.push(client, URL, root, files)
+    client.meta.events.unregister(f"before-send.s3.{operation}", slow)
+    assert time.monotonic() - begun < 3, "requests that have begun take 0.5 s; the rest is to spare, on a busy machine"
+    assert "Uploads" not in client.list_multipart_uploads(Bucket="bucket")
+    if operation == "GetObject":
+        assert not any(LEFTOVER in name for name in tree(tmp_path / "copy"))
+    else:
+        assert len(trees.listing(client, URL)) < len(files)
+
+
+@pytest.mark.parametrize("size", [100, 2 * LARGE_BYTES + 1])
+def test_a_connection_that_breaks(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Once: it is read again. Always: one line."""
+    content, get_object, broken = os.urandom(size), client.get_object, [True]
+    put(client, "f", content)
+
+    def broken_get(**arguments: Any) -> Any:
+        answer = get_object(**arguments)
+        if broken:
+            broken.pop()
+            answer["Body"].read = broken_read
+        return answer
+
+    def broken_read(*_: Any) -> bytes:
+        raise ResponseStreamingError(error="reset")
+
+    monkeypatch.setattr(client, "get_object", broken_get)
     trees.pull(client, URL, tmp_path / "copy")
-    assert tree(tmp_path / "copy") == tree(root)
-
-
-def test_shares_cost_about_the_same() -> None:
-    sizes = [5 << 20, 4 << 20, 3 << 20, 2 << 20, 10, 10]
-    assert worker_processes.divided(sizes, lambda size: size, 2) == [[5 << 20, 2 << 20, 10], [4 << 20, 3 << 20, 10]]
-    assert worker_processes.divided([1], lambda size: size, 4) == [[1]]
+    assert (tmp_path / "copy/f").read_bytes() == content
+    broken.extend([True] * 100)
+    with pytest.raises(UserError, match=r"f: the transfer failed \(ResponseStreamingError.*; check the network"):
+        trees.pull(client, URL, tmp_path / "again")
+    assert tree(tmp_path / "again") == {}
 
 
 def test_two_pulls_at_once(client: Any, root: Path, tmp_path: Path) -> None:
@@ -240,99 +252,23 @@ def test_two_pulls_at_once(client: Any, root: Path, tmp_path: Path) -> None:
     assert tree(tmp_path / "copy") == tree(root)
 
 
-@pytest.mark.usefixtures("processes")
-def test_the_native_client_where_boto3_chooses_it(
-    client: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here boto3 falls back on its Python transfer, with the same calls: the native one needs an endpoint of AWS."""
-    monkeypatch.setattr(crt, "is_used", lambda _: True)
-    monkeypatch.setattr(os, "fork", lambda: pytest.fail("it does not survive a fork"))
-    trees.push(client, URL, root, files_below(root))
-    assert client.head_object(Bucket="bucket", Key="a/prefix/model/c.bin")["Metadata"] == {
-        DIGEST: file_xxh3(root / "model/c.bin")
-    }
-    trees.pull(client, URL, tmp_path / "copy")
-    assert tree(tmp_path / "copy") == tree(root)
-
-
-@pytest.mark.parametrize(
-    ("failure", "problem"),
-    [
-        (S3ResponseError(code=14343, name="AWS_ERROR_S3_INVALID", message="slow down"), "native S3 client.*slow down"),
-        (RetriesExceededError(ConnectionError("gone")), "native S3 client failed"),
-        (wrapped(), r"cannot (read|write) s3://bucket/a/prefix: .*AccessDenied"),
-    ],
-)
-def test_errors_of_the_native_client(
-    client: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, problem: str
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise failure
-
-    trees.push(client, URL, root, files_below(root))
-    monkeypatch.setattr(crt, "is_used", lambda _: True)
-    for name in ("upload_file", "download_file"):
-        monkeypatch.setattr(client, name, fail)
-    with pytest.raises(UserError, match=problem):
-        trees.pull(client, URL, tmp_path / "copy")
-    (root / "model/c.bin").write_bytes(os.urandom(RANGE_BYTES + 1))
-    with pytest.raises(UserError, match=problem):
-        trees.push(client, URL, root, files_below(root))
-
-
-def test_a_file_that_changes_while_the_native_client_reads_it(
-    client: Any, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(crt, "is_used", lambda _: True)
-    monkeypatch.setattr(client, "upload_file", lambda path, *_, **__: os.utime(path))
-    with pytest.raises(UserError, match="changed while it was uploaded"):
-        trees.push(client, URL, root, [root / "model/c.bin"])
-
-
-def test_an_object_that_is_replaced_before_the_native_client_reads_it(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("size", [100, LARGE_BYTES - 1, 2 * LARGE_BYTES + 1])
+def test_an_object_that_is_replaced_while_it_is_read(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """Without a recorded digest too, the new content does not get the old entry's name."""
-    put(client, "f", os.urandom(RANGE_BYTES + 1))
-    download_file = client.download_file
+    put(client, "f", os.urandom(size))
+    get_object, first = client.get_object, threading.Lock()
 
-    def replace(*place: str, **arguments: Any) -> None:
-        put(client, "f", os.urandom(RANGE_BYTES + 1))
-        download_file(*place, **arguments)
+    def replace(**arguments: Any) -> Any:
+        if first.acquire(blocking=False):
+            put(client, "f", os.urandom(size))
+        return get_object(**arguments)
 
-    monkeypatch.setattr(crt, "is_used", lambda _: True)
-    monkeypatch.setattr(client, "download_file", replace)
+    monkeypatch.setattr(client, "get_object", replace)
     with pytest.raises(ObjectReplacedError, match="f: was replaced while it was read"):
         trees.pull(client, URL, tmp_path)
     assert tree(tmp_path) == {}
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "used"),
-    [
-        ("https://s3.us-west-2.amazonaws.com", True),
-        ("https://s3.cn-north-1.amazonaws.com.cn", True),
-        ("https://s3.us-west-2.amazonaws.com:443", False),
-        ("http://127.0.0.1:9000", False),
-        ("https://storage.example.com", False),
-    ],
-)
-def test_the_native_client_is_for_endpoints_of_aws(endpoint: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = SimpleNamespace(is_optimized_for_system=lambda: True)
-    monkeypatch.setitem(sys.modules, "awscrt", SimpleNamespace(s3=fast))
-    monkeypatch.setitem(sys.modules, "awscrt.s3", fast)
-    assert crt.is_used(SimpleNamespace(meta=SimpleNamespace(endpoint_url=endpoint))) == used
-    fast.is_optimized_for_system = lambda: False
-    assert not crt.is_used(SimpleNamespace(meta=SimpleNamespace(endpoint_url=endpoint)))
-    monkeypatch.setitem(sys.modules, "awscrt.s3", None)
-    assert not crt.is_used(SimpleNamespace(meta=SimpleNamespace(endpoint_url=endpoint)))
-
-
-def test_part_sizes() -> None:
-    assert part_bytes(1) == part_bytes(10_000 * PART_BYTES) == PART_BYTES
-    largest = 50 << 40
-    assert -(-largest // part_bytes(largest)) <= 10_000
-    assert part_bytes(10_000 * PART_BYTES + 1) == PART_BYTES + (1 << 20)
 
 
 def test_locations() -> None:

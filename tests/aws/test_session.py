@@ -71,13 +71,6 @@ def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
         list_clusters(Session())
 
 
-def test_a_region_of_its_own_and_one_client_for_each_service(aws: Aws) -> None:
-    session = Session(region="us-east-2")
-    assert session.client("fsx") is session.client("fsx")
-    assert session.client("fsx").meta.region_name == "us-east-2"
-    assert aws.region != "us-east-2"
-
-
 def test_the_environments_profile_unless_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read once, since ssh's configuration and the AWS CLI get it as an argument."""
     monkeypatch.setenv("AWS_PROFILE", "mine")

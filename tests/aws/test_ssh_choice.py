@@ -2,9 +2,8 @@
 
 import pytest
 
-from hyperpod_ft.aws.hyperpod.group_roles import GroupRoles
-from hyperpod_ft.aws.ssh import choice as reach
-from hyperpod_ft.config.cluster_config import User
+from hyperpod_ft.cluster.hyperpod.api import GroupRoles
+from hyperpod_ft.cluster.ssh import choice as reach
 from hyperpod_ft.errors import UserError
 from tests.aws.ssh_cluster import a_cluster, a_node
 
@@ -49,26 +48,3 @@ class TestWhichNode:
         assert reach.by_name(a_cluster("w"), there, "i-2") == reach.by_name(a_cluster("w"), there, "ip-10-1-2-3")
         with pytest.raises(UserError, match="i-1 of w is ShuttingDown: bye"):
             reach.by_name(a_cluster("w"), there, "i-1")
-
-
-ALICE, BOB, STRANGER = (
-    f"ssh-ed25519 {data}"
-    for data in ("AAAAC3NzaC1lZDI1NTE5QkJC", "AAAAC3NzaC1lZDI1NTE5Q0ND", "AAAAC3NzaC1lZDI1NTE5RERE")
-)
-OTHER = "ssh-rsa AAAAB3NzaC1yc2FBQUE="
-
-
-class TestWhichUser:
-    USERS = (
-        User(name="alice", uid=2001, public_keys=(OTHER, f"{ALICE} alice@laptop")),
-        User(name="bob", uid=2002, public_keys=(BOB,)),
-    )
-
-    def test_whose_key_it_is(self) -> None:
-        assert reach.login_user(self.USERS, f"{ALICE} another comment") == "alice"
-        assert reach.login_user(self.USERS, BOB) == "bob"
-
-    def test_the_images_user_is_not_for_the_keys_of_strangers(self) -> None:
-        with pytest.raises(UserError, match=r"no user .* has your public key; .*--user: alice, bob, or ubuntu"):
-            reach.login_user(self.USERS, STRANGER)
-        assert reach.login_user((), STRANGER) == "ubuntu"

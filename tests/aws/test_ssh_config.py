@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.hyperpod.nodes import list_nodes
-from hyperpod_ft.aws.ssh import config as ssh_config
-from hyperpod_ft.aws.ssh import connect as ssh
-from hyperpod_ft.aws.ssh import ssm
+from hyperpod_ft.cluster.hyperpod.nodes import list_nodes
+from hyperpod_ft.cluster.ssh import config as ssh_config
+from hyperpod_ft.cluster.ssh import connect as ssh
+from hyperpod_ft.cluster.ssh import ssm
 from hyperpod_ft.errors import UserError
 from tests.aws import ssh_cluster, ssh_nodes
 from tests.aws.conftest import REGION, Aws

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.hyperpod import api
-from hyperpod_ft.aws.hyperpod.group_roles import GroupRoles
-from hyperpod_ft.aws.hyperpod.nodes import list_nodes
-from hyperpod_ft.aws.ssh import connect as ssh
+from hyperpod_ft.cluster.hyperpod import api
+from hyperpod_ft.cluster.hyperpod.api import GroupRoles
+from hyperpod_ft.cluster.hyperpod.nodes import list_nodes
+from hyperpod_ft.cluster.ssh import connect as ssh
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.errors import UserError
 from tests.aws import ssh_cluster, ssh_nodes
@@ -86,16 +86,6 @@ class TestConnecting:
         for path in (kits, *(path for path in kits.rglob("*") if path.is_dir()), *kits.glob("c/*")):
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
         assert not (nodes.home / ".ssh" / "config").exists()
-
-    def test_exactly_the_group_or_node_asked_for(self, nodes: Nodes, sagemaker: Any, connect: Connect) -> None:
-        one, ten = instance_of(sagemaker, "worker-group-1"), instance_of(sagemaker, "worker-group-10")
-        connect("true", group="worker-group-1")
-        connect("true", node=ten)
-        sessions = (nodes.directory / "sessions").read_text().split()
-        assert [word.rpartition("_")[2] for word in sessions[-3::2]] == [
-            f"worker-group-1-{one}",
-            f"worker-group-10-{ten}",
-        ]
 
     def test_a_port_is_forwarded(self, nodes: Nodes, connect: Connect, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as free:

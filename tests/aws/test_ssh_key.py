@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.aws.ssh import connect as ssh
-from hyperpod_ft.aws.ssh import key as ssh_key
+from hyperpod_ft.cluster.ssh import connect as ssh
+from hyperpod_ft.cluster.ssh import key as ssh_key
 from hyperpod_ft.errors import UserError
 from tests.aws import ssh_nodes
 from tests.aws.ssh_nodes import USER, Nodes, new_key

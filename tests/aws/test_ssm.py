@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.aws.ssh import controller, ssm
+from hyperpod_ft.cluster.ssh import ssm
 from hyperpod_ft.errors import UserError
 from tests.aws import ssh_nodes
 from tests.aws.ssh_cluster import AWS_CLI
@@ -54,11 +54,3 @@ class TestSessions:
         write_program(tmp_path / "bin" / "aws", "sleep 60 & wait")
         with pytest.raises(UserError, match=r"w i-0123: no answer within 0\.2 s; /fsx may hang; .*--ssm"):
             ssm.run(AWS_CLI, "sagemaker-cluster:abc_w-i-0123", "true", "answer", seconds=0.2)
-
-    def test_a_backup_may_take_longer_than_other_commands(
-        self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        write_program(tmp_path / "bin" / "aws", "sleep 60 & wait")
-        monkeypatch.setattr(controller, "_BACKUP_SECONDS", 0.3)
-        with pytest.raises(UserError, match=r"no answer within 0\.3 s"):
-            controller.back_up(AWS_CLI, "sagemaker-cluster:abc_w-i-0123", "/fsx")

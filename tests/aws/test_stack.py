@@ -9,14 +9,16 @@ import cfnlint.api
 import pytest
 from botocore.exceptions import ClientError
 
-from hyperpod_ft.aws.stack import events, stack
-from hyperpod_ft.aws.stack.events import StackEvent
-from hyperpod_ft.aws.stack.stack import Remaining, StackParameters, delete, deploy, remains
+from hyperpod_ft.aws import stacks
+from hyperpod_ft.aws.stacks import StackEvent
+from hyperpod_ft.cluster.stack import stack
+from hyperpod_ft.cluster.stack.stack import Remaining, delete, deploy, remains
 from hyperpod_ft.errors import UserError
+from tests.aws.account_place import config
 from tests.aws.conftest import ZONE_ID, Aws, kit_session
 from tests.aws.world import ACCOUNT
 
-HP = StackParameters("hp", ZONE_ID, tags={"team": "research"})
+HP = config(name="hp", tags={"team": "research"})
 
 
 def statuses(aws: Aws) -> dict[str, str]:
@@ -24,7 +26,7 @@ def statuses(aws: Aws) -> dict[str, str]:
     return {found["StackName"]: found["StackStatus"] for found in stacks}
 
 
-def outputs(aws: Aws, name: str = "hp") -> dict[str, str]:
+def outputs(aws: Aws, name: str = "hyperpod-hp") -> dict[str, str]:
     (found,) = aws.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
     return {output["OutputKey"]: output["OutputValue"] for output in found["Outputs"]}
 
@@ -66,25 +68,6 @@ def test_its_network_is_what_hyperpod_and_efa_need(aws: Aws) -> None:
     assert endpoint["RouteTableIds"] == [tables["RouteTables"][0]["RouteTableId"]]
     subnets = ec2.describe_subnets(SubnetIds=[found.subnet_id, outputs(aws)["PublicSubnetId"]])["Subnets"]
     assert {subnet["AvailabilityZoneId"] for subnet in subnets} == {ZONE_ID}
-
-
-def test_hyperpod_takes_its_role_network_and_bucket(aws: Aws) -> None:
-    found, sagemaker = deploy(kit_session(), HP), aws.client("sagemaker")
-    aws.client("s3").put_object(Bucket=found.bucket, Key="lifecycle/1/provision.sh", Body=b"#!/bin/bash\n")
-    storage = {"DnsName": found.fsx_dns_name, "MountName": found.fsx_mount_name, "MountPath": "/fsx"}
-    controller = {
-        "InstanceGroupName": "controller",
-        "InstanceType": "ml.c5.xlarge",
-        "InstanceCount": 1,
-        "LifeCycleConfig": {"SourceS3Uri": f"s3://{found.bucket}/lifecycle/1", "OnInitComplete": "provision.sh"},
-        "ExecutionRole": found.role_arn,
-        "InstanceStorageConfigs": [{"FsxLustreConfig": storage}],
-        "SlurmConfig": {"NodeType": "Controller"},
-    }
-    network = {"SecurityGroupIds": list(found.security_group_ids), "Subnets": [found.subnet_id]}
-    orchestrator = {"Slurm": {"SlurmConfigStrategy": "Managed"}}
-    sagemaker.create_cluster(ClusterName="c", InstanceGroups=[controller], VpcConfig=network, Orchestrator=orchestrator)
-    assert sagemaker.describe_cluster(ClusterName="c")["VpcConfig"] == network
 
 
 @pytest.mark.parametrize("without", ["neither", "role", "bucket"])
@@ -131,36 +114,16 @@ def test_the_role_is_for_sagemaker_in_this_account(aws: Aws) -> None:
     assert trust["Condition"] == {"StringEqualsIfExists": {"aws:SourceAccount": ACCOUNT}}
 
 
-def test_deploying_again_changes_nothing(aws: Aws) -> None:
-    first = deploy(kit_session(), HP)
-    assert deploy(kit_session(), HP) == first
-    assert statuses(aws) == {"hp": "CREATE_COMPLETE"}
-
-
 def test_a_file_system_grows_and_does_not_shrink(aws: Aws) -> None:
     first = deploy(kit_session(), HP)
-    grown = StackParameters("hp", ZONE_ID, fsx_gib=2400, tags={"team": "research"})
+    grown = config(name="hp", fsx={"size_gib": 2400}, tags={"team": "research"})
     assert deploy(kit_session(), grown) == first
-    found = remains(kit_session(), "hp").filesystem
+    found = remains(kit_session(), "hyperpod-hp").filesystem
     assert found
     assert (found.gib, found.throughput, found.lifecycle) == (2400, 250, "AVAILABLE")
     with pytest.raises(UserError, match=r"hp is UPDATE_ROLLBACK_COMPLETE: FileSystem .*at least 10 percent more"):
         deploy(kit_session(), HP)
     assert deploy(kit_session(), grown) == first
-
-
-def test_an_interrupted_deployment_is_waited_for(aws: Aws) -> None:
-    aws.scenario(seconds={"fsx.create": 2})
-
-    def interrupted(event: StackEvent) -> None:
-        if event.logical_id == "Vpc":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        deploy(kit_session(), HP, interrupted)
-    assert statuses(aws) == {"hp": "CREATE_IN_PROGRESS"}
-    assert deploy(kit_session(), HP).fsx_dns_name
-    assert aws.requests().count(("cloudformation", "CreateStack")) == 1
 
 
 def test_a_deployment_that_fails_says_why_and_can_be_done_again(aws: Aws) -> None:
@@ -171,7 +134,7 @@ def test_a_deployment_that_fails_says_why_and_can_be_done_again(aws: Aws) -> Non
             deploy(kit_session(), HP)
     assert aws.client("fsx").describe_file_systems()["FileSystems"] == [], "a failed creation keeps no file system"
     assert aws.client("s3").list_buckets()["Buckets"] == []
-    assert delete(kit_session(), "hp") == Remaining()
+    assert delete(kit_session(), "hyperpod-hp") == Remaining()
     aws.scenario(fail_resources={"AWS::EC2::NatGateway": ""})
     assert deploy(kit_session(), HP).fsx_dns_name
 
@@ -182,7 +145,7 @@ def test_what_a_failed_creation_leaves_goes_with_it(aws: Aws) -> None:
     with pytest.raises(UserError, match="hp is ROLLBACK_FAILED: Nat"):
         deploy(kit_session(), HP)
     assert len(aws.client("fsx").describe_file_systems()["FileSystems"]) == 1
-    assert delete(kit_session(), "hp") == Remaining()
+    assert delete(kit_session(), "hyperpod-hp") == Remaining()
     assert aws.client("fsx").describe_file_systems()["FileSystems"] == []
     assert statuses(aws) == {}
 
@@ -190,9 +153,9 @@ def test_what_a_failed_creation_leaves_goes_with_it(aws: Aws) -> None:
 def test_deleting_keeps_the_data_and_nothing_else_that_costs_money(aws: Aws) -> None:
     first = deploy(kit_session(), HP)
     aws.client("s3").put_object(Bucket=first.bucket, Key="checkpoints/1", Body=b"x" * 1000)
-    left = remains(kit_session(), "hp")
+    left = remains(kit_session(), "hyperpod-hp")
     assert (left.nat_gateway_id, left.elastic_ip) != ("", "")
-    kept = delete(kit_session(), "hp")
+    kept = delete(kit_session(), "hyperpod-hp")
     assert (kept.nat_gateway_id, kept.elastic_ip) == ("", "")
     assert nat_gateways(aws) == []
     assert aws.client("ec2").describe_addresses()["Addresses"] == []
@@ -200,7 +163,7 @@ def test_deleting_keeps_the_data_and_nothing_else_that_costs_money(aws: Aws) -> 
     assert first.fsx_dns_name.startswith(f"{kept.filesystem.id}.")
     assert kept.bucket
     assert (kept.bucket.objects, kept.bucket.bytes) == (1, 1000)
-    assert delete(kit_session(), "hp") == kept, "twice is as once"
+    assert delete(kit_session(), "hyperpod-hp") == kept, "twice is as once"
     assert deploy(kit_session(), HP) == first, "the same file system, bucket and network again"
     assert len(nat_gateways(aws)) == 1
 
@@ -208,9 +171,10 @@ def test_deleting_keeps_the_data_and_nothing_else_that_costs_money(aws: Aws) -> 
 def test_a_state_from_before_the_request_is_not_believed(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     deploy(kit_session(), HP)
     aws.scenario(seconds={"stack.resource": 0.05})
-    stale, describe = [{"StackStatus": "CREATE_COMPLETE"}] * 2, events.describe
-    monkeypatch.setattr(events, "describe", lambda *a: stale.pop() if stale else describe(*a))
-    assert delete(kit_session(), "hp").nat_gateway_id == ""
+    describe, before = stacks.describe, stacks.describe(aws.client("cloudformation"), "hyperpod-hp")
+    stale = [before] * 3  # the first is true: nothing has been requested yet
+    monkeypatch.setattr(stacks, "describe", lambda *a: stale.pop() if stale else describe(*a))
+    assert delete(kit_session(), "hyperpod-hp").nat_gateway_id == ""
 
 
 def test_deleting_with_data_leaves_nothing(aws: Aws) -> None:
@@ -219,70 +183,59 @@ def test_deleting_with_data_leaves_nothing(aws: Aws) -> None:
     for body in (b"old", b"new"):
         s3.put_object(Bucket=first.bucket, Key="a", Body=body)
     s3.delete_object(Bucket=first.bucket, Key="a")
-    assert delete(kit_session(), "hp", delete_data=True) == Remaining()
+    assert delete(kit_session(), "hyperpod-hp", delete_data=True) == Remaining()
     assert statuses(aws) == {}
     assert aws.client("fsx").describe_file_systems()["FileSystems"] == []
     assert s3.list_buckets()["Buckets"] == []
     assert [vpc for vpc in aws.client("ec2").describe_vpcs()["Vpcs"] if not vpc["IsDefault"]] == []
     assert aws.client("iam").list_roles()["Roles"] == []
-    assert delete(kit_session(), "hp", delete_data=True) == Remaining(), "no stack is success"
+    assert delete(kit_session(), "hyperpod-hp", delete_data=True) == Remaining(), "no stack is success"
 
 
 def test_deleting_with_data_continues_after_an_interruption(aws: Aws) -> None:
     deploy(kit_session(), HP)
     aws.scenario(errors=[{"service": "cloudformation", "operation": "DeleteStack", "code": "AccessDenied"}])
     with pytest.raises(UserError, match="access denied to DeleteStack"):
-        delete(kit_session(), "hp", delete_data=True)
-    assert remains(kit_session(), "hp").filesystem is None
-    assert delete(kit_session(), "hp", delete_data=True) == Remaining()
+        delete(kit_session(), "hyperpod-hp", delete_data=True)
+    assert remains(kit_session(), "hyperpod-hp").filesystem is None
+    assert delete(kit_session(), "hyperpod-hp", delete_data=True) == Remaining()
 
 
 def test_a_stack_deleted_outside_the_kit_keeps_its_data_and_its_network(aws: Aws) -> None:
     """Why `delete` updates: AWS cannot delete the network of a file system that must be kept."""
     deploy(kit_session(), HP)
-    stack_id = aws.client("cloudformation").describe_stacks(StackName="hp")["Stacks"][0]["StackId"]
-    before = events.last_event(aws.client("cloudformation"), stack_id)
-    aws.client("cloudformation").delete_stack(StackName="hp")
-    status = events.settle(aws.client("cloudformation"), stack_id, lambda _: None, after=before)
+    stack_id = aws.client("cloudformation").describe_stacks(StackName="hyperpod-hp")["Stacks"][0]["StackId"]
+    before = stacks.last_event(aws.client("cloudformation"), stack_id)
+    aws.client("cloudformation").delete_stack(StackName="hyperpod-hp")
+    status = stacks.settle(aws.client("cloudformation"), stack_id, lambda _: None, after=before)
     assert status == "DELETE_FAILED"
     with pytest.raises(UserError, match=r"DELETE_FAILED: .*(has dependencies|dependent object)"):
         deploy(kit_session(), HP)
     assert len(aws.client("fsx").describe_file_systems()["FileSystems"]) == 1
-    assert delete(kit_session(), "hp", delete_data=True) == Remaining()
+    assert delete(kit_session(), "hyperpod-hp", delete_data=True) == Remaining()
     assert aws.client("fsx").describe_file_systems()["FileSystems"] == []
     assert statuses(aws) == {}
 
 
 def test_two_stacks_share_an_account(aws: Aws) -> None:
     first = deploy(kit_session(), HP)
-    second = deploy(kit_session(), StackParameters("hp-2", ZONE_ID))
+    second = deploy(kit_session(), config(name="hp-2"))
     assert [name for name, value in vars(first).items() if vars(second)[name] == value] == []
-    delete(kit_session(), "hp", delete_data=True)
-    assert deploy(kit_session(), StackParameters("hp-2", ZONE_ID)) == second
+    delete(kit_session(), "hyperpod-hp", delete_data=True)
+    assert deploy(kit_session(), config(name="hp-2")) == second
 
 
 def test_a_stack_of_another_kind_is_refused(aws: Aws) -> None:
     other = json.dumps({"Resources": {"V": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.9.0.0/16"}}}})
-    aws.client("cloudformation").create_stack(StackName="hp", TemplateBody=other)
-    with pytest.raises(UserError, match="stack hp was not created by this kit"):
+    aws.client("cloudformation").create_stack(StackName="hyperpod-hp", TemplateBody=other)
+    with pytest.raises(UserError, match="stack hyperpod-hp was not created by this kit"):
         deploy(kit_session(), HP)
-    with pytest.raises(UserError, match="stack hp was not created by this kit"):
-        delete(kit_session(), "hp", delete_data=True)
-    assert statuses(aws) == {"hp": "CREATE_COMPLETE"}
-
-
-def test_no_stack(aws: Aws) -> None:
-    assert remains(kit_session(), "hp") == Remaining()
+    with pytest.raises(UserError, match="stack hyperpod-hp was not created by this kit"):
+        delete(kit_session(), "hyperpod-hp", delete_data=True)
+    assert statuses(aws) == {"hyperpod-hp": "CREATE_COMPLETE"}
 
 
 def test_cfn_lint_reports_nothing() -> None:
     regions = ["us-west-2", "us-east-1", "us-east-2", "ap-south-1", "eu-north-1"]
     assert cfnlint.api.lint(stack.template(), config=cfnlint.api.ManualArgs(regions=regions)) == []
     assert len(stack.template()) < 51200, "what CloudFormation takes in a request"
-
-
-def test_no_name_of_the_template_can_collide() -> None:
-    resources, outputs = stack.template().split("\nOutputs:")
-    names = re.findall(r"^      (\w*Name):(.*)", resources, re.MULTILINE)
-    assert names == [("ServiceName", " !Sub 'com.amazonaws.${AWS::Region}.s3'"), ("BucketName", " !Sub")]
-    assert "Export" not in outputs

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.stack.stack import StackParameters, deploy
-from hyperpod_ft.aws.validation.validate import validate_account
+from hyperpod_ft.cluster.stack.stack import deploy
+from hyperpod_ft.cluster.validation.validate import validate_account
 from hyperpod_ft.errors import UserError
-from tests.aws.account_place import Place, check, clients, cluster, only, own_client
-from tests.aws.conftest import ZONE_ID, Aws, kit_session
+from tests.aws.account_place import Place, check, clients, cluster, config, only, own_client
+from tests.aws.conftest import Aws, kit_session
 from tests.waiting import wait_for
 
 
@@ -56,12 +56,7 @@ def test_a_cluster_of_that_name_that_failed(place: Place) -> None:
     assert only(checked.findings).verdict == "error"
 
 
-STACK = StackParameters(name="hyperpod-demo", zone_id=ZONE_ID)
-
-
-def test_a_stack_of_that_name_is_continued(aws: Aws) -> None:
-    deploy(kit_session(), STACK)
-    assert check(aws).findings == ()
+STACK = config()
 
 
 def test_a_stack_that_failed_is_reported_as_by_create(aws: Aws) -> None:

@@ -1,20 +1,29 @@
 """What the client knows of a run in a store: records and sizes of outputs that it does not have. S3 is moto's."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.config import run_file
+from hyperpod_ft.download import assets
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.sagemaker.store import run_store
-from hyperpod_ft.launch.sagemaker.store.sync import RunSync, sync_of
+from hyperpod_ft.launch.tuned import model_location
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.sagemaker.store import run_store
+from hyperpod_ft.sagemaker.store.run_store import RunStore
+from hyperpod_ft.sagemaker.store.sync import RunSync, sync_of
+from hyperpod_ft.stages import download
+from hyperpod_ft.stages.stage import perform
 from tests.aws.conftest import REGION, Aws
+from tests.aws.kit import ROOT
 from tests.conftest import run_file_values
 from tests.unit import stage_runs
+from tests.unit.stage_runs import tree
 
 STORE = {"region": REGION, "role": "arn:aws:iam::123456789012:role/ft", "store": "s3://place/ft"}
 
@@ -25,9 +34,9 @@ def machine(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     aws.client("s3").create_bucket(Bucket="place", CreateBucketConfiguration={"LocationConstraint": REGION})
     monkeypatch.setattr(run_store, "snapshot", lambda copies: copies)  # the kit's own copy has hundreds of files
 
-    def make(name: str) -> tuple[Run, RunSync]:
-        values = run_file_values(tmp_path / name, sagemaker=STORE, cluster__instance_type="c7i.xlarge")
-        run = Run.of(run_file.validate(values, "run.yaml"))
+    def make(name: str, **changes: Any) -> tuple[Run, RunSync]:
+        values = run_file_values(tmp_path / name, sagemaker=STORE, cluster__instance_type="c7i.xlarge", **changes)
+        run = Run.of(run_file.resolve(run_file.validate(values, "run.yaml"), tmp_path))
         run.freeze()
         return run, sync_of(run, Session(REGION))
 
@@ -44,64 +53,90 @@ def test_a_stage_is_done_where_the_store_has_its_outputs(
     machine: Callable[[str], tuple[Run, RunSync]], aws: Aws
 ) -> None:
     (container, there), (client, here) = machine("container"), machine("client")
-    finish(container, "merge", container.tuned_model / "model.safetensors")
-    finish(container, "download", container.base_model / "config.json")
+    finish(container, "merge", container.paths.tuned_model / "model.safetensors")
+    finish(container, "download", container.paths.base_model / "config.json")
     there.prepare()
-    assert client.why_not_done("merge") == "has not run"
+    assert client.journal.why_not_done("merge") == "has not run"
     here.refresh()
-    assert client.is_done("merge")
-    assert client.is_done("download"), "its record is shared among runs"
-    assert not client.tuned_model.exists()
-    client.add_job(Job("merge", "x-finish-1", "sagemaker", "2026-01-01T00:00:00Z"))
+    assert client.journal.is_done("merge")
+    assert client.journal.is_done("download"), "its record is shared among runs"
+    assert not client.paths.tuned_model.exists()
+    client.journal.add_job(Job("merge", "x-finish-1", "sagemaker", "2026-01-01T00:00:00Z"))
     model = f"ft/runs/test/{client.plan.run_id}/merged"
-    assert client.tuned_model_location == f"s3://place/{model}"
+    assert model_location(client) == f"s3://place/{model}"
     aws.client("s3").put_object(Bucket="place", Key=f"{model}/model.safetensors", Body=b"another size")
     here.refresh()
-    assert "has 12 bytes, was 15" in client.why_not_done("merge")
+    assert "has 12 bytes, was 15" in client.journal.why_not_done("merge")
     aws.client("s3").delete_object(Bucket="place", Key=f"{model}/model.safetensors")
     here.refresh()
-    assert "no longer exists" in client.why_not_done("merge")
+    assert "no longer exists" in client.journal.why_not_done("merge")
 
 
 def test_what_is_done_here_is_pushed_once(machine: Callable[[str], tuple[Run, RunSync]], aws: Aws) -> None:
     """Such as a download with a token of the Hub, which containers do not get."""
     client, here = machine("client")
     here.refresh()
-    finish(client, "download", client.base_model / "config.json")
-    finish(client, "env", client.environment_path / "pyvenv.cfg")
+    finish(client, "download", client.paths.base_model / "config.json")
+    finish(client, "env", client.paths.environment_path / "pyvenv.cfg")
     here.prepare()
     here.refresh()
-    assert not any("envs/" in name for name in client.sizes_in_store()), "each container makes its own"
-    (client.base_model / "config.json").unlink()
-    assert client.is_done("download")
+    assert not any("envs/" in name for name in client.journal.sizes_in_store()), "each container makes its own"
+    (client.paths.base_model / "config.json").unlink()
+    assert client.journal.is_done("download")
     before = len([call for call in aws.requests() if call == ("s3", "PUT")])
     here.prepare()
     assert len([call for call in aws.requests() if call == ("s3", "PUT")]) == before
 
 
+def test_sources_of_this_machine_reach_stage_download(
+    machine: Callable[..., tuple[Run, RunSync]], aws: Aws, tmp_path: Path
+) -> None:
+    """In a container, which has neither."""
+    model = shutil.copytree(ROOT / "examples/quickstart/tiny-llama", tmp_path / "model")
+    rows = shutil.copyfile(ROOT / "examples/quickstart/qa.jsonl", tmp_path / "rows.jsonl")
+    local = {"model": {"source": str(model)}, "dataset": {"source": str(rows), "format": "dolly"}}
+    (container, _), (client, here) = machine("container", **local), machine("client", **local)
+    assets.bring(client, "sagemaker")
+    here.prepare()
+    shutil.rmtree(model)
+    rows.unlink()
+    RunStore(container, aws.client("s3")).pull_needs("download")
+    perform(container, "download", download.work)
+    assert tree(container.paths.base_model) == tree(client.paths.base_model)
+    assert tree(container.paths.raw_dataset) == tree(client.paths.raw_dataset)
+
+
 def test_discarding_removes_records_but_not_those_of_a_training(machine: Callable[[str], tuple[Run, RunSync]]) -> None:
     client, here = machine("client")
     for stage in ("train", "merge"):
-        finish(client, stage, client.directory / stage / "file")
+        finish(client, stage, client.paths.directory / stage / "file")
     here.prepare()
     with pytest.raises(UserError, match=r"--force: stage train.*s3://place/ft/runs/.*/checkpoints"):
         here.discard(["train", "merge"])
     here.refresh()
-    assert client.is_done("merge"), "nothing was removed"
+    assert client.journal.is_done("merge"), "nothing was removed"
     here.discard(["consolidate", "merge"])
-    client.record_path("merge").unlink()
+    client.paths.record_path("merge").unlink()
     here.refresh()
-    assert not client.is_done("merge")
-    assert client.is_done("train")
+    assert not client.journal.is_done("merge")
+    assert client.journal.is_done("train")
 
 
 def test_what_is_pushed_reaches_the_others(machine: Callable[[str], tuple[Run, RunSync]]) -> None:
     (container, there), (client, here) = machine("container"), machine("client")
     here.prepare()
-    client.add_job(Job("train", "x-train-1", "sagemaker", "2026-01-01T00:00:00Z", code="0.1.0-a"))
-    client.cancel_marker("train", "x-train-1").parent.mkdir(parents=True)
-    client.cancel_marker("train", "x-train-1").touch()
-    here.push([client.jobs_path, client.cancel_marker("train", "x-train-1")])
+    client.journal.add_job(
+        Job(
+            "train",
+            "x-train-1",
+            "sagemaker",
+            "2026-01-01T00:00:00Z",
+            code="hyperpod-ft-0.1.0-0123456789abcdef0123456789abcdef",
+        )
+    )
+    client.paths.cancel_marker("train", "x-train-1").parent.mkdir(parents=True)
+    client.paths.cancel_marker("train", "x-train-1").touch()
+    here.push([client.paths.jobs_path, client.paths.cancel_marker("train", "x-train-1")])
     there.refresh()
-    assert container.jobs() == client.jobs()
-    assert container.cancel_marker("train", "x-train-1").exists()
+    assert container.journal.jobs() == client.journal.jobs()
+    assert container.paths.cancel_marker("train", "x-train-1").exists()

@@ -9,6 +9,8 @@ import pytest
 
 from hyperpod_ft.digests import files_below
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.jobs import SAGEMAKER, Job
+from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving import models
 from tests.aws.conftest import REGION, Aws
@@ -20,7 +22,7 @@ from tests.unit.stage_runs import finish
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = make_run(tmp_path_factory.mktemp("stored"))
-    finish(run, "download", run.base_model, digests=False)
+    finish(run, "download", run.paths.base_model, digests=False)
     return run
 
 
@@ -30,20 +32,29 @@ def laptop(aws: Aws, finished: Run, tmp_path: Path) -> Run:
     s3 = aws.client("s3")
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     run = only_in_store(finished, tmp_path / "laptop", s3)
-    run.record_path("merge").unlink()
-    run.store_listing.write_text("{}")
+    run.paths.record_path("merge").unlink()
+    run.paths.store_listing.write_text("{}")
+    for stage in ("merge", "generate"):  # of which the second has not ended
+        run.journal.add_job(Job(stage, "tiny-llama-finish-1", SAGEMAKER, utc_now()))
     for stage in ("download", "consolidate", "merge"):
-        record = finished.record(stage)
+        record = finished.journal.record(stage)
         assert record is not None
-        paths = [finished.record_path(stage), *(finished.root / output.path for output in record.outputs)]
+        paths = [finished.paths.record_path(stage), *(finished.paths.root / output.path for output in record.outputs)]
         for path in paths:
-            s3.upload_file(str(path), BUCKET, f"store/{path.relative_to(finished.root).as_posix()}")
+            s3.upload_file(str(path), BUCKET, f"store/{path.relative_to(finished.paths.root).as_posix()}")
     return run
 
 
 def ask(run: Run, aws: Aws, home: Path) -> "subprocess.CompletedProcess[str]":
     environment = {**aws.environment, "HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "hyperpod_ft", "ask", str(run.directory), "Which command submits a batch script?"]
+    command = [
+        sys.executable,
+        "-m",
+        "hyperpod_ft",
+        "ask",
+        str(run.paths.directory),
+        "Which command submits a batch script?",
+    ]
     return subprocess.run(
         command,
         check=False,
@@ -61,35 +72,40 @@ def test_a_question_to_a_run_in_a_store(laptop: Run, aws: Aws, tmp_path: Path) -
     asked = ask(laptop, aws, tmp_path)
     assert asked.returncode == 0, asked.stderr
     assert asked.stdout.strip()
-    assert re.search(rf"[0-9.]+ [kM]B, from s3://{BUCKET}/store to {laptop.root}", asked.stderr)
-    assert not laptop.base_model.exists(), "it was not asked"
+    assert re.search(rf"[0-9.]+ [kM]B, from s3://{BUCKET}/store to {laptop.paths.root}", asked.stderr)
+    assert not laptop.paths.base_model.exists(), "it was not asked"
+    # what is here is asked without AWS
+    before = aws.requests()
     again = ask(laptop, aws, tmp_path)
-    assert again.stdout == asked.stdout
+    assert aws.requests() == before
+    assert again.stdout == asked.stdout, again.stderr
     assert "pulling" not in again.stderr
 
 
 def test_what_an_interrupted_pull_left_is_pulled(
     laptop: Run, finished: Run, aws: Aws, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = models.find(str(laptop.directory), base=True)
+    found = models.find(str(laptop.paths.directory), base=True)
     assert list(found.directories) == ["tuned", "base"]
     for mine, original in (
-        (laptop.tuned_model, finished.tuned_model),
-        (laptop.base_model, finished.base_model),
-        (laptop.adapter, finished.adapter),
+        (laptop.paths.tuned_model, finished.paths.tuned_model),
+        (laptop.paths.base_model, finished.paths.base_model),
+        (laptop.paths.adapter, finished.paths.adapter),
     ):
         assert contents(mine) == contents(original)
-    (laptop.base_model / "model.safetensors").unlink()
+    (laptop.paths.base_model / "model.safetensors").unlink()
     capfd.readouterr()
-    models.find(str(laptop.directory), base=True)
+    models.find(str(laptop.paths.directory), base=True)
     assert "pulling 1 files" in capfd.readouterr().err
-    assert contents(laptop.base_model) == contents(finished.base_model)
+    assert contents(laptop.paths.base_model) == contents(finished.paths.base_model)
 
 
 def test_there_is_no_model_yet(laptop: Run, aws: Aws) -> None:
-    aws.client("s3").delete_object(Bucket=BUCKET, Key=f"store/{laptop.record_path('merge').relative_to(laptop.root)}")
+    aws.client("s3").delete_object(
+        Bucket=BUCKET, Key=f"store/{laptop.paths.record_path('merge').relative_to(laptop.paths.root)}"
+    )
     with pytest.raises(UserError, match="no tuned model yet: stage merge"):
-        models.find(str(laptop.directory))
+        models.find(str(laptop.paths.directory))
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,15 +21,21 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(1200)]
 
-STEPS = {"max_steps": 60, "save_every_steps": 12}
+STEPS = {"max_steps": 60, "save_every_steps": 12, "validate_every_steps": 8, "keep_best": True}
+
+
+def values(root: Path, section: dict[str, Any]) -> dict[str, Any]:
+    """Trains all parameters: with LoRA, `scripts/rehearse-sagemaker.sh` runs the same."""
+    return training_run.fully_sharded(training_run.values(root, section, **STEPS))
 
 
 @pytest.fixture(scope="module")
 def by_process(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run by launcher `process`: both ranks on this machine, without containers."""
-    run = training_run.make(tmp_path_factory.mktemp("by-process"), "process", **STEPS)
+    root = tmp_path_factory.mktemp("by-process")
+    run = training_run.make(root, values(root, {}), "process")
     wait_for(lambda: not Launchers().active(run), training_run.SECONDS, every=0.1)
-    assert run.is_done("generate")
+    assert run.journal.is_done("generate")
     return run
 
 
@@ -45,14 +51,18 @@ def test_begun_on_slurm_and_finished_as_training_jobs(
     slurm: Mapping[str, str], aws: "Aws", tmp_path: Path, by_process: Run
 ) -> None:
     """On one file system, by the commands of a user, who cancels the training on Slurm, and a training job."""
-    Jobs(aws, tmp_path / "fsx")
-    command = Command(tmp_path, aws, training_run.values(tmp_path / "fsx" / "ft", **STEPS), slurm)
+    jobs = Jobs(aws, tmp_path / "fsx")
+    command = Command(tmp_path, aws, values(tmp_path / "fsx" / "ft", jobs.section), slurm)
     command.run("submit", "run.yaml", "--launcher", "slurm")
     run = command.opened
-    wait_for(lambda: run.metrics_path.exists() and len(run.metrics_path.read_text().splitlines()) > 12, 600, every=0.5)
+    wait_for(
+        lambda: run.paths.metrics_path.exists() and len(run.paths.metrics_path.read_text().splitlines()) > 12,
+        600,
+        every=0.5,
+    )
     assert "cancelled train" in command.run("cancel")
     wait_for(lambda: not Launchers().active(run), 600, every=0.5)
-    assert not run.is_done("train")
+    assert not run.journal.is_done("train")
     output = command.run("submit", "run.yaml", "--launcher", "sagemaker")
     assert "Submitted quick/" in output
     assert "train quick-" in output
@@ -77,20 +87,26 @@ def test_interruptions_change_no_byte(aws: "Aws", tmp_path: Path, by_process: Ru
 
     In a store: every host loses its files.
     """
-    jobs = Jobs(aws, tmp_path / "fsx")
-    run = training_run.make(tmp_path / "client", shared=by_process.root, **STEPS)
+    jobs, root = Jobs(aws), tmp_path / "client"
+    run = training_run.make(root, values(root, jobs.section), shared=by_process.paths.root)
     (train,) = jobs.names(run)
     lost = random.choice([0, random.randint(1, 25)])
     aws.scenario(interruptions={train: [("internal error", lost), ("spot", 26)]})
     jobs.wait_for_the_run(run)
     jobs.fetch(run)
     assert results(run) == results(by_process), lost
-    history = [transition["Status"] for transition in jobs.describe(train)["SecondaryStatusTransitions"]]
+    described = jobs.describe(train)
+    transitions = described["SecondaryStatusTransitions"]
+    history = [transition["Status"] for transition in transitions]
     assert (history.count("Interrupted"), history.count("Restarting")) == (1, 1), (history, lost)
+    left = re.findall(r"^(\d+) s of the job's time limit are left", jobs.log(train), re.MULTILINE)
+    training = [each["StartTime"] for each in transitions if each["Status"] == "Training"]
+    used = described["StoppingCondition"]["MaxRuntimeInSeconds"] - int(left[-1])
+    assert used >= (training[-1] - training[0]).total_seconds() - 1, "all starts share one limit, which the last knows"
     assert jobs.names(run) == [train, train.replace("-train-", "-finish-")]
     saved = int(re.findall(r"stopped after step (\d+), which is saved", jobs.log(train))[-1])
     assert resumed_from(run)[-1] == saved, (resumed_from(run), saved)
-    output = str(jobs.describe(train)["OutputDataConfig"]["S3OutputPath"]).partition(f"{training_run.BUCKET}/")[2]
+    output = str(jobs.describe(train)["OutputDataConfig"]["S3OutputPath"]).partition(f"{jobs.bucket}/")[2]
     for job in jobs.names(run):
-        left = aws.client("s3").list_objects_v2(Bucket=training_run.BUCKET, Prefix=f"{output}/{job}/")
+        left = aws.client("s3").list_objects_v2(Bucket=jobs.bucket, Prefix=f"{output}/{job}/")
         assert not left["KeyCount"], "nothing in /opt/ml/model, /opt/ml/output/data or /opt/ml/checkpoints"

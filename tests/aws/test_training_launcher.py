@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,9 @@ import pytest
 from hyperpod_ft.processes import all_pids
 from hyperpod_ft.runs.signals import NOTICE
 from tests.aws import training_run
+from tests.aws.kit import ROOT
 from tests.aws.training_command import Command
+from tests.aws.training_run import Jobs
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -22,15 +25,14 @@ pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
 
 def test_a_container_that_may_not_create_the_next_job_says_so_and_status_does(aws: "Aws", tmp_path: Path) -> None:
-    aws.scenario(file_systems={training_run.FSX: str(tmp_path / "fsx")})
-    command = Command(tmp_path, aws, training_run.values(tmp_path / "fsx" / "ft"))
+    jobs = Jobs(aws, tmp_path / "fsx")
+    jobs.deny("sagemaker:CreateTrainingJob")
+    command = Command(tmp_path, aws, training_run.values(tmp_path / "fsx" / "ft", jobs.section))
     command.run("submit", "run.yaml", "--launcher", "sagemaker")
-    denied = {"service": "sagemaker", "operation": "CreateTrainingJob", "code": "AccessDeniedException"}
-    command.aws.scenario(errors=[denied])
     command.wait_until_ended()
     assert command.created() == ["prepare-1"]
     log = training_run.log(command.aws, command.jobs()[0])
-    assert "AccessDeniedException" in log
+    assert "sagemaker:CreateTrainingJob" in log
     assert "the next training job was not created; hyperpod-ft status creates it" in log
     described = command.aws.client("sagemaker").describe_training_job(TrainingJobName=command.jobs()[0])
     assert described["TrainingJobStatus"] == "Completed", "its own stages are done"
@@ -42,11 +44,13 @@ def test_a_container_that_may_not_create_the_next_job_says_so_and_status_does(aw
 
 @pytest.fixture
 def in_store(aws: "Aws", tmp_path: Path) -> Command:
-    bucket = {"LocationConstraint": aws.region}
-    aws.client("s3").create_bucket(Bucket=training_run.BUCKET, CreateBucketConfiguration=bucket)
-    values = training_run.values(tmp_path / "root", nodes=1, max_steps=200, save_every_steps=1000)
+    section = Jobs(aws).section
+    values = training_run.values(tmp_path / "root", section, nodes=1, max_steps=200, save_every_steps=1000)
     values["cluster"]["time_limit"] = "2"  # minutes, with notice 24 s before the end
     values["parallelism"] = {"ranks_per_node": 1}
+    for section, example in (("model", "tiny-llama"), ("dataset", "qa.jsonl")):  # which no container sees
+        copied = shutil.copytree if section == "model" else shutil.copyfile
+        values[section]["source"] = str(copied(ROOT / "examples/quickstart" / example, tmp_path / example))
     values["env"] = {}  # the container makes the interpreter: the image's, with what it lacks
     return Command(tmp_path, aws, values)
 
@@ -70,11 +74,11 @@ def test_a_run_in_a_store_continues_unwatched(in_store: Command, tmp_path: Path)
     assert all(name.startswith("train-") for name in created[3:-1]), "a slow machine may need a third"
     current = command.status()
     assert current["state"] == "done"
-    assert current["model"].startswith(f"s3://{training_run.BUCKET}/ft/runs/quick/")
+    assert re.match(r"s3://sagemaker-hyperpod-ft-\w+/ft/runs/quick/", current["model"])
     run = command.opened
-    assert not run.tuned_model.exists(), "the model is in the store, not here"
+    assert not run.paths.tuned_model.exists(), "the model is in the store, not here"
     assert "trained" in command.run("status")
-    assert json.loads(command.run("compare", str(run.directory), "--json"))[0]["steps"] == 200
+    assert json.loads(command.run("compare", str(run.paths.directory), "--json"))["runs"][0]["steps"] == 200
     first, second = (training_run.log(command.aws, job) for job in command.jobs()[1:3])
     saved = re.search(r"close to the time limit; the next job resumes from step (\d+)", first)
     assert saved, first

@@ -4,15 +4,20 @@ import cfnlint.api
 import pytest
 import yaml
 
-from hyperpod_ft.aws.stack import events
-from hyperpod_ft.aws.stack.events import StackEvent
-from hyperpod_ft.aws.stack.training_resources import TrainingResources, delete, deploy, template
-from hyperpod_ft.cli.sagemaker import STACK
-from hyperpod_ft.config.sections.sagemaker import SageMaker
+from hyperpod_ft.aws import stacks
+from hyperpod_ft.aws.stacks import StackEvent
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.aws_names import RUN_TAG
+from hyperpod_ft.sagemaker.cli.setup import STACK
+from hyperpod_ft.sagemaker.resources import TrainingResources, delete, deploy, template
+from hyperpod_ft.sagemaker.section import SageMaker
+from tests.aws.account_place import allowed
 from tests.aws.conftest import REGION, Aws, kit_session
 from tests.aws.kit import Kit
 from tests.aws.world import ACCOUNT
+
+_TYPES = "sagemaker:InstanceTypes"
 
 
 def quiet(_: StackEvent) -> None: ...
@@ -22,17 +27,6 @@ def made(file_system: bool = False) -> TrainingResources:
     return deploy(kit_session(), quiet, name=STACK, file_system=file_system)
 
 
-def allowed(aws: Aws, role: str, action: str, resource: str = "*", **context: str) -> bool:
-    entries = [
-        {"ContextKeyName": key.replace("_", ":"), "ContextKeyValues": [value], "ContextKeyType": "string"}
-        for key, value in context.items()
-    ]
-    answer = aws.client("iam").simulate_principal_policy(
-        PolicySourceArn=role, ActionNames=[action], ResourceArns=[resource], ContextEntries=entries
-    )
-    return str(answer["EvaluationResults"][0]["EvalDecision"]) == "allowed"
-
-
 def test_the_template_is_clean() -> None:
     assert [str(match) for match in cfnlint.api.lint(template(), regions=[REGION])] == []
 
@@ -40,8 +34,7 @@ def test_the_template_is_clean() -> None:
 def test_it_is_deployed_once_and_again(aws: Aws) -> None:
     first = made()
     assert made() == first
-    section = SageMaker(region=first.region, role=first.role_arn, store=f"s3://{first.bucket}/ft")
-    assert section.account == ACCOUNT
+    SageMaker(region=first.region, role=first.role_arn, store=f"s3://{first.bucket}/ft")
     with pytest.raises(UserError, match="not created by this kit"):
         aws.client("cloudformation").create_stack(
             StackName="other", TemplateBody='{"Resources": {"B": {"Type": "AWS::S3::Bucket", "Properties": {}}}}'
@@ -58,25 +51,47 @@ def test_the_role_may_do_what_containers_do_and_no_more(aws: Aws) -> None:
         ("s3:ListBucket", f"arn:aws:s3:::{found.bucket}"),
         ("ecr:BatchGetImage", f"arn:aws:ecr:{REGION}:763104351884:repository/pytorch"),
         ("logs:PutLogEvents", f"arn:aws:logs:{where}:log-group:/aws/sagemaker/TrainingJobs:log-stream:x/algo-1-1"),
-        ("sagemaker:CreateTrainingJob", jobs),
+        ("sagemaker:DescribeTrainingJob", jobs),
     ):
         assert allowed(aws, role, action, resource), action
-    assert allowed(aws, role, "iam:PassRole", role, iam_PassedToService="sagemaker.amazonaws.com")
+    assert allowed(aws, role, "iam:PassRole", role, **{"iam:PassedToService": "sagemaker.amazonaws.com"})
     for action, resource in (
         ("s3:GetObject", "arn:aws:s3:::another-bucket/x"),
         ("s3:DeleteBucket", f"arn:aws:s3:::{found.bucket}"),
         ("sagemaker:CreateEndpoint", "*"),
         ("sagemaker:StopTrainingJob", jobs),
+        ("sagemaker:AddTags", jobs),
+        *(
+            (action, f"arn:aws:s3:::{found.bucket}/{store}code/hyperpod-ft-0.1.0-{'a' * 32}/{file}")
+            for action in ("s3:PutObject", "s3:DeleteObject", "s3:PutObjectAcl")
+            for store in ("", "hyperpod-ft/", "team/a/")
+            for file in ("entry.py", "os.py")
+        ),
         ("ec2:CreateNetworkInterface", "*"),
         ("logs:PutLogEvents", f"arn:aws:logs:{where}:log-group:/other:log-stream:x"),
     ):
         assert not allowed(aws, role, action, resource), action
-    assert not allowed(aws, role, "iam:PassRole", role, iam_PassedToService="ec2.amazonaws.com")
+    assert not allowed(aws, role, "iam:PassRole", role, **{"iam:PassedToService": "ec2.amazonaws.com"})
     other = f"arn:aws:iam::{ACCOUNT}:role/admin"
-    assert not allowed(aws, role, "iam:PassRole", other, iam_PassedToService="sagemaker.amazonaws.com")
+    assert not allowed(aws, role, "iam:PassRole", other, **{"iam:PassedToService": "sagemaker.amazonaws.com"})
     shown = aws.client("iam").get_role(RoleName=role.rpartition("/")[2])["Role"]
     (trust,) = shown["AssumeRolePolicyDocument"]["Statement"]
     assert trust["Condition"] == {"StringEqualsIfExists": {"aws:SourceAccount": ACCOUNT}}
+
+
+def test_the_role_creates_only_jobs_of_runs_on_types_that_the_kit_knows(aws: Aws) -> None:
+    role, job = made().role_arn, f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/x"
+
+    def may(tag: str, instance_type: str) -> bool:
+        context = {key: value for key, value in ((f"aws:RequestTag/{RUN_TAG}", tag), (_TYPES, instance_type)) if value}
+        return allowed(aws, role, "sagemaker:CreateTrainingJob", job, **context)
+
+    for instance_type in set(CATALOGUE) - {"local"}:
+        assert may("name/0123456789ab", f"ml.{instance_type}"), instance_type
+    assert not may("", "ml.p5.48xlarge") and not may("anything", "ml.p5.48xlarge")
+    assert not may("name/0123456789ab", "ml.r7i.48xlarge") and not may("name/0123456789ab", "")
+    assert allowed(aws, role, "sagemaker:AddTags", job, **{"sagemaker:TaggingAction": "CreateTrainingJob"})
+    assert not allowed(aws, role, "sagemaker:AddTags", job, **{"sagemaker:TaggingAction": "CreateEndpoint"})
 
 
 def test_a_file_system_adds_the_network_and_it_stays(aws: Aws) -> None:
@@ -133,7 +148,7 @@ def test_an_update_that_was_rolled_back_is_an_error(aws: Aws) -> None:
 
 
 def test_a_change_set_that_was_not_executed_is_not_waited_for(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "DEADLINE_SECONDS", 5.0)
+    monkeypatch.setattr(stacks, "DEADLINE_SECONDS", 5.0)
     aws.client("cloudformation").create_change_set(
         StackName=STACK,
         ChangeSetName="x",

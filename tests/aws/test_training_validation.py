@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.stack.training_resources import deploy
-from hyperpod_ft.aws.validation.validate import ValidationResult
-from hyperpod_ft.cli.sagemaker import STACK
+from hyperpod_ft.aws.checks.account import ValidationResult
 from hyperpod_ft.config import run_file
 from hyperpod_ft.findings import Finding
-from hyperpod_ft.launch.sagemaker.validation import validate
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.sagemaker.cli.setup import STACK
+from hyperpod_ft.sagemaker.resources import deploy
+from hyperpod_ft.sagemaker.validation import validate
 from tests.aws.account_place import PLAN, Place, allow, clients, of, only, trust
 from tests.aws.conftest import REGION, Aws, kit_session
 from tests.aws.kit import Kit
@@ -69,8 +69,8 @@ def test_quotas_of_both_types_spot_and_warm_pools(check: Callable[..., Validatio
     found = only(of(checked, "sagemaker.cpu_instance_type"))
     assert "ml.m7i.large for training job usage` is 0" in found.found
     assert "request-service-quota-increase" in found.remedy
-    checked = check({"spot": True, "keep_alive": 10})
-    assert "ml.c7i.xlarge for spot training job usage" in only(of(checked, "cluster.instance_type")).found
+    assert "ml.c7i.xlarge for spot training job usage" in only(errors(check({"spot": True}))).found
+    checked = check({"keep_alive": 10})
     assert "ml.c7i.xlarge for training warm pool usage" in only(of(checked, "sagemaker.keep_alive")).found
 
 
@@ -118,12 +118,24 @@ def test_roles(aws: Aws, section: dict[str, Any], check: Callable[..., Validatio
     assert "submit --watch" in alone.remedy
 
 
-def test_your_own_permissions(aws: Aws, check: Callable[..., ValidationResult]) -> None:
-    caller = aws.client("sts").get_caller_identity()["Arn"].rpartition("/")[2]
-    aws.scenario(denied_actions={caller: ["sagemaker:StopTrainingJob", "logs:GetLogEvents"]})
-    found = only(errors(check()))
-    assert found.name == "credentials"
-    assert "sagemaker:StopTrainingJob, logs:GetLogEvents" in found.found
+def test_sources_in_buckets_that_the_role_cannot_read(
+    aws: Aws, section: dict[str, Any], check: Callable[..., ValidationResult]
+) -> None:
+    """A single object too; what the store's bucket has can be read."""
+    own = section["store"].removesuffix("/ft")
+    checked = check(model__source="s3://theirs/llama", dataset__source="s3://others/rows.jsonl")
+    assert {finding.name for finding in errors(checked)} == {"model.source", "dataset.source"}
+    for key, source in (("model.source", "s3://theirs/llama"), ("dataset.source", "s3://others/rows.jsonl")):
+        found = only(of(checked, key))
+        assert "s3:ListBucket, s3:GetObject" in found.found and source in found.remedy
+    assert check(model__source=f"{own}/llama", dataset__source=f"{own}/rows.jsonl").findings == ()
+    iam, role = aws.client("iam"), section["role"].rpartition("/")[2]
+    read = {"Effect": "Allow", "Action": ["s3:ListBucket", "s3:GetObject"]}
+    read["Resource"] = ["arn:aws:s3:::theirs", "arn:aws:s3:::theirs/llama/*"]
+    policy = {"Version": "2012-10-17", "Statement": [read]}
+    iam.put_role_policy(RoleName=role, PolicyName="read", PolicyDocument=json.dumps(policy))
+    assert check(model__source="s3://theirs/llama").findings == ()
+    iam.delete_role_policy(RoleName=role, PolicyName="read")
 
 
 def test_a_bucket_that_is_missing(check: Callable[..., ValidationResult]) -> None:
@@ -148,7 +160,7 @@ def test_training_plans(aws: Aws, check: Callable[..., ValidationResult]) -> Non
     assert check({"training_plan": PLAN}).findings == ()
 
 
-def test_a_file_system(place: Place, aws: Aws, check: Callable[..., ValidationResult]) -> None:
+def test_a_file_system(place: Place, aws: Aws, section: dict[str, Any], check: Callable[..., ValidationResult]) -> None:
     deploy(kit_session(), lambda _: None, name=STACK, file_system=True)
     mounted = {
         "id": place.fsx,
@@ -157,13 +169,14 @@ def test_a_file_system(place: Place, aws: Aws, check: Callable[..., ValidationRe
         "security_groups": [place.group],
     }
 
-    def on(**changes: Any) -> ValidationResult:
-        section = {"store": None, "file_system": mounted | changes, "output": f"s3://{place.bucket}/x"}
-        return check(section, cluster__nodes=2)
+    def on(output: str = section["store"], **changes: Any) -> ValidationResult:
+        return check({"store": None, "file_system": mounted | changes, "output": output}, cluster__nodes=2)
 
     assert on().findings == ()
-    missing = check({"store": None, "file_system": mounted}, cluster__nodes=2)
-    assert "no bucket sagemaker-us-west-2-" in only(of(missing, "sagemaker.output")).found
+    missing = on(output="s3://nobodys-bucket-here/x")
+    assert "no bucket nobodys-bucket-here" in only(of(missing, "sagemaker.output")).found
+    (found,) = errors(on(output=f"s3://{place.bucket}/x"))
+    assert (found.name, "s3:PutObject" in found.found) == ("sagemaker.role", True)
     assert "no file system" in only(errors(on(id="fs-0123456789abcdef0"))).found
     assert only(errors(on(subnets=["subnet-0123456789abcdef0"]))).name == "sagemaker.file_system.subnets"
     closed = place.security_group("closed", inward=False)

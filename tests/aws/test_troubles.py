@@ -10,13 +10,12 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from hyperpod_ft.aws import cluster_reference
-from hyperpod_ft.aws.cluster import create as creation
-from hyperpod_ft.aws.cluster import delete as deletion
-from hyperpod_ft.aws.cluster.access import ClusterAccess
-from hyperpod_ft.aws.hyperpod import api, cluster_logs
-from hyperpod_ft.aws.hyperpod.specification import group_specification
-from hyperpod_ft.aws.stack import stack
+from hyperpod_ft.cluster import config, maintenance
+from hyperpod_ft.cluster import create as creation
+from hyperpod_ft.cluster.access import ClusterAccess
+from hyperpod_ft.cluster.hyperpod import api, cluster_logs
+from hyperpod_ft.cluster.hyperpod.specification import group_specification
+from hyperpod_ft.cluster.stack import stack
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine
 from tests.aws.kit import NAME, Kit
@@ -156,7 +155,7 @@ def test_a_bucket_of_thousands_is_deleted(kit: Kit) -> None:
 @pytest.fixture
 def access(kit: Kit) -> ClusterAccess:
     """For what only this process can do: stop at a line, or at a request."""
-    return ClusterAccess.of(cluster_reference.find(str(kit.file), None), None, print)
+    return ClusterAccess.of(config.find(str(kit.file), None), None, print)
 
 
 def create_with(access: ClusterAccess, report: PrintLine = print) -> None:
@@ -165,7 +164,7 @@ def create_with(access: ClusterAccess, report: PrintLine = print) -> None:
 
 
 def delete(access: ClusterAccess, report: PrintLine = print, *, data: bool = False) -> None:
-    deletion.delete(replace(access, report=report), delete_data=data, timeout=1)
+    maintenance.delete_cluster(replace(access, report=report), delete_data=data, timeout=1)
 
 
 def test_create_continues_if_another_was_quicker(

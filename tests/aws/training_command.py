@@ -24,9 +24,9 @@ class Command:
         """`environment`: further variables, such as those of a Slurm cluster."""
         self.directory, self.aws = directory, aws
         values["cluster"]["instance_type"] = "c7i.xlarge"
-        values["sagemaker"] |= {"spot": False, "region": aws.region, "cpu_instance_type": "m5.large"}
+        values["sagemaker"] |= {"spot": False, "cpu_instance_type": "m5.large"}
         (directory / "run.yaml").write_text(yaml.safe_dump(values))
-        own = {"XDG_STATE_HOME": str(directory / "state"), "HYPERPOD_FT_POLL_SECONDS": "1"}
+        own = {"XDG_STATE_HOME": str(directory / "state"), "HYPERPOD_FT_POLL_SECONDS": "3"}
         self.environment = {**environment_of(aws, directory), **own, **environment}
 
     def start(self, *arguments: str) -> Started:

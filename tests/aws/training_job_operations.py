@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from tests.aws.cluster_checks import invalid
+from tests.aws.cluster_checks import check_role, invalid
+from tests.aws.role_access import may
 from tests.aws.training_jobs import ENDED, TrainingJob, find
 from tests.aws.wire import AwsError, operation
 from tests.aws.world import Region
@@ -20,6 +21,7 @@ def create_training_job(region: Region, request: dict[str, Any]) -> dict[str, An
     for required in ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition"):
         if required not in request:
             raise invalid(f"{required} is required")
+    check_role(region, request["RoleArn"])
     _check_stopping(request)
     _check_channels(region, request)
     _check_quota(region, request["ResourceConfig"])
@@ -63,7 +65,7 @@ def _check_prefix(region: Region, uri: str, role: str) -> None:
         found = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)["KeyCount"]
     except s3.exceptions.ClientError:
         found = 0
-    if not found:
+    if not found or not may(region, role, "s3:ListBucket", f"arn:aws:s3:::{bucket}"):
         raise invalid(
             f'No S3 objects found under S3 URL "{uri}" given in input data source. Please ensure that the bucket exists'
             f" in the selected region ({region.name}), that objects exist under that S3 prefix, and that the role"
@@ -100,16 +102,6 @@ def stop_training_job(region: Region, request: dict[str, Any]) -> dict[str, Any]
     if job.status != "InProgress":
         raise invalid(f"The request was rejected because the training job is in status {job.status}.")
     job.stop()
-    return {}
-
-
-@operation("sagemaker", "DeleteTrainingJob")
-def delete_training_job(region: Region, request: dict[str, Any]) -> dict[str, Any]:
-    job = find(region, request["TrainingJobName"])
-    if job.status not in ENDED:
-        raise invalid(f"The request was rejected because the training job is in status {job.status}.")
-    job.remove()
-    del region.training_jobs[job.name]
     return {}
 
 

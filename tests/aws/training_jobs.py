@@ -26,6 +26,7 @@ from moto.s3.models import s3_backends
 from hyperpod_ft.digests import files_below
 from tests.aws.clock import Process
 from tests.aws.containers import Container
+from tests.aws.role_access import may
 from tests.aws.wire import AwsError
 from tests.aws.world import ACCOUNT, Region
 
@@ -45,11 +46,14 @@ _MESSAGES = {
     "MaxRuntimeExceeded": "Training job runtime exceeded MaxRuntimeInSeconds provided",
     "MaxWaitTimeExceeded": "Training job wait time exceeded MaxWaitTimeInSeconds provided",
 }
-_INTERNAL = "InternalServerError: We encountered an internal error. Please try again."
+_FAILURES = {
+    "internal error": "InternalServerError: We encountered an internal error. Please try again.",
+    "no data": "ClientError: Data download failed:AccessDenied (403): Access Denied",
+}
 _CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
 )
-_POLL = 0.05
+_POLL = 0.2  # each look sends what was printed to CloudWatch's stand-in
 _STEP = re.compile(r"step (\d+)/")
 Outcome = Generator[float, None, str]
 
@@ -174,8 +178,8 @@ class TrainingJob:
             elif outcome == "internal error" and self._retries:
                 self._retries -= 1
                 self._become("Restarting")
-            elif outcome == "internal error":
-                self._end("Failed", failure=_INTERNAL)
+            elif outcome in _FAILURES:
+                self._end("Failed", failure=_FAILURES[outcome])
                 return
             else:
                 yield from self._upload(outcome)
@@ -210,7 +214,9 @@ class TrainingJob:
         """One start of the containers, and what ended it: themselves, a stop, their time, a spot or internal error."""
         self._become("Downloading")
         self.training_began = self.training_began or datetime.now(timezone.utc)
-        yield from self._download()
+        if not self._download():
+            return "no data"
+        yield self.region.seconds("training.download")
         self._starts += 1
         count = self.request["ResourceConfig"]["InstanceCount"]
         network = f"127.{1 + zlib.crc32(self.name.encode()) % 250}.{self._starts}"
@@ -253,7 +259,7 @@ class TrainingJob:
                 return "stopped"
             if datetime.now(timezone.utc) - self.training_began > limit:
                 return "too long"
-            interruptions = self.region.world.scenario.interruptions.get(self.name)
+            interruptions = self.region.world.scenario.interruptions_of(self.name)
             if interruptions and self._step >= interruptions[0][1]:
                 kind, _ = interruptions.pop(0)
                 return "internal error" if kind == "internal error" else "interrupted"
@@ -262,14 +268,14 @@ class TrainingJob:
     def _terminate(self, streams: dict[Container, str]) -> Process:
         """SIGTERM to PID 1 of every container that runs, and the time to end."""
         deadline = time.monotonic() + self.region.seconds("training.grace")
-        for container in self.containers:
-            container.signal(signal.SIGTERM)
+        unsignalled = self.containers
         while time.monotonic() < deadline and any(one.process.poll() is None for one in self.containers):
+            unsignalled = [container for container in unsignalled if not container.signal(signal.SIGTERM)]
             self._log(streams)
             yield _POLL
 
-    def _download(self) -> Process:
-        """Files of channels in S3, for all hosts alike."""
+    def _download(self) -> bool:
+        """Get the files of channels in S3, for all hosts alike; False if the role may not."""
         shutil.rmtree(self.downloads, ignore_errors=True)
         s3 = s3_backends[ACCOUNT]["aws"]  # without HTTP: the kit's code alone is hundreds of files
         for channel in self.request.get("InputDataConfig", []):
@@ -278,10 +284,14 @@ class TrainingJob:
                 directory.mkdir(parents=True)
                 bucket, _, prefix = source["S3Uri"].removeprefix("s3://").partition("/")
                 for key in s3.list_objects(s3.buckets[bucket], prefix, None, None, None)[0]:
+                    if not may(
+                        self.region, self.request["RoleArn"], "s3:GetObject", f"arn:aws:s3:::{bucket}/{key.name}"
+                    ):
+                        return False
                     file = directory / key.name.removeprefix(prefix).lstrip("/")
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.write_bytes(key.value)
-        yield self.region.seconds("training.download")
+        return True
 
     def _log(self, streams: dict[Container, str]) -> None:
         """Send what the containers have printed to CloudWatch."""

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,13 @@ from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.digests import file_sha256, files_below
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
+from hyperpod_ft.sagemaker.cli.setup import STACK
+from hyperpod_ft.sagemaker.resources import deploy
+from hyperpod_ft.sagemaker.section import store_of
+from hyperpod_ft.sagemaker.store.run_store import RunStore
+from tests.aws.conftest import kit_session
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -20,7 +25,6 @@ if TYPE_CHECKING:
 
 FSX = "fs-0123456789abcdef0"
 MOUNT_NAME = "abcdefgh"
-BUCKET = "sagemaker-store"
 SECONDS = 900
 _FILE_SYSTEM = {
     "id": FSX,
@@ -30,12 +34,11 @@ _FILE_SYSTEM = {
 }
 
 
-def values(root: Path, nodes: int = 2, **changes: Any) -> dict[str, Any]:
-    """A run file like the quickstart's, shorter: a rank on each of two hosts. `changes`: of section training.
+def values(root: Path, section: dict[str, Any], nodes: int = 2, **changes: Any) -> dict[str, Any]:
+    """A run file like the quickstart's, shorter: a rank on each of two hosts. `section`: `sagemaker`.
 
-    Below `fsx/ft`, `root` is the directory of the file system; elsewhere the run is in a store.
+    `changes`: of section training.
     """
-    place = {"file_system": _FILE_SYSTEM} if root.parts[-2:] == ("fsx", "ft") else {"store": f"s3://{BUCKET}/ft"}
     return {
         "name": "quick",
         "engine": "torch",
@@ -46,12 +49,7 @@ def values(root: Path, nodes: int = 2, **changes: Any) -> dict[str, Any]:
             "max_restarts": 5,
             "cpus_per_cpu_stage": 2,
         },
-        "sagemaker": {
-            "spot": True,
-            "region": "us-west-2",
-            "role": "arn:aws:iam::123456789012:role/hyperpod-ft",
-            **place,
-        },
+        **({"sagemaker": section} if section else {}),
         "env": {"python": "current"},
         "model": {"source": "example:tiny-llama"},
         "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256, "loss_on": "completion"},
@@ -61,25 +59,47 @@ def values(root: Path, nodes: int = 2, **changes: Any) -> dict[str, Any]:
     }
 
 
-def make(root: Path, launcher: str = "sagemaker", shared: Path | None = None, **changes: Any) -> Run:
-    """Submit such a run. `shared`: another root, whose model and dataset are copied."""
+def fully_sharded(values: dict[str, Any]) -> dict[str, Any]:
+    """The same run, training all parameters, each sharded over both hosts."""
+    return values | {
+        "parallelism": {**values["parallelism"], "sharding": "zero3", "shard_ranks": 2},
+        "training": {**values["training"], "method": "full"},
+    }
+
+
+def make(root: Path, values: dict[str, Any], launcher: str = "sagemaker", shared: Path | None = None) -> Run:
+    """Submit a run. `shared`: another root, whose model and dataset are copied."""
     root.mkdir(parents=True, exist_ok=True)
     for name in ("models", "datasets", "records") if shared else ():
         shutil.copytree(Path(str(shared), name), root / name)
-    run = Run.of(resolve(validate(values(root, **changes), "run.yaml"), root))
+    run = Run.of(resolve(validate(values, "run.yaml"), root))
     submit.submit(run, Launchers(), Selection(), launcher)
     return run
 
 
 class Jobs:
-    """The training jobs of a test's account."""
+    """The training jobs of a test's account, with the role and the bucket of `hyperpod-ft sagemaker setup`."""
 
-    def __init__(self, aws: "Aws", file_system: Path) -> None:
-        """`file_system`: the local directory that stands for the FSx; its directory `ft` is the runs' root."""
-        aws.scenario(file_systems={FSX: str(file_system)})
-        aws.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": aws.region})
+    def __init__(self, aws: "Aws", file_system: Path | None = None) -> None:
+        """`file_system`: the local directory that stands for the FSx, whose directory `ft` is the runs' root; without
+        one, the runs are in a store. `section`: `sagemaker` of a run file.
+        """
+        made = deploy(kit_session(), lambda _: None, name=STACK, file_system=file_system is not None)
+        self.role, self.bucket, place = made.role_arn, made.bucket, f"s3://{made.bucket}/ft"
+        self.section: dict[str, Any] = {"region": made.region, "role": made.role_arn, "spot": True}
+        if file_system:
+            aws.scenario(file_systems={FSX: str(file_system)})
+            self.section |= {"file_system": _FILE_SYSTEM, "output": place}
+        else:
+            self.section["store"] = place
         self.aws = aws
         self.sagemaker = aws.client("sagemaker")
+
+    def deny(self, action: str) -> None:
+        """Take a permission away from the role."""
+        denied = {"Version": "2012-10-17", "Statement": [{"Effect": "Deny", "Action": action, "Resource": "*"}]}
+        name, document = self.role.rpartition("/")[2], json.dumps(denied)
+        self.aws.client("iam").put_role_policy(RoleName=name, PolicyName="denied", PolicyDocument=document)
 
     def describe(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.sagemaker.describe_training_job(TrainingJobName=name)
@@ -93,7 +113,7 @@ class Jobs:
             ended = found["TrainingJobStatus"] in ("Completed", "Failed", "Stopped")
             return found if ended or (until and until(found)) else None
 
-        return wait_for(reached, SECONDS, lambda: (self.describe(name)["SecondaryStatus"], self.log(name)), every=0.2)
+        return wait_for(reached, SECONDS, lambda: (self.describe(name)["SecondaryStatus"], self.log(name)), every=0.5)
 
     def names(self, run: Run) -> list[str]:
         """Of the jobs that exist, in the order of their creation."""
@@ -104,20 +124,20 @@ class Jobs:
         """Until every stage is done; fails when a job does."""
 
         def done() -> bool:
-            Launchers().advance(run)  # a run in a store is known here by what this brings
+            Launchers().bring_files(run)  # a run in a store is known here by what this brings
             for name in self.names(run):
                 found = self.describe(name)
                 assert found["TrainingJobStatus"] != "Failed", (found["FailureReason"], self.log(name))
-            return all(run.is_done(stage.name) for stage in run.plan.stages)
+            return all(run.journal.is_done(stage.name) for stage in run.plan.stages)
 
         # each look costs dozens of requests
-        wait_for(done, SECONDS, lambda: [self.log(name) for name in self.names(run)], every=2)
+        wait_for(done, SECONDS, lambda: [self.log(name) for name in self.names(run)], every=5)
 
     def fetch(self, run: Run) -> None:
         """Bring the results of a run in a store here."""
-        if run.config.store:
-            for stage in ("consolidate", "merge", "generate"):
-                RunStore(run, self.aws.client("s3")).pull_stage(stage)
+        if store_of(run.config):
+            for stage in run.plan.stages[run.plan.stages.index(run.plan["train"]) + 1 :]:
+                RunStore(run, self.aws.client("s3")).pull_stage(stage.name)
 
     def log(self, name: str) -> str:
         return log(self.aws, name)
@@ -127,7 +147,10 @@ def log(aws: "Aws", name: str) -> str:
     """What the containers of a training job printed, stream by stream."""
     logs, group = aws.client("logs"), "/aws/sagemaker/TrainingJobs"
     text = ""
-    for stream in logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/")["logStreams"]:
+    streams = []
+    with suppress(logs.exceptions.ResourceNotFoundException):  # before the first line of the first job
+        streams = logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/")["logStreams"]
+    for stream in streams:
         events = logs.get_log_events(
             logGroupName=group, logStreamName=stream["logStreamName"], startFromHead=True, limit=10000
         )["events"]
@@ -137,13 +160,13 @@ def log(aws: "Aws", name: str) -> str:
 
 def losses(run: Run) -> dict[int, float]:
     """By step; a step that was trained twice has the last one."""
-    rows = (json.loads(line) for line in run.metrics_path.read_text().splitlines())
+    rows = (json.loads(line) for line in run.paths.metrics_path.read_text().splitlines())
     return {row["step"]: row["loss"] for row in rows}
 
 
 def resumed_from(run: Run) -> list[int]:
     """The steps that its training resumed from."""
-    record = run.record("train")
+    record = run.journal.record("train")
     assert record is not None
     found: list[int] = record.facts["resumed_from"]
     return found
@@ -154,10 +177,14 @@ def results(run: Run) -> dict[str, Any]:
 
     Except the model's card, which names the run.
     """
-    files = [file for file in (*files_below(run.adapter), *files_below(run.tuned_model)) if file.name != "README.md"]
-    samples = json.loads(run.samples_path.read_text())
+    files = [
+        file
+        for file in (*files_below(run.paths.adapter), *files_below(run.paths.tuned_model))
+        if file.name != "README.md"
+    ]
+    samples = json.loads(run.paths.samples_path.read_text())
     return {
-        "files": {str(file.relative_to(run.directory)): file_sha256(file) for file in files},
+        "files": {str(file.relative_to(run.paths.directory)): file_sha256(file) for file in files},
         "losses": losses(run),
         "samples": samples["samples"],
     }

@@ -27,8 +27,6 @@ class World:
     scenario: Scenario = field(default_factory=Scenario)
     clock: Clock = field(default_factory=Clock)
     requests: list[tuple[str, str]] = field(default_factory=list)
-    # permissions that requests needed: of the kit, of AWS's services, and of the tests and other programs
-    actions: dict[str, set[str]] = field(default_factory=lambda: {"kit": set(), "services": set(), "others": set()})
     regions: dict[str, "Region"] = field(default_factory=dict)
     bucket_policies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # statements, by bucket
 

@@ -44,6 +44,10 @@ for stream in 0:stdin 1:stdout 2:stderr; do ln -s "fd/${stream%:*}" "dev/${strea
 touch dev/console
 mount --bind "$node/console.log" dev/console
 mount --bind "$container/lustre" srv/lustre
+if [[ ${PACKAGES:-} ]]; then # wherever they are on this machine
+  mkdir -p opt/stand-ins/packages
+  mount --bind "$PACKAGES" opt/stand-ins/packages
+fi
 pivot_root . mnt
 umount --lazy /mnt
 exec env -i container=namespaces PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.aws.hyperpod import lifecycle_files
-from hyperpod_ft.config import cluster_config
+from hyperpod_ft.cluster import config as cluster_config
+from hyperpod_ft.cluster.hyperpod import lifecycle_files
 from hyperpod_ft.processes import descendants
 from tests.lifecycle.image import write_image, write_instance
 from tests.lifecycle.instances import FSX_SOURCE, SETTINGS, Instance
@@ -110,6 +110,7 @@ class Container:
         self.files = Path(f"/proc/{self.keeper.pid}/root{directory}")
         write_image(self.files / "image", systemd=kind.systemd)
         self.nodes: list[Node] = []
+        self.packages = ""  # a directory of this machine that nodes see as /opt/stand-ins/packages
 
     def power_on(self, instance: Instance, cluster: Sequence[Instance]) -> "Node":
         """A new machine of this image, with an empty disk; returns when its services run."""
@@ -129,7 +130,7 @@ class Container:
             return subprocess.Popen(
                 [
                     *("nsenter", "--target", str(self.init), "--mount", "--net", "--pid"),
-                    *("unshare", "--mount", "--propagation", "private", "--net"),
+                    *("env", f"PACKAGES={self.packages}", "unshare", "--mount", "--propagation", "private", "--net"),
                     *("bash", str(HERE / "node_boot.sh"), str(self.directory), instance.hostname, instance.address),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.lifecycle
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "hyperpod_ft" / "aws" / "ssh" / "back_up_slurm.sh"
+SCRIPT = ROOT / "hyperpod_ft" / "cluster" / "back_up_slurm.sh"
 PAGE = ROOT / "docs" / "cluster-day-two.md"
 
 

@@ -5,10 +5,10 @@ scripts/test-neuron.sh makes such an environment on a CPU.
 """
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +16,41 @@ import pytest
 from transformers import LlamaConfig, PretrainedConfig
 
 from hyperpod_ft.runs.run import Run
-from tests.training.conftest import Jobs, Launched, jobs, tiny_llama
+from tests.forking import ForkServer
+from tests.training.conftest import ENVIRONMENT, Jobs, Launched, job_server, jobs, tiny_llama
 from tests.training.conftest import make_run as make_training_run
 from tests.unit import tiny_tokenizer
 
 __all__ = ["jobs", "make_training_run"]
 
 HERE = Path(__file__).parent
+NAMED = "HYPERPOD_FT_NEURON_PYTHON"
+PYTHON = os.environ.get(NAMED, sys.executable)
 # the last one: importing torch._inductor would start a process for each CPU
 ON_CPU = {"PJRT_DEVICE": "CPU", "NXD_CPU_MODE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-PATIENCE_SECONDS = 1800  # sixteen ranks on two processors
+PATIENCE_SECONDS = 600  # sixteen ranks on two processors
 MakeRun = Callable[..., Run]
 
 
-@cache
-def why_missing(python: str) -> str:
-    """Why the interpreter cannot run engine neuron; empty when it can."""
-    # as a rank: where stand-ins are needed they are there for ranks alone
-    probe = subprocess.run(
-        [python, "-c", "import neuronx_distributed, optimum.neuron, torch_xla"],
-        env=os.environ | ON_CPU | {"RANK": "0", "WORLD_SIZE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return probe.stderr.strip().rpartition("\n")[2] if probe.returncode else ""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip, unless an interpreter was named, where the packages are not: in one line, as no skip of a fixture is."""
+    if not (NAMED in os.environ or find_spec("neuronx_distributed") or item.config.option.setupplan):
+        pytest.skip("engine neuron did not run: no neuronx-distributed here; scripts/test-neuron.sh runs these tests")
 
 
 @pytest.fixture(scope="session")
-def neuron_python() -> str:
-    python = os.environ.get("HYPERPOD_FT_NEURON_PYTHON", sys.executable)
-    if reason := why_missing(python):
-        pytest.skip(f"engine neuron did not run: {python}: {reason}; HYPERPOD_FT_NEURON_PYTHON names an interpreter")
-    return python
+def fork_server() -> Iterator[ForkServer]:
+    """In place of the one of tests/training, whose fixture `jobs` asks for it.
+
+    It starts as a rank, so that stand-ins are there, which ask for the rank's environment whenever they are called.
+    """
+    environment = os.environ | ENVIRONMENT | ON_CPU | {"RANK": "0", "WORLD_SIZE": "1"}
+    with closing(job_server(["hyperpod_ft.engines.neuron.loop"], environment, HERE, python=PYTHON)) as server:
+        yield server
 
 
 class NeuronJobs(Jobs):
-    """Jobs of the interpreter that has Neuron's packages, on the run's chip, with as much time as they need."""
+    """Jobs on the run's chip, with as much time as they need."""
 
     def start(self, ranks: int, module: list[str]) -> Launched:
         instance = Run.open(Path(module[1])).config.cluster.instance_type
@@ -66,15 +64,8 @@ class NeuronJobs(Jobs):
 
 
 @pytest.fixture
-def neuron_jobs(jobs: Jobs, neuron_python: str) -> NeuronJobs:
-    return NeuronJobs(
-        jobs.directory,
-        jobs.started,
-        neuron_python,
-        modules=(HERE, HERE.parents[1]),
-        always_torchrun=True,
-        torchrun="torch.distributed.run",
-    )
+def neuron_jobs(jobs: Jobs) -> NeuronJobs:
+    return NeuronJobs(jobs.directory, jobs.server, jobs.started, always_torchrun=True)
 
 
 def llama(**changes: Any) -> LlamaConfig:
@@ -101,7 +92,7 @@ def make_run(make_training_run: Callable[..., Run]) -> MakeRun:
             "training.micro_batch_size": 4 // dp,
         }
         run = make_training_run(name, values | (settings or {}), model or llama())
-        tiny_tokenizer.make().save_pretrained(run.base_model)
+        tiny_tokenizer.make().save_pretrained(run.paths.base_model)
         return run
 
     return make

@@ -11,6 +11,7 @@ from pathlib import Path
 from hyperpod_ft.engines.neuron.loop import TrainingLoop
 from hyperpod_ft.engines.ranks import join_ranks
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages.train import plan_layout, training_task
 
 
 class Diverging(TrainingLoop):
@@ -25,4 +26,4 @@ class Diverging(TrainingLoop):
 
 if __name__ == "__main__":
     run = Run.open(Path(sys.argv[1]))
-    Diverging(run, join_ranks(run.plan.degrees.world_size)).run_to_end()
+    Diverging(training_task(run, plan_layout(run)), join_ranks(run.plan.degrees.world_size)).run_to_end()

@@ -1,6 +1,6 @@
 """Make tests/data/nxd: small checkpoints that upstream's own trainer writes, and what upstream makes of them.
 
-    ./scripts/test-neuron.sh --fixtures DIRECTORY
+    ./scripts/test-neuron.sh NEURONX_DISTRIBUTED --checkpoints DIRECTORY
 
 runs this with the environment it makes. tests/data/nxd/README.md says what the files are.
 """

@@ -1,4 +1,4 @@
-"""The flagship recipe from nothing to answers, through its rendered scripts: tiny Llama, TP=8 with 4 KV heads.
+"""The flagship recipe from nothing to answers, through its rendered scripts: tiny Llama, TP 4 with 2 KV heads.
 
 Genuine: the commands, scripts, stages, upstream's trainer. Stand-ins: a CPU process for each NeuronCore (conftest.py),
 `neuron_parallel_compile`, which compiles nothing, AWS's packages for stage env, and the node's health, which would miss
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.neuron.conftest import ON_CPU
+from tests.neuron.conftest import ON_CPU, PYTHON
 
 pytestmark = pytest.mark.neuron
 
@@ -28,7 +28,7 @@ exec {python} "$@"
 """
 
 
-def environment(directory: Path, python: str) -> Path:
+def environment(directory: Path) -> Path:
     programs, modules = directory / "bin", directory / "modules"
     programs.mkdir(parents=True)
     modules.mkdir()
@@ -36,16 +36,16 @@ def environment(directory: Path, python: str) -> Path:
         (modules / f"{name}.py").touch()
     interpreter = programs / "python"
     exports = "\n".join(f"export {name}={value}" for name, value in ON_CPU.items())
-    interpreter.write_text(INTERPRETER.format(exports=exports, python=python, modules=modules))
+    interpreter.write_text(INTERPRETER.format(exports=exports, python=PYTHON, modules=modules))
     interpreter.chmod(0o755)
     shutil.copy(REPOSITORY / "tests" / "stand_ins" / "neuron_parallel_compile", programs)
     return interpreter
 
 
-def test_the_flagship_recipe_trains_a_tiny_llama(neuron_python: str, tmp_path: Path) -> None:
+def test_the_flagship_recipe_trains_a_tiny_llama(tmp_path: Path) -> None:
     settings = {
         "cluster.root": tmp_path / "root",
-        "env.python": environment(tmp_path / "venv", neuron_python),
+        "env.python": environment(tmp_path / "venv"),
         "parallelism.ranks_per_node": 8,
         "parallelism.tensor_parallel": 4,  # the tiny model has four heads
         "model.source": "example:tiny-llama",

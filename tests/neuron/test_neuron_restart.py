@@ -19,7 +19,7 @@ STEPS = {"training.max_steps": 12, "training.save_every_steps": 4}
 
 def last_step(run: Run) -> int:
     try:
-        return run.metrics_path.read_text().count("\n")
+        return run.paths.metrics_path.read_text().count("\n")
     except FileNotFoundError:
         return 0
 
@@ -40,15 +40,15 @@ def test_kill_9_half_way_changes_no_loss(settings: dict[str, Any], neuron_jobs: 
     job = neuron_jobs.start_train(killed)
     job.wait_for(lambda: last_step(killed) >= 9, 300)
     job.kill()
-    assert last_step(killed) < 12 and killed.record("train") is None
+    assert last_step(killed) < 12 and killed.journal.record("train") is None
     said = neuron_jobs.train(killed)
 
     assert curve(killed) == curve(undisturbed)
     assert [row["step"] for row in metrics(killed)] == list(range(1, 13))
-    record = killed.record("train")
+    record = killed.journal.record("train")
     assert record is not None and record.facts["resumed_from"] in ([4], [8])
     assert f"resuming from step {record.facts['resumed_from'][0]}" in said
-    assert [path.name for path in sorted(killed.checkpoints.iterdir())] == ["step-00000008", "step-00000012"]
+    assert [path.name for path in sorted(killed.paths.checkpoints.iterdir())] == ["step-00000008", "step-00000012"]
 
 
 def test_sigterm_saves_a_damaged_file_is_passed_over_and_the_next_attempt_goes_on(
@@ -60,7 +60,7 @@ def test_sigterm_saves_a_damaged_file_is_passed_over_and_the_next_attempt_goes_o
     os.kill(job.process.pid, signal.SIGTERM)
     assert job.wait(120) != 0
     assert "SIGTERM: stopped after step" in job.text(), job.text()
-    before, newest = sorted(run.checkpoints.iterdir())
+    before, newest = sorted(run.paths.checkpoints.iterdir())
     assert newest.name == f"step-{last_step(run):08d}"
 
     file = newest / "resume" / "rank-00001.safetensors"
@@ -77,4 +77,4 @@ def test_a_target_that_matches_nothing_is_one_line(neuron_jobs: Jobs, make_run: 
     run = make_run(tp=2, settings={"lora": {"target_modules": ["q_proj", "nothing"]}})
     said = neuron_jobs.train(run, expect=1)  # torchrun's own status for a failed worker
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: train: lora.target_modules: 'nothing' matches no module of the model; it has")
+    assert line.startswith("error: train: lora.target_modules: 'nothing' matches no module of the model; set it")

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from hyperpod_ft.runs.records import outputs_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge, stage
 from tests.neuron.conftest import PATIENCE_SECONDS, MakeRun, llama
@@ -28,7 +29,7 @@ FP32_TOLERANCE, BF16_TOLERANCE = 1e-5, 2e-2
 
 def train(jobs: Jobs, run: Run, out: Path) -> torch.Tensor:
     """The live model's logits after training."""
-    job = jobs.start(run.plan.degrees.world_size, ["worker", str(run.directory), str(out)])
+    job = jobs.start(run.plan.degrees.world_size, ["worker", str(run.paths.directory), str(out)])
     assert job.wait(PATIENCE_SECONDS) == 0, job.text()
     return load_file(out)["logits"]
 
@@ -39,9 +40,9 @@ def exported(run: Run) -> torch.Tensor:
         if name in run.plan:
             result = work(run)
             stage.Record(
-                name, run.plan[name].fingerprint, {}, run.outputs_of(result.outputs), {}, "", 0.0, "", ""
-            ).write(run.record_path(name))
-    return logits(run.tuned_model)
+                name, run.plan[name].fingerprint, {}, outputs_of(run.paths.root, result.outputs), {}, "", 0.0, "", ""
+            ).write(run.paths.record_path(name))
+    return logits(run.paths.tuned_model)
 
 
 def logits(directory: Path) -> torch.Tensor:
@@ -93,7 +94,7 @@ def test_what_is_exported_is_what_was_trained(
     tolerance = BF16_TOLERANCE if run.config.training.precision == "bf16" else FP32_TOLERANCE
     assert difference <= tolerance
     # and it is not the base model's
-    assert (logits(run.base_model) - live).abs().max() > 4 * tolerance
+    assert (logits(run.paths.base_model) - live).abs().max() > 4 * tolerance
 
 
 @pytest.mark.parametrize("settings", [FULL, FULL | NO_SEQUENCE_PARALLEL, {}], ids=str)
@@ -151,9 +152,9 @@ def test_a_pipeline_trains_all_of_its_stages(neuron_jobs: Jobs, make_run: MakeRu
     print(curve(alone), curve(divided))
     assert np.allclose([row[1] for row in curve(divided)], [row[1] for row in curve(alone)], rtol=2e-2)
     consolidate.work(divided)
-    factors = load_file(divided.adapter / "adapter_model.safetensors")
+    factors = load_file(divided.paths.adapter / "adapter_model.safetensors")
     assert len(factors) == 28 and all(factor.abs().max() > 0 for factor in factors.values())
-    record = divided.record("train")
+    record = divided.journal.record("train")
     # gate_proj and up_proj share one lora_A, which PEFT's format has twice
     trained = sum(factor.numel() for name, factor in factors.items() if "up_proj.lora_A" not in name)
     assert record is not None and record.facts["trainable_parameters"] == trained
@@ -163,9 +164,9 @@ def test_a_pipeline_trains_all_of_its_stages(neuron_jobs: Jobs, make_run: MakeRu
 def test_a_save_refuses_copies_that_differ(differing: str, neuron_jobs: Jobs, make_run: MakeRun) -> None:
     """Of a repeated head, which two of four ranks hold, and of what every rank holds."""
     run = make_run(tp=4, settings={"training.save_every_steps": 2}, model=llama(num_key_value_heads=2))
-    job = neuron_jobs.start(4, ["diverging", str(run.directory), differing])
+    job = neuron_jobs.start(4, ["diverging", str(run.paths.directory), differing])
     assert job.wait(PATIENCE_SECONDS) != 0
     lines = [line for line in job.text().splitlines() if "RuntimeError: step 2" in line]
     assert lines, job.text()
     assert all("2 parameters differ between ranks" in line and differing in line for line in lines)
-    assert not list(run.checkpoints.glob("*"))
+    assert not list(run.paths.checkpoints.glob("*"))

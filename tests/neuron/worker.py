@@ -17,12 +17,13 @@ from safetensors.torch import save_file
 from hyperpod_ft.engines.neuron.loop import TrainingLoop
 from hyperpod_ft.engines.ranks import join_ranks
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages.train import plan_layout, training_task
 
 
 def main() -> None:
     run, out = Run.open(Path(sys.argv[1])), Path(sys.argv[2])
     ranks = join_ranks(run.plan.degrees.world_size)
-    training = TrainingLoop(run, ranks)
+    training = TrainingLoop(training_task(run, plan_layout(run)), ranks)
     training.run_to_end()
     if run.plan.degrees.pipeline_parallel == 1:
         model = training.trainer.model.eval()

@@ -137,12 +137,6 @@ def test_packages_that_no_index_has(row_of: RowOf, tmp_path: Path, monkeypatch: 
         ("scontrol", "REAL \"$@\" | sed 's/topology.none/topology\\/tree/'", "topology", "no switches"),
         ("scontrol", "REAL \"$@\" | sed 's/22[.]05[.][0-9]*/20.11.9/'", "Slurm", "20.11.9 is older"),
         ("scontrol", "REAL \"$@\" | sed 's/storage.none/storage\\/slurmdbd/'", "accounting", "sacct fails"),
-        (
-            "sbatch",
-            "echo 'sbatch: error: Requested topology configuration is not available' >&2; exit 1",
-            "jobs",
-            "train",
-        ),
         ("sinfo", "REAL \"$@\" | sed '/^node2/{s/|4|/|96|/;p;s/|dev|/|trn1|/}'", "partitions", "4, 96 CPUs"),
         ("hostname", "true", "auto-resume", "unrecognized option '--auto-resume"),  # Debian's srun refuses it
     ],
@@ -169,7 +163,9 @@ def test_a_topology_that_refuses_jobs_is_repaired_on_the_controller(
     row_of: RowOf, program: Callable[[str, str], None]
 ) -> None:
     program("sbatch", "echo 'sbatch: error: Requested topology configuration is not available' >&2; exit 1")
-    assert "topology.conf" in row_of("jobs").remedy
+    shown = row_of("jobs")
+    assert (shown.verdict, "train" in shown.found) == ("error", True), shown
+    assert "topology.conf" in shown.remedy
 
 
 def test_accounting_that_does_not_know_the_user(row_of: RowOf, program: Callable[[str, str], None]) -> None:

@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 import hyperpod_ft
-from hyperpod_ft.cli import local
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster, default_directory, programs
+from hyperpod_ft.localcluster import cli as local
 from hyperpod_ft.localcluster.ports import BLOCK, reserve_ports
 from hyperpod_ft.localcluster.slurm_conf import ClusterSpec, render_cgroup_conf, render_slurm_conf
 from tests.slurm.local_clusters import assert_gone, run, start_python

@@ -125,8 +125,13 @@ def test_unbound_cluster_outlives_its_starter(own: LocalCluster) -> None:
     assert own.status().nodes == (("node1", "idle"),)
 
 
-@pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("moment", ["daemons.log", "munged.out", "slurmctld.log"])
+@pytest.mark.parametrize(
+    ("with_signal", "moment"),
+    [
+        (signal.SIGINT, "slurmctld.log"),
+        *[(signal.SIGKILL, moment) for moment in ("daemons.log", "munged.out", "slurmctld.log")],
+    ],
+)
 def test_starter_stopped_during_up_leaves_nothing(own: LocalCluster, with_signal: signal.Signals, moment: str) -> None:
     code = """if True:
         import sys

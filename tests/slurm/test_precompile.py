@@ -33,14 +33,18 @@ def test_every_node_traces_and_the_first_records(cluster: LocalCluster, make_run
     environment = {**os.environ, **cluster.environment()}
     # not `sbatch --wait`: it asks after 2, 10, then 42 s
     job = subprocess.run(
-        ["sbatch", "--parsable", run.script("precompile")], env=environment, capture_output=True, text=True, check=True
+        ["sbatch", "--parsable", run.paths.script("precompile")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
     queue = ["squeue", "--noheader", f"--jobs={job}"]
     wait_for(lambda: not subprocess.run(queue, env=environment, capture_output=True, check=True).stdout, 200, every=0.2)
-    log = "".join(path.read_text() for path in run.logs.glob("*.out"))
-    record = run.record("precompile")
+    log = "".join(path.read_text() for path in run.paths.logs.glob("*.out"))
+    record = run.journal.record("precompile")
     assert record is not None, log
     assert record.facts["graphs"] == 2
-    ranks = [json.loads((run.directory / f"rank{rank}.json").read_text()) for rank in range(2)]
+    ranks = [json.loads((run.paths.directory / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert [(rank["WORLD_SIZE"], rank["LOCAL_RANK"]) for rank in ranks] == [("2", "0"), ("2", "0")], "one on each node"
-    assert not run.trial.exists()
+    assert not run.paths.trial_facts.exists()

@@ -47,15 +47,11 @@ TOY = {
     "generate.train_samples": 2,
     "generate.validation_samples": 2,
 }
-# as shipped, ranks are data-parallel; here stages of a pipeline too, with its micro batches
 GPTJ = {
     "dataset.max_length": 256,
     "training.micro_batch_size": 1,
     "training.activation_offload": "true",
     "parallelism.ranks_per_node": 2,
-    "parallelism.tensor_parallel": 1,
-    "parallelism.pipeline_parallel": 2,
-    "parallelism.sharding": "zero1",
 }
 T5 = {"dataset.max_length": 128, "dataset.max_target_length": 32, "parallelism.ranks_per_node": 1}
 
@@ -90,22 +86,22 @@ def test_the_recipes_train_and_answer(head: Head, tmp_path: Path) -> None:
     }
     head.wait_for_the_queue(seconds=540)
     for recipe, run in runs.items():
-        logs = "".join(path.read_text() for path in run.logs.glob("*.out"))
-        unfinished = [stage.name for stage in run.plan.stages if not run.is_done(stage.name)]
+        logs = "".join(path.read_text() for path in run.paths.logs.glob("*.out"))
+        unfinished = [stage.name for stage in run.plan.stages if not run.journal.is_done(stage.name)]
         assert not unfinished, f"{recipe}: {unfinished}\n{logs}"
-        assert verify(run.tuned_model).findings == (), recipe
-        facts = run.record("train").facts  # type: ignore[union-attr]
-        steps = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
+        assert verify(run.paths.tuned_model).findings == (), recipe
+        facts = run.journal.record("train").facts  # type: ignore[union-attr]
+        steps = [json.loads(line) for line in run.paths.metrics_path.read_text().splitlines()]
         assert [row["step"] for row in steps] == [1, 2, 3, 4] and math.isfinite(facts["final_loss"])
         # the best weights are what is consolidated: their loss is that of the model in the end
-        assert (run.best_checkpoint / "checkpoint.json").exists()
-        losses = json.loads(run.samples_path.read_text())["validation_loss"]
+        assert (run.paths.best_checkpoint / "checkpoint.json").exists()
+        losses = json.loads(run.paths.samples_path.read_text())["validation_loss"]
         assert losses["tuned"]["mean"] == pytest.approx(facts["best_validation_loss"], rel=0.02), recipe
         assert losses["tuned"]["mean"] < losses["base"]["mean"]
     degrees = runs["gptj-6b-full-p4d"].plan.degrees
-    assert (str(degrees), degrees.nodes) == ("dp 2 x pp 2 x tp 1", 2)
-    facts = {recipe: run.record("train").facts for recipe, run in runs.items()}  # type: ignore[union-attr]
+    assert (str(degrees), degrees.nodes) == ("dp 2 x tp 2", 2)
+    facts = {recipe: run.journal.record("train").facts for recipe, run in runs.items()}  # type: ignore[union-attr]
     assert facts["gptj-6b-full-p4d"]["sharding"] == "zero1 over 2 ranks"
     assert facts["flan-t5-xl-full-p4d"]["world_size"] == 2
-    adapter = json.loads((runs["flan-t5-xxl-lora-p4d"].adapter / "adapter_config.json").read_text())
+    adapter = json.loads((runs["flan-t5-xxl-lora-p4d"].paths.adapter / "adapter_config.json").read_text())
     assert set(adapter["target_modules"]) == {"q", "k", "v", "o", "wi_0", "wi_1", "wo"}

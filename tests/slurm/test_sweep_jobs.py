@@ -98,7 +98,7 @@ def test_a_sweep_that_is_killed_at_every_job_loses_and_doubles_nothing(killing: 
     assert max(jobs.values()) == 1, jobs
     # env, download and dataset once; train, consolidate, merge and generate of three runs
     assert len(jobs) == 3 + 3 * 4
-    assert {job.job_id for run in planned.runs for job in run.jobs()} == set(queue("%i"))
+    assert {job.job_id for run in planned.runs for job in run.journal.jobs()} == set(queue("%i"))
 
     # a shared stage fails: what waits for it is cancelled, and resume submits it again, once
     (root / "fail-dataset").touch()
@@ -125,7 +125,7 @@ def test_cancel_starts_no_run_that_waited(killing: Path, tmp_path: Path) -> None
     planned = plan(tmp_path)
     (killing / "spare").touch()
     list(submit_sweep(planned))
-    jobs = {job.job_id for run in planned.runs for job in run.jobs()}
+    jobs = {job.job_id for run in planned.runs for job in run.journal.jobs()}
     cancelled = {job.job_id for _, of_run in cancel_sweep(planned.sweep) for job in of_run}
     assert cancelled == jobs
     wait_for_the_queue()

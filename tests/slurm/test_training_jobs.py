@@ -115,18 +115,18 @@ def wait_for_state(cluster: LocalCluster, job: str, wanted: str, seconds: float 
 
 def submit(cluster: LocalCluster, run: Run, program: str, *options: str) -> str:
     """The rendered script of stage train, with `program` in place of the stage. Returns the job."""
-    code = run.root / "code-of-the-test"
-    shutil.copytree(snapshot(run.code_copies), code)
+    code = run.paths.root / "code-of-the-test"
+    shutil.copytree(snapshot(run.paths.code_copies), code)
     (code / "hyperpod_ft" / "stages" / "train.py").write_text(program)
     run.freeze()
-    run.logs.mkdir(parents=True)
-    run.script("train").parent.mkdir()
-    run.script("train").write_text(render(run, Installation(Path(sys.executable), code))["train"])
-    return slurm(cluster, "sbatch", "--parsable", *options, str(run.script("train"))).strip()
+    run.paths.logs.mkdir(parents=True)
+    run.paths.script("train").parent.mkdir()
+    run.paths.script("train").write_text(render(run, Installation(Path(sys.executable), code))["train"])
+    return slurm(cluster, "sbatch", "--parsable", *options, str(run.paths.script("train"))).strip()
 
 
 def said(run: Run, job: str) -> str:
-    return run.log("train", job).read_text()
+    return run.paths.log("train", job).read_text()
 
 
 def test_four_nodes_find_each_other(four_nodes: LocalCluster, make_run: MakeRun) -> None:
@@ -135,7 +135,8 @@ def test_four_nodes_find_each_other(four_nodes: LocalCluster, make_run: MakeRun)
     job = submit(four_nodes, run, ALL_REDUCE)
     wait_for_state(four_nodes, job, "COMPLETED")
     ranks: list[dict[str, Any]] = [
-        json.loads((run.directory / f"rank-{rank}.json").read_text()) for rank in range(run.plan.degrees.world_size)
+        json.loads((run.paths.directory / f"rank-{rank}.json").read_text())
+        for rank in range(run.plan.degrees.world_size)
     ]
     assert [rank["total"] for rank in ranks] == [36.0] * 8
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"8"}
@@ -145,18 +146,18 @@ def test_four_nodes_find_each_other(four_nodes: LocalCluster, make_run: MakeRun)
         (f"node{node + 1}", str(node), str(local)) for node in range(4) for local in range(2)
     ]
     assert len({(rank["MASTER_ADDR"], rank["MASTER_PORT"]) for rank in ranks}) == 1
-    assert run.exit_marker("train", job).read_text() == "0\n"
-    reports = sorted(path.name for path in run.attempt_directory("train", job).iterdir())
+    assert run.paths.exit_marker("train", job).read_text() == "0\n"
+    reports = sorted(path.name for path in run.paths.attempt_directory("train", job).iterdir())
     assert reports == [f"node-0-{number}.json" for number in range(4)]
 
 
 def test_an_unfit_node_ends_the_job_before_it_trains(four_nodes: LocalCluster, make_run: MakeRun) -> None:
     """Its interpreter differs, by a stand-in for `python` that has a package more on one node."""
     run = make_run(cluster__nodes=2)
-    odd = run.root / "odd" / "torch_neuronx-1.0.dist-info"
+    odd = run.paths.root / "odd" / "torch_neuronx-1.0.dist-info"
     odd.mkdir(parents=True)
     (odd / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-neuronx\nVersion: 1.0\n")
-    python = run.root / "python"
+    python = run.paths.root / "python"
     python.write_text(
         f'#!/bin/bash\n[[ ${{SLURMD_NODENAME:-}} == node2 && "$*" == *health* ]] && PYTHONPATH+=:{odd.parent}\n'
         f'exec {sys.executable} "$@"\n'
@@ -171,20 +172,22 @@ def test_an_unfit_node_ends_the_job_before_it_trains(four_nodes: LocalCluster, m
     assert errors[0].startswith(
         "error: health: node2: versions differ from the other nodes' (theirs): torch-neuronx 1.0 (missing);"
     )
-    assert run.exit_marker("train", job).read_text() == "2\n"
-    assert attempts.history(run, "train") == [], "it costs no restart"
+    assert run.paths.exit_marker("train", job).read_text() == "2\n"
+    assert attempts.history(run.paths, "train") == [], "it costs no restart"
 
 
 def test_a_node_that_hangs_after_the_record_is_written_does_not_hold_the_job(
     four_nodes: LocalCluster, make_run: MakeRun
 ) -> None:
     run = make_run(cluster__nodes=2, parallelism={"ranks_per_node": 1, "tensor_parallel": 1})
-    Record("train", run.plan["train"].fingerprint, {}, (), {}, utc_now(), 0.0, "", "").write(run.directory / "record")
+    Record("train", run.plan["train"].fingerprint, {}, (), {}, utc_now(), 0.0, "", "").write(
+        run.paths.directory / "record"
+    )
     job = submit(four_nodes, run, HANGS_AT_THE_END)
     wait_for_state(four_nodes, job, "RUNNING")
 
     def recorded() -> bool:
-        exists = run.record_path("train").exists()
+        exists = run.paths.record_path("train").exists()
         assert exists or state(four_nodes, job) == "RUNNING"
         return exists
 
@@ -193,8 +196,8 @@ def test_a_node_that_hangs_after_the_record_is_written_does_not_hold_the_job(
     wait_for_end(four_nodes, job)
     assert state(four_nodes, job) == "COMPLETED"
     assert time.monotonic() - recorded_at < 90, "torchrun alone waits for 300 s, srun for 60 more"
-    assert run.exit_marker("train", job).read_text() == "0\n"
-    assert attempts.history(run, "train") == []
+    assert run.paths.exit_marker("train", job).read_text() == "0\n"
+    assert attempts.history(run.paths, "train") == []
 
 
 def wait_for_end(cluster: LocalCluster, job: str) -> None:
@@ -210,37 +213,39 @@ def test_a_time_limit_that_is_too_short_only_takes_longer(four_nodes: LocalClust
     """Slurm's shortest limit, a minute: it gives notice after half of it, and the next job in the chain waits on."""
     run = make_run(cluster__time_limit="1", parallelism={"ranks_per_node": 1, "tensor_parallel": 1})
     job = submit(four_nodes, run, ONE_STEP_A_NOTICE)
-    out = str(run.directory / "next.out")
+    out = str(run.paths.directory / "next.out")
     following = slurm(
         four_nodes, "sbatch", "--parsable", f"--output={out}", f"--dependency=afterok:{job}", "--wrap", "true"
     ).strip()
     wait_for_state(four_nodes, following, "COMPLETED")
     assert state(four_nodes, job) == "COMPLETED"
     assert "requeued and resumes from step 1" in said(run, job)
-    assert [(restart.cause, restart.checkpoint) for restart in attempts.history(run, "train")] == [("time limit", 1)]
+    assert [(restart.cause, restart.checkpoint) for restart in attempts.history(run.paths, "train")] == [
+        ("time limit", 1)
+    ]
 
 
 def test_crashes_are_retried_until_they_repeat_themselves(four_nodes: LocalCluster, make_run: MakeRun) -> None:
     run = make_run(parallelism={"ranks_per_node": 1, "tensor_parallel": 1})
-    run.directory.mkdir(parents=True)
-    ends = run.directory / "ends"
+    run.paths.directory.mkdir(parents=True)
+    ends = run.paths.directory / "ends"
     ends.write_text("3 4 0")
     job = submit(four_nodes, run, CRASHES)
     wait_for_state(four_nodes, job, "COMPLETED")
-    assert [restart.reason for restart in attempts.history(run, "train")] == [
+    assert [restart.reason for restart in attempts.history(run.paths, "train")] == [
         "rank 0: exit 3 at step 3",
         "rank 0: exit 4 at step 4",
     ]
     assert "rank 0: exit 4 at step 4; restart 2 of 3 in 2 s" in said(run, job)
 
     ends.write_text("5 5 0")
-    job = slurm(four_nodes, "sbatch", "--parsable", str(run.script("train"))).strip()
+    job = slurm(four_nodes, "sbatch", "--parsable", str(run.paths.script("train"))).strip()
     wait_for_end(four_nodes, job)
-    assert run.exit_marker("train", job).read_text() == "5\n"
+    assert run.paths.exit_marker("train", job).read_text() == "5\n"
     assert "train: rank 0: exit 5 at step 5, " in said(run, job)
 
     ends.write_text("2 0")
-    job = slurm(four_nodes, "sbatch", "--parsable", str(run.script("train"))).strip()
+    job = slurm(four_nodes, "sbatch", "--parsable", str(run.paths.script("train"))).strip()
     wait_for_end(four_nodes, job)
-    assert run.exit_marker("train", job).read_text() == "2\n", "a user's error"
+    assert run.paths.exit_marker("train", job).read_text() == "2\n", "a user's error"
     assert ends.read_text() == "0"

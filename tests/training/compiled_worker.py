@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch.loop import train
 from hyperpod_ft.runs.run import Run
+from tests.tasks import task_of
 
 compile_with = torch.compile
 
@@ -33,7 +34,7 @@ def main() -> None:
         run = Run.open(directory)
         ranks = join_ranks(run.plan.degrees.world_size)
         store = dist.PrefixStore(str(index), ranks.store)
-        train(run, Ranks(ranks.rank, ranks.world_size, ranks.local_rank, store))
+        train(task_of(run), Ranks(ranks.rank, ranks.world_size, ranks.local_rank, store))
         assert bool(counters["stats"]["unique_graphs"]) == bool(run.config.training.compile), counters
 
 

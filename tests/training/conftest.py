@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import NOTICE
 from hyperpod_ft.stages import stage, train
 from tests.forking import Forked, ForkServer
+from tests.tasks import task_of
 from tests.unit import tiny_t5
 from tests.waiting import wait_for
 
@@ -100,7 +101,7 @@ def write_pairs(directory: Path, rows: int, widths: tuple[int, int], seed: int =
 class Launched:
     """One started job and what it printed."""
 
-    process: "subprocess.Popen[str] | Forked"
+    process: Forked
     output: Path
 
     def text(self) -> str:
@@ -172,42 +173,24 @@ class Jobs:
     """Starts jobs in a scratch directory, and leaves none behind."""
 
     directory: Path
+    server: ForkServer
     started: list[Launched] = field(default_factory=list)
-    python: str = sys.executable
     environment: dict[str, str] = field(default_factory=dict)
-    modules: tuple[Path, ...] = (Path(__file__).parent,)
     always_torchrun: bool = False
-    torchrun: str = "forking_torchrun"
-    server: ForkServer | None = None
 
     def start(self, ranks: int, module: list[str]) -> Launched:
         """`python -m MODULE...` on that many processes, under torchrun; as a rule, one alone without it."""
-        torchrun = (
-            [self.torchrun, "--standalone", f"--nproc-per-node={ranks}", "-m"]
-            if ranks > 1 or self.always_torchrun
-            else []
-        )
+        if ranks > 1 or self.always_torchrun:
+            module = ["forking_torchrun", "--standalone", f"--nproc-per-node={ranks}", "-m", *module]
         output = self.directory / f"job-{len(self.started)}.out"
-        job = Launched(self._process([*torchrun, *module], output), output)
+        # torchrun leaves a directory in the temporary one
+        environment = os.environ | ENVIRONMENT | self.environment | {"TMPDIR": str(self.directory)}
+        job = Launched(self.server.start(module, environment, output), output)
         self.started.append(job)
         return job
 
-    def _process(self, arguments: list[str], output: Path) -> "subprocess.Popen[str] | Forked":
-        # torchrun leaves a directory in the temporary one
-        environment = os.environ | ENVIRONMENT | self.environment | {"TMPDIR": str(self.directory)}
-        if self.server:
-            return self.server.start(arguments, environment, output)
-        with output.open("w") as stream:
-            return subprocess.Popen(
-                [self.python, "-m", *arguments],
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                env=environment | {"PYTHONPATH": os.pathsep.join(map(str, self.modules))},
-                text=True,
-            )
-
     def start_train(self, run: Run) -> Launched:
-        return self.start(run.plan.degrees.world_size, ["hyperpod_ft.stages.train", str(run.directory)])
+        return self.start(run.plan.degrees.world_size, ["hyperpod_ft.stages.train", str(run.paths.directory)])
 
     def train(self, run: Run, expect: int = 0) -> str:
         """Run stage train to its end; what it printed."""
@@ -219,17 +202,25 @@ class Jobs:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
-    server = ForkServer("forking_torchrun", os.environ | ENVIRONMENT | {"PYTHONPATH": path})
-    yield server
-    server.close()
+    modules = ["hyperpod_ft.engines.torch.loop", "transformers.models.llama.modeling_llama"]
+    with contextlib.closing(job_server(modules, os.environ | ENVIRONMENT)) as server:
+        yield server
+
+
+def job_server(
+    modules: Sequence[str], environment: dict[str, str], *directories: Path, python: str = sys.executable
+) -> ForkServer:
+    """Forks jobs that have imported an engine's `modules`; `directories`: of further modules that jobs run."""
+    path = os.pathsep.join(map(str, [Path(__file__).parent, *directories, Path(__file__).parents[2]]))
+    preloaded = ["forking_torchrun", "hyperpod_ft.stages.train", *modules]
+    return ForkServer(preloaded, environment | {"PYTHONPATH": path}, python)
 
 
 @pytest.fixture
 def jobs(tmp_path: Path, fork_server: ForkServer) -> Iterator[Jobs]:
     directory = tmp_path / "jobs"
     directory.mkdir()
-    result = Jobs(directory, server=fork_server)
+    result = Jobs(directory, fork_server)
     yield result
     for job in result.started:
         if job.process.poll() is None:
@@ -242,7 +233,7 @@ def train_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
     def program(run: Run) -> tuple[int, str]:
         capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["train", str(run.directory)])
+        monkeypatch.setattr(sys, "argv", ["train", str(run.paths.directory)])
         status: object = 0
         try:
             with process_group_of_its_own():
@@ -272,11 +263,11 @@ def train_here(run: Run) -> Record:
 
     def work(run: Run) -> stage.Result:
         with process_group_of_its_own():
-            trained = engine("torch").train(run, Ranks(0, 1, 0, torch.distributed.HashStore()))
-        return stage.Result((trained.checkpoint, run.metrics_path), trained.facts)
+            trained = engine("torch").train(task_of(run), Ranks(0, 1, 0, torch.distributed.HashStore()))
+        return stage.Result((trained.checkpoint, run.paths.metrics_path), trained.facts)
 
     stage.perform(run, "train", work)
-    record = run.record("train")
+    record = run.journal.record("train")
     assert record is not None
     return record
 
@@ -322,24 +313,24 @@ def make_run(tmp_path: Path) -> MakeRun:
             section, _, last = key.rpartition(".")
             (values.setdefault(section, {}) if section else values)[last] = value
         run = Run.of(run_file.resolve(run_file.validate(values, name), tmp_path))
-        run.directory.mkdir(parents=True, exist_ok=True)
+        run.paths.directory.mkdir(parents=True, exist_ok=True)
         run.freeze()
-        if not run.base_model.exists():
+        if not run.paths.base_model.exists():
             torch.manual_seed(7)
             if isinstance(model, T5Config):
-                tiny_t5.save_model(run.base_model, model)
+                tiny_t5.save_model(run.paths.base_model, model)
             else:
-                AutoModelForCausalLM.from_config(model or tiny_llama()).save_pretrained(run.base_model)
-        if not (run.dataset_path / "train").exists():
+                AutoModelForCausalLM.from_config(model or tiny_llama()).save_pretrained(run.paths.base_model)
+        if not (run.paths.dataset_path / "train").exists():
             target = run.config.dataset.max_target_length
             if target:
-                write_pairs(run.dataset_path / "train", rows, (max_length, target))
+                write_pairs(run.paths.dataset_path / "train", rows, (max_length, target))
             else:
-                write_rows(run.dataset_path / "train", rows, max_length)
+                write_rows(run.paths.dataset_path / "train", rows, max_length)
         for need in run.plan["train"].needs:
             facts = {"train_examples": 3 * rows, "train_rows": rows} if need == "dataset" else {}
             Record(need, run.plan[need].fingerprint, {}, (), facts, utc_now(), 0.0, "test", "").write(
-                run.record_path(need)
+                run.paths.record_path(need)
             )
         return run
 
@@ -347,7 +338,7 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 def metrics(run: Run) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
+    return [json.loads(line) for line in run.paths.metrics_path.read_text().splitlines()]
 
 
 def curve(run: Run) -> list[tuple[int, float, float, float]]:

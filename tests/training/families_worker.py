@@ -18,7 +18,7 @@ from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.ranks import join_ranks
 from hyperpod_ft.engines.torch.model import attention, language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk, chunk_of, divide_attention
-from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES
+from hyperpod_ft.planning.families import SEPARATING_FAMILIES
 from tests.unit.planning.torch.test_packing_rules import Result, difference, documents, gradients, model_of
 
 # whose documents' borders are not those of chunks

@@ -27,6 +27,7 @@ from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch import devices, loop
 from hyperpod_ft.engines.torch.validation import Validation
 from hyperpod_ft.runs.run import Run
+from tests.tasks import task_of
 
 # The shape of their result depends on values, or a value decides what the program does next.
 VALUE_DEPENDENT = {
@@ -193,7 +194,7 @@ def train(run: Run, ranks: Ranks, examiner: Examiner | GraphExaminer) -> None:
             *((owner, name, on_host(getattr(owner, name))) for owner, name in ON_HOST),
         ):
             patches.enter_context(mock.patch.object(owner, name, value))
-        loop.train(run, ranks)
+        loop.train(task_of(run), ranks)
     assert examiner.sealed and examiner.seen, "nothing was examined"
 
 
@@ -205,7 +206,7 @@ def main() -> None:
         store = dist.PrefixStore(str(index), joined.store)
         ranks = Ranks(joined.rank, joined.world_size, joined.local_rank, store)
         if run.config.name.endswith("usual"):
-            loop.train(run, ranks)
+            loop.train(task_of(run), ranks)
         else:
             train(run, ranks, GraphExaminer() if run.config.training.compile else Examiner())
 

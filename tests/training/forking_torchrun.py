@@ -23,12 +23,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch.distributed.run
-import transformers.models.llama.modeling_llama  # noqa: F401 - for the ranks, as what follows
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-import hyperpod_ft.engines.torch.loop
-import hyperpod_ft.stages.train  # noqa: F401
 from tests.forking import fork_module
 
 

@@ -16,12 +16,13 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from hyperpod_ft.engines.ranks import Ranks, join_ranks
-from hyperpod_ft.engines.torch.loop import TrainingLoop, sharding_of
+from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.model import activations, loss
 from hyperpod_ft.engines.torch.sharding.pieces import Pieces
 from hyperpod_ft.runs.run import Run
+from tests.tasks import task_of
 
 original = adapters.initial_value
 
@@ -48,9 +49,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def measure(run: Run, ranks: Ranks, steps: int, out: Path) -> None:
     device = device_of(run.config.cluster.instance_type, ranks.local_rank)
-    sharding = sharding_of(run)
-    with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
-        attempt = TrainingLoop(run, ranks, device, meshes, sharding)
+    task = task_of(run)
+    with device_meshes(device, ranks, run.plan.degrees, task.layout.sharding.shard_ranks) as meshes:
+        attempt = TrainingLoop(task, ranks, device, meshes)
         attempt.add_reference()
         losses = [attempt.step(step, []).loss for step in range(1, steps + 1)]
         attempt.trained_weights.check_replicas(steps)
@@ -61,8 +62,8 @@ def measure(run: Run, ranks: Ranks, steps: int, out: Path) -> None:
         for names in attempt.trained_weights.buckets:
             for name, gradient in zip(names, attempt.trained_weights.take_gradients(names), strict=True):
                 tensors[f"gradient.{name}"] = whole(attempt.trained_weights.shards[name].wrap(gradient))
-        for name, master in attempt.trained_weights.state().items():
-            tensors[f"parameter.{name}"] = whole(master)
+        for name, shard in attempt.trained_weights.shards.items():
+            tensors[f"parameter.{name}"] = whole(shard.wrap(attempt.trained_weights.master(name)))
         if ranks.is_rank_0:
             save_file(tensors, out / f"{run.config.name}.safetensors")
 

@@ -17,7 +17,7 @@ from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.mesh import Meshes, make_meshes
 from hyperpod_ft.engines.torch.sharding.pieces import Pieces
 from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.torch.sharding import Sharding
+from hyperpod_ft.planning.layout import Sharding
 
 
 @contextmanager
@@ -64,12 +64,12 @@ def peak_during(work: Callable[[], object]) -> int:
 
 def bytes_on_host(loop: TrainingLoop) -> int:
     """Of what an accelerator would have in host memory: masters, their gradients, moments, and frozen weights."""
-    if loop.sharding.offload == "none":
+    if loop.task.layout.sharding.offload == "none":
         return 0
     masters = sum(loop.trained_weights.master(name).nbytes for name in loop.trained_weights.parameters)
     stored = [tensor for moments in loop.optimizer._moments.values() for tensor in moments.tensors().values()]
     frozen = 0
-    if loop.sharding.offload == "parameters":
+    if loop.task.layout.sharding.offload == "parameters":
         shards = [p for p in loop.model.module.parameters() if not p.requires_grad]
         frozen = sum(p.to_local().nbytes for p in shards)  # type: ignore[operator]
     return 2 * masters + frozen + sum(tensor.nbytes for tensor in stored)

@@ -14,7 +14,7 @@ from pathlib import Path
 from memory import live_bytes, peak_during
 from sharding_worker import Worker
 
-from hyperpod_ft.planning.torch.sharding import Sharding
+from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.runs.run import Run
 
 STEPS = 4

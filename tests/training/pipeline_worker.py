@@ -24,8 +24,9 @@ from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.model import activations
 from hyperpod_ft.engines.torch.sharding.pieces import Box
-from hyperpod_ft.planning.torch.sharding import Sharding
+from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.runs.run import Run
+from tests.tasks import task_of
 
 STEPS = 2
 
@@ -33,7 +34,7 @@ STEPS = 2
 def measure(run: Run, ranks: Ranks, sharding: Sharding, out: Path) -> None:
     device = device_of("local", ranks.local_rank)
     with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
-        loop = TrainingLoop(run, ranks, device, meshes, sharding)
+        loop = TrainingLoop(task_of(run, sharding), ranks, device, meshes)
         shards, held = loop.trained_weights.shards, {}
         loop.forward_backward(1)
         for names in loop.trained_weights.buckets:

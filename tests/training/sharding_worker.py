@@ -19,13 +19,14 @@ import torch.distributed as dist
 from layouts_worker import filled_value, whole
 from safetensors.torch import save_file
 
+from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
-from hyperpod_ft.engines.training_progress import TrainingProgress
-from hyperpod_ft.planning.torch.sharding import Sharding
+from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.runs.run import Run
+from tests.tasks import task_of
 
 SAVED, STEPS = 2, 3
 Tensors = dict[str, torch.Tensor]
@@ -46,7 +47,7 @@ class Worker:
         ranks = Ranks(self.ranks.rank, self.ranks.world_size, self.ranks.local_rank, store)
         device = device_of("local", ranks.local_rank)
         with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
-            yield TrainingLoop(run, ranks, device, meshes, sharding)
+            yield TrainingLoop(task_of(run, sharding), ranks, device, meshes)
 
     def resumed(self, run: Run, sharding: Sharding) -> Tensors:
         """The result of the last step, from the checkpoint on disk."""
@@ -56,12 +57,12 @@ class Worker:
 
     def case(self, run: Run, sharding: Sharding) -> Tensors:
         tensors: Tensors = {}
-        if run.checkpoint(SAVED).exists():
+        if run.paths.checkpoint(SAVED).exists():
             tensors |= named("switched", self.resumed(run, sharding))
         with self.attempt(run, sharding) as loop:
             losses = [loop.step(step, []).loss for step in range(1, SAVED + 1)]
             if self.ranks.is_rank_0:
-                shutil.rmtree(run.checkpoints, ignore_errors=True)
+                shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
             loop.state.save(TrainingProgress(step=SAVED), last=False, wanted=True)
             losses += [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
             loop.trained_weights.check_replicas(STEPS)
@@ -88,7 +89,7 @@ def main() -> None:
     adapters.initial_value = filled_value
     worker = Worker(runs[0].plan.degrees.world_size)
     for run in runs:
-        for mode, shard_ranks, offload in json.loads((run.directory / "shardings.json").read_text()):
+        for mode, shard_ranks, offload in json.loads((run.paths.directory / "shardings.json").read_text()):
             tensors = worker.case(run, Sharding(mode, shard_ranks, offload))
             if worker.ranks.is_rank_0:
                 save_file(tensors, out / f"{run.config.name}-{mode}-{shard_ranks}-{offload}.safetensors")

@@ -47,7 +47,7 @@ def test_no_bit_changes_on_two_ranks(
         ]
         for method in ("lora", "full")
     ]
-    directories = [str(run.directory) for group in runs for run in group]
+    directories = [str(run.paths.directory) for group in runs for run in group]
     job = jobs.start(2, ["layouts_worker", "2", str(tmp_path), *directories])
     assert job.wait(150) == 0, job.text()
     for group in runs:

@@ -14,10 +14,11 @@ from hyperpod_ft.engines.torch.loading.slices import BLOCK_BYTES
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.sharding.pieces import Pieces
-from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
+from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.t5_shape import t5_shape
 from hyperpod_ft.planning.torch.memory import memory_of
-from hyperpod_ft.planning.torch.sharding import Sharding
+from tests.tasks import task_of
 from tests.training.conftest import MakeRun, tiny_llama
 from tests.unit import tiny_t5
 
@@ -41,7 +42,7 @@ def test_building_needs_no_more_than_training(make_run: MakeRun, sharding: Shard
     with meshes_of(1 % sharding.shard_ranks, sharding, sharding.shard_ranks) as meshes:
 
         def work() -> None:
-            module = build(run, meshes, sharding)
+            module = build(task_of(run, sharding), meshes)
             built.append((module, AdamW(module.trained_weights, run.config.training, lambda _: 1.0)))
 
         gc.collect()  # what earlier tests left must not go away in between
@@ -65,14 +66,14 @@ def test_the_estimate_of_a_t5s_weights_and_moments(make_run: MakeRun, degree: in
     ranks = {"ranks_per_node": degree, "tensor_parallel": degree}
     settings = FULL_BF16 | {"dataset.max_target_length": 32, "dataset.format": "prompt-completion"}
     run = make_run("run", settings | {"parallelism": ranks}, model=model)
-    shape = t5_shape(json.loads((run.base_model / "config.json").read_text()))
+    shape = t5_shape(json.loads((run.paths.base_model / "config.json").read_text()))
     sharding = Sharding("replicated", 1, "none")
     assert shape is not None
     counted = memory_of(run.config, run.plan.degrees, shape)
     memory = counted.on_rank(counted.stages[0], sharding)
     with meshes_of(0, sharding, degree, degree) as meshes:
         before = live_bytes()
-        module = build(run, meshes, sharding)
+        module = build(task_of(run, sharding), meshes)
         optimizer = AdamW(module.trained_weights, run.config.training, lambda _: 1.0)
         found = live_bytes() - before
         assert module.trainable_parameters > 0 and optimizer.steps == 0
@@ -87,9 +88,9 @@ def test_masters_are_the_files_values(make_run: MakeRun, shard_ranks: int, tenso
     world_size = shard_ranks * tensor_parallel
     ranks = {"ranks_per_node": world_size, "tensor_parallel": tensor_parallel}
     run = make_run("run", FULL_BF16 | {"parallelism": ranks}, model=tiny_llama(tie_word_embeddings=True))
-    files = load_file(Path(run.base_model) / "model.safetensors")
+    files = load_file(Path(run.paths.base_model) / "model.safetensors")
     with meshes_of(world_size - 1, sharding, world_size, tensor_parallel) as meshes:
-        trained_weights = build(run, meshes, sharding).trained_weights
+        trained_weights = build(task_of(run, sharding), meshes).trained_weights
         for name, master in trained_weights.state().items():
             for start, values in master.boxes if isinstance(master, Pieces) else [((0,) * master.ndim, master)]:
                 expected = files[name][tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))]
@@ -108,7 +109,7 @@ def test_what_a_class_keeps_in_fp32_is_not_rounded(
     sharding = Sharding("zero1", 2, offload)
     run = make_run("run", FULL_BF16 | {"parallelism": {"ranks_per_node": 2}})
     with meshes_of(1, sharding, 2) as meshes:
-        trained_weights = build(run, meshes, sharding).trained_weights
+        trained_weights = build(task_of(run, sharding), meshes).trained_weights
     dtypes = {name: parameter.dtype for name, parameter in trained_weights.parameters.items()}
     assert dtypes == {name: torch.float32 if "norm" in name else torch.bfloat16 for name in dtypes}
     # what a group of parameters gathers is of one dtype

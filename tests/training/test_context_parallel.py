@@ -13,7 +13,7 @@ from test_layouts import compare, differences
 from test_sharding import FULL, check, expected_of, job
 from transformers import Gemma2Config, PretrainedConfig
 
-from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES
+from hyperpod_ft.planning.families import SEPARATING_FAMILIES
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import Jobs, MakeRun, metrics, tiny_llama, train_here, write_rows
@@ -55,7 +55,7 @@ def gemma2() -> PretrainedConfig:
 
 def documents_cross_chunks(run: Run) -> bool:
     """Whether documents of the first step's rows begin before a quarter of a row and end after it."""
-    positions = np.load(run.dataset_path / "train" / "position_ids.npy")
+    positions = np.load(run.paths.dataset_path / "train" / "position_ids.npy")
     quarter = positions.shape[1] // 4
     return all((positions[:, begin] > 0).any() for begin in (quarter, 2 * quarter, 3 * quarter))
 
@@ -88,7 +88,7 @@ def test_every_sharding_sums_over_the_ranks_of_a_row(make_run: MakeRun, jobs: Jo
 
 def exported(run: Run) -> dict[str, torch.Tensor]:
     consolidate.work(run)
-    return {name: t for path in run.tuned_model.glob("*.safetensors") for name, t in load_file(path).items()}
+    return {name: t for path in run.paths.tuned_model.glob("*.safetensors") for name, t in load_file(path).items()}
 
 
 def test_validation_losses_and_exported_weights_agree(make_run: MakeRun, jobs: Jobs) -> None:
@@ -97,7 +97,7 @@ def test_validation_losses_and_exported_weights_agree(make_run: MakeRun, jobs: J
     alone = make_run("alone", settings(2, 2) | one_rank | validated)
     divided = make_run("divided", settings(2, 2) | validated)
     for run in (alone, divided):
-        write_rows(run.dataset_path / "validation", rows=5, max_length=32, seed=9)
+        write_rows(run.paths.dataset_path / "validation", rows=5, max_length=32, seed=9)
     train_here(alone)
     jobs.train(divided)
     for key in ("loss", "grad_norm", "validation_loss"):
@@ -107,7 +107,7 @@ def test_validation_losses_and_exported_weights_agree(make_run: MakeRun, jobs: J
     assert max(differences(exported(divided), exported(alone), "").values()) <= 1e-4
     # dropout: ranks 0 and 2 have other tokens of the same rows
     states = {rank: {"cpu": torch.get_rng_state()} for rank in "02"}
-    dcp.load({"random": states}, storage_reader=dcp.FileSystemReader(divided.checkpoint(4)), no_dist=True)
+    dcp.load({"random": states}, storage_reader=dcp.FileSystemReader(divided.paths.checkpoint(4)), no_dist=True)
     assert not torch.equal(states["0"]["cpu"], states["2"]["cpu"])
 
 

@@ -15,15 +15,16 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED
+from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora.product import product
 from hyperpod_ft.engines.torch.mesh import device_meshes
 from hyperpod_ft.engines.torch.model import activations, attention
 from hyperpod_ft.engines.torch.model.loss import LOSS_BLOCK, LogitsRule, summed_cross_entropy
-from hyperpod_ft.engines.training_progress import TrainingProgress
-from hyperpod_ft.planning.torch.sharding import Sharding
+from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.runs.run import Run
+from tests.tasks import task_of
 from tests.training.conftest import MakeRun, process_group_of_its_own, tiny_llama
 
 NO_CUDA = "torch.cuda.is_available() is false: torch finds no CUDA device, or was built without CUDA"
@@ -120,7 +121,7 @@ def training(run: Run, device: torch.device, sharding: Sharding) -> Iterator[Tra
     """The training loop of one rank, in a process group of its own."""
     ranks = Ranks(0, 1, 0, torch.distributed.HashStore())
     with process_group_of_its_own(), device_meshes(device, ranks, run.plan.degrees) as meshes:
-        yield TrainingLoop(run, ranks, device, meshes, sharding)
+        yield TrainingLoop(task_of(run, sharding), ranks, device, meshes)
 
 
 def losses(run: Run, device: torch.device, sharding: Sharding = WHOLE) -> list[float]:

@@ -104,9 +104,9 @@ def test_restarts_give_the_same_bits_and_the_same_model(make_run: MakeRun, jobs:
     check(job(jobs, tmp_path, 4, runs), {name: expected_of(run) for name, (run, _) in runs.items()})
     for name, (run, _) in runs.items():
         whole = tmp_path / f"{name}.pt"
-        dcp_to_torch_save(run.checkpoint(SAVED), whole)
+        dcp_to_torch_save(run.paths.checkpoint(SAVED), whole)
         expected = torch.load(whole)["model"]
-        consolidate_checkpoint(run.checkpoint(SAVED), tmp_path / name, base=run.base_model)
+        consolidate_checkpoint(run.paths.checkpoint(SAVED), tmp_path / name, base=run.paths.base_model)
         file = next((tmp_path / name).glob("*.safetensors"))
         found = {key.removeprefix("base_model.model."): tensor for key, tensor in load_file(file).items()}
         tied = {key for key in expected if key not in found}

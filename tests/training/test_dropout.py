@@ -52,7 +52,7 @@ def test_two_ranks_draw_the_masks_of_one(make_run: MakeRun, jobs: Jobs, sequence
         )
         pairs[name] = one, two
         train_here(one)
-    job = jobs.start(2, ["compiled_worker", *(str(two.directory) for _, two in pairs.values())])
+    job = jobs.start(2, ["compiled_worker", *(str(two.paths.directory) for _, two in pairs.values())])
     assert job.wait() == 0, job.text()
     for name, (one, two) in pairs.items():
         for found, expected in zip(curve(two), curve(one), strict=True):

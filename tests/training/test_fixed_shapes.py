@@ -35,8 +35,8 @@ COMPILED: dict[str, dict[str, Any]] = {
 def prepared(make_run: MakeRun, name: str, settings: dict[str, Any]) -> Run:
     steps = {"max_steps": 2, "validate_every_steps": 1, "gradient_accumulation_steps": 2}
     run = make_run(name, {f"training.{key}": value for key, value in steps.items()} | settings)
-    if not (run.dataset_path / "validation").exists():
-        write_rows(run.dataset_path / "validation", rows=3, max_length=32, seed=9)
+    if not (run.paths.dataset_path / "validation").exists():
+        write_rows(run.paths.dataset_path / "validation", rows=3, max_length=32, seed=9)
     return run
 
 
@@ -46,7 +46,7 @@ def test_every_step_is_what_the_device_can_do(
 ) -> None:
     runs = [prepared(make_run, name, settings | {"training.compile": compiled}) for name, settings in layouts.items()]
     usual = prepared(make_run, "usual", layouts["lora-tp"])
-    job = jobs.start(2, ["fixed_shapes_worker", *(str(run.directory) for run in (*runs, usual))])
+    job = jobs.start(2, ["fixed_shapes_worker", *(str(run.paths.directory) for run in (*runs, usual))])
     assert job.wait(200) == 0, job.text()
     for key in ("loss", "grad_norm", "validation_loss"):
         expected = [row[key] for row in metrics(usual)]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from hyperpod_ft.engines.batches import DataOrder
-from hyperpod_ft.planning.lora_targets import targets
+from hyperpod_ft.planning.lora import targets
 from hyperpod_ft.planning.training_steps import learning_rate
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, MakeRun, tiny_llama
@@ -57,7 +57,7 @@ def reference(
 ) -> dict[str, torch.Tensor]:
     """The same in one process, written without the engine: whole batch at once, clip_grad_norm_, AdamW."""
     training, lora = run.config.training, run.config.lora
-    model = auto.from_pretrained(run.base_model, attn_implementation="eager", dtype=torch.float32)
+    model = auto.from_pretrained(run.paths.base_model, attn_implementation="eager", dtype=torch.float32)
     if training.method == "lora":
         adapters = LoraConfig(
             r=lora.r,
@@ -73,7 +73,9 @@ def reference(
     for name, parameter in trainable.items():
         if training.method == "lora" and (value := filled_value(name, parameter.shape, run.config.seed)) is not None:
             parameter.data = value
-    arrays = {file.stem: np.load(file).astype(np.int64) for file in sorted((run.dataset_path / "train").glob("*.npy"))}
+    arrays = {
+        file.stem: np.load(file).astype(np.int64) for file in sorted((run.paths.dataset_path / "train").glob("*.npy"))
+    }
     order = DataOrder(len(arrays["labels"]), run.config.seed, ROWS_PER_STEP, 1, 1)
     decayed = [p for name, p in trainable.items() if p.ndim > 1 and "lora_B" not in name]
     faster = [p for name, p in trainable.items() if "lora_B" in name]
@@ -123,7 +125,7 @@ def compare(
     expected: list[Run],
     reference_of: Callable[[Run, int], dict[str, torch.Tensor]] = reference,
 ) -> None:
-    job = jobs.start(4, ["layouts_worker", str(steps), str(tmp_path), *(str(run.directory) for run in runs)])
+    job = jobs.start(4, ["layouts_worker", str(steps), str(tmp_path), *(str(run.paths.directory) for run in runs)])
     assert job.wait(150) == 0, job.text()
     cache: dict[str, dict[str, torch.Tensor]] = {}
     for run, like in zip(runs, expected, strict=True):

@@ -14,11 +14,12 @@ from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch import training_state
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.sharding import trained_weights
+from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.torch import sharded_state
 from hyperpod_ft.planning.torch.memory import memory_of
-from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.runs.run import Run
+from tests.tasks import task_of
 from tests.training.conftest import MakeRun, tiny_llama
 
 pytestmark = pytest.mark.training
@@ -48,7 +49,7 @@ def training(run: Run, sharding: Sharding) -> Iterator[TrainingLoop]:
     ranks = run.plan.degrees.world_size
     with meshes_of(1, sharding, ranks) as meshes:
         ranks = Ranks(1, ranks, 1, dist.HashStore())
-        yield TrainingLoop(run, ranks, torch.device("cpu"), meshes, sharding)
+        yield TrainingLoop(task_of(run, sharding), ranks, torch.device("cpu"), meshes)
 
 
 def step(loop: TrainingLoop, number: int) -> None:

@@ -34,7 +34,8 @@ def test_the_page_trains_a_newcomers_file(tmp_path: Path) -> None:
         kit(*command, cwd=tmp_path)
     rest = commands[recipe + 1 :]
     run_file = tmp_path / commands[recipe][commands[recipe].index("-o") + 1]
-    (sections,) = map(yaml.safe_load, blocks("yaml"))
+    sections, pattern = map(yaml.safe_load, blocks("yaml"))
+    sections["generate"] |= pattern["generate"]
     values = yaml.safe_load(run_file.read_text(encoding="utf-8")) | sections
     run_file.write_text(yaml.safe_dump(values), encoding="utf-8")
     # a Slurm may be missing here, and the recipe's 20 epochs on four ranks would take minutes

@@ -19,29 +19,38 @@ SETTINGS = {
 }
 
 
-def train_on_nodes(jobs: Jobs, runs: list[Run]) -> None:
-    """One rank on each node; each has the run below a root of its own."""
+def on_nodes(jobs: Jobs, programs: list[list[str]]) -> None:
+    """One rank on each node, to its end; rank 0 hosts the store."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     started = []
-    for rank, run in enumerate(runs):
+    for rank, program in enumerate(programs):
         jobs.environment = {
             "RANK": str(rank),
             "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(len(runs)),
+            "WORLD_SIZE": str(len(programs)),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        started.append(jobs.start(1, ["hyperpod_ft.stages.train", str(run.directory)]))
+        started.append(jobs.start(1, program))
     for job in started:
         assert job.wait() == 0, job.text()
 
 
+def train_on_nodes(jobs: Jobs, runs: list[Run]) -> None:
+    """Each has the run below a root of its own."""
+    on_nodes(jobs, [["hyperpod_ft.stages.train", str(run.paths.directory)] for run in runs])
+
+
 def files(run: Run, step: int) -> dict[str, bytes]:
-    found = tree(run.checkpoint(step))
+    found = tree(run.paths.checkpoint(step))
     del found[description.NAME]
     return found
+
+
+def test_the_store_outlives_the_slowest_reader(jobs: Jobs) -> None:
+    on_nodes(jobs, [["slow_reader_worker"]] * 3)
 
 
 def test_nodes_keep_their_parts_and_continue_from_all(jobs: Jobs, make_run: MakeRun, tmp_path: Path) -> None:
@@ -50,31 +59,29 @@ def test_nodes_keep_their_parts_and_continue_from_all(jobs: Jobs, make_run: Make
     losses = curve(runs[0])
     for run in runs:
         # the first one was removed on each
-        assert [path.name for path in sorted(run.checkpoints.iterdir())] == ["step-00000004", "step-00000006"]
+        assert [path.name for path in sorted(run.paths.checkpoints.iterdir())] == ["step-00000004", "step-00000006"]
     last = [files(run, 6) for run in runs]
     assert not last[0].keys() & last[1].keys()
-    described = description.read(runs[1].checkpoint(6))
+    described = description.read(runs[1].paths.checkpoint(6))
     assert described.files == {name: len(content) for part in last for name, content in part.items()}
-    # as when the job is lost after step 4, and each node gets the files of both
-    for run, other in (runs, runs[::-1]):
-        shutil.rmtree(run.checkpoint(6))
-        shutil.copytree(other.checkpoint(4), run.checkpoint(4), dirs_exist_ok=True)
-    runs[0].record_path("train").unlink()
+
+    lose_the_job_after_step_4(runs)
     train_on_nodes(jobs, runs)
+    assert "ignoring checkpoint step-00000004: __1_0.distcp is missing" in jobs.started[2].text()
     assert curve(runs[0]) == losses
+
+    lose_the_job_after_step_4(runs)
+    for run, other in (runs, runs[::-1]):  # each node gets the files of both
+        shutil.copytree(other.paths.checkpoint(4), run.paths.checkpoint(4), dirs_exist_ok=True)
+    train_on_nodes(jobs, runs)
+    assert "from step 4" in jobs.started[4].text() and curve(runs[0]) == losses
     again = [files(run, 6) for run in runs]
     for part in (*last, *again):
         part.pop(".metadata", None)  # has the paths of the volume
     assert again == last
 
 
-def test_without_the_parts_of_others_nothing_is_resumed(jobs: Jobs, make_run: MakeRun, tmp_path: Path) -> None:
-    runs = [make_run("run", SETTINGS | {"cluster.root": str(tmp_path / name)}) for name in ("one", "two")]
-    train_on_nodes(jobs, runs)
-    losses = curve(runs[0])
+def lose_the_job_after_step_4(runs: list[Run]) -> None:
     for run in runs:
-        shutil.rmtree(run.checkpoint(6))
-    runs[0].record_path("train").unlink()
-    train_on_nodes(jobs, runs)
-    assert "ignoring checkpoint step-00000004: __1_0.distcp is missing" in jobs.started[2].text()
-    assert curve(runs[0]) == losses
+        shutil.rmtree(run.paths.checkpoint(6))
+    runs[0].paths.record_path("train").unlink()

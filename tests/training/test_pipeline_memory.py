@@ -7,9 +7,9 @@ from typing import Any
 import pipeline_memory_worker
 import pytest
 
+from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.torch.memory import memory_of
-from hyperpod_ft.planning.torch.sharding import Sharding
 from tests.training.conftest import Jobs, MakeRun, tiny_llama
 
 pytestmark = pytest.mark.training
@@ -52,7 +52,7 @@ def test_memory_is_as_estimated(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -
         for name, (schedule, changes) in CASES.items()
     ]
     out = tmp_path / "peaks.json"
-    job = jobs.start(2, ["pipeline_memory_worker", str(out), *(str(run.directory) for run in runs)])
+    job = jobs.start(2, ["pipeline_memory_worker", str(out), *(str(run.paths.directory) for run in runs)])
     assert job.wait() == 0, job.text()
     peaks = json.loads(out.read_text())
     ratios: dict[tuple[str, int], float] = {}

@@ -48,8 +48,8 @@ def make_pipeline(make_run: MakeRun) -> MakeRun:
             "training.learning_rate": 3e-5,
         }
         run = make_run(name, settings | changes, model=model or tiny_llama(**FOUR_LAYERS))
-        if not (run.dataset_path / "validation").exists():
-            write_rows(run.dataset_path / "validation", rows=5, max_length=32, seed=9)
+        if not (run.paths.dataset_path / "validation").exists():
+            write_rows(run.paths.dataset_path / "validation", rows=5, max_length=32, seed=9)
         return run
 
     return make
@@ -60,8 +60,10 @@ def results(
 ) -> dict[tuple[str, Case], dict[str, torch.Tensor]]:
     """What all ranks found together, by run and sharding."""
     for run, cases in runs.values():
-        (run.directory / "shardings.json").write_text(json.dumps(cases))
-    started = jobs.start(ranks, ["pipeline_worker", str(tmp_path), *(str(run.directory) for run, _ in runs.values())])
+        (run.paths.directory / "shardings.json").write_text(json.dumps(cases))
+    started = jobs.start(
+        ranks, ["pipeline_worker", str(tmp_path), *(str(run.paths.directory) for run, _ in runs.values())]
+    )
     assert started.wait(280) == 0, started.text()
     return {
         (name, case): load_file(tmp_path / f"{run.config.name}-{case[0]}-{case[2]}.safetensors")
@@ -213,7 +215,7 @@ def test_restart_best_weights_and_export(
     model = tiny_llama(**FOUR_LAYERS, tie_word_embeddings=True)
     changes = {
         "training.method": method,
-        "training.max_steps": 8 if killed else 12,
+        "training.max_steps": 12,
         "training.save_every_steps": 2,
         "training.validate_every_steps": 2,
         "training.keep_best": True,
@@ -226,20 +228,20 @@ def test_restart_best_weights_and_export(
     )
     jobs.train(undisturbed)
     job = jobs.start_train(disturbed)
-    job.wait_for(lambda: disturbed.metrics_path.exists() and len(metrics(disturbed)) >= 5)
+    job.wait_for(lambda: disturbed.paths.metrics_path.exists() and len(metrics(disturbed)) >= 5)
     if killed:
         job.kill()
     else:
         os.kill(job.process.pid, signal.SIGTERM)
         assert job.wait(60) != 0
         stopped = metrics(disturbed)[-1]["step"]
-        assert disturbed.checkpoint(stopped).exists() and "SIGTERM" in job.text()
+        assert disturbed.paths.checkpoint(stopped).exists() and "SIGTERM" in job.text()
     said = jobs.train(disturbed)
     assert "resuming from step" in said
     assert curves(disturbed) == curves(undisturbed)
-    facts = disturbed.record("train").facts  # type: ignore[union-attr]
+    facts = disturbed.journal.record("train").facts  # type: ignore[union-attr]
     consolidate.work(disturbed)
     if method == "lora":
         merge.work(disturbed)
-    exported = mean_loss(disturbed.tuned_model, disturbed.dataset_path / "validation")
+    exported = mean_loss(disturbed.paths.tuned_model, disturbed.paths.dataset_path / "validation")
     assert exported == pytest.approx(facts["best_validation_loss"], rel=1e-5)

@@ -18,13 +18,13 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED, fill, pack
-from hyperpod_ft.engines.batches import DataOrder
+from hyperpod_ft.engines.batches import DataOrder, PreferenceSplit
 from hyperpod_ft.engines.torch.objectives import reference
-from hyperpod_ft.engines.torch.objectives.preference_rows import PreferenceSplit
 from hyperpod_ft.engines.torch.objectives.reference import store
-from hyperpod_ft.planning.lora_targets import targets
+from hyperpod_ft.planning.lora import targets
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
+from tests.tasks import task_of
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, curve, metrics, tiny_llama, train_here
 from tests.training.test_layouts import differences, engine_name
 
@@ -65,10 +65,12 @@ def make_preferring(make_run: MakeRun) -> MakeRun:
             "training.max_steps": 4,
         }
         run = make_run(name, base | (settings or {}), max_length=LENGTH, **more)
-        if (run.dataset_path / "train" / "input_ids.npy").exists() and not (run.dataset_path / "validation").exists():
-            shutil.rmtree(run.dataset_path / "train")  # rows of single documents
-            write_pairs(run.dataset_path / "train", 90, seed=1)
-            write_pairs(run.dataset_path / "validation", 25, seed=2)
+        if (run.paths.dataset_path / "train" / "input_ids.npy").exists() and not (
+            run.paths.dataset_path / "validation"
+        ).exists():
+            shutil.rmtree(run.paths.dataset_path / "train")  # rows of single documents
+            write_pairs(run.paths.dataset_path / "train", 90, seed=1)
+            write_pairs(run.paths.dataset_path / "validation", 25, seed=2)
         return run
 
     return make
@@ -110,16 +112,16 @@ def store_reference(run: Run) -> torch.Tensor:
     """Reference log-probabilities that differ from the model's, as after some training."""
     random, stored = np.random.default_rng(5), {}
     for name in ("train", "validation"):
-        count = len(pairs_of(run.dataset_path / name))
+        count = len(pairs_of(run.paths.dataset_path / name))
         stored[name] = (-30 + 8 * random.standard_normal(count)).astype(np.float32)
-    store(run, stored)
+    store(task_of(run), stored)
     return torch.from_numpy(stored["train"])
 
 
 def plain(run: Run) -> dict[str, torch.Tensor]:
     """Loss and gradients of the first step in one process: transformers, PEFT and TRL's formula, nothing packed."""
     lora = run.config.lora
-    model = AutoModelForCausalLM.from_pretrained(run.base_model, attn_implementation="eager", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(run.paths.base_model, attn_implementation="eager", dtype=torch.float32)
     if run.config.training.method == "lora":
         adapters = LoraConfig(
             r=lora.r,
@@ -135,10 +137,10 @@ def plain(run: Run) -> dict[str, torch.Tensor]:
         if run.config.training.method == "lora":
             value = filled_value(name, parameter.shape, run.config.seed)
             parameter.data = parameter.data if value is None else value
-    split = PreferenceSplit(run.dataset_path / "train")
+    split = PreferenceSplit(run.paths.dataset_path / "train")
     rows = DataOrder(len(split), run.config.seed, ROWS_PER_STEP, 1, 1).step(1)
-    reference = torch.from_numpy(np.load(run.reference_log_probabilities / "train.npy"))[split.documents_of(rows)]
-    loss = dpo_loss(log_probabilities(model, pairs_of(run.dataset_path / "train", rows)), reference)
+    reference = torch.from_numpy(np.load(run.paths.reference_log_probabilities / "train.npy"))[split.documents_of(rows)]
+    loss = dpo_loss(log_probabilities(model, pairs_of(run.paths.dataset_path / "train", rows)), reference)
     loss.backward()
     gradients = {f"gradient.{name}": p.grad for name, p in trained.items() if p.grad is not None}
     return {"loss": loss.detach().double()[None]} | gradients
@@ -171,7 +173,7 @@ def test_loss_and_every_gradient_are_those_of_padded_pairs(
     ]
     for run in runs:
         store_reference(run)
-    job = jobs.start(4, ["layouts_worker", "0", str(tmp_path), *(str(run.directory) for run in runs)])
+    job = jobs.start(4, ["layouts_worker", "0", str(tmp_path), *(str(run.paths.directory) for run in runs)])
     assert job.wait() == 0, job.text()
     for run in runs:
         found, expected = load_file(tmp_path / f"{run.config.name}.safetensors"), plain(run)
@@ -186,10 +188,10 @@ def test_loss_and_every_gradient_are_those_of_padded_pairs(
 def test_the_reference_is_the_model_before_training(make_preferring: MakeRun) -> None:
     run = make_preferring(settings={"lora": {"r": 4, "alpha": 8, "dropout": 0.3}})
     train_here(run)
-    base = AutoModelForCausalLM.from_pretrained(run.base_model, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(run.paths.base_model, dtype=torch.float32)
     with torch.no_grad():
-        expected = log_probabilities(base, pairs_of(run.dataset_path / "validation"))
-    found = torch.from_numpy(np.load(run.reference_log_probabilities / "validation.npy"))
+        expected = log_probabilities(base, pairs_of(run.paths.dataset_path / "validation"))
+    found = torch.from_numpy(np.load(run.paths.reference_log_probabilities / "validation.npy"))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -211,8 +213,10 @@ def test_metrics_are_those_of_the_model_that_was_trained(make_preferring: MakeRu
     assert facts["base_validation_loss"] == pytest.approx(math.log(2), rel=1e-5)
     assert [row["step"] for row in metrics(run) if "validation_rewards/margins" in row] == [2, 4]
     consolidate.work(run)
-    documents = pairs_of(run.dataset_path / "validation")
-    reference, tuned = (AutoModelForCausalLM.from_pretrained(at) for at in (run.base_model, run.tuned_model))
+    documents = pairs_of(run.paths.dataset_path / "validation")
+    reference, tuned = (
+        AutoModelForCausalLM.from_pretrained(at) for at in (run.paths.base_model, run.paths.tuned_model)
+    )
     with torch.no_grad():
         before, after = (log_probabilities(model, documents) for model in (reference, tuned))
     chosen, rejected = (BETA * (after - before)).view(-1, 2).T
@@ -237,15 +241,15 @@ def test_interrupted_is_uninterrupted(make_preferring: MakeRun) -> None:
     run = make_preferring(settings=settings | {"training.keep_best": True, "training.keep_checkpoints": 9})
     first = train_here(run)
     whole, rows = curve(run), metrics(run)
-    reference = (run.reference_log_probabilities / "train.npy").read_bytes()
-    run.record_path("train").unlink()
+    reference = (run.paths.reference_log_probabilities / "train.npy").read_bytes()
+    run.paths.record_path("train").unlink()
     for step in (6, 8):
-        shutil.rmtree(run.checkpoint(step))
+        shutil.rmtree(run.paths.checkpoint(step))
     # measured again, with weights that a checkpoint has not replaced yet
-    shutil.rmtree(run.reference_log_probabilities)
+    shutil.rmtree(run.paths.reference_log_probabilities)
     again = train_here(run)
     assert again.facts["resumed_from"] == [4] and curve(run) == whole
-    assert (run.reference_log_probabilities / "train.npy").read_bytes() == reference
+    assert (run.paths.reference_log_probabilities / "train.npy").read_bytes() == reference
     for name in [*REWARDS, *(f"validation_{name}" for name in REWARDS)]:
         assert again.facts[name] == first.facts[name]
         assert [row.get(name) for row in metrics(run)] == [row.get(name) for row in rows]
@@ -255,10 +259,12 @@ def test_an_interrupted_reference_continues(make_preferring: MakeRun, monkeypatc
     """What was measured is stored part by part, and with the rest of it as if nothing had happened."""
     run = make_preferring(settings={"training.max_steps": 12})
     train_here(run)
-    whole = {name: (run.reference_log_probabilities / f"{name}.npy").read_bytes() for name in ("train", "validation")}
-    run.record_path("train").unlink()
-    shutil.rmtree(run.checkpoints)
-    shutil.rmtree(run.reference_log_probabilities)
+    whole = {
+        name: (run.paths.reference_log_probabilities / f"{name}.npy").read_bytes() for name in ("train", "validation")
+    }
+    run.paths.record_path("train").unlink()
+    shutil.rmtree(run.paths.checkpoints)
+    shutil.rmtree(run.paths.reference_log_probabilities)
     monkeypatch.setattr(reference, "_PASSES_PER_PART", 2)
     rows: list[int] = []
 
@@ -272,47 +278,52 @@ def test_an_interrupted_reference_continues(make_preferring: MakeRun, monkeypatc
     monkeypatch.setattr(reference, "_measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train_here(run)
-    done = np.isfinite(np.load(run.reference_log_probabilities / "train.npy"))
+    done = np.isfinite(np.load(run.paths.reference_log_probabilities / "train.npy"))
     assert done.any() and not done.all()
-    assert int(run.reference_count.read_text()) == done.sum()
+    assert int(run.paths.reference_count.read_text()) == done.sum()
     rows.append(-1)  # is not interrupted again
     train_here(run)
     measured = rows[: rows.index(-1)] + rows[rows.index(-1) + 1 :]
-    train, validation = (PreferenceSplit(run.dataset_path / name) for name in ("train", "validation"))
+    train, validation = (PreferenceSplit(run.paths.dataset_path / name) for name in ("train", "validation"))
     used = [*DataOrder(len(train), run.config.seed, 2, 1, 1).first_rows(12), *range(len(validation))]
     assert sorted(measured) == sorted(used), "each row once"
-    assert whole == {name: (run.reference_log_probabilities / f"{name}.npy").read_bytes() for name in whole}
+    assert whole == {name: (run.paths.reference_log_probabilities / f"{name}.npy").read_bytes() for name in whole}
 
 
 def test_a_stored_reference_is_used_if_it_fits(make_preferring: MakeRun) -> None:
     """Damaged, or of other rows or weights, it is measured again; rows that no step trains on are not measured."""
     run = make_preferring(settings={"training.max_steps": 1})
     train_here(run)
-    whole = np.load(run.reference_log_probabilities / "train.npy")
-    split = PreferenceSplit(run.dataset_path / "train")
+    whole = np.load(run.paths.reference_log_probabilities / "train.npy")
+    split = PreferenceSplit(run.paths.dataset_path / "train")
     rows = DataOrder(len(split), run.config.seed, 2, 1, 1).step(1)
     assert sorted(np.flatnonzero(np.isfinite(whole))) == sorted(split.documents_of(rows))
 
     def spoil() -> Iterator[None]:
-        (run.reference_log_probabilities / "train.npy").write_bytes(b"no numpy file")
+        (run.paths.reference_log_probabilities / "train.npy").write_bytes(b"no numpy file")
         yield
-        np.save(run.reference_log_probabilities / "train.npy", whole[1:])
+        np.save(run.paths.reference_log_probabilities / "train.npy", whole[1:])
         yield
-        np.save(run.reference_log_probabilities / "train.npy", np.full_like(whole, np.nan))
+        np.save(run.paths.reference_log_probabilities / "train.npy", np.full_like(whole, np.nan))
         yield
-        np.save(run.reference_log_probabilities / "train.npy", whole + 1)
-        (run.base_model / "README.md").write_text("another model")
+        np.save(run.paths.reference_log_probabilities / "train.npy", whole + 1)
+        (run.paths.base_model / "README.md").write_text("another model")
         yield
 
     for _ in spoil():
-        run.record_path("train").unlink()
-        shutil.rmtree(run.checkpoints)
+        run.paths.record_path("train").unlink()
+        shutil.rmtree(run.paths.checkpoints)
         train_here(run)
-        assert np.array_equal(np.load(run.reference_log_probabilities / "train.npy"), whole, equal_nan=True)
-    run.record_path("train").unlink()
-    shutil.rmtree(run.checkpoints)
-    np.save(run.reference_log_probabilities / "train.npy", whole - np.tile([0, 5], len(whole) // 2).astype(np.float32))
-    os.utime(run.base_model / "model.safetensors", (0, 0))  # as on another machine, which got both from a store
+        assert np.array_equal(np.load(run.paths.reference_log_probabilities / "train.npy"), whole, equal_nan=True)
+    run.paths.record_path("train").unlink()
+    shutil.rmtree(run.paths.checkpoints)
+    np.save(
+        run.paths.reference_log_probabilities / "train.npy", whole - np.tile([0, 5], len(whole) // 2).astype(np.float32)
+    )
+    os.utime(run.paths.base_model / "model.safetensors", (0, 0))  # as on another machine, which got both from a store
     train_here(run)
     assert metrics(run)[0]["rewards/margins"] == pytest.approx(-5 * BETA, rel=1e-4)
-    assert json.loads((run.checkpoint(1) / "checkpoint.json").read_text())["progress"]["metrics"]["rewards/margins"] < 0
+    assert (
+        json.loads((run.paths.checkpoint(1) / "checkpoint.json").read_text())["progress"]["metrics"]["rewards/margins"]
+        < 0
+    )

@@ -85,7 +85,9 @@ def test_the_bytes_of_a_step_are_those_of_the_formulas(
 ) -> None:
     cases = {name: case for name, case in CASES.items() if case[0].ranks == ranks}
     runs = {name: _run(make_run, name, layout) for name, (layout, _) in cases.items()}
-    job = jobs.start(ranks, ["benchmarks.layout_ranks", str(tmp_path), *(str(run.directory) for run in runs.values())])
+    job = jobs.start(
+        ranks, ["benchmarks.layout_ranks", str(tmp_path), *(str(run.paths.directory) for run in runs.values())]
+    )
     assert job.wait() == 0, job.text()
     measured = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     sent: dict[str, int] = {}
@@ -108,7 +110,7 @@ def _run(make_run: MakeRun, name: str, layout: Layout) -> Run:
     }
     run = make_run(name, settings, model=tiny_llama(num_hidden_layers=LAYERS), max_length=LENGTH)
     # documents of one length, so that every micro batch predicts as many tokens
-    shutil.rmtree(run.dataset_path / "train")
+    shutil.rmtree(run.paths.dataset_path / "train")
     geometry = Geometry(LAYERS, HIDDEN, MLP, 8, 4, VOCABULARY)
-    write_rows(run.dataset_path / "train", Case("full", "fp32", LENGTH, DOCUMENTS, ROWS, geometry), STEPS)
+    write_rows(run.paths.dataset_path / "train", Case("full", "fp32", LENGTH, DOCUMENTS, ROWS, geometry), STEPS)
     return run

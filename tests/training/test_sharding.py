@@ -37,8 +37,10 @@ def job(
 ) -> dict[tuple[str, Case], dict[str, torch.Tensor]]:
     """Results by run and sharding, of one job of `ranks` processes."""
     for run, cases in runs.values():
-        (run.directory / "shardings.json").write_text(json.dumps(cases))
-    started = jobs.start(ranks, ["sharding_worker", str(tmp_path), *(str(run.directory) for run, _ in runs.values())])
+        (run.paths.directory / "shardings.json").write_text(json.dumps(cases))
+    started = jobs.start(
+        ranks, ["sharding_worker", str(tmp_path), *(str(run.paths.directory) for run, _ in runs.values())]
+    )
     assert started.wait(280) == 0, started.text()
     return {
         (name, case): load_file(tmp_path / f"{run.config.name}-{'-'.join(map(str, case))}.safetensors")

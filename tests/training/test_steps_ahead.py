@@ -48,14 +48,14 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def files(run: Run, step: int) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in run.checkpoint(step).iterdir() if path.suffix == ".distcp"}
+    return {path.name: path.read_bytes() for path in run.paths.checkpoint(step).iterdir() if path.suffix == ".distcp"}
 
 
 def test_the_same_training(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Every number and every checkpoint; and no step begins before the one before it is saved or validated."""
     one, other = (make_run(name, SETTINGS) for name in ("one", "other"))
     for run in (one, other):
-        write_rows(run.dataset_path / "validation", 4, 32)
+        write_rows(run.paths.dataset_path / "validation", 4, 32)
     train_here(one)
     order = request.getfixturevalue("order")
     train_here(other)
@@ -83,7 +83,7 @@ def test_a_signal_stops_after_the_step_that_was_launched(
     with pytest.raises(Interrupted) as stopped:
         train_here(run)
     assert stopped.value.step == 4 and stopped.value.saved
-    assert json.loads((run.checkpoint(4) / "checkpoint.json").read_text())
+    assert json.loads((run.paths.checkpoint(4) / "checkpoint.json").read_text())
     monkeypatch.undo()
     train_here(run)
     whole = make_run("whole", {"training.max_steps": 9})
@@ -105,4 +105,4 @@ def test_nothing_is_saved_after_a_step_without_a_finite_loss(
     with pytest.raises(UserError, match=r"step 3: .*gradient norm nan.*nothing was saved"):
         train_here(run)
     assert order[-1] == "read 3" and "launch 4" in order
-    assert not run.checkpoints.exists() or not list(run.checkpoints.iterdir())
+    assert not run.paths.checkpoints.exists() or not list(run.paths.checkpoints.iterdir())

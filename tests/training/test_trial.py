@@ -21,7 +21,7 @@ pytestmark = pytest.mark.training
 def job(run: Run, stage: str) -> "subprocess.CompletedProcess[str]":
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return subprocess.run(
-        ["bash", run.script(stage)],
+        ["bash", run.paths.script(stage)],
         env={**inherited, **ENVIRONMENT, "HYPERPOD_FT_JOB_ID": "7"},
         capture_output=True,
         text=True,
@@ -41,23 +41,25 @@ def test_a_trial_compiles_all_that_training_needs(make_run: MakeRun, tmp_path: P
             "training.compile": True,  # the stand-in for the device is a CPU
         },
     )
-    write_rows(run.dataset_path / "validation", rows=5, max_length=32, seed=9)
-    run.record_path("precompile").unlink()
-    run.logs.mkdir(parents=True)
-    scripts = render(run, Installation(run.python, neuron_stand_ins.REPOSITORY))
+    write_rows(run.paths.dataset_path / "validation", rows=5, max_length=32, seed=9)
+    run.paths.record_path("precompile").unlink()
+    run.paths.logs.mkdir(parents=True)
+    scripts = render(run, Installation(run.paths.python, neuron_stand_ins.REPOSITORY))
     for stage in ("precompile", "train"):
-        publish.write_text(run.script(stage), scripts[stage])
+        publish.write_text(run.paths.script(stage), scripts[stage])
 
     done = job(run, "precompile")
     assert done.returncode == 0, done.stdout + done.stderr
-    record = run.record("precompile")
+    record = run.journal.record("precompile")
     assert record is not None and record.facts["trial_steps"] == 1
     assert record.facts["graphs"] == record.facts["graphs_compiled"] > 0
     assert {Path(output.path).suffix for output in record.outputs} == {".neff"}
-    assert not list(run.checkpoints.glob("*")) and not run.metrics_path.exists(), "nothing of the trial is kept"
+    assert not list(run.paths.checkpoints.glob("*")) and not run.paths.metrics_path.exists(), (
+        "nothing of the trial is kept"
+    )
 
     trained = job(run, "train")
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    record = run.record("train")
+    record = run.journal.record("train")
     assert record is not None and record.facts["graphs_compiled"] == 0
     assert len(metrics(run)) == 2

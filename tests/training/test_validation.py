@@ -23,10 +23,10 @@ from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.batches import PackedSplit
+from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.torch.checkpoints import Checkpoints
 from hyperpod_ft.engines.torch.mesh import make_meshes
 from hyperpod_ft.engines.torch.validation import Validation
-from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.runs.run import Run
@@ -44,8 +44,8 @@ OVERFITS = {"training.learning_rate": 5e-2, "training.schedule": "constant", "tr
 def make_validated(make_run: MakeRun) -> MakeRun:
     def make(settings: dict[str, Any], **more: Any) -> Run:
         run = make_run(settings=settings, **more)
-        if not (run.dataset_path / "validation").exists():
-            write_rows(run.dataset_path / "validation", rows=5, max_length=32, seed=9)
+        if not (run.paths.dataset_path / "validation").exists():
+            write_rows(run.paths.dataset_path / "validation", rows=5, max_length=32, seed=9)
         return run
 
     return make
@@ -75,14 +75,14 @@ def test_losses_of_base_and_last_weights_are_those_of_the_models(make_validated:
     run = make_validated(EVERY_2 | {"training.method": "full"})
     facts = train_here(run).facts
     assert facts["base_validation_loss"] == pytest.approx(
-        mean_loss(run.base_model, run.dataset_path / "validation"), rel=1e-5
+        mean_loss(run.paths.base_model, run.paths.dataset_path / "validation"), rel=1e-5
     )
     losses = validation_losses(run)
     assert list(losses) == [2, 4, 6]
     assert facts["validation_loss"] == losses[6]
     assert facts["best_validation_loss"] == min(losses.values())
     consolidate.work(run)
-    assert losses[6] == pytest.approx(mean_loss(run.tuned_model, run.dataset_path / "validation"), rel=1e-5)
+    assert losses[6] == pytest.approx(mean_loss(run.paths.tuned_model, run.paths.dataset_path / "validation"), rel=1e-5)
 
 
 def test_validation_changes_nothing_of_the_training(make_validated: MakeRun) -> None:
@@ -106,14 +106,14 @@ def test_the_best_weights_become_the_model(make_validated: MakeRun, dtype: str) 
     facts = train_here(run).facts
     losses = validation_losses(run)
     assert facts["best_step"] == min(losses, key=losses.__getitem__) < 6, "or this test shows nothing"
-    described = json.loads((run.best_checkpoint / "checkpoint.json").read_text())
+    described = json.loads((run.paths.best_checkpoint / "checkpoint.json").read_text())
     assert described["step"] == facts["best_step"]
     consolidate.work(run)
     rounding = 1e-5 if dtype == "fp32" else 2e-3
-    assert mean_loss(run.tuned_model, run.dataset_path / "validation") == pytest.approx(
+    assert mean_loss(run.paths.tuned_model, run.paths.dataset_path / "validation") == pytest.approx(
         facts["best_validation_loss"], rel=rounding
     )
-    shutil.rmtree(run.best_checkpoint)
+    shutil.rmtree(run.paths.best_checkpoint)
     with pytest.raises(UserError, match="best"):
         consolidate.work(run)
 
@@ -127,22 +127,22 @@ def test_best_weights_of_an_abandoned_attempt_are_not_used(
     losses = iter([9.0, 5.0, 6.0, 3.0])
     monkeypatch.setattr(Validation, "means", lambda *_: [next(losses)])
     train_here(run)
-    assert description.read(run.best_checkpoint).step == 6
+    assert description.read(run.paths.best_checkpoint).step == 6
     # as if killed after the best weights of step 6, before its checkpoint
-    shutil.rmtree(run.checkpoint(6))
-    run.record_path("train").unlink()
+    shutil.rmtree(run.paths.checkpoint(6))
+    run.paths.record_path("train").unlink()
     losses = iter([7.0])
     with pytest.raises(UserError, match=r"best: not a complete checkpoint of this run"):
         train_here(run)
-    assert run.record("train") is None
+    assert run.journal.record("train") is None
     # killed earlier, the best step is trained again
     for step in (2, 4, 6):
-        shutil.rmtree(run.checkpoint(step))
+        shutil.rmtree(run.paths.checkpoint(step))
     losses = iter([9.0, 8.0, 4.0, 7.0])
-    assert train_here(run).facts["best_step"] == description.read(run.best_checkpoint).step == 4
+    assert train_here(run).facts["best_step"] == description.read(run.paths.best_checkpoint).step == 4
     # of another step than recorded
-    run.record_path("train").unlink()
-    described = run.best_checkpoint / "checkpoint.json"
+    run.paths.record_path("train").unlink()
+    described = run.paths.best_checkpoint / "checkpoint.json"
     publish.write_json(described, json.loads(described.read_text()) | {"step": 2})
     with pytest.raises(UserError, match=r"best: is of step 2, but the best step was 4"):
         train_here(run)
@@ -153,15 +153,15 @@ def test_interrupted_is_uninterrupted(make_validated: MakeRun, asynchronous: boo
     settings = EVERY_2 | OVERFITS | {"training.keep_best": True, "training.async_save": asynchronous}
     run = make_validated(settings | {"training.max_steps": 8, "training.keep_checkpoints": 9})
     first = train_here(run)
-    whole, best = curve(run), (run.best_checkpoint / "__0_0.distcp").read_bytes()
+    whole, best = curve(run), (run.paths.best_checkpoint / "__0_0.distcp").read_bytes()
     losses = validation_losses(run)
-    run.record_path("train").unlink()
+    run.paths.record_path("train").unlink()
     for step in (6, 8):
-        shutil.rmtree(run.checkpoint(step))
+        shutil.rmtree(run.paths.checkpoint(step))
     again = train_here(run)
     assert again.facts["resumed_from"] == [4]
     assert (curve(run), validation_losses(run)) == (whole, losses)
-    assert (run.best_checkpoint / "__0_0.distcp").read_bytes() == best
+    assert (run.paths.best_checkpoint / "__0_0.distcp").read_bytes() == best
     same = ("best_step", "best_validation_loss", "base_validation_loss", "validation_loss")
     assert [again.facts[key] for key in same] == [first.facts[key] for key in same]
 
@@ -175,7 +175,7 @@ def test_a_training_that_gets_no_better_stops(make_validated: MakeRun, capsys: p
     assert record.facts["stopped_early"] and record.facts["steps"] == max(losses) == best + 4 < 40
     assert f"lowest, {losses[best]:.4f}, after step {best}" in capsys.readouterr().out
     # started again, it is still over
-    run.record_path("train").unlink()
+    run.paths.record_path("train").unlink()
     assert train_here(run).facts == record.facts
     consolidate.work(run)
 
@@ -185,14 +185,14 @@ def test_weights_alone_are_saved_once(make_validated: MakeRun) -> None:
     full = make_validated(EVERY_2, name="full")
     first = train_here(run)
     train_here(full)
-    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000006"]
-    sizes = [(each.checkpoint(6) / "__0_0.distcp").stat().st_size for each in (run, full)]
+    assert [path.name for path in run.paths.checkpoints.iterdir()] == ["step-00000006"]
+    sizes = [(each.paths.checkpoint(6) / "__0_0.distcp").stat().st_size for each in (run, full)]
     assert sizes[0] < 0.6 * sizes[1]
-    run.record_path("train").unlink()
+    run.paths.record_path("train").unlink()
     assert train_here(run).facts == first.facts
     consolidate.work(run)
     consolidate.work(full)
-    rounded, exact = (load_file(each.adapter / "adapter_model.safetensors") for each in (run, full))
+    rounded, exact = (load_file(each.paths.adapter / "adapter_model.safetensors") for each in (run, full))
     for name, tensor in exact.items():
         assert torch.equal(rounded[name].float(), tensor.bfloat16().float())
 
@@ -210,13 +210,13 @@ def test_a_stopped_run_that_saves_no_state_says_so(
 
     monkeypatch.setattr(sanity, "check", stop_after_step_3)
     status, said = train_program(run)
-    assert status == 128 + signal.SIGTERM and not list(run.checkpoints.iterdir())
+    assert status == 128 + signal.SIGTERM and not list(run.paths.checkpoints.iterdir())
     assert "stopped after step 3, without saving it (training.save_only_model): the next attempt starts again" in said
 
 
 def test_ranks_of_a_tp_group_get_one_loss(make_validated: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though their sums differ in the last bit, as they may on accelerators."""
-    directory = make_validated(EVERY_2).dataset_path / "validation"
+    directory = make_validated(EVERY_2).paths.dataset_path / "validation"
     sums = (torch.tensor(300.0), torch.nextafter(torch.tensor(300.0), torch.tensor(301.0)))
     losses = []
     for rank in range(2):
@@ -237,7 +237,7 @@ def test_ranks_of_a_tp_group_get_one_loss(make_validated: MakeRun, monkeypatch: 
 
 
 def test_validation_leaves_no_layer_gathered(make_validated: MakeRun) -> None:
-    directory = make_validated(EVERY_2).dataset_path / "validation"
+    directory = make_validated(EVERY_2).paths.dataset_path / "validation"
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         meshes = make_meshes("cpu", Degrees(1, 1, 1, 1), 1)
@@ -254,12 +254,12 @@ def test_a_run_may_stop_saving_its_state(make_validated: MakeRun) -> None:
     run = make_validated({"training.max_steps": 6, "training.save_every_steps": 3})
     train_here(run)
     whole = curve(run)
-    run.record_path("train").unlink()
-    shutil.rmtree(run.checkpoint(6))
+    run.paths.record_path("train").unlink()
+    shutil.rmtree(run.paths.checkpoint(6))
     changed = make_validated(
         {"training.max_steps": 6, "training.save_every_steps": 3, "training.save_only_model": True}
     )
-    assert changed.directory == run.directory
+    assert changed.paths.directory == run.paths.directory
     assert train_here(changed).facts["resumed_from"] == [3]
     assert curve(changed) == whole
 
@@ -267,10 +267,10 @@ def test_a_run_may_stop_saving_its_state(make_validated: MakeRun) -> None:
 def test_files_are_hashed_while_they_are_written(make_validated: MakeRun) -> None:
     run = make_validated({"training.async_save": True})
     train_here(run)
-    described = json.loads((run.checkpoint(4) / "checkpoint.json").read_text())
+    described = json.loads((run.paths.checkpoint(4) / "checkpoint.json").read_text())
     assert set(described["sha256"]) == {".metadata", "__0_0.distcp"}
     for name, digest in described["sha256"].items():
-        assert digests.file_sha256(run.checkpoint(4) / name) == digest
+        assert digests.file_sha256(run.paths.checkpoint(4) / name) == digest
 
 
 def test_a_checkpoint_that_a_thread_cannot_write_stops_the_run(make_validated: MakeRun) -> None:
@@ -282,7 +282,7 @@ def test_a_checkpoint_that_a_thread_cannot_write_stops_the_run(make_validated: M
             train_here(run)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert run.record("train") is None and not list(run.checkpoints.iterdir())
+    assert run.journal.record("train") is None and not list(run.paths.checkpoints.iterdir())
 
 
 def test_a_stop_keeps_the_checkpoint_that_a_thread_writes(

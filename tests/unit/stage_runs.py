@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,18 @@ from safetensors.numpy import save
 
 from hyperpod_ft import digests
 from hyperpod_ft.config import run_file
-from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.records import Record, outputs_of, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 
 
 def make_run(base: Path, model: str, dataset: dict[str, Any], revision: str | None = None) -> Run:
-    """A run frozen in its directory below `base`/root; its `env` stage counts as done."""
+    """A run frozen in its directory below `base`/root; its `env` stage counts as done, but left no interpreter."""
     values = {
         "name": "test",
         "engine": "torch",
         "cluster": {"root": str(base / "root"), "instance_type": "local"},
         "parallelism": {"ranks_per_node": 1},
-        "env": {"python": "current"},
         "model": {"source": model, "revision": revision},
         "dataset": dataset,
     }
@@ -38,10 +38,11 @@ def weights(**tensors: bytes) -> bytes:
     return bytes(save({name: np.frombuffer(content, np.uint8) for name, content in tensors.items()}))
 
 
-def finish(run: Run, stage: str, *outputs: Path, digests: bool = True) -> None:
+def finish(run: Run, stage: str, *outputs: Path, digests: bool = True, facts: Mapping[str, Any] = {}) -> None:
     """Write the record of a stage that this test does not run, and that wrote these outputs."""
-    found = run.outputs_of(outputs, digests=digests)
-    Record(stage, run.plan[stage].fingerprint, {}, found, {}, utc_now(), 0.0, "test", "").write(run.record_path(stage))
+    found, given = outputs_of(run.paths.root, outputs, digests=digests), dict(facts)
+    record = Record(stage, run.plan[stage].fingerprint, {}, found, given, utc_now(), 0.0, "test", "")
+    record.write(run.paths.record_path(stage))
 
 
 def finish_all(run: Run, *, but: str = "") -> None:
@@ -59,7 +60,7 @@ def chosen(run: Run, **selection: object) -> list[str]:
 def start(stage: str, run: Run, **environment: str) -> "subprocess.Popen[str]":
     """The stage program as a job starts it."""
     return subprocess.Popen(
-        [sys.executable, "-m", f"hyperpod_ft.stages.{stage}", str(run.directory)],
+        [sys.executable, "-m", f"hyperpod_ft.stages.{stage}", str(run.paths.directory)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

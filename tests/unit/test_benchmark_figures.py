@@ -8,39 +8,17 @@ import pytest
 
 from benchmarks import command, goals, table
 from benchmarks.command import RESULTS
-from benchmarks.goals import ALONE, COPY, GOALS, KIT, REPEATED
+from benchmarks.goals import COPY, KIT, REPEATED
 
 
 def measurement(wall: float, cpu: float = 1.0, peak: int = 100_000_000) -> dict[str, Any]:
     return {"wall": wall, "cpu": cpu, "peak": peak, "written": 5_000_000_000}
 
 
-MACHINE = {
-    "date": "2026-01-02",
-    "cpu": "A CPU",
-    "cores": 2,
-    "memory_gb": 24.0,
-    "kernel": "6.1",
-    "file_system": "ext4",
-    "python": "3.11.7",
-}
-HOW = {"command": "python -m benchmarks.x", "machine": MACHINE, "versions": {KIT: {"torch": "2"}}}
-
-
 def checkpoints(peak: int = 100_000_000) -> dict[str, Any]:
     walls = {COPY: (10, 20, 10), KIT: (12, 22, 13), "peft": (60, 100, 80)}
-    return {
-        **HOW,
-        "model_bytes": 5_000_000_000,
-        "contenders": {
-            name: {
-                "output": {"tensors": "one" if name == "peft" else name},
-                "rounds": [measurement(wall, peak=peak) for wall in times],
-            }
-            for name, times in walls.items()
-        },
-        "not_measured": {"mergekit": "cannot be installed"},
-    }
+    rounds = {name: [measurement(wall, peak=peak) for wall in times] for name, times in walls.items()}
+    return {"model_bytes": 5_000_000_000, "contenders": {name: {"rounds": each} for name, each in rounds.items()}}
 
 
 def dataset() -> dict[str, Any]:
@@ -52,55 +30,17 @@ def dataset() -> dict[str, Any]:
             "output": output,
             "rounds": [measurement(3, 2.0 + cpu), measurement(3, 2.1 + 2 * cpu)],
         }
-    return {
-        **HOW,
-        "rows": 1000,
-        "tokens_per_row": 161.0,
-        "copies": 2,
-        "max_length": 2048,
-        "contenders": found,
-        "not_measured": {},
-    }
+    return {"rows": 1000, "copies": 2, "max_length": 2048, "contenders": found}
 
 
 def training() -> dict[str, Any]:
     steps = {KIT: (1.0, 2.0, 1.0), "trl": (2.0, 3.0, 1.9), "trl, whole logits": (1.5, 3.2, 2.0)}
     memory = {KIT: 1e9, "trl": 4e9, "trl, whole logits": 3e9}
-    return {
-        **HOW,
-        "method": "lora",
-        "precision": "fp32",
-        "max_length": 2048,
-        "documents": 8,
-        "rows": 1,
-        "instance_type": "local",
-        "contenders": {
-            name: {
-                "output": {},
-                "rounds": [
-                    measurement(3) | {"step_cpu": one, "beyond_imports": memory[name], "last_loss": 10.5}
-                    for one in each
-                ],
-            }
-            for name, each in steps.items()
-        },
-        "not_measured": {},
+    rounds = {
+        name: [measurement(3) | {"step_cpu": one, "beyond_imports": memory[name]} for one in each]
+        for name, each in steps.items()
     }
-
-
-def layouts() -> dict[str, Any]:
-    seconds = {ALONE: (1.0, 2.0, 1.0), "TP 2": (1.2, 2.2, 1.4)}
-    contenders = {
-        name: {"ranks": 1 + (name != ALONE), "rounds": [{"cpu": one, "sent": 2_500_000} for one in each]}
-        for name, each in seconds.items()
-    }
-    sent = {"PP": {"1": 0, "8": 1_040_000}}
-    return {"steps": {**HOW, "contenders": contenders}, "scaling": {**HOW, "sent": sent}}
-
-
-def pipelines() -> dict[str, Any]:
-    case = {"ranks": 2, "micro_batches": 4, "schedule": "gpipe", "formula": 0.2, "idle": 0.23, "uneven": 1.056}
-    return {"idle": {**HOW, "cases": [case]}}
+    return {"instance_type": "local", "contenders": {name: {"rounds": each} for name, each in rounds.items()}}
 
 
 def test_figures() -> None:
@@ -129,34 +69,6 @@ def test_a_figure_without_a_limit_is_shown(tmp_path: Path, capsys: pytest.Captur
     entry = {"contenders": {name: {"rounds": [{"wall": wall}]} for name, wall in walls.items()}}
     assert command.record(tmp_path, "s3", "pull", entry)
     assert "0.50x (no limit)" in capsys.readouterr().out
-
-
-def test_tables() -> None:
-    made = table.document("before\n" + table.BEGIN + "\nold\n" + table.END + "\nafter\n", {})
-    assert made.startswith("before\n")
-    assert made.endswith("\nafter\n")
-    assert "old" not in made
-    assert made.count("not measured") == len(GOALS)
-    made = table.document(
-        made,
-        {
-            "merge": {"8": checkpoints()},
-            "dataset": {"text": dataset()},
-            "training": {"lora-fp32-2048": training()},
-            "layouts": layouts(),
-            "pipeline": pipelines(),
-        },
-    )
-    assert "| TP 2 | 2 | 1.20x (1.10x–1.40x) | 2.50 |" in made
-    assert "|  | 1 rank | 8 ranks |\n|---|---|---|\n| PP | 0.00 | 1.04 |" in made
-    assert "| 2 | 4 | `gpipe` | 20.0 % | 23.0 % | 1.06 |" in made
-    assert "| hyperpod-ft | 2,048 | 1.50x (1.50x–1.90x) | 1,000 MB | 10.5000 |" in made
-    assert "| merge, 8 layers, wall against `cp -r` | 1.50x | 1.15x | 1.20x (1.10x–1.30x) |" in made
-    assert "| hyperpod-ft | 13.0 s | 1.20x (1.10x–1.30x) | 0.20 | 100 MB | 5.0 GB |  |" in made
-    assert "| peft | 80.0 s | 6.00x (5.00x–8.00x) | 0.20 | 100 MB | 5.0 GB | no |" in made
-    assert "| mergekit | not measured: cannot be installed | | | | | |" in made
-    assert "| trl 0.24 | 938 (625–1,250) | 8.0x (8.0x–8.0x) | 2.0 s | 100 MB | 0.49 % |" in made
-    assert "A CPU, 2 cores" in made
 
 
 def test_the_document_shows_what_was_recorded() -> None:

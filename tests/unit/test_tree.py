@@ -1,6 +1,8 @@
 """What import-linter cannot check about the tree of hyperpod_ft/."""
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -49,3 +51,11 @@ def test_a_name_of_a_class_has_one_meaning() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert {name for name, count in names.items() if count > 1} == TWO_MEANINGS
+
+
+def test_the_fixtures_of_engine_neurons_tests_exist() -> None:
+    """Where its packages are missing, these tests are skipped before pytest looks for all of their fixtures."""
+    plan = [sys.executable, "-m", "pytest", "--setup-plan", "--quiet", "-p", "no:cacheprovider", "tests/neuron"]
+    done = subprocess.run(plan, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SETUP    F neuron_jobs" in done.stdout

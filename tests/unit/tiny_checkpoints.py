@@ -23,8 +23,9 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import checkpoint_directory
-from hyperpod_ft.engines.training_progress import TrainingProgress
+from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.runs.run import Run
+from tests.tasks import task_without_model
 from tests.unit import tiny_tokenizer
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -183,14 +184,14 @@ def run_on(root: Path, base: Path, **changes: Any) -> Run:
     for section, given in changes.items():
         values[section] = values.get(section, {}) | given
     run = Run.of(run_file.resolve(RunConfig.model_validate(values), root))
-    shutil.copytree(base, run.base_model)
+    shutil.copytree(base, run.paths.base_model)
     return run
 
 
 def add_checkpoint(run: Run, tensors: Mapping[str, torch.Tensor], step: int = 7) -> Path:
     """A complete checkpoint of stage train."""
-    directory = save_whole(run.checkpoints / f"step-{step:08d}", tensors)
+    directory = save_whole(run.paths.checkpoints / f"step-{step:08d}", tensors)
     progress = TrainingProgress(step=step, last_loss=1.25)
     files = {path.name: checkpoint_directory.CheckpointFile.of(path, file_sha256(path)) for path in directory.iterdir()}
-    checkpoint_directory.write_description(run, progress, directory, dict(sorted(files.items())))
+    checkpoint_directory.write_description(task_without_model(run), progress, directory, dict(sorted(files.items())))
     return directory

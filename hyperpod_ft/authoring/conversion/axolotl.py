@@ -8,29 +8,46 @@ from hyperpod_ft.authoring.conversion import training_arguments
 from hyperpod_ft.authoring.conversion.foreign_file import (
     Conversion,
     Rule,
+    changes,
     is_unset,
-    left,
     number,
     switch,
     text,
     used,
 )
-from hyperpod_ft.authoring.dataset_format import template
-from hyperpod_ft.config.sections.tracking import PROJECT, PROJECT_CHARACTERS
+from hyperpod_ft.authoring.dataset_format import template, text_of
+from hyperpod_ft.config.sections.cluster import PROJECT, PROJECT_CHARACTERS
 from hyperpod_ft.errors import UserError
 
-_FROM_MODEL = "is taken from the model's own files"
-_KERNELS = "engine torch has its own kernels"
-_LAYOUT = "degrees and sharding are chosen for the instance type (section parallelism)"
-_PER_EPOCH = "the kit counts steps: set training.{}"
-
+# what is trained when a key is on, beside `rl`
+OBJECTIVES = {
+    "reward_model": "a reward model",
+    "process_reward_model": "a reward model",
+    "processor_type": "on images, sound or video",
+    "pretraining_dataset": "on a stream of text",
+    "diffusion": "a diffusion model",
+    "use_eaft": "with entropy-adaptive fine-tuning",
+    "kd_trainer": "by distillation",
+}
 _FORMATS: dict[str, dict[str, Any]] = {
     "alpaca": {"format": "alpaca"},
-    "completion": {"format": "text", "loss_on": "all"},
     "chat_template": {"format": "chat"},
     "chat_template.default": {"format": "chat"},
     "alpaca_chat.load_qa": template("question", "answer"),
 }
+# forms of pairs whose rows have prompt, chosen and rejected, or whole conversations
+_PAIRS = re.compile(r"(chatml|llama3)\.(ultra|prompt_pairs|argilla_chat)|chat_template\.argilla_chat|passthrough")
+# fields of rows, and what they are in the kit's format
+_FIELDS: dict[str, dict[str, Any]] = {
+    "chat": {
+        "field_messages": "messages",
+        "message_field_role": "role",
+        "message_field_content": "content",
+        "message_property_mappings": {"role": "role", "content": "content"},
+    },
+    "preference": {"field_messages": "prompt", "field_chosen": "chosen", "field_rejected": "rejected"},
+}
+_KERNEL_PLUGIN = re.compile(r"axolotl\.integrations\.(cut_cross_entropy|liger|kernels|expert_parallel|swanlab)\.\w+")
 
 
 def _weights_and_biases(conversion: Conversion, key: str) -> None:
@@ -44,27 +61,47 @@ def _weights_and_biases(conversion: Conversion, key: str) -> None:
     if re.fullmatch(PROJECT, project, re.ASCII):
         conversion.draft.set("tracking.project", project)
     else:
-        conversion.left[key] = f"a project has {PROJECT_CHARACTERS}: set tracking.project"
+        conversion.housekeeping[key] = f"a project has {PROJECT_CHARACTERS}: set tracking.project"
 
 
+def _plugins(conversion: Conversion, key: str) -> None:
+    plugins = conversion.values[key]
+    if isinstance(plugins, list) and all(_KERNEL_PLUGIN.fullmatch(str(plugin)) for plugin in plugins):
+        conversion.housekeeping[key] = "the kit has kernels and trackers of its own"
+    else:
+        conversion.changes[key] = "the kit has no plugins"
+
+
+def _model_type(conversion: Conversion, key: str) -> None:
+    if not str(conversion.values[key]).endswith(("ForCausalLM", "LMHeadModel")):
+        conversion.changes[key] = "the kit trains causal language models, and T5"
+
+
+def _chat_template(conversion: Conversion, key: str) -> None:
+    if conversion.values[key] != "tokenizer_default":
+        conversion.changes[key] = "chats take the template of the model's tokenizer"
+
+
+def _special_tokens(conversion: Conversion, key: str) -> None:
+    tokens = conversion.values[key]
+    if not isinstance(tokens, dict) or any(value for name, value in tokens.items() if name != "pad_token"):
+        conversion.changes[key] = "tokens are those of the model's tokenizer"
+
+
+# keys that another rule, or `finish`, reads
+_READ_ELSEWHERE = (
+    "base_model_config datasets rl adapter wandb_mode sample_packing micro_batch_size load_in_4bit"
+    " lora_target_modules lora_target_linear excess_length_strategy val_set_size early_stopping_patience"
+    " shuffle_merged_datasets"
+)
 RULES: Mapping[str, Rule] = {
     **training_arguments.RULES,
+    **dict.fromkeys(_READ_ELSEWHERE.split(), used),
     "base_model": text("model.source"),
     "revision_of_model": text("model.revision"),
-    "datasets": used,
-    "rl": used,
-    "adapter": used,
-    "wandb_mode": used,
-    "wandb_entity": left("export WANDB_ENTITY in the shell that submits"),
-    "sample_packing": used,
-    "micro_batch_size": used,
-    "gradient_accumulation_steps": used,
-    "load_in_4bit": used,
-    "load_in_8bit": left("the kit keeps a frozen model in bf16, or in 4 bits (lora.quantization: nf4)"),
-    "lora_target_modules": used,
-    "lora_target_linear": used,
+    "model_type": _model_type,
+    "wandb_project": _weights_and_biases,
     "sequence_len": number("dataset.max_length"),
-    "val_set_size": used,
     "num_epochs": number("training.epochs"),
     "optimizer": training_arguments.RULES["optim"],
     "lr_scheduler": training_arguments.RULES["lr_scheduler_type"],
@@ -74,7 +111,6 @@ RULES: Mapping[str, Rule] = {
     "peft_use_dora": switch("lora.dora"),
     "peft_use_rslora": switch("lora.rslora"),
     "loraplus_lr_ratio": number("lora.plus_ratio"),
-    "early_stopping_patience": used,
     "dpo_beta": number("dpo.beta"),
     "rl_beta": number("dpo.beta"),
     "train_on_inputs": switch("dataset.loss_on", "all"),
@@ -82,143 +118,109 @@ RULES: Mapping[str, Rule] = {
     "bfloat16": training_arguments.RULES["bf16"],
     "float16": training_arguments.RULES["fp16"],
     "activation_offloading": switch("training.activation_offload"),
-    "evals_per_epoch": left(_PER_EPOCH.format("validate_every_steps")),
-    "saves_per_epoch": left(_PER_EPOCH.format("save_every_steps")),
-    "lora_modules_to_save": left("the kit trains adapters of linear layers and embeddings: see lora.target_modules"),
-    "lora_model_dir": left("the kit starts new adapters; merge the earlier one into model.source first"),
-    "lora_fan_in_fan_out": left(_FROM_MODEL),
-    **dict.fromkeys(
-        (
-            "model_type",
-            "tokenizer_type",
-            "tokenizer_config",
-            "special_tokens",
-            "tokens",
-            "chat_template",
-            "is_llama_derived_model",
-        ),
-        left(_FROM_MODEL),
-    ),
-    **dict.fromkeys(
-        (
-            "xformers_attention",
-            "sdp_attention",
-            "sdpa_attention",
-            "s2_attention",
-            "attention",
-            "liger_rope",
-            "liger_rms_norm",
-            "liger_glu_activation",
-            "liger_fused_linear_cross_entropy",
-            "lora_mlp_kernel",
-            "lora_qkv_kernel",
-            "lora_o_kernel",
-            "cut_cross_entropy",
-        ),
-        left(_KERNELS),
-    ),
-    **dict.fromkeys(
-        (
-            "wandb_watch",
-            "wandb_name",
-            "wandb_run_id",
-            "wandb_log_model",
-            "mlflow_tracking_uri",
-            "mlflow_experiment_name",
-            "use_tensorboard",
-        ),
-        left(training_arguments.METRICS),
-    ),
-    **dict.fromkeys(
-        (
-            "sequence_parallel_degree",
-            "context_parallel_size",
-            "tensor_parallel_size",
-            "dp_shard_size",
-            "dp_replicate_size",
-            "fsdp_version",
-            "fsdp_final_state_dict_type",
-            "local_rank",
-            "world_size",
-        ),
-        left(_LAYOUT),
-    ),
-    "wandb_project": _weights_and_biases,
-    "dataset_prepared_path": left("prepared datasets are kept below cluster.root"),
-    "dataset_processes": left("see dataset.workers"),
-    "eval_sample_packing": left("validation rows are packed as training rows are"),
-    "pad_to_sequence_len": left("every row has dataset.max_length tokens"),
-    "eval_table_size": left("samples.json has answers of both models (section generate)"),
-    "test_datasets": left("validation rows are held out of the training data: set dataset.validation_share"),
-    "shuffle_merged_datasets": left("rows are always shuffled, by seed"),
-    "plugins": left("the kit has no plugins"),
-    "strict": left("unknown keys are always an error"),
-    "debug": left("has no counterpart"),
+    "lora_modules_to_save": changes("the kit trains adapters of linear layers and embeddings: see lora.target_modules"),
+    "lora_model_dir": changes("the kit starts new adapters; merge the earlier one into model.source first"),
+    "chat_template": _chat_template,
+    "special_tokens": _special_tokens,
+    "plugins": _plugins,
+    "test_datasets": changes("validation rows are held out of the training data: set dataset.validation_share"),
 }
+
+
+def check_objective(conversion: Conversion) -> None:
+    """Raises UserError when the kit does not have what `rl` trains."""
+    if conversion.values.get("rl") not in (None, "", "dpo"):
+        raise UserError("rl: the kit has supervised training and DPO", "train with rl: dpo, or without rl")
+    if conversion.values.get("adapter") not in (None, "", "lora", "qlora"):
+        raise UserError("adapter: the kit has LoRA, QLoRA and training of all parameters", "use lora, qlora or none")
 
 
 def finish(conversion: Conversion) -> None:
     """What needs more than one key."""
     draft, values = conversion.draft, conversion.values
-    adapter = values.get("adapter")
-    if adapter not in (None, "", "lora", "qlora"):
-        conversion.left["adapter"] = "the kit has LoRA and training of all parameters; it uses LoRA"
-    draft.set("training.method", "full" if adapter in (None, "") else "lora")
+    adapter, dpo = values.get("adapter"), bool(values.get("rl"))
+    draft.set("training.method", "lora" if adapter else "full")
     if adapter == "qlora" or (adapter and conversion.is_on("load_in_4bit")):
         draft.set("lora.quantization", "nf4")
-    modules = values.get("lora_target_modules")
-    if modules and not conversion.is_on("lora_target_linear"):
-        draft.set("lora.target_modules", modules if isinstance(modules, list) else [str(modules)])
-    rl = values.get("rl")
-    if rl not in (None, "", "dpo"):
-        raise UserError("rl: the kit has supervised training and DPO", "train with rl: dpo, or without rl")
-    if rl:
+    _set_modules(conversion)
+    if dpo:
         draft.set("training.objective", "dpo")
     training_arguments.set_batch(conversion, "micro_batch_size", 1)
-    training_arguments.set_packing(conversion, "bfd" if conversion.is_on("sample_packing") and not rl else "none")
+    overlong = "truncate" if values.get("excess_length_strategy") == "truncate" else "drop"
+    if values.get("excess_length_strategy") == "raise":
+        conversion.changes["excess_length_strategy"] = "a row that is too long is dropped, and counted"
+    packing = "bfd" if conversion.is_on("sample_packing") and not dpo else "none"
+    training_arguments.set_packing(conversion, packing, overlong)
     training_arguments.set_validation_share(conversion, "val_set_size")
     if values.get("early_stopping_patience"):
         if draft.get("training.validate_every_steps"):
             draft.set("training.early_stopping_patience", conversion.number("early_stopping_patience"))
         else:
-            conversion.left["early_stopping_patience"] = "needs training.validate_every_steps; set both"
+            conversion.changes["early_stopping_patience"] = "needs training.validate_every_steps; set both"
+    if values.get("shuffle_merged_datasets") is False:
+        conversion.changes["shuffle_merged_datasets"] = "rows are always shuffled, by seed"
     draft.default("training.epochs", 1, "axolotl's default")
     draft.default("dataset.max_length", 512, "axolotl's default")
-    _set_dataset(conversion, "preference" if rl else "")
+    if not conversion.dataset_given:
+        _set_dataset(conversion, dpo)
     training_arguments.finish(conversion)
 
 
-def _set_dataset(conversion: Conversion, given: str) -> None:
-    entries = conversion.values.get("datasets") or []
-    if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
-        conversion.left["datasets"] = "is not a list of datasets"
-        return
-    first = entries[0]
-    for index in range(1, len(entries)):
-        conversion.left[f"datasets[{index}]"] = "a run has one dataset; concatenate their rows"
-    conversion.draft.set("dataset.source", str(first.get("path", "")))
-    for key, value in first.items():
-        if key not in ("path", "type", "data_files") and not is_unset(value):
-            conversion.left[f"datasets[0].{key}"] = _reason(key)
-    files = first.get("data_files")
-    if files:
+def _set_modules(conversion: Conversion) -> None:
+    modules = conversion.values.get("lora_target_modules")
+    if conversion.is_on("lora_target_linear"):
+        if not all(str(name).endswith("_proj") for name in (modules if isinstance(modules, list) else ())):
+            conversion.changes["lora_target_modules"] = "the run adapts linear layers of attention and MLP alone"
+    elif not is_unset(modules):
+        conversion.set_target_modules("lora_target_modules", modules)
+    elif conversion.values.get("adapter"):
+        conversion.changes["lora_target_modules"] = "is not set: PEFT adapts some layers, the kit all linear ones"
+
+
+def _set_dataset(conversion: Conversion, dpo: bool) -> None:
+    entry = conversion.only_dataset("datasets")
+    conversion.draft.set("dataset.source", str(entry.get("path", "")))
+    if files := entry.get("data_files"):
         conversion.draft.set("dataset.files", files if isinstance(files, list) else [str(files)])
-    kind = first.get("type")
-    keys: dict[str, Any] | None = {"format": given} if given else _FORMATS.get(str(kind))
-    if keys:
-        for key, value in keys.items():
-            conversion.draft.default(f"dataset.{key}", value)
-    elif not is_unset(kind):
-        conversion.left["datasets[0].type"] = "is not one of the kit's formats"
+    conversion.set_split("datasets[0].split", str(entry.get("split") or "train"))
+    kind = entry.get("type")
+    keys = _format(conversion, entry, dpo)
+    if keys is None and not conversion.format_given:
+        raise UserError("datasets[0].type: is not one of the kit's formats", "pass --format")
+    conversion.set_format(keys or {})
+    if keys is None or str(kind).startswith(("chatml", "llama3")):
+        conversion.changes["datasets[0].type"] = "prompts are the kit's own: chats take the tokenizer's template"
+    known = {"path", "type", "data_files", "split", "field", "ds_type", "roles_to_train"}
+    for key in entry.keys() - known - _FIELDS.get((keys or {}).get("format", ""), {}).keys():
+        if not is_unset(entry[key]):
+            conversion.changes[f"datasets[0].{key}"] = "has no counterpart in section dataset"
+    if entry.get("roles_to_train") not in (None, ["assistant"]):
+        conversion.changes["datasets[0].roles_to_train"] = (
+            "every answer of the assistant counts in the loss, and only these"
+        )
 
 
-def _reason(key: str) -> str:
-    if key in ("field_messages", "message_property_mappings", "roles", "message_field_role", "message_field_content"):
-        return "rows of format chat have messages of role and content; rename the fields if these differ"
-    if key in ("field_chosen", "field_rejected"):
-        return "rows of format preference have prompt, chosen and rejected; rename the fields if these differ"
-    if key == "ds_type":
-        return "the type of a file is known from its name"
-    if key in ("split", "name", "shards"):
-        return "dataset.files chooses what is read"
-    return "has no counterpart; format template can name other fields"
+def _format(conversion: Conversion, entry: Mapping[str, Any], dpo: bool) -> dict[str, Any] | None:
+    """The dataset's format; None if it is another tool's own. Raises UserError for other fields than the kit reads."""
+    kind = str(entry.get("type"))
+    if kind == "completion":
+        conversion.draft.set(
+            "dataset.packing", "wrapped", "cuts long texts into rows, as axolotl does, and joins short ones"
+        )
+        return text_of(str(entry.get("field") or "text"))
+    if dpo:
+        keys = {"format": "preference"} if _PAIRS.fullmatch(kind) or kind.startswith("chat_template") else None
+        fields = {"field_messages": "messages", **entry} if kind == "chat_template.default" else entry
+    else:
+        keys, fields = _FORMATS.get(kind), entry
+    for field, name in _FIELDS.get((keys or {}).get("format", ""), {}).items():
+        if fields.get(field) not in (None, name):
+            raise UserError(
+                f"datasets[0].{field}: rows of format {keys['format'] if keys else ''} have {_names(name)}",
+                "rename the fields of the rows, and give the new file with --dataset",
+            )
+    return keys
+
+
+def _names(name: Any) -> str:
+    return " and ".join(name) if isinstance(name, dict) else str(name)

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from hyperpod_ft.authoring.conversion import axolotl, llama_factory, trl
-from hyperpod_ft.authoring.conversion.foreign_file import Conversion, Rule, convert_keys, read
+from hyperpod_ft.authoring.conversion.foreign_file import GIVE_DATASET, Conversion, Rule, convert_keys, read
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.new_run import complete, instance_of, name_run, set_cluster, set_dataset, written_source
-from hyperpod_ft.errors import UserError
-from hyperpod_ft.terminal import printable
+from hyperpod_ft.errors import UserError, printable
 
 
 @dataclass(frozen=True)
@@ -17,18 +17,25 @@ class _Tool:
     name: str
     keys: frozenset[str]  # that only its files have
     rules: Mapping[str, Rule]
+    objectives: Mapping[str, str]  # of keys whose files train something else than the kit does
+    check_objective: Callable[[Conversion], None]
     finish: Callable[[Conversion], None]
+    dpo: str  # what makes a file one for DPO
+
+
+def _tool(name: str, keys: set[str], module: ModuleType, dpo: str) -> _Tool:
+    return _Tool(name, frozenset(keys), module.RULES, module.OBJECTIVES, module.check_objective, module.finish, dpo)
 
 
 _TOOLS = (
-    _Tool("axolotl", frozenset({"base_model"}), axolotl.RULES, axolotl.finish),
-    _Tool(
+    _tool("axolotl", {"base_model"}, axolotl, "rl: dpo"),
+    _tool(
         "LLaMA-Factory",
-        frozenset({"stage", "finetuning_type", "cutoff_len", "lora_rank", "lora_target"}),
-        llama_factory.RULES,
-        llama_factory.finish,
+        {"stage", "finetuning_type", "cutoff_len", "lora_rank", "lora_target"},
+        llama_factory,
+        "stage: dpo",
     ),
-    _Tool("TRL", frozenset({"model_name_or_path"}), trl.RULES, trl.finish),
+    _tool("TRL", {"model_name_or_path"}, trl, "beta: 0.1"),
 )
 
 
@@ -46,7 +53,8 @@ class Supplement:
 def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
     """A configuration file of axolotl, LLaMA-Factory or TRL, converted to a run file that is to be written to `output`.
 
-    Raises UserError when the file has none of these formats, lacks a model or dataset, or nothing fits the memory.
+    Raises UserError when the file has none of these formats, trains what the kit does not, lacks a model or dataset, or
+    nothing fits the memory.
     """
     values = read(path)
     tool = next((tool for tool in _TOOLS if tool.keys & values.keys()), None)
@@ -56,54 +64,64 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
             "give a file with base_model or model_name_or_path",
         )
     draft = Draft()
-    conversion = Conversion(draft, values, path.parent)
+    conversion = Conversion(draft, values, path, supplement.dataset is not None, supplement.format is not None)
     try:
+        _check_objective(conversion, tool)
         convert_keys(conversion, tool.rules)
         tool.finish(conversion)
+        _set_sources(conversion, supplement, output)
+        if draft.get("dataset.format") == "preference" and draft.get("training.objective") != "dpo":
+            raise UserError(
+                "has a dataset of preferences and nothing that says DPO, and the kit has no reward models",
+                f"if it is for DPO, add {tool.dpo}",
+            )
     except UserError as error:
         raise UserError(f"{path}: {error.problem}", error.remedy) from error
-    _set_sources(conversion, supplement, path, output)
-    if draft.get("dataset.format") == "preference":
-        draft.set("training.objective", "dpo")
     if tool.name == "TRL":
         trl.finish_with_format(conversion)
     _drop_what_has_no_effect(conversion)
     set_cluster(draft, instance_of(supplement.instance_type), supplement.nodes)
     name_run(draft)
-    # names of keys may hold sequences that control a terminal, and line breaks
-    conversion.left = {printable(key): reason for key, reason in conversion.left.items()}
-    draft.head.append(f"Converted from {printable(path.name)}, of {tool.name}, by `hyperpod-ft init --from`.")
-    draft.end += [f"Not converted: {key}: {reason}" for key, reason in conversion.left.items()]
+    draft.head.insert(0, f"Converted from {printable(path.name)}, of {tool.name}, by `hyperpod-ft init --from`.")
+    packing = draft.get("dataset.packing")
     complete(draft, output, keep_batch=True)
+    if packing != draft.get("dataset.packing"):
+        conversion.changes["packing"] = draft.notes["dataset.packing"]
+    draft.end += [line for heading, lines in conversion.left().items() for line in (heading, *lines)]
     return conversion
 
 
-def _set_sources(conversion: Conversion, supplement: Supplement, path: Path, output: Path) -> None:
+def _check_objective(conversion: Conversion, tool: _Tool) -> None:
+    """Raises UserError when the file trains something that the kit does not."""
+    for key, objective in tool.objectives.items():
+        if conversion.is_on(key):
+            raise UserError(
+                f"{key}: is for training {objective}", "the kit has supervised training, training on text, and DPO"
+            )
+    tool.check_objective(conversion)
+
+
+def _set_sources(conversion: Conversion, supplement: Supplement, output: Path) -> None:
     draft = conversion.draft
     model = supplement.model or draft.get("model.source")
     dataset = supplement.dataset or draft.get("dataset.source")
     if not model:
-        raise UserError(f"{path}: names no model that can be used", "give one with --model")
+        raise UserError("names no model", "give one with --model")
     if not dataset:
-        reasons = [f"{key} {conversion.left[key]}" for key in ("dataset", "datasets") if key in conversion.left]
-        raise UserError(f"{path}: {next(iter(reasons), 'names no dataset')}", "give one with --dataset")
-    draft.set("model.source", _found(model, path, output))
-    known = supplement.format or (None if supplement.dataset else draft.get("dataset.format"))
-    if supplement.dataset:
-        conversion.left.pop("dataset", None)  # it takes the place of that
-        for key in ("format", "prompt_template", "completion_template", "files"):
-            draft.values["dataset"].pop(key, None)
-    set_dataset(draft, _found(dataset, path, output), known, output)
+        raise UserError("names no dataset", GIVE_DATASET)
+    draft.set("model.source", written_source(_found(conversion, model), output))
+    found = _found(conversion, dataset)
+    known = supplement.format or draft.values.get("dataset", {}).pop("format", None)
+    if known == "preference" and not supplement.format and Path(found).exists():
+        known = None  # whether they are, their rows tell
+    set_dataset(draft, found, known, output)
 
 
-def _found(source: str, path: Path, output: Path) -> str:
-    """A source as the run file names it: the other tools take paths from where they are started, or from the file."""
-    return written_source(source if Path(source).exists() else _beside(source, path), output)
-
-
-def _beside(source: str, path: Path) -> str:
-    beside = path.parent / source
-    return str(beside) if not source.startswith(("s3://", "example:")) and beside.exists() else source
+def _found(conversion: Conversion, source: str) -> str:
+    """A source with the path that it means, if it is one: the other tools have no sign for paths."""
+    if source.startswith(("s3://", "example:")):
+        return source
+    return str(conversion.find(source) or source)
 
 
 def _drop_what_has_no_effect(conversion: Conversion) -> None:
@@ -114,7 +132,7 @@ def _drop_what_has_no_effect(conversion: Conversion) -> None:
         ("dpo", draft.get("training.objective") == "dpo", "has no effect without preferences"),
     ):
         for key in () if is_used else draft.values.pop(section, {}):
-            conversion.left[f"{section}.{key}"] = reason
+            conversion.housekeeping[f"{section}.{key}"] = reason
     if draft.get("training.objective") == "dpo" and draft.get("dataset.loss_on"):
         del draft.values["dataset"]["loss_on"]
-        conversion.left["dataset.loss_on"] = "has no effect with preferences"
+        conversion.housekeeping["dataset.loss_on"] = "has no effect with preferences"

@@ -1,33 +1,95 @@
 """A configuration file of another tool: its values, and what becomes of each of its keys.
 
-Every key ends up in the run file or in `left`, with the reason. Values are never repeated in reasons: a key that this
-kit does not know may hold anything.
+Every key ends up in the run file, or with a reason in `changes` or `housekeeping`. Values are never repeated in
+reasons: a key that this kit does not know may hold anything.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.authoring.conversion.housekeeping import reason_of
 from hyperpod_ft.authoring.draft import Draft
-from hyperpod_ft.config import yaml_text
+from hyperpod_ft.config import sources, yaml_text
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.config.secrets import holds_secret
-from hyperpod_ft.errors import UserError, did_you_mean
+from hyperpod_ft.config.sections.inputs import SPLIT
+from hyperpod_ft.errors import UserError, did_you_mean, printable
 
 _SECRET = re.compile(r"(^|_)(token|api_?key|secret|password|credentials?|access_key(_id)?)$", re.IGNORECASE)
+GIVE_DATASET = "give one with --dataset"
 _WORDS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
+
+
+def several_datasets(key: str, names: Sequence[str]) -> UserError:
+    return UserError(
+        f"{key}: a run has one dataset, and these are {len(names)}: {shortened(', '.join(names))}",
+        "put their rows into one file, and give it with --dataset",
+    )
 
 
 @dataclass
 class Conversion:
-    """The run file made of another tool's file, and the keys of that file that are not in it."""
+    """The run file made of another tool's file, and the keys of that file that are not in it, or not as they were."""
 
     draft: Draft
     values: Mapping[str, Any]  # of the other file
-    directory: Path  # that its relative paths begin at
-    left: dict[str, str] = field(default_factory=dict)  # why, by key
+    file: Path
+    dataset_given: bool = False  # --dataset takes the place of the file's
+    format_given: bool = False
+    changes: dict[str, str] = field(default_factory=dict)  # what changes the training: why, by key
+    housekeeping: dict[str, str] = field(default_factory=dict)  # what does not
+
+    def left(self) -> dict[str, list[str]]:
+        """What is not in the run file, or not as it was: a line for each reason, by heading."""
+        found = {"Changes your training:": self.changes, "Housekeeping, not converted:": self.housekeeping}
+        return {heading: _by_reason(reasons) for heading, reasons in found.items() if reasons}
+
+    def find(self, path: str) -> Path | None:
+        """What a relative path of the file means. These tools take it from where they are started, which is seldom
+        where the file is: also tried are the file's directory and those above it.
+        """
+        bases = (Path.cwd(), *self.file.absolute().parents)
+        return next((base / path for base in bases if sources.exists(base / path)), None)
+
+    def only_dataset(self, key: str) -> Mapping[str, Any]:
+        """The dataset of a list of datasets. Raises UserError unless there is one, by its path or Hub id."""
+        entries = self.values.get(key)
+        if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
+            raise UserError(f"{key}: names no dataset", GIVE_DATASET)
+        if entries[1:]:
+            raise several_datasets(key, [str(one.get("path")) if isinstance(one, dict) else "?" for one in entries])
+        if entries[0].get("path") in ("json", "csv", "parquet", "arrow", "text"):
+            raise UserError(f"{key}[0].path: is a kind of file", GIVE_DATASET)
+        return entries[0]
+
+    def set_format(self, keys: Mapping[str, Any]) -> None:
+        """Set the dataset's format, unless --format has another."""
+        for key, value in {} if self.format_given else keys.items():
+            self.draft.set(f"dataset.{key}", value)
+
+    def set_split(self, key: str, split: str) -> None:
+        """Set the part of the dataset that is used: a split, or a slice of one."""
+        if split == "train":
+            return  # as the kit does
+        if re.fullmatch(SPLIT, split, re.ASCII):
+            self.draft.set("dataset.split", split)
+        else:
+            self.changes[key] = "dataset.split takes one split, or a slice of one; all of `train` is used"
+
+    def set_target_modules(self, key: str, value: Any) -> None:
+        """Set the modules that have adapters: names, or what stands for all linear layers."""
+        names = [str(name) for name in value] if isinstance(value, list) else re.split(r"[\s,]+", str(value).strip())
+        if names in (["all"], ["all-linear"]):
+            return
+        if all(re.fullmatch(r"[\w.-]+", name, re.ASCII) for name in names):
+            self.draft.set("lora.target_modules", names)
+        else:
+            self.changes[key] = (
+                "is a regular expression, and the run adapts all linear layers: name modules in lora.target_modules"
+            )
 
     def is_on(self, key: str) -> bool:
         """Whether a switch is on: PyYAML, which these tools read with, also takes yes and no for switches."""
@@ -49,7 +111,15 @@ class Conversion:
         return int(value) if float(value).is_integer() and abs(value) >= 1 else float(value)
 
 
-# What becomes of a key: it may set keys of the draft, or put the key into `left`.
+def _by_reason(reasons: Mapping[str, str]) -> list[str]:
+    keys: dict[str, list[str]] = {}
+    for key, reason in reasons.items():
+        # names of keys may hold sequences that control a terminal, and line breaks
+        keys.setdefault(reason, []).append(printable(key))
+    return [f"  {', '.join(names)}: {reason}" for reason, names in keys.items()]
+
+
+# What becomes of a key: it may set keys of the draft, or put the key into `changes` or `housekeeping`.
 Rule = Callable[[Conversion, str], None]
 
 
@@ -82,23 +152,24 @@ def switch(to: str, value: Any = True) -> Rule:
 
 
 def choice(to: str, values: Mapping[str, Any], otherwise: str) -> Rule:
-    """One of the values that have a counterpart; any other is left, with the reason `otherwise`."""
+    """One of the values that have a counterpart; of any other, the one that it begins with, and the reason is noted."""
 
     def rule(conversion: Conversion, key: str) -> None:
         value = str(conversion.values[key])
         if value not in values:
-            conversion.left[key] = otherwise
-        elif values[value] is not None:
+            conversion.changes[key] = otherwise
+            value = value.partition("_")[0]
+        if value in values:
             conversion.draft.set(to, values[value])
 
     return rule
 
 
-def left(reason: str) -> Rule:
-    """A key that has no counterpart."""
+def changes(reason: str) -> Rule:
+    """A key that has no counterpart, without which the training is another."""
 
     def rule(conversion: Conversion, key: str) -> None:
-        conversion.left[key] = reason
+        conversion.changes[key] = reason
 
     return rule
 
@@ -113,16 +184,21 @@ def is_unset(value: Any) -> bool:
 
 
 def convert_keys(conversion: Conversion, rules: Mapping[str, Rule]) -> None:
-    """Apply the rule of each key. A key that is off or empty changes nothing, unless it is unknown."""
+    """Apply the rule of each key. A key that is off or empty changes nothing, unless it is unknown and may be on by
+    default: what is unknown may change the training.
+    """
     for key, value in conversion.values.items():
-        rule = rules.get(key)
         if _SECRET.search(key) or any(holds_secret(one) for one in _strings(value)):
             if not is_unset(value):
-                conversion.left[key] = "may be a secret and was not copied; export it in the shell that submits"
-        elif rule is None:
-            conversion.left[key] = "unknown key" + did_you_mean(key, rules)
-        elif not is_unset(value):
-            rule(conversion, key)
+                conversion.housekeeping[key] = "may be a secret and was not copied; export it in the shell that submits"
+        elif rule := rules.get(key):
+            if not is_unset(value):
+                rule(conversion, key)
+        elif reason := reason_of(key):
+            if not is_unset(value):
+                conversion.housekeeping[key] = reason
+        elif value is False or not is_unset(value):
+            conversion.changes[key] = "unknown key" + did_you_mean(key, rules)
 
 
 def _strings(value: Any) -> Iterator[str]:

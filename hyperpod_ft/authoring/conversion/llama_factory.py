@@ -1,108 +1,112 @@
 """LLaMA-Factory's configuration, the file of `llamafactory-cli train`, and its dataset_info.json."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.authoring.conversion import training_arguments
 from hyperpod_ft.authoring.conversion.foreign_file import (
+    GIVE_DATASET,
     Conversion,
     Rule,
+    changes,
     is_unset,
-    left,
     number,
+    several_datasets,
     switch,
     text,
     used,
 )
-from hyperpod_ft.authoring.dataset_format import template
+from hyperpod_ft.authoring.dataset_format import template, text_of
 from hyperpod_ft.errors import UserError
 
-_WHERE = "a run is kept below cluster.root, by its name"
-
+# what a file is for when a key is on, beside `stage`
+OBJECTIVES = {
+    **dict.fromkeys(("image_max_pixels", "video_max_pixels", "freeze_vision_tower"), "on images, sound or video"),
+    "use_dft_loss": "with dynamic fine-tuning",
+    "use_asft_loss": "with anchored fine-tuning",
+    "use_eaft_loss": "with entropy-adaptive fine-tuning",
+}
+# keys that another rule, or `finish`, reads
+_READ_ELSEWHERE = (
+    "stage finetuning_type dataset dataset_dir max_samples val_size packing neat_packing"
+    " per_device_train_batch_size lora_target quantization_bit quantization_method pref_loss template"
+    " disable_gradient_checkpointing"
+)
 RULES: Mapping[str, Rule] = {
     **training_arguments.RULES,
+    **dict.fromkeys(_READ_ELSEWHERE.split(), used),
     "model_name_or_path": text("model.source"),
     "model_revision": text("model.revision"),
-    "stage": used,
-    "finetuning_type": used,
-    "dataset": used,
-    "dataset_dir": used,
-    "eval_dataset": left("validation rows are held out of the training data: set dataset.validation_share"),
-    "val_size": used,
+    "eval_dataset": changes("validation rows are held out of the training data: set dataset.validation_share"),
     "cutoff_len": number("dataset.max_length"),
-    "packing": used,
-    "neat_packing": used,
     "train_on_prompt": switch("dataset.loss_on", "all"),
-    "mask_history": left("of a chat, every answer counts in the loss"),
-    "per_device_train_batch_size": used,
-    "gradient_accumulation_steps": used,
+    "mask_history": changes("of a chat, every answer counts in the loss"),
     "num_train_epochs": number("training.epochs"),
-    "pure_bf16": switch("training.precision", "bf16"),
+    "pure_bf16": changes("trained weights are kept in fp32, and computed with in bf16"),
     "lora_rank": number("lora.r"),
     "lora_alpha": number("lora.alpha"),
     "lora_dropout": number("lora.dropout"),
-    "lora_target": used,
     "use_rslora": switch("lora.rslora"),
     "use_dora": switch("lora.dora"),
     "loraplus_lr_ratio": number("lora.plus_ratio"),
-    "quantization_bit": used,
-    "quantization_method": left("the kit's 4 bits are nf4"),
     "pref_beta": number("dpo.beta"),
-    "pref_loss": used,
-    "enable_liger_kernel": left("engine torch has its own kernels"),
-    "template": left("the tokenizer's own chat template is used; format alpaca has Stanford Alpaca's text"),
-    "max_samples": left("all rows are used; give fewer in dataset.files"),
-    "adapter_name_or_path": left("the kit starts new adapters; merge the earlier one into model.source first"),
-    "ref_model": left("the reference of DPO is the base model"),
-    "additional_target": left("the kit trains adapters of linear layers and embeddings: see lora.target_modules"),
-    "flash_attn": left("engine torch chooses its own attention kernel"),
-    "rope_scaling": left("is taken from the model's own files"),
-    "preprocessing_num_workers": left("see dataset.workers"),
-    "preprocessing_batch_size": left("see dataset.workers"),
-    "overwrite_cache": left("the prepared dataset is made again when its settings change"),
-    "tokenized_path": left("prepared datasets are kept below cluster.root"),
-    "plot_loss": left("the kit writes metrics.jsonl in the run directory"),
-    "include_num_input_tokens_seen": left("metrics.jsonl has the tokens of each step"),
-    "streaming": left("the dataset is prepared once, by stage dataset"),
-    "upcast_layernorm": left("the kit keeps norms of a trained model in fp32"),
-    "export_dir": left(_WHERE),
+    "dpo_label_smoothing": number("dpo.label_smoothing"),
+    "adapter_name_or_path": changes("the kit starts new adapters; merge the earlier one into model.source first"),
+    "ref_model": changes("the reference of DPO is the base model"),
+    "additional_target": changes("the kit trains adapters of linear layers and embeddings: see lora.target_modules"),
+    "rope_scaling": changes("is taken from the model's own files"),
 }
-_TARGETS_ALL = ("all", "", None)
+_ALPACA = ("instruction", "input", "output")
+_OPENAI_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+
+
+def check_objective(conversion: Conversion) -> None:
+    """Raises UserError when the kit does not have what the file trains."""
+    values = conversion.values
+    if str(values.get("stage", "sft")) not in ("sft", "dpo", "pt"):
+        raise UserError("stage: the kit has supervised training, pre-training on text, and DPO", "use sft, pt or dpo")
+    if str(values.get("finetuning_type", "lora")) not in ("lora", "full"):
+        raise UserError("finetuning_type: the kit has LoRA and training of all parameters", "use lora or full")
+    if values.get("stage") == "dpo" and values.get("pref_loss") not in (None, "sigmoid"):
+        raise UserError("pref_loss: the kit has DPO's sigmoid loss", "train with pref_loss: sigmoid")
+    if conversion.is_on("do_predict") and not conversion.is_on("do_train"):
+        raise UserError("do_predict: the file does not train", "give one with do_train")
 
 
 def finish(conversion: Conversion) -> None:
     """What needs more than one key, and LLaMA-Factory's defaults."""
     draft, values = conversion.draft, conversion.values
     stage = str(values.get("stage", "sft"))
-    if stage not in ("sft", "dpo", "pt"):
-        raise UserError("stage: the kit has supervised training, pre-training on text, and DPO", "use sft, pt or dpo")
-    method = str(values.get("finetuning_type", "lora"))
-    if method not in ("lora", "full"):
-        conversion.left["finetuning_type"] = "the kit has LoRA and training of all parameters; it uses LoRA"
-    draft.set("training.method", "full" if method == "full" else "lora")
-    if method != "full":
+    full = values.get("finetuning_type") == "full"
+    draft.set("training.method", "full" if full else "lora")
+    if not full:
         _set_lora(conversion)
     if stage == "dpo":
         draft.set("training.objective", "dpo")
-        draft.set("dataset.format", "preference")
-        if values.get("pref_loss") not in (None, "sigmoid"):
-            conversion.left["pref_loss"] = "the kit has DPO's sigmoid loss"
-    if stage == "pt":
-        draft.set("dataset.format", "text")
-        draft.set("dataset.loss_on", "all")
+    if stage != "pt":
+        conversion.changes["template"] = (
+            "chats take the template of the model's tokenizer, and rows of other formats none: alpaca's are Stanford"
+            " Alpaca's text"
+        )
     for key, value in (("learning_rate", 5e-5), ("schedule", "linear"), ("warmup_share", 0.0)):
         draft.default(f"training.{key}", value, "transformers' default")
     draft.default("dataset.max_length", 2048)
-    # its default, unless disable_gradient_checkpointing is set
-    draft.default("training.activation_checkpointing", "full", "LLaMA-Factory's default")
+    if not conversion.is_on("disable_gradient_checkpointing"):
+        draft.default("training.activation_checkpointing", "full", "LLaMA-Factory's default")
     training_arguments.set_batch(conversion, "per_device_train_batch_size", 8)
-    packed = conversion.is_on("packing") or conversion.is_on("neat_packing")
-    packing = "bfd" if packed else "wrapped" if stage == "pt" else "none"
-    training_arguments.set_packing(conversion, packing)
+    neat = conversion.is_on("neat_packing")
+    # packing is the default of pre-training
+    packed = neat or conversion.is_on("packing") or (stage == "pt" and values.get("packing") is None)
+    if packed and not neat:
+        conversion.changes["packing"] = "examples of a row do not attend to one another"
+    training_arguments.set_packing(conversion, ("wrapped" if stage == "pt" else "bfd") if packed else "none")
     training_arguments.set_validation_share(conversion, "val_size")
-    _set_dataset(conversion, stage)
+    if conversion.dataset_given:
+        conversion.set_format({"format": "text"} if stage == "pt" else {})
+    else:
+        _set_dataset(conversion, stage)
     training_arguments.finish(conversion)
 
 
@@ -110,63 +114,112 @@ def _set_lora(conversion: Conversion) -> None:
     draft, values = conversion.draft, conversion.values
     draft.default("lora.r", 8, "LLaMA-Factory's default")
     draft.default("lora.alpha", 2 * draft.get("lora.r"), "LLaMA-Factory's default: twice the rank")
-    target = values.get("lora_target")
-    if target not in _TARGETS_ALL:
-        names = target if isinstance(target, list) else [name.strip() for name in str(target).split(",")]
-        draft.set("lora.target_modules", names)
+    if not is_unset(values.get("lora_target")):
+        conversion.set_target_modules("lora_target", values["lora_target"])
     bits = values.get("quantization_bit")
     if bits == 4:
         draft.set("lora.quantization", "nf4")
+        if values.get("quantization_method") not in (None, "bnb", "bitsandbytes"):
+            conversion.changes["quantization_method"] = "the kit's 4 bits are nf4"
     elif not is_unset(bits):
-        conversion.left["quantization_bit"] = "the kit keeps a frozen model in bf16, or in 4 bits"
+        conversion.changes["quantization_bit"] = "the kit keeps a frozen model in bf16, or in 4 bits"
 
 
 def _set_dataset(conversion: Conversion, stage: str) -> None:
-    """The first dataset, as dataset_info.json describes it."""
-    named = conversion.values.get("dataset")
-    names = named if isinstance(named, list) else [name.strip() for name in str(named or "").split(",") if name.strip()]
-    if not names:
-        return
-    if names[1:]:
-        conversion.left["dataset"] = "a run has one dataset, the first; concatenate the rows of the others"
-    directory = conversion.directory / str(conversion.values.get("dataset_dir") or "data")
-    entry = _described(directory / "dataset_info.json", names[0])
-    if entry is None:
-        conversion.left["dataset"] = "is a name in dataset_info.json, which is not here"
-        return
-    if hub := entry.get("hf_hub_url"):
-        conversion.draft.set("dataset.source", str(hub))
-    elif file := entry.get("file_name"):
-        conversion.draft.set("dataset.source", str(directory / str(file)))
-    if stage == "sft" and (keys := _format(conversion, entry)):
-        for key, value in keys.items():
-            conversion.draft.default(f"dataset.{key}", value)
+    """The dataset, as dataset_info.json describes it; several when they are files of one directory and format."""
+    draft, named = conversion.draft, conversion.values.get("dataset")
+    names = [str(name).strip() for name in (named if isinstance(named, list) else str(named or "").split(","))]
+    if names == [""]:
+        raise UserError("dataset: names no dataset", GIVE_DATASET)
+    info = Path(str(conversion.values.get("dataset_dir") or "data")) / "dataset_info.json"
+    entries = _described(conversion, info, names)
+    formats = [_format(entry, stage) for entry in entries]
+    splits = [str(entry.get("split") or "train") for entry in entries]
+    # the tool too prefers the Hub
+    files = ["" if entry.get("hf_hub_url") else str(entry.get("file_name") or "") for entry in entries]
+    directory = (conversion.find(str(info)) or info).parent
+    most = conversion.values.get("max_samples")
+    if len(names) > 1:
+        if not all(files) or len({str(one) for one in zip(formats, splits, strict=True)}) > 1:
+            raise several_datasets("dataset", names)
+        draft.set("dataset.files", files)
+        draft.set("dataset.source", str(directory))
+    elif files[0]:
+        draft.set("dataset.source", str(directory / files[0]))
+    else:
+        draft.set("dataset.source", str(entries[0].get("hf_hub_url") or entries[0].get("cloud_file_name") or ""))
+    if not is_unset(most) and len(names) > 1:
+        conversion.changes["max_samples"] = "all rows of these files are used: it is a number of rows of each"
+    elif not is_unset(most):
+        splits = [f"{splits[0]}[:{conversion.number('max_samples')}]"]
+    conversion.set_split("dataset", splits[0])
+    conversion.set_format(formats[0])
+    for key in sorted({key for entry in entries for key in ("subset", "folder", "num_samples") if entry.get(key)}):
+        conversion.changes[f"dataset_info.json: {key}"] = "has no counterpart: choose files with dataset.files"
+    for key in sorted({key for entry in entries for key in ("system", "history") if _columns(entry).get(key)}):
+        conversion.changes[f"dataset_info.json: {key}"] = "is not in the prompt"
 
 
-def _described(path: Path, name: str) -> dict[str, Any] | None:
+def _described(conversion: Conversion, info: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The entries of the datasets. Raises UserError for one that is not there, or is nothing that the kit reads."""
+    if conversion.values.get("dataset_dir") == "ONLINE":
+        return [{"hf_hub_url": name} for name in names]
+    path = conversion.find(str(info))
+    if path is None:
+        raise UserError(
+            f"dataset: is a name in {info}, which is neither here nor beside the file",
+            f"run this where the data is, or {GIVE_DATASET}",
+        )
     try:
-        entry = json.loads(path.read_text(encoding="utf-8")).get(name)
-    except (OSError, ValueError, AttributeError):
-        return None
-    return entry if isinstance(entry, dict) else None
+        described = json.loads(path.read_text(encoding="utf-8"))
+        entries = [dict(described[name]) for name in names]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"dataset: {path} does not describe it ({type(error).__name__})", GIVE_DATASET) from error
+    for name, entry in zip(names, entries, strict=True):
+        if media := {"images", "videos", "audios"} & _columns(entry).keys():
+            raise UserError(f"dataset: {name} has {min(media)}; the kit trains on text", GIVE_DATASET)
+        if _columns(entry).get("tools"):
+            raise UserError(f"dataset: {name} has calls of tools; the kit trains on text", GIVE_DATASET)
+        if not (entry.keys() & {"file_name", "hf_hub_url"} or str(entry.get("cloud_file_name")).startswith("s3://")):
+            raise UserError(f"dataset: {name} is neither a file nor on the Hugging Face Hub", GIVE_DATASET)
+    return entries
 
 
-def _format(conversion: Conversion, entry: Mapping[str, Any]) -> dict[str, Any] | None:
-    columns = entry.get("columns") or {}
-    tags = entry.get("tags") or {}
-    if entry.get("formatting", "alpaca") == "sharegpt":
-        openai = columns.get("messages") == "messages" and tags.get("role_tag") == "role"
-        if not openai:
-            conversion.left["dataset"] = (
-                "has ShareGPT's conversations; convert each row to messages of role and content"
-            )
-        return {"format": "chat"} if openai else None
-    for key in ("system", "history", "tools", "images"):
-        if columns.get(key):
-            conversion.left[f"dataset_info.json: {key}"] = "has no counterpart in format alpaca"
-    prompt, answer = columns.get("prompt", "instruction"), columns.get("response", "output")
-    if (prompt, columns.get("query", "input"), answer) == ("instruction", "input", "output"):
+def _columns(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    columns = entry.get("columns")
+    return columns if isinstance(columns, dict) else {}
+
+
+def _format(entry: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """The dataset's format. Raises UserError for rows that the kit does not read."""
+    columns, shared = _columns(entry), entry.get("formatting", "alpaca") != "alpaca"
+    if stage == "pt":
+        if not columns.get("prompt"):
+            raise _other_rows("text")
+        return text_of(str(columns["prompt"]))
+    if stage == "dpo":
+        pairs = {key: columns.get(key) for key in ("prompt", "query", "chosen", "rejected")}
+        if shared or pairs != {"prompt": "prompt", "query": None, "chosen": "chosen", "rejected": "rejected"}:
+            raise _other_rows("prompt, chosen and rejected")
+        return {"format": "preference"}
+    if shared:
+        tags = {**({} if entry["formatting"] == "sharegpt" else _OPENAI_TAGS), **(entry.get("tags") or {})}
+        if columns.get("messages") != "messages" or any(tags.get(key) != value for key, value in _OPENAI_TAGS.items()):
+            raise _other_rows("messages of role and content")
+        return {"format": "chat"}
+    fields = [columns.get(key) for key in ("prompt", "query", "response")] if columns else [*_ALPACA]
+    if fields == [*_ALPACA]:
         return {"format": "alpaca"}
-    if columns.get("query"):
-        conversion.left["dataset_info.json: query"] = "format template can add it: set dataset.prompt_template"
-    return template(str(prompt), str(answer))
+    prompt, query, answer = fields
+    if not (prompt and answer):
+        raise _other_rows("a prompt and an answer")
+    keys = template(str(prompt), str(answer))
+    if query:
+        keys["prompt_template"] = f"{{{{ {prompt} }}}}\n{{{{ {query} }}}}\n"
+    return keys
+
+
+def _other_rows(fields: str) -> UserError:
+    return UserError(
+        f"dataset: its rows have other fields than {fields}", "convert them, and give the new file with --dataset"
+    )

@@ -9,104 +9,91 @@ from hyperpod_ft.authoring.conversion import training_arguments
 from hyperpod_ft.authoring.conversion.foreign_file import (
     Conversion,
     Rule,
+    changes,
     is_unset,
-    left,
     number,
     switch,
     text,
     used,
 )
-from hyperpod_ft.authoring.dataset_format import known_on_the_hub
+from hyperpod_ft.authoring.dataset_format import text_of
+from hyperpod_ft.errors import UserError
 
-_SPLIT = "dataset.files chooses what is read"
 _TOKENIZER = "is taken from the model's own files"
+_ONE_LENGTH = "dataset.max_length counts prompt and answers together"
+_DTYPE = "a frozen model is in bf16, a trained one in fp32 and bf16 (training.precision)"
+# what a file is for, by keys that no file of `trl sft` and `trl dpo` has
+OBJECTIVES = {
+    **dict.fromkeys(("reward_funcs", "num_generations", "use_vllm", "vllm_mode", "scale_rewards"), "with GRPO or RLOO"),
+    **dict.fromkeys(("steps_per_generation", "num_iterations", "epsilon", "reward_weights"), "with GRPO or RLOO"),
+    **dict.fromkeys(("generation_batch_size", "temperature", "log_completions"), "with GRPO or RLOO"),
+    **dict.fromkeys(("desirable_weight", "undesirable_weight"), "with KTO"),
+    "center_rewards_coefficient": "a reward model",
+    **dict.fromkeys(("reward_model_path", "num_ppo_epochs", "kl_coef"), "with PPO"),
+    **dict.fromkeys(("cpo_alpha", "simpo_gamma"), "with CPO or SimPO"),
+    **dict.fromkeys(("teacher_model_name_or_path", "lmbda"), "by distillation"),
+}
 _ONLY_DPO = (
-    "beta",
-    "precompute_ref_log_probs",
-    "max_prompt_length",
-    "reference_free",
-    "f_divergence_type",
-    "rpo_alpha",
+    *("beta", "precompute_ref_log_probs", "max_prompt_length", "reference_free", "f_divergence_type", "rpo_alpha"),
+    *("label_smoothing", "ld_alpha", "loss_weights", "use_weighting", "sync_ref_model"),
 )
+_SUPERVISED, _DPO = (None, "nll", "chunked_nll"), ("sigmoid", ["sigmoid"])
 
+# keys that another rule, or `finish`, reads
+_READ_ELSEWHERE = (
+    "dataset_name datasets dataset_train_split dataset_text_field per_device_train_batch_size truncation_mode"
+    " packing packing_strategy completion_only_loss assistant_only_loss use_peft lora_target_modules"
+    " load_in_4bit bnb_4bit_quant_type loss_type"
+)
 RULES: Mapping[str, Rule] = {
     **training_arguments.RULES,
+    **dict.fromkeys(_READ_ELSEWHERE.split(), used),
     "model_name_or_path": text("model.source"),
     "model_revision": text("model.revision"),
-    "dataset_name": text("dataset.source"),
-    "datasets": used,
-    "dataset_config": left(_SPLIT),
-    "dataset_train_split": left(_SPLIT),
-    "dataset_test_split": left("validation rows are held out of the training data: set dataset.validation_share"),
-    "dataset_streaming": left("the dataset is prepared once, by stage dataset"),
-    "dataset_text_field": used,
-    "dataset_kwargs": left("has no counterpart"),
+    "dataset_config": changes("all files of the dataset are read: choose some with dataset.files"),
+    "dataset_test_split": changes("validation rows are held out of the training data: set dataset.validation_share"),
     "num_train_epochs": number("training.epochs"),
-    "per_device_train_batch_size": used,
-    "gradient_accumulation_steps": used,
     "max_length": number("dataset.max_length"),
     "max_seq_length": number("dataset.max_length"),
-    "max_prompt_length": left("dataset.max_length counts prompt and answers together"),
-    "max_completion_length": left("dataset.max_length counts prompt and answers together"),
-    "truncation_mode": left("a row that is too long loses its end"),
-    "packing": used,
-    "packing_strategy": used,
-    "padding_free": left("rows are packed instead (dataset.packing)"),
-    "eval_packing": left("validation rows are packed as training rows are"),
-    "completion_only_loss": used,
-    "assistant_only_loss": used,
-    "use_peft": used,
+    "max_prompt_length": changes(_ONE_LENGTH),
+    "max_completion_length": changes(_ONE_LENGTH),
     "lora_r": number("lora.r"),
     "lora_alpha": number("lora.alpha"),
     "lora_dropout": number("lora.dropout"),
-    "lora_target_modules": used,
-    "lora_modules_to_save": left("the kit trains adapters of linear layers and embeddings: see lora.target_modules"),
-    "lora_task_type": left("the kit trains language models"),
+    "lora_modules_to_save": changes("the kit trains adapters of linear layers and embeddings: see lora.target_modules"),
     "use_rslora": switch("lora.rslora"),
     "use_dora": switch("lora.dora"),
-    "load_in_4bit": used,
-    "load_in_8bit": left("the kit keeps a frozen model in bf16, or in 4 bits (lora.quantization: nf4)"),
-    "use_bnb_nested_quant": left("the kit's 4 bits have one form"),
-    "bnb_4bit_quant_type": left("the kit's 4 bits are nf4"),
     "beta": number("dpo.beta"),
-    "loss_type": used,
-    "precompute_ref_log_probs": left("the reference is always computed once, before the training"),
+    "label_smoothing": number("dpo.label_smoothing"),
     "activation_offloading": switch("training.activation_offload"),
-    "dtype": left("a frozen model is in bf16, a trained one in fp32 and bf16 (training.precision)"),
-    "torch_dtype": left("a frozen model is in bf16, a trained one in fp32 and bf16 (training.precision)"),
-    "chat_template_path": left(_TOKENIZER),
-    "eos_token": left(_TOKENIZER),
-    "pad_token": left(_TOKENIZER),
-    "env": left("export variables in the shell that submits, or set cluster.environment"),
-    "accelerate_config": left("degrees and sharding are chosen for the instance type (section parallelism)"),
+    "dtype": changes(_DTYPE),
+    "torch_dtype": changes(_DTYPE),
+    "chat_template_path": changes(_TOKENIZER),
+    "eos_token": changes(_TOKENIZER),
 }
+
+
+def check_objective(conversion: Conversion) -> None:
+    """Raises UserError when the file has a loss that the kit does not have."""
+    if conversion.values.get("loss_type") not in (*_SUPERVISED, *_DPO):
+        raise UserError(
+            "loss_type: the kit has the cross entropy and DPO's sigmoid loss", "train with loss_type nll or sigmoid"
+        )
 
 
 def finish(conversion: Conversion) -> None:
     """What needs more than one key, and TRL's defaults."""
     draft, values = conversion.draft, conversion.values
-    lora = conversion.is_on("use_peft")
-    draft.set("training.method", "lora" if lora else "full")
-    if lora:
-        draft.default("lora.dropout", 0.05, "TRL's default")
-        draft.default("lora.r", 16, "TRL's default")
-        draft.default("lora.alpha", 32, "TRL's default")
-        modules = values.get("lora_target_modules")
-        if not is_unset(modules) and modules != "all-linear":
-            draft.set("lora.target_modules", modules if isinstance(modules, list) else str(modules).split())
-        elif modules != "all-linear":
-            conversion.left["lora_target_modules"] = "is not set: PEFT adapts some layers, the kit all linear ones"
-        if conversion.is_on("load_in_4bit"):
-            draft.set("lora.quantization", "nf4")
-    _set_dataset(conversion)
-    known = known_on_the_hub(str(draft.get("dataset.source")))
-    preferences = known is not None and known.keys["format"] == "preference"
-    dpo = preferences or any(key in values for key in _ONLY_DPO) or values.get("loss_type") == "sigmoid"
+    draft.set("training.method", "lora" if conversion.is_on("use_peft") else "full")
+    if conversion.is_on("use_peft"):
+        _set_lora(conversion)
+    dpo = any(key in values for key in _ONLY_DPO) or values.get("loss_type") in _DPO
     if dpo:
         draft.set("training.objective", "dpo")
-        draft.set("dataset.format", "preference")
-    if values.get("loss_type") not in (None, "nll", "chunked_nll", "sigmoid", ["sigmoid"]):
-        conversion.left["loss_type"] = "the kit has DPO's sigmoid loss and the cross entropy"
+    # its files do not say
+    draft.head.append(f"Taken for a file of `trl {'dpo' if dpo else 'sft'}`.")
+    if not conversion.dataset_given:
+        _set_dataset(conversion, dpo)
     draft.default("training.learning_rate", 1e-6 if dpo else 2e-5, "TRL's default")
     draft.default("training.schedule", "linear", "TRL's default")
     draft.default("training.warmup_share", 0.0, "TRL's default")
@@ -115,29 +102,50 @@ def finish(conversion: Conversion) -> None:
     if "gradient_checkpointing" not in values:
         draft.set("training.activation_checkpointing", "full", "TRL's default")
     training_arguments.set_batch(conversion, "per_device_train_batch_size", 8)
-    packed = {"wrapped": "wrapped"}.get(str(values.get("packing_strategy")), "bfd")
-    training_arguments.set_packing(conversion, packed if conversion.is_on("packing") else "none")
+    if values.get("truncation_mode") not in (None, "keep_start"):
+        conversion.changes["truncation_mode"] = "a row that is too long loses its end"
+    packed, strategy = conversion.is_on("packing"), values.get("packing_strategy")
+    if packed and strategy not in (None, "bfd"):
+        conversion.changes["packing_strategy"] = (
+            "the kit has bfd and wrapped, where examples do not attend to one another"
+        )
+    training_arguments.set_packing(conversion, ("wrapped" if strategy == "wrapped" else "bfd") if packed else "none")
     if not dpo:
         _set_loss(conversion)
     training_arguments.finish(conversion)
 
 
-def _set_dataset(conversion: Conversion) -> None:
-    mixture = conversion.values.get("datasets")
-    if isinstance(mixture, list) and mixture and isinstance(mixture[0], dict):
-        conversion.draft.set("dataset.source", str(mixture[0].get("path", "")))
-        for key in mixture[0].keys() - {"path"}:
-            conversion.left[f"datasets[0].{key}"] = _SPLIT
-        for index in range(1, len(mixture)):
-            conversion.left[f"datasets[{index}]"] = "a run has one dataset; concatenate their rows"
-    elif not is_unset(mixture):
-        conversion.left["datasets"] = "is not a list of datasets"
-    field = conversion.values.get("dataset_text_field")
-    if field == "text":
-        conversion.draft.set("dataset.format", "text")
+def _set_lora(conversion: Conversion) -> None:
+    draft, modules = conversion.draft, conversion.values.get("lora_target_modules")
+    for key, value in (("dropout", 0.05), ("r", 16), ("alpha", 32)):
+        draft.default(f"lora.{key}", value, "TRL's default")
+    if is_unset(modules):
+        conversion.changes["lora_target_modules"] = "is not set: PEFT adapts some layers, the kit all linear ones"
+    else:
+        conversion.set_target_modules("lora_target_modules", modules)
+    if conversion.is_on("load_in_4bit"):
+        draft.set("lora.quantization", "nf4")
+        if conversion.values.get("bnb_4bit_quant_type") not in (None, "nf4"):
+            conversion.changes["bnb_4bit_quant_type"] = "the kit's 4 bits are nf4"
+
+
+def _set_dataset(conversion: Conversion, dpo: bool) -> None:
+    values = conversion.values
+    split, where = values.get("dataset_train_split"), "dataset_train_split"
+    if is_unset(values.get("datasets")):
+        conversion.draft.set("dataset.source", str(values.get("dataset_name") or ""))
+    else:
+        entry = conversion.only_dataset("datasets")
+        conversion.draft.set("dataset.source", str(entry.get("path", "")))
+        split, where = entry.get("split"), "datasets[0].split"
+        for key in entry.keys() - {"path", "split"}:
+            conversion.changes[f"datasets[0].{key}"] = "has no counterpart: choose files with dataset.files"
+    conversion.set_split(where, str(split or "train"))
+    field = values.get("dataset_text_field")
+    if dpo:
+        conversion.set_format({"format": "preference"})
     elif not is_unset(field):
-        conversion.draft.set("dataset.format", "template")
-        conversion.draft.set("dataset.completion_template", f"{{{{ {field} }}}}")
+        conversion.set_format(text_of(str(field)))
 
 
 def _set_loss(conversion: Conversion) -> None:

@@ -1,8 +1,11 @@
 """An S3 URL, and which objects below it are which files."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Literal
 
+from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError
 
 
@@ -50,3 +53,22 @@ def parent_of(name: str) -> str:
     """The directory of a file, relative as the name is; empty at the top."""
     parent = str(PurePosixPath(name).parent)
     return "" if parent == "." else parent
+
+
+_ACTIONS = {"read": "s3:GetObject", "write": "s3:PutObject", "remove": "s3:DeleteObject"}
+
+
+class ObjectReplacedError(UserError):
+    """An object was replaced after it was listed."""
+
+
+def explained_s3(url: str, verb: Literal["read", "write", "remove"]) -> AbstractContextManager[None]:
+    """Turn botocore's errors into UserError that say what could not be done with `url`, and what to do."""
+    allow = f"grant these credentials s3:ListBucket and {_ACTIONS[verb]}"
+    remedies = {
+        "NoSuchBucket": "correct the bucket's name",
+        "AccessDenied": allow,
+        "403": allow,  # of a HEAD request, whose response has no body
+        "AllAccessDisabled": allow,
+    }
+    return explained(f"cannot {verb} {url}", remedies)

@@ -1,28 +1,23 @@
 """Push files of a directory to an S3 location, and pull them: only those that differ, each verified by its digest.
 
-`client` is boto3's for s3, with as many connections as transfers are to run in parallel. A file has the key
-`<prefix>/<its path below the root>`. Objects that were not asked for are never touched. Every function raises UserError
-for what a user can correct.
+`client` is boto3's for s3, with `CONNECTIONS` connections. A file has the key `<prefix>/<its path below the root>`.
+Objects that were not asked for are never touched. Every function raises UserError for what a user can correct.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.aws.s3 import listing as objects
-from hyperpod_ft.aws.s3 import worker_processes
-from hyperpod_ft.aws.s3.download import Downloads, finish
-from hyperpod_ft.aws.s3.errors import explained_s3
-from hyperpod_ft.aws.s3.listing import Entry
-from hyperpod_ft.aws.s3.location import Location, check_name
-from hyperpod_ft.aws.s3.upload import Uploads
-from hyperpod_ft.aws.s3.work_queue import Task, run_all
+from hyperpod_ft import publish
+from hyperpod_ft.aws.s3 import objects, transfers
+from hyperpod_ft.aws.s3.location import Location, check_name, explained_s3
+from hyperpod_ft.aws.s3.objects import Entry
+from hyperpod_ft.aws.s3.transfers import Transfers
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 
-CONNECTIONS = 16  # S3 gives each about 90 MB/s
+CONNECTIONS = transfers.CONNECTIONS
 
 
 def listing(client: Any, url: str, prefix: str = "") -> list[Entry]:
@@ -50,29 +45,19 @@ def push(
     total = sum(path.stat().st_size for path in named.values())
     with explained_s3(url, "write"), ByteProgress(what, total) as progress:
         there = objects.entries_named(client, location, named)
+        uploads = Transfers(client, location.bucket, progress.add)
 
-        def send_all(share: Sequence[str], threads: int, sent: Callable[[int], object]) -> None:
-            uploads = Uploads(client, location.bucket, sent)
+        def send(name: str) -> None:
+            path, entry = named[name], there.get(name)
+            digest, size = digests.get(path, ""), path.stat().st_size
+            if entry is not None and entry.size == size:
+                digest = digest or file_xxh3(path)
+                if objects.digest_of(client, location.bucket, entry) == digest:
+                    progress.add(size)
+                    return
+            uploads.upload(path, location.key(name), digest)
 
-            def send(name: str) -> Iterator[Task] | None:
-                path, entry = named[name], there.get(name)
-                digest, size = digests.get(path, ""), path.stat().st_size
-                if entry is not None and entry.size == size:
-                    digest = digest or file_xxh3(path)
-                    if objects.digest_of(client, location.bucket, entry) == digest:
-                        sent(size)
-                        return None
-                return uploads.send(path, location.key(name), digest)
-
-            try:
-                run_all((partial(send, name) for name in share), threads)
-            except BaseException:
-                uploads.abort()
-                raise
-
-        worker_processes.run(
-            client, named, lambda name: named[name].stat().st_size, _threads(client), send_all, progress.add
-        )
+        uploads.run(send, named)
 
 
 def pull(client: Any, url: str, root: Path, prefix: str = "", what: str = "pull", *, flush: bool = True) -> None:
@@ -115,27 +100,20 @@ def pull_entries(
     location = Location.of(url)
     for entry in entries:
         check_name(url, entry.name)
-
-    def fetch_all(share: Sequence[Entry], threads: int, received: Callable[[int], object]) -> None:
-        downloads = Downloads(client, location.bucket, received)
-
-        def fetch(entry: Entry) -> Iterator[Task] | None:
-            if is_there(client, location.bucket, entry, root / entry.name):
-                received(entry.size)
-                return None
-            return downloads.fetch(entry, root / entry.name)
-
-        try:
-            run_all((partial(fetch, entry) for entry in share), threads)
-        finally:
-            downloads.close()
-
     with explained_s3(url, "read"):
-        worker_processes.run(client, entries, lambda entry: entry.size, _threads(client), fetch_all, received)
-        finish(root, entries, flush=flush)
+        downloads = Transfers(client, location.bucket, received)
+
+        def fetch(entry: Entry) -> None:
+            if _is_there(client, location.bucket, entry, root / entry.name):
+                received(entry.size)
+            else:
+                downloads.download(entry, root / entry.name)
+
+        downloads.run(fetch, entries)
+        _finish(root, entries, flush)
 
 
-def is_there(client: Any, bucket: str, entry: Entry, path: Path) -> bool:
+def _is_there(client: Any, bucket: str, entry: Entry, path: Path) -> bool:
     """Whether a file has an object's content."""
     if not path.is_file() or path.stat().st_size != entry.size:
         return False
@@ -144,5 +122,20 @@ def is_there(client: Any, bucket: str, entry: Entry, path: Path) -> bool:
     return path.stat().st_mtime >= entry.modified
 
 
-def _threads(client: Any) -> int:
-    return min(CONNECTIONS, int(client.meta.config.max_pool_connections))
+def _finish(root: Path, entries: Collection[Entry], flush: bool) -> None:
+    """Remove what other attempts at these files left, after flushing the files to disk with `flush`.
+
+    Flushed at the end, since a file system that flushes one file writes much of the others too.
+    """
+    names: dict[Path, set[str]] = {}
+    for entry in entries:
+        path = root / entry.name
+        names.setdefault(path.parent, set()).add(path.name)
+    for directory, of in names.items():
+        if flush:
+            for name in of:
+                publish.fsync(directory / name)
+            publish.fsync(directory)
+        for leftover in directory.glob(f".*{transfers.LEFTOVER}*"):
+            if leftover.name.rpartition(transfers.LEFTOVER)[0].removeprefix(".") in of:
+                leftover.unlink(missing_ok=True)

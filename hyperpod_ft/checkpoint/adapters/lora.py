@@ -14,12 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, ends_with, parse_config
-from hyperpod_ft.checkpoint.formats.tied import with_tied_output
+from hyperpod_ft.checkpoint.formats.model_directory import with_tied_output
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
 
-__all__ = ["CONFIG", "PREFIX", "WEIGHTS", "AdapterEffect", "Update", "check_fit", "classify_tensors", "modules"]
+__all__ = [
+    "CONFIG",
+    "PREFIX",
+    "WEIGHTS",
+    "AdapterEffect",
+    "Update",
+    "check_fit",
+    "classify_tensors",
+    "modules",
+    "with_live_names",
+]
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of every name in the file
@@ -98,6 +108,18 @@ def modules(tensors: Iterable[LogicalTensor]) -> set[str]:
     return {tensor.name.removeprefix(PREFIX).split(".lora_")[0] for tensor in tensors if ".lora_" in tensor.name}
 
 
+def with_live_names(modules: Iterable[str], stored: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
+    """A base's tensors by the live model's names; `modules`: names of some of its modules.
+
+    The names of a model saved without its head lack a prefix, which transformers adds when loading.
+    """
+    for module in modules:
+        prefix, _, rest = module.partition(".")
+        if f"{rest}.weight" in stored and not any(name.startswith(f"{prefix}.") for name in stored):
+            return {f"{prefix}.{name}": tensor.renamed(f"{prefix}.{name}") for name, tensor in stored.items()}
+    return dict(stored)
+
+
 def check_fit(
     where: Path, config: Any, tensors: Sequence[LogicalTensor], base: Mapping[str, LogicalTensor], tied: bool
 ) -> None:
@@ -107,6 +129,7 @@ def check_fit(
     """
     parsed = parse_config(where / CONFIG, config)
     if not parsed.unsupported:
+        base = with_live_names(modules(tensors), base)
         classify_tensors(where, parsed, tensors, with_tied_output(base) if tied else base)
 
 

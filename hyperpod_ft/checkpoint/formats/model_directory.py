@@ -1,12 +1,17 @@
-"""The files of a Hugging Face model other than its weights: configuration, tokenizer, chat template, license."""
+"""The files of a Hugging Face model other than its weights: configuration, tokenizer, chat template, license.
+
+Its configuration also says whether the embedding and the output layer are one parameter under two names. With
+transformers' `tie_word_embeddings` the files usually have the embedding only.
+"""
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.json_file import read_object
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
 
 CONFIG = "config.json"
@@ -36,6 +41,11 @@ BESIDE_WEIGHTS = (
     "NOTICE*",
     "USE_POLICY*",
 )
+OUTPUT = "lm_head.weight"
+# T5's embedding. Its encoder and decoder use it too; files may hold it again under their names.
+SHARED, SHARED_ALIASES = "shared.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# Names of the embedding in transformers' other language models: Llama and most others, GPT-2, GPT-NeoX, BLOOM.
+_EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 
 
 def copy_files(base: Path, target: Path, patterns: Iterable[str] = BESIDE_WEIGHTS) -> list[str]:
@@ -61,6 +71,16 @@ def read_config(directory: Path, remedy: str = "download the model again") -> di
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
     """Whether config.json is that of a model with encoder and decoder; transformers omits what its class has."""
     return bool(config.get("is_encoder_decoder", config.get("model_type") == "t5"))
+
+
+def decoder_start(config: Mapping[str, Any]) -> int:
+    """The token that the decoder reads first. Raises UserError when config.json names none."""
+    start = config.get("decoder_start_token_id")
+    if not isinstance(start, int):
+        raise UserError(
+            "model.source: config.json has no decoder_start_token_id", "set it there; T5 begins with its pad token, 0"
+        )
+    return start
 
 
 def chat_template(directory: Path) -> str | None:
@@ -102,3 +122,26 @@ def set_dtype(directory: Path, torch_name: str) -> None:
 def update_config(directory: Path, values: Mapping[str, Any]) -> None:
     """Set values in config.json."""
     publish.write_json(directory / CONFIG, read_config(directory) | dict(values))
+
+
+def embedding(names: Collection[str]) -> str | None:
+    """The name of the embedding among a model's tensors; None unless there is exactly one."""
+    if SHARED in names:
+        return SHARED
+    found = [name for name in names if name.endswith(tuple(f"{module}.weight" for module in _EMBEDDINGS))]
+    return found[0] if len(found) == 1 else None
+
+
+def is_tied(config: Mapping[str, Any], names: Collection[str]) -> bool:
+    """`config`: config.json, where a missing key means the default of the architecture."""
+    stated = config.get("tie_word_embeddings")
+    if config.get("model_type") == "t5":
+        # transformers 5 always writes true, and here what the original key said: v1.0 scales, and ties
+        return OUTPUT not in names or bool(config.get("scale_decoder_outputs", stated is not False))
+    return bool(stated) if stated is not None else OUTPUT not in names and embedding(names) is not None
+
+
+def with_tied_output(tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
+    """A tied model's tensors under all their names: the output layer is the embedding."""
+    name = embedding(tensors)
+    return {**tensors, OUTPUT: tensors[name].renamed(OUTPUT)} if name else dict(tensors)

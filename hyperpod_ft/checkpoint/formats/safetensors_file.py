@@ -109,6 +109,25 @@ def read_index(directory: Path) -> Index | None:
 
 def read_file(file: Path) -> list[LogicalTensor]:
     """Every tensor of one file, in the order of their bytes. Raises UserError when it is missing or damaged."""
+    header, begin, size = _read_header(file)
+    tensors = [_tensor(file, name, entry, begin) for name, entry in header.tensors.items()]
+    # an empty tensor comes before the one that begins where it does
+    tensors.sort(key=lambda tensor: (tensor.pieces[0].offset, tensor.nbytes))
+    end = _end(file, tensors, begin)
+    if end > size:
+        raise UserError(f"{file}: is truncated: {size} bytes, its tensors end at {end}", _REMEDY)
+    if end < size:
+        raise UserError(f"{file}: {size - end} bytes follow the last tensor", _REMEDY)
+    return tensors
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """What the writer of one file noted about it. Raises UserError when the file is missing or its header damaged."""
+    return _read_header(file)[0].metadata
+
+
+def _read_header(file: Path) -> tuple[_Header, int, int]:
+    """The header, where the tensors begin, and the size of the file."""
     try:
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -124,15 +143,7 @@ def read_file(file: Path) -> list[LogicalTensor]:
         raise UserError(f"{file}: cannot be read: {error.strerror}", "restore the file") from error
     entries = parse_object(file, text, _REMEDY)
     header = validate(file, {"metadata": entries.pop("__metadata__", {}), "tensors": entries}, _Header, _REMEDY)
-    tensors = [_tensor(file, name, entry, 8 + length) for name, entry in header.tensors.items()]
-    # an empty tensor comes before the one that begins where it does
-    tensors.sort(key=lambda tensor: (tensor.pieces[0].offset, tensor.nbytes))
-    end = _end(file, tensors, 8 + length)
-    if end > size:
-        raise UserError(f"{file}: is truncated: {size} bytes, its tensors end at {end}", _REMEDY)
-    if end < size:
-        raise UserError(f"{file}: {size - end} bytes follow the last tensor", _REMEDY)
-    return tensors
+    return header, 8 + length, size
 
 
 def _tensor(file: Path, name: str, entry: _Entry, data: int) -> LogicalTensor:

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -66,9 +67,13 @@ class WrittenFiles:
 
 
 def write_model(
-    directory: Path, tensors: Sequence[Outgoing], max_shard_bytes: int, progress: ByteProgress
+    directory: Path,
+    tensors: Sequence[Outgoing],
+    max_shard_bytes: int,
+    progress: ByteProgress,
+    metadata: Mapping[str, str] = MappingProxyType({}),
 ) -> WrittenFiles:
-    """Write `model.safetensors`, or shards of at most `max_shard_bytes` each and their index.
+    """Write `model.safetensors`, or shards of at most `max_shard_bytes` each and their index; `metadata`: in each file.
 
     `directory` comes from `resumable_directory`. A tensor larger than `max_shard_bytes` gets a separate shard.
     Raises NoSpaceError when the volume has too little space.
@@ -78,7 +83,7 @@ def write_model(
         names = [SINGLE]
     else:
         names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    written = write_files(directory, dict(zip(names, shards, strict=True)), progress)
+    written = write_files(directory, dict(zip(names, shards, strict=True)), progress, metadata)
     if len(shards) > 1:
         placed = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         index = {"metadata": {"total_size": written.nbytes}, "weight_map": dict(sorted(placed.items()))}
@@ -86,7 +91,12 @@ def write_model(
     return written
 
 
-def write_files(directory: Path, files: Mapping[str, Sequence[Outgoing]], progress: ByteProgress) -> WrittenFiles:
+def write_files(
+    directory: Path,
+    files: Mapping[str, Sequence[Outgoing]],
+    progress: ByteProgress,
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> WrittenFiles:
     """Write safetensors files, by name, into a `resumable_directory`. Raises as `write_model` does."""
     before = resumable.finished(directory)
     left = {name: tensors for name, tensors in files.items() if name not in before}
@@ -96,7 +106,7 @@ def write_files(directory: Path, files: Mapping[str, Sequence[Outgoing]], progre
     _check_space(directory, sum(tensor.nbytes for tensors in left.values() for tensor in tensors))
     with ThreadPoolExecutor(THREADS, "writer") as pool:
         for name, tensors in left.items():
-            resumable.note(directory, name, _write_file(directory / name, tensors, pool, progress))
+            resumable.note(directory, name, _write_file(directory / name, tensors, pool, progress, metadata))
     count = sum(len(tensors) for tensors in files.values())
     nbytes = sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
     return WrittenFiles(tuple(files), count, nbytes)
@@ -124,11 +134,17 @@ def _shards(tensors: Sequence[Outgoing], max_bytes: int) -> Iterator[list[Outgoi
     yield shard
 
 
-def _write_file(final: Path, tensors: Sequence[Outgoing], pool: ThreadPoolExecutor, progress: ByteProgress) -> str:
+def _write_file(
+    final: Path,
+    tensors: Sequence[Outgoing],
+    pool: ThreadPoolExecutor,
+    progress: ByteProgress,
+    metadata: Mapping[str, str],
+) -> str:
     """Write one file under another name, sync it, rename it. Returns its XXH3 (128 bits) as hex."""
     # widest dtype first, as safetensors itself does, so that every tensor starts at a multiple of its element size
     ordered = sorted(tensors, key=lambda tensor: -DTYPE_BYTES[tensor.dtype])
-    content = _Content(_header(ordered), ordered)
+    content = _Content(_header(ordered, metadata), ordered)
     partial = publish.partial_of(final)
     digest = Digest()
     with DirectWriter(partial) as file:
@@ -181,8 +197,8 @@ class _Content:
                 tensor.fill((low - first) // width, (high - first) // width, target)
 
 
-def _header(tensors: Sequence[Outgoing]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def _header(tensors: Sequence[Outgoing], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     begin = 0
     for tensor in tensors:
         end = begin + tensor.nbytes

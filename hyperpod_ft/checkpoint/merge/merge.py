@@ -8,9 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from threadpoolctl import threadpool_limits
 
 from hyperpod_ft import __version__, publish
+from hyperpod_ft.checkpoint.adapters import origin
 from hyperpod_ft.checkpoint.adapters.files import AdapterFiles, read_adapter
 from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect, classify_tensors, modules
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG
@@ -20,7 +22,6 @@ from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import MAX_SHARD_BYTES, Outgoing, write_model
 from hyperpod_ft.checkpoint.kinds import refuse_overlap
-from hyperpod_ft.checkpoint.merge.card import merge_card
 from hyperpod_ft.checkpoint.merge.plan import Base, MergePlan, make_plan, read_base, without_unchanged
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
@@ -40,12 +41,16 @@ class WeightedAdapter:
 
 @dataclass(frozen=True)
 class Merged:
-    """The result. `merged`: tensors that adapters change; `lost_in_rounding`: those of them whose update was."""
+    """The result. `merged`: tensors that adapters change; `lost_in_rounding`: those of them whose update was.
+
+    `unchecked`: adapters that do not say which model they were trained on.
+    """
 
     tensors: int
     merged: int
     lost_in_rounding: int
     adapters: int
+    unchecked: int
     nbytes: int
     shards: int
     seconds: float
@@ -69,12 +74,16 @@ def merge(
 
     A killed merge resumes when it is called again with the same files.
 
-    Raises UserError when an adapter does not fit the base, is damaged, conflicts with another, needs an unsupported
-    operation, or has only zero updates, and when the result is not finite. Nothing is published then.
+    Raises UserError when an adapter does not fit the base, was trained on another one or merged into it already, is
+    damaged, conflicts with another, needs an unsupported operation, or has only zero updates, and when the result is
+    not finite. Nothing is published then.
     """
     clock = time.monotonic()
     refuse_overlap(target, [base, *(one.directory for one in adapters)])
     files = [read_adapter(one.directory) for one in adapters]
+    _refuse_repeated([one.directory for one in adapters])
+    unchecked = sum(not origin.check_base(base, one.directory) for one in adapters)
+    metadata = origin.of_merged(base, [one.tensors for one in files])
     model = read_base(base, modules(tensor for one in files for tensor in one.tensors))
     # the writer's threads already use all CPUs; BLAS threads would only compete with them
     with threadpool_limits(1, "blas"):
@@ -88,9 +97,10 @@ def merge(
         ]
         template = _chat_template(files)
         identity = _identity(model, files, weights) | {"dtype": dtype, "shard": max_shard_bytes, "template": template}
+        identity |= {"metadata": metadata}
         with resumable_directory(target, identity) as directory:
             with ByteProgress("merge", sum(tensor.nbytes for tensor in outgoing)) as progress:
-                written = write_model(directory, outgoing, max_shard_bytes, progress)
+                written = write_model(directory, outgoing, max_shard_bytes, progress, metadata)
             lost = _lost_in_rounding(model, plan, directory)
             if lost == len(plan.touched):
                 raise UserError(
@@ -107,10 +117,17 @@ def merge(
         merged=len(plan.touched),
         lost_in_rounding=lost,
         adapters=len(adapters),
+        unchecked=unchecked,
         nbytes=written.nbytes,
         shards=len(written.files),
         seconds=round(time.monotonic() - clock, 3),
     )
+
+
+def _refuse_repeated(adapters: Sequence[Path]) -> None:
+    for position, directory in enumerate(adapters):
+        if any(directory.samefile(earlier) for earlier in adapters[:position]):
+            raise UserError(f"{directory}: is given twice", "give it once, with --weight 2")
 
 
 def _classified(files: AdapterFiles, model: Base) -> AdapterEffect:
@@ -165,3 +182,17 @@ def _copy_other_files(directory: Path, model: Base, files: Sequence[AdapterFiles
         model_directory.update_config(directory, plan.config)
     if dtype != "base":
         model_directory.set_dtype(directory, dtype)
+
+
+def merge_card(base: Path, adapters: Sequence[tuple[Path, float]]) -> str:
+    """README.md, with the header for the Hub; `adapters`: directories with their weights."""
+    name = base.resolve().name
+    header = {"base_model": name, "library_name": "transformers", "tags": ["hyperpod-ft", "lora", "merge"]}
+    rows = [("base model", name)]
+    rows += [("LoRA adapter", f"{directory.resolve().name}, weight {weight:g}") for directory, weight in adapters]
+    rows += [("made by", f"hyperpod-ft {__version__}")]
+    table = "\n".join(f"| {key} | {value.replace('|', chr(92) + '|')} |" for key, value in rows)
+    return (
+        f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {name}, merged\n\n"
+        f"LoRA adapters merged into their base model.\n\n| | |\n|---|---|\n{table}\n"
+    )

@@ -7,8 +7,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect
-from hyperpod_ft.checkpoint.formats import model_directory, tied
+from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect, with_live_names
+from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
@@ -34,12 +34,12 @@ class Base:
 
     @property
     def is_tied(self) -> bool:
-        return tied.is_tied(self.config, self.stored)
+        return model_directory.is_tied(self.config, self.stored)
 
     @property
     def tensors(self) -> dict[str, LogicalTensor]:
         """All tensors, including the output layer even if only the embedding is stored."""
-        return tied.with_tied_output(self.stored) if self.is_tied else dict(self.stored)
+        return model_directory.with_tied_output(self.stored) if self.is_tied else dict(self.stored)
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,7 @@ def read_base(directory: Path, modules: Iterable[str]) -> Base:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         raise UserError(f"{directory}: the base model is quantized ({method})", "merge into the original weights")
     stored = {tensor.name: tensor for tensor in read_model(directory)}
-    if prefix := _missing_prefix(modules, stored):
-        stored = {prefix + name: tensor.renamed(prefix + name) for name, tensor in stored.items()}
-    return Base(directory, config, stored)
-
-
-def _missing_prefix(modules: Iterable[str], tensors: Mapping[str, LogicalTensor]) -> str:
-    """The prefix missing from all names of a model saved without its head; transformers adds it when loading."""
-    for module in modules:
-        prefix, _, rest = module.partition(".")
-        if f"{rest}.weight" in tensors and not any(name.startswith(f"{prefix}.") for name in tensors):
-            return f"{prefix}."
-    return ""
+    return Base(directory, config, with_live_names(modules, stored))
 
 
 def without_unchanged(adapter: AdapterEffect, base: Base) -> AdapterEffect:
@@ -107,11 +96,11 @@ def _check_shapes(base: Base, touched: Mapping[str, MergedTensor]) -> None:
 
     Embedding and output layer may have other shapes: an adapter may resize the vocabulary.
     """
-    tensors, embedding = base.tensors, tied.embedding(base.stored)
+    tensors, embedding = base.tensors, model_directory.embedding(base.stored)
     for name, merged in touched.items():
         if base.is_tied and embedding is None and merged.source.shape[:1] == (base.config.get("vocab_size"),):
             raise UserError(f"{base.directory}: {name} may also be its output layer", _WITH_PEFT)
-        if merged.source.shape != tensors[name].shape and name not in (embedding, tied.OUTPUT):
+        if merged.source.shape != tensors[name].shape and name not in (embedding, model_directory.OUTPUT):
             raise UserError(
                 f"{merged.source.pieces[0].file}: {name} has shape {list(merged.source.shape)}, the base model's is"
                 f" {list(tensors[name].shape)}",
@@ -126,27 +115,29 @@ def _settle_outer_layers(
 
     Embedding and output layer are untied if an adapter changes only one of them, as in the live model.
     """
-    tensors, embedding = base.tensors, tied.embedding(base.stored)
+    tensors, embedding = base.tensors, model_directory.embedding(base.stored)
     settled = dict(touched)
     config: dict[str, Any] = {}
     outer = {
-        name: touched.get(name, MergedTensor(tensors[name])) for name in (embedding, tied.OUTPUT) if name in tensors
+        name: touched.get(name, MergedTensor(tensors[name]))
+        for name in (embedding, model_directory.OUTPUT)
+        if name in tensors
     }
     if embedding is None or not touched.keys() & outer.keys():
         return settled, config
     if base.is_tied:
-        first, second = outer[embedding], outer[tied.OUTPUT]
+        first, second = outer[embedding], outer[model_directory.OUTPUT]
         settled |= outer
         if not first.updates and not second.updates and same_values(first.source, second.source):
-            if tied.OUTPUT not in base.stored:
-                del settled[tied.OUTPUT]
+            if model_directory.OUTPUT not in base.stored:
+                del settled[model_directory.OUTPUT]
         else:
             config["tie_word_embeddings"] = False
     rows = {merged.source.shape[0] for merged in outer.values()}
     if len(rows) > 1:
         raise UserError(
             f"{base.directory}: the vocabulary would have {' and '.join(map(str, sorted(rows)))} tokens: the adapter"
-            f" resizes only one of {embedding} and {tied.OUTPUT}",
+            f" resizes only one of {embedding} and {model_directory.OUTPUT}",
             "save both with the adapter (modules_to_save)",
         )
     if rows != {tensors[embedding].shape[0]}:

@@ -10,7 +10,7 @@ from typing import Any
 from hyperpod_ft.checkpoint.formats import safe_pickle, torch_file
 from hyperpod_ft.checkpoint.formats.safe_pickle import Inert, inert
 from hyperpod_ft.checkpoint.formats.torch_file import Archive
-from hyperpod_ft.checkpoint.sharded.remedies import DAMAGED, DAMAGED_FILE, INCOMPLETE
+from hyperpod_ft.checkpoint.sharded.description import DAMAGED, DAMAGED_FILE, INCOMPLETE
 from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_OF_TORCH_NAME, LogicalTensor, Piece, check
 from hyperpod_ft.errors import UserError
 

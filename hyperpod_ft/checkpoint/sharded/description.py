@@ -1,4 +1,7 @@
-"""`checkpoint.json`: an engine's description of a checkpoint that it wrote. Written last, read first."""
+"""`checkpoint.json`: an engine's description of a checkpoint that it wrote. Written last, read first.
+
+The names in capitals are the remedies of all readers of sharded checkpoints.
+"""
 
 import json
 from collections.abc import Mapping
@@ -12,6 +15,12 @@ from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.json_file import read_object, validate
 from hyperpod_ft.digests import file_sha256, text_sha256
 from hyperpod_ft.errors import UserError
+
+INCOMPLETE = "the checkpoint is incomplete: use an earlier one"
+DAMAGED = "the checkpoint is damaged: use an earlier one"
+DAMAGED_FILE = "the file is damaged: use an earlier checkpoint"
+MIXED = "files of different checkpoints are mixed: use an earlier checkpoint"
+
 
 NAME = "checkpoint.json"
 FORMAT: Literal[4] = 4

@@ -114,7 +114,16 @@ def _own(directory: Path, tensors: Sequence[LogicalTensor]) -> ShardedCheckpoint
             f"{directory / dcp.INDEX}: is damaged: its SHA-256 differs from the one in {description.NAME}",
             "use an earlier checkpoint",
         )
-    lora, base = described.lora, described.base_model
+    return of_engine(directory, described.lora, described.base_model, tensors)
+
+
+def of_engine(
+    directory: Path,
+    lora: description.LoraDescription | None,
+    base: description.BaseModelSource,
+    tensors: Sequence[LogicalTensor],
+) -> ShardedCheckpoint:
+    """A checkpoint of engine torch with these trained parameters. Raises UserError when one is not the adapter's."""
     if lora is None:
         return ShardedCheckpoint(directory, (), tuple(tensors), None)
     config = AdapterConfig(

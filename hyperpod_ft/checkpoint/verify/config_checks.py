@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.adapters import lora, lora_config
-from hyperpod_ft.checkpoint.formats import model_directory, tied
+from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
@@ -24,14 +24,14 @@ def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
     """The faults of a Hugging Face model. Raises UserError when config.json cannot be read."""
     config = model_directory.read_config(directory)
     where = directory / model_directory.CONFIG
-    embedding, output = tied.embedding(tensors), tied.OUTPUT
+    embedding, output = model_directory.embedding(tensors), model_directory.OUTPUT
     wanted = (config.get("vocab_size"), config.get("hidden_size"))
     for name in (embedding, output):
         if name and name in tensors and None not in wanted and tensors[name].shape != wanted:
             yield f"{where}: vocab_size and hidden_size are {list(wanted)}, {name} is {list(tensors[name].shape)}"
     stated = config.get("tie_word_embeddings")  # its default depends on the architecture
     if stated and model_directory.is_encoder_decoder(config):
-        stated = tied.is_tied(config, tensors)
+        stated = model_directory.is_tied(config, tensors)
     if embedding and output not in tensors and stated is False and _is_causal(config):
         yield f"{where}: tie_word_embeddings is false, but there is no {output}"
     if embedding and output in tensors and stated and not _equal(tensors[embedding], tensors[output]):

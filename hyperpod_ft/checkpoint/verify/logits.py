@@ -22,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.adapters.peft_names import saved_name
-from hyperpod_ft.checkpoint.formats import tied
+from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify.file_checks import read_tensors
@@ -134,11 +134,14 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
 def _tied(model: PreTrainedModel, directory: Path, tensors: Tensors) -> dict[str, str]:
     """Maps the output layer's weight to the embedding's, by name, if they are tied; and those of T5's stacks."""
     names = {id(module): name for name, module in model.named_modules()}
-    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    output = model.get_output_embeddings()
     embedding = model.get_input_embeddings()
     if model.config.is_encoder_decoder:
-        copies = [*tied.SHARED_ALIASES, *([tied.OUTPUT] if tied.is_tied(read_config(directory), tensors) else [])]
-        return dict.fromkeys(copies, tied.SHARED)
+        copies = [
+            *model_directory.SHARED_ALIASES,
+            *([model_directory.OUTPUT] if model_directory.is_tied(read_config(directory), tensors) else []),
+        ]
+        return dict.fromkeys(copies, model_directory.SHARED)
     if output is None or not model.config.get_text_config().tie_word_embeddings:
         return {}
     return {f"{names[id(output)]}.weight": f"{names[id(embedding)]}.weight"}

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
-from hyperpod_ft.checkpoint.formats.auto_class import auto_class
+from hyperpod_ft.checkpoint.formats.pretrained import auto_class
 from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, STORED, widen
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
@@ -39,7 +39,7 @@ def skeleton(directory: Path) -> PreTrainedModel:
 
     Raises UserError when transformers cannot build it, or its weights are quantized.
     """
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         if getattr(config, "quantization_config", None):
@@ -54,7 +54,7 @@ def skeleton(directory: Path) -> PreTrainedModel:
             f"{directory}: transformers cannot build the model: {first_sentence(error)}",
             "correct config.json, or use the version of transformers that wrote it",
         ) from error
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     return model
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ft.checkpoint import kinds
+from hyperpod_ft.checkpoint.adapters import origin
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS, recorded
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.scanning import Scanner
@@ -215,6 +216,7 @@ def _logits(kind: kinds.Kind, directory: Path, adapter: Path | None, base: Path 
         raise UserError("--adapter is a model and --base an adapter", "swap them")
     kinds.expect("--adapter", adapter, "adapter")
     kinds.expect("--base", base, "model")
+    origin.check_base(base, adapter)
     try:
         with activity("loading torch and peft"):
             from hyperpod_ft.checkpoint.verify.logits import compare  # noqa: PLC0415 - the other checks need no torch

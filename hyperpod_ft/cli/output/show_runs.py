@@ -1,17 +1,18 @@
 """Output of the commands about runs: lines and tables."""
 
-import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hyperpod_ft.cli.output.tables import aligned, clip, clip_start, console, shown, table
+from hyperpod_ft.cli.output.tables import clip, clip_start, console, shown, table
+from hyperpod_ft.errors import printable
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.preflight import Preview
-from hyperpod_ft.launch.sagemaker.groups import NO_MAIL
-from hyperpod_ft.launch.status import RunStatus
+from hyperpod_ft.launch.status import MAY_CHANGE, RunStatus
+from hyperpod_ft.launch.tuned import model_location
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs.jobs import Job
@@ -20,7 +21,7 @@ from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import TrainingSummary
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.terminal import printable
+from hyperpod_ft.runs.selection import choose
 
 _ANSWERS_SHOWN = 8
 STATE_STYLES = {
@@ -35,7 +36,7 @@ STATE_STYLES = {
 
 def plan(preview: Preview) -> None:
     run, degrees = preview.run, preview.run.plan.degrees
-    print(f"run       {run.full_name}  in {shown(run.directory)}")
+    print(f"run       {run.paths.full_name}  in {shown(run.paths.directory)}")
     training = run.config.training
     print(f"engine    {run.config.engine}, {training.objective}, {training.method}, {training.precision}")
     print(
@@ -46,12 +47,14 @@ def plan(preview: Preview) -> None:
     if run.proposal:
         print("degrees   chosen by estimates (docs/parallelism.md):")
         console().print(_proposal(run.proposal))
-    if preview.fit:
+    if preview.fit is None:
+        print(f"model     not looked at: {run.config.model.source} is not on this machine; stage download checks it")
+    else:
         print(f"sharding  {preview.fit.sharding}")
-    if preview.fit and preview.fit.pipeline:
-        print(f"pipeline  {preview.fit.pipeline}")
-    if preview.fit and preview.fit.memory:
-        print(f"memory    {preview.fit.memory}; available: {preview.available_bytes / GIB:.1f} (estimated)")
+        if preview.fit.pipeline:
+            print(f"pipeline  {preview.fit.pipeline}")
+        if preview.fit.memory:
+            print(f"memory    {preview.fit.memory}; available: {preview.available_bytes / GIB:.1f} (estimated)")
     print(f"step      {preview.rows_per_step} rows, at most {preview.tokens_per_step:,} tokens")
     if preview.steps is None:
         print("steps     unknown until the dataset is prepared")
@@ -70,12 +73,14 @@ def plan(preview: Preview) -> None:
             stage.plan.fingerprint,
         )
     console().print(stages)
-    if preview.training_jobs:
-        jobs = table("training job", "stages", "instances", "at most", "image")
-        for job in preview.training_jobs:
+    if preview.refused:
+        print(f"submit refuses this: {preview.refused}")
+    for launcher, of_launcher in groupby(preview.other_jobs, lambda job: job.launcher):
+        jobs = table("job", "stages", "instances", "at most", "image")
+        for job in of_launcher:
             limit = f"{job.seconds / 3600:,.4g} h"
-            jobs.add_row(job.group, " ".join(job.stages), job.instances, limit, Text(job.image))
-        print("with --launcher sagemaker:")
+            jobs.add_row(job.name, " ".join(job.stages), job.instances, limit, Text(job.image))
+        print(f"with --launcher {launcher}:")
         console().print(jobs)
 
 
@@ -97,26 +102,25 @@ def _proposal(proposal: Proposal) -> RenderableType:
     return listed
 
 
-def submitted(run: Run, jobs: Sequence[Job]) -> None:
+def submitted(run: Run, jobs: Sequence[Job], only: str | None = None) -> None:
     if not jobs:
-        print(f"Nothing to submit: every stage of {run.full_name} is done.")
-        print(f"Model: {shown(run.tuned_model_location)}")
+        left = ", ".join(stage.name for stage in choose(run))
+        print(f"Nothing to submit: {f'stage {only}' if left else 'every stage'} of {run.paths.full_name} is done.")
+        print(f"Not done: {left}" if left else f"Model: {shown(model_location(run))}")
         return
-    skipped = [stage.name for stage in run.plan.stages if run.is_done(stage.name)]
+    skipped = [stage.name for stage in run.plan.stages if run.journal.is_done(stage.name)]
     stages_of: dict[str, list[str]] = {}
     for job in jobs:  # a training job runs several stages
         stages_of.setdefault(job.job_id, []).append(job.stage)
     listed = ", ".join(f"{' + '.join(stages)} {job_id}" for job_id, stages in stages_of.items())
-    print(f"Submitted {run.full_name}: {listed}")
+    print(f"Submitted {run.paths.full_name}: {listed}")
     if jobs[0].is_training_job:
         print(created_line(jobs[0].job_id))  # the first one; the others wait for its records
-        if run.config.cluster.mail_user:
-            print(f"warning: cluster.mail_user: {NO_MAIL} (docs/training-jobs.md)", file=sys.stderr)
     if skipped:
         print(f"Skipped, already done: {', '.join(skipped)}")
     if run.proposal:
         print(f"Degrees chosen: {run.plan.degrees} (`hyperpod-ft plan` shows why)")
-    print(f"Run directory: {shown(run.directory)}")
+    print(f"Run directory: {shown(run.paths.directory)}")
     print("Follow it: hyperpod-ft status, hyperpod-ft logs -f; stop it: hyperpod-ft cancel")
 
 
@@ -177,8 +181,12 @@ def advice(current: RunStatus) -> None:
             print(f"  | {printable(line)}")
         if failed.log:
             print(f"Whole log: {shown(failed.log)}")
-        print(f"After correcting the run file or data: hyperpod-ft submit {current.origin or 'RUN_FILE'}")
-        print(f"To try again without changes:          hyperpod-ft resume {directory}")
+        print(f"After correcting the run file or data: {current.submit_command}")
+        again = "After correcting anything else:       " if failed.refused else "To try again without changes:         "
+        if not current.refused:
+            print(f"{again} hyperpod-ft resume {directory}")
+    if current.refused and current.state not in MAY_CHANGE:
+        print(f"Not resumed: {current.refused}")
     elif current.state in ("cancelled", "not run"):
         print(f"Resume it: hyperpod-ft resume {directory}")
     elif current.state == "done":
@@ -187,7 +195,7 @@ def advice(current: RunStatus) -> None:
 
 def results(run: Run) -> None:
     """Base and tuned answers side by side, exact answers, validation losses and scores."""
-    samples = Samples.read(run.samples_path)
+    samples = Samples.read(run.paths.samples_path)
     answers = table("prompt", "base model", "tuned model")
     rows = samples.all_answers[:_ANSWERS_SHOWN]
     # alpaca's prompts, for example, all begin with the same long sentences
@@ -196,50 +204,61 @@ def results(run: Run) -> None:
         prompt = clip_start(row.prompt) if same_start else clip(row.prompt)
         answers.add_row(*(Text(text) for text in (prompt, clip(row.base), clip(row.tuned))))
     console().print(answers)
-    for split, exact in samples.exact_match.items():
-        if exact.rows:
-            print(exact.line(split))
+    for line in samples.lines():
+        print(line)
     if loss := samples.validation_loss:
         print(f"validation loss: base {loss.base.mean:.4f}, tuned {loss.tuned.mean:.4f}")
-    print(f"All answers: {shown(run.samples_path)}")
+    print(f"All answers: {shown(run.paths.samples_path)}")
     scores(evaluations(run))
     # written a moment after the record that ends the watching
-    written = run.report_path.exists()
-    print(f"Report: {shown(run.report_path) if written else f'hyperpod-ft report {shown(run.directory)}'}")
+    written = run.paths.report_path.exists()
+    print(f"Report: {shown(run.paths.report_path) if written else f'hyperpod-ft report {shown(run.paths.directory)}'}")
 
 
 def scores(results: Sequence[EvaluationResult]) -> None:
     """A line for each score of both models, without the members of groups."""
     if not results:
         return
-    listed = table("task, metric", "base model", "tuned model")
-    for column in listed.columns[1:]:
-        column.justify = "right"
-    for evaluation in results:
-        for score in evaluation.main_scores:
-            listed.add_row(Text(evaluation.label(score.metric)), str(score.base), str(score.tuned))
-    console().print(listed)
+    lines = [
+        (evaluation.label(score.metric), str(score.base), str(score.tuned))
+        for evaluation in results
+        for score in evaluation.main_scores
+    ]
+    _columns(("task, metric", "base model", "tuned model"), lines)
 
 
 def runs(root: Path, statuses: Sequence[RunStatus]) -> None:
     if not statuses:
         print(f"no runs below {root}")
         return
-    rows = [
-        (f"{current.name}/{Path(current.directory).name}", current.state, current.submitted, shown(current.directory))
-        for current in statuses
-    ]
-    console().print(aligned(("run", "state", "submitted", "directory"), rows, STATE_STYLES), soft_wrap=True)
+    print(f"runs below {root}, each in runs/NAME/ID:")
+    listed = table("run", "state", "loss", "submitted")
+    for current in statuses:
+        listed.add_row(
+            Text(f"{current.name}/{Path(current.directory).name}"),
+            Text(current.state, STATE_STYLES.get(current.state, "")),
+            "" if current.loss is None else f"{current.loss:.4f}",
+            current.submitted,
+        )
+    console().print(listed)
     for note in dict.fromkeys(current.note for current in statuses if current.note):
         print(note)
 
 
-def comparison(compared: Sequence[TrainingSummary]) -> None:
-    """A column for each training."""
+def comparison(differing: Sequence[tuple[str, Sequence[str]]], compared: Sequence[TrainingSummary]) -> None:
+    """The keys of the run files that differ, then the results: a column for each training."""
     head, *lines = training_summary.table(compared)
-    compared_runs = table(*head)
-    for column in compared_runs.columns[1:]:
+    if differing:
+        _columns(("settings that differ", *head[1:]), [(key, *values) for key, values in differing])
+    elif len(compared) > 1:
+        print("the run files are the same")
+    _columns(head, lines)
+
+
+def _columns(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    listed = table(*head)
+    for column in listed.columns[1:]:
         column.justify = "right"
     for cells in lines:
-        compared_runs.add_row(*(Text(cell) for cell in cells))
-    console().print(compared_runs)
+        listed.add_row(*(Text(cell) for cell in cells))
+    console().print(listed)

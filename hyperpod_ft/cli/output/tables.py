@@ -1,19 +1,18 @@
 """How the commands print: tables, paths as a person types them, JSON, lines of progress."""
 
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyperpod_ft.terminal import printable
+from hyperpod_ft.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
 
 def table(*columns: str) -> "Table":
@@ -25,29 +24,17 @@ def table(*columns: str) -> "Table":
     return made
 
 
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str]) -> "Text":
-    """A table of plain words, whose second column has a style for each word: for hundreds of rows.
-
-    A table of rich's, which can fold cells, takes 0.3 ms a row.
-    """
-    from rich.text import Text
-
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    text = Text()
-    text.append("  ".join(word.ljust(width) for word, width in zip(head, widths, strict=True)).rstrip(), "dim")
-    for first, second, *others in rows:
-        rest = (word.ljust(width) for word, width in zip(others, widths[2:], strict=True))
-        text.append(f"\n{first.ljust(widths[0])}  ")
-        text.append(second.ljust(widths[1]), styles.get(second))
-        text.append(f"  {'  '.join(rest)}".rstrip())
-    return text
-
-
 def console() -> "Console":
     from rich.console import Console
 
-    # in a pipe rich assumes 80 columns and would fold paths and ids that a script reads
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _width_in_a_pipe())
+
+
+def _width_in_a_pipe() -> int:
+    """That of the terminal beside it, as of `| less`; without one, wide enough that no path or id folds in a script."""
+    with contextlib.suppress(OSError):
+        return os.get_terminal_size(sys.__stderr__.fileno() if sys.__stderr__ else -1).columns or 200
+    return 200
 
 
 def shown(path: Path | str) -> str:

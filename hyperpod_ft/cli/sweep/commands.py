@@ -5,15 +5,15 @@ from typing import Annotated
 
 import typer
 
-from hyperpod_ft.cli.options import Json, with_default
+from hyperpod_ft.cli.options import Json, command_group
 from hyperpod_ft.cli.output.tables import print_json
 
-app = typer.Typer(name="sweep", cls=with_default("submit"), no_args_is_help=True)
+app = typer.Typer(name="sweep", cls=command_group("submit"), no_args_is_help=True)
 
 SweepFileArgument = Annotated[Path, typer.Argument(metavar="SWEEP_FILE", help="A sweep file (docs/sweeps.md).")]
 Reference = Annotated[
     str | None,
-    typer.Argument(metavar="[SWEEP]", help="A sweep file, or a sweep's directory. Default: the one submitted last."),
+    typer.Argument(metavar="SWEEP", help="A sweep file, or a sweep's directory. Default: the one submitted last."),
 ]
 
 
@@ -21,9 +21,11 @@ Reference = Annotated[
 def plan(sweep_file: SweepFileArgument, as_json: Json = False) -> None:
     """Show the points of a sweep, and which stages of each would run."""
     from hyperpod_ft.cli.sweep import show
+    from hyperpod_ft.download.assets import look_up
     from hyperpod_ft.sweep.planning import plan_sweep
 
     planned = plan_sweep(sweep_file, "slurm")
+    look_up(planned.runs)
     if as_json:
         print_json(show.plan_values(planned))
     else:
@@ -43,11 +45,14 @@ def submit(
     submitted.
     """
     from hyperpod_ft.cli.sweep import show
+    from hyperpod_ft.download import assets
     from hyperpod_ft.runs.references import set_last
     from hyperpod_ft.sweep.planning import plan_sweep
     from hyperpod_ft.sweep.submission import submit_sweep
 
     planned = plan_sweep(sweep_file, launcher)
+    assets.look_up(planned.runs)
+    assets.refuse_changes(planned.runs)
     set_last("sweep", planned.sweep.directory)
     show.submitted(planned.sweep, submit_sweep(planned))
 
@@ -82,7 +87,7 @@ def status(sweep: Reference = None, as_json: Json = False) -> None:
 def report(
     sweep: Reference = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Page to write.")] = Path(
-        "report.html"
+        "sweep-report.html"
     ),
 ) -> None:
     """Write an HTML page that shows the runs of a sweep side by side."""

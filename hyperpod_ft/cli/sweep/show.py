@@ -27,7 +27,7 @@ def plan_values(planned: PlannedSweep) -> dict[str, Any]:
         "directory": str(planned.sweep.directory),
         "runs_at_a_time": planned.sweep.runs_at_a_time,
         "points": [
-            {"settings": point.settings, "run": point.run, "run_directory": str(run.directory), "stages": stages}
+            {"settings": point.settings, "run": point.run, "run_directory": str(run.paths.directory), "stages": stages}
             for point, run, stages in rows
         ],
     }
@@ -47,8 +47,8 @@ def _stages_to_run(planned: PlannedSweep) -> list[list[str]]:
     seen: set[Path] = set()
     found: list[list[str]] = []
     for run in planned.runs:
-        stages = [stage for stage in choose(run) if not (stage.shared and run.record_path(stage.name) in seen)]
-        seen.update(run.record_path(stage.name) for stage in stages)
+        stages = [stage for stage in choose(run) if not (stage.shared and run.paths.record_path(stage.name) in seen)]
+        seen.update(run.paths.record_path(stage.name) for stage in stages)
         found.append([stage.name for stage in stages])
     return found
 
@@ -58,9 +58,11 @@ def submitted(sweep: Sweep, points: Iterable[SubmittedPoint]) -> None:
     for point in points:
         if point.jobs:
             jobs = ", ".join(f"{job.stage} {job.job_id}" for job in point.jobs)
-            print(f"{point.number}/{total}  {point.run.full_name}: {jobs}", flush=True)
+            print(f"{point.number}/{total}  {point.run.paths.full_name}: {jobs}", flush=True)
+        if point.refused:
+            print(f"{point.number}/{total}  not submitted: {point.refused}", flush=True)
         done += point.done
-        at_work += not point.jobs and not point.done
+        at_work += not (point.jobs or point.done or point.refused)
     if done:
         print(f"Already done: {done} of {total} runs")
     if at_work:
@@ -109,7 +111,7 @@ def cancelled(runs: Iterable[tuple[Run, tuple[Job, ...]]]) -> None:
     any_job = False
     for run, jobs in runs:
         any_job = True
-        print(f"cancelled {run.full_name}: {', '.join(f'{job.stage} {job.job_id}' for job in jobs)}", flush=True)
+        print(f"cancelled {run.paths.full_name}: {', '.join(f'{job.stage} {job.job_id}' for job in jobs)}", flush=True)
     if not any_job:
         print("nothing to cancel: no job of this sweep is active")
 

@@ -1,12 +1,13 @@
-"""Where the jobs run: section `cluster`."""
+"""Where the jobs run, in which environment, and who hears of them: sections `cluster`, `env` and `tracking`."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from hyperpod_ft.config.fields import (
     NonNegativeInt,
+    PackageRepository,
     PlainPath,
     PositiveFloat,
     PositiveInt,
@@ -18,8 +19,8 @@ from hyperpod_ft.config.fields import (
     shortened,
     shown,
 )
-from hyperpod_ft.config.instances import CATALOGUE, names
-from hyperpod_ft.config.secrets import SECRET_NAME, holds_secret
+from hyperpod_ft.config.instances import CATALOGUE, alternatives
+from hyperpod_ft.config.secrets import is_secret
 
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The job scripts set these.
@@ -27,6 +28,9 @@ _RESERVED_NAMES = re.compile(
     r"RUN_DIR|PATH|PYTHON.*|BASH_.*|HYPERPOD_FT_.*|SLURM_.*|SBATCH_.*|MASTER_(ADDR|PORT)|python|TMPDIR|OMP_NUM_THREADS"
     r"|(HF_HUB|TRANSFORMERS)_OFFLINE|TORCHELASTIC_.*"
 )
+PROJECT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+PROJECT_CHARACTERS = "letters, digits, dots, underscores and hyphens"
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class Cluster(Section):
@@ -88,8 +92,8 @@ class Cluster(Section):
     )
     environment: dict[str, str] = Field(
         default_factory=dict,
-        description="Additional environment variables of every job. Not for secrets: jobs inherit those from the shell"
-        " that submits.",
+        description="Additional environment variables of every job. Not for secrets: docs/security.md says how"
+        " jobs get those of the shell that submits.",
     )
 
     @field_validator("instance_type")
@@ -97,7 +101,7 @@ class Cluster(Section):
     def _known_instance(cls, value: str) -> str:
         name = value.removeprefix("ml.")
         if name not in CATALOGUE:
-            raise ValueError(f"unknown instance type; known: {', '.join(names())}")
+            raise ValueError(f"unknown instance type; {alternatives(name)}")
         return name
 
     @field_validator("environment")
@@ -108,7 +112,51 @@ class Cluster(Section):
                 raise ValueError(f"{shown(name)} is not a valid name of an environment variable")
             if _RESERVED_NAMES.fullmatch(name):
                 raise ValueError(f"{shortened(name)} is set by the job scripts; remove it")
-            if SECRET_NAME.search(name) or holds_secret(content):
-                raise ValueError(f"{shortened(name)} looks like a secret; export it in the shell that submits instead")
+            if is_secret(name, content):
+                raise ValueError(
+                    f"{shortened(name)} looks like a secret; export it in the shell that submits to Slurm, for the"
+                    " stages that fetch or publish, or keep it in a file that the nodes can read"
+                )
             no_control_characters(content)
         return value
+
+
+class PythonEnvironment(Section):
+    """The Python environment of the stages that use torch."""
+
+    python: PlainPath | None = Field(
+        None,
+        description="Path of an existing interpreter to use, or `current` for the one that runs hyperpod-ft. If not"
+        " set, the `env` stage creates a virtual environment below `cluster.root`.",
+    )
+    sdk: Literal["2.26.1", "2.28.0"] = Field(
+        "2.26.1",
+        description="Engine neuron: the version of the AWS Neuron SDK to install. optimum-neuron 0.4.5 was released"
+        " with `2.26.1`; `2.28.0` is newer.",
+    )
+    package_repositories: tuple[PackageRepository, ...] = Field(
+        (),
+        description="On Trainium: where pip finds the Neuron packages and a PyTorch build without CUDA: URLs of"
+        " package indexes (AWS's Neuron repository and PyTorch's index of CPU builds), or directories of wheels. If"
+        " not set, pip's own configuration must name them.",
+    )
+
+
+class Tracking(Section):
+    """Experiment trackers that show a training run's metrics while it runs. Changes nothing in the run."""
+
+    trackers: tuple[Tracker, ...] = Field(
+        (),
+        description="Where the rows of metrics.jsonl, the run file and the final figures are published, any of"
+        " `tensorboard`, `wandb` (Weights & Biases), `mlflow` and `trackio`. Each is set up by its own environment"
+        " variables (docs/tracking.md); keys come from the shell that submits.",
+    )
+    project: Annotated[str, matches(PROJECT, PROJECT_CHARACTERS)] | None = Field(
+        None, description="Project (W&B, Trackio) or experiment (MLflow); the run's `name` if not set."
+    )
+    python: PlainPath | None = Field(
+        None,
+        description="Path of an existing interpreter that has the trackers' packages, or `current` for the one that"
+        " runs hyperpod-ft. If not set, the `env` stage creates a virtual environment for each tracker below"
+        " `cluster.root`.",
+    )

@@ -1,4 +1,4 @@
-"""How the model is split over the ranks: section `parallelism`."""
+"""How the model is split over the ranks: sections `parallelism`, and `neuron` with the settings of engine neuron."""
 
 from typing import Literal
 
@@ -64,4 +64,34 @@ class Parallelism(Section):
         description="What is kept in host memory (engine torch): with `optimizer` AdamW's state and fp32 weights,"
         " updated on the CPU; with `parameters` the weights too, uploaded layer by layer. It is"
         f" {EXPERIMENTAL_ON_GPUS}",
+    )
+
+
+class Neuron(Section):
+    """Settings of engine neuron; engine torch ignores them."""
+
+    sequence_parallel: bool = Field(
+        True,
+        description="Divide the activations outside attention and MLP over the tensor-parallel ranks. Saves memory,"
+        " and is required for bf16 with tensor parallelism.",
+    )
+    flash_attention: bool | None = Field(
+        None,
+        description="Use Neuron's flash attention kernel, for which dataset.max_length must be a multiple of 2048. If"
+        " not set, it is used when that is the case.",
+    )
+    zero_1: bool = Field(True, description="ZeRO-1: shard the optimizer state over the data-parallel ranks.")
+    master_weights: bool = Field(
+        True, description="bf16 with ZeRO-1: keep fp32 weights in the optimizer and accumulate gradients in fp32."
+    )
+    stochastic_rounding: bool = Field(True, description="Round to bf16 stochastically.")
+    fuse_qkv: bool = Field(False, description="Fuse the query, key and value projections into one matrix.")
+    xser: bool = Field(
+        True, description="Write each tensor of a checkpoint to a separate file, directly from the device."
+    )
+    precompile_steps: PositiveInt = Field(
+        10,
+        le=1000,
+        description="Steps of the trial run in which `precompile` collects the graphs to compile; AWS recommends 10"
+        " to 15.",
     )

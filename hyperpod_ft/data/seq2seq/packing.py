@@ -6,16 +6,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.data.packing import IGNORED, Integers, Layout, shuffled, token_positions
-from hyperpod_ft.data.seq2seq.vector_packing import best_fit_pairs
+from hyperpod_ft.data.packing import IGNORED, Integers, Packing, shuffled, token_positions
 
 
 @dataclass(frozen=True)
-class Seq2SeqLayout:
-    """Where each part of each row comes from; the k-th span of one layout belongs to the k-th of the other."""
+class Seq2SeqPacking:
+    """Where each part of each row comes from; the k-th span of one packing belongs to the k-th of the other."""
 
-    sources: Layout
-    targets: Layout
+    sources: Packing
+    targets: Packing
 
     @property
     def row_count(self) -> int:
@@ -30,7 +29,7 @@ def pack_seq2seq(
     order: Integers,
     capacities: tuple[int, int],
     seed: int,
-) -> Seq2SeqLayout:
+) -> Seq2SeqPacking:
     """Lay out the pairs `order` in rows; a pair is its source, then its target, in one stream of tokens.
 
     starts, lengths, targets: int64 [pairs], where each begins, its tokens, and those of its target. `capacities`: of a
@@ -44,7 +43,7 @@ def pack_seq2seq(
         bins = best_fit_pairs(np.stack([sources, targets], axis=1), capacities)
         placed, rows, count = shuffled(bins, seed)
         starts, sources, targets = starts[placed], sources[placed], targets[placed]
-    return Seq2SeqLayout(Layout(starts, sources, rows, count), Layout(starts + sources, targets, rows, count))
+    return Seq2SeqPacking(Packing(starts, sources, rows, count), Packing(starts + sources, targets, rows, count))
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Seq2SeqRows:
 
 
 def fill_seq2seq(
-    layout: Seq2SeqLayout,
+    packed: Seq2SeqPacking,
     ids: NDArray[np.int32],
     first: int,
     stop: int,
@@ -74,13 +73,13 @@ def fill_seq2seq(
     pad: int,
     decoder_start: int,
 ) -> Seq2SeqRows:
-    """Rows `first` to `stop` of a layout over the token stream `ids`.
+    """Rows `first` to `stop`, from the token stream `ids`.
 
     Documents have the same numbers in both parts of a row. Labels are the target's tokens, and decoder inputs the same
     one place later, after `decoder_start`.
     """
-    input_ids, documents, _ = _fill(layout.sources, ids, first, stop, widths[0], pad)
-    tokens, decoder_documents, begins = _fill(layout.targets, ids, first, stop, widths[1], pad)
+    input_ids, documents, _ = _fill(packed.sources, ids, first, stop, widths[0], pad)
+    tokens, decoder_documents, begins = _fill(packed.targets, ids, first, stop, widths[1], pad)
     shifted = np.roll(tokens, 1, axis=1)
     shifted[begins] = decoder_start
     return Seq2SeqRows(
@@ -93,10 +92,10 @@ def fill_seq2seq(
 
 
 def _fill(
-    layout: Layout, ids: NDArray[np.int32], first: int, stop: int, width: int, pad: int
+    packed: Packing, ids: NDArray[np.int32], first: int, stop: int, width: int, pad: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
     """Tokens, document numbers, and where documents begin: each [rows, width]."""
-    found = token_positions(layout, first, stop)
+    found = token_positions(packed, first, stop)
     is_token = np.arange(width) < found.filled
     numbers = np.arange(len(found.rows)) - np.searchsorted(found.rows, found.rows) + 1
 
@@ -107,3 +106,40 @@ def _fill(
     begins = np.zeros(shape, np.bool_)
     begins[is_token] = found.within == 0
     return tokens, documents, begins
+
+
+# Pairs that are packed together. A pair is compared with every row that this many have opened.
+_PAIRS = 1 << 14
+
+
+def best_fit_pairs(sizes: Integers, capacities: tuple[int, int]) -> Integers:
+    """The bin of each item, int64 [items]; sizes: int64 [items, 2], each at most its capacity."""
+    bins = np.empty(len(sizes), np.int64)
+    opened = 0
+    for first in range(0, len(sizes), _PAIRS):
+        found = _best_fit(sizes[first : first + _PAIRS], capacities)
+        bins[first : first + _PAIRS] = opened + found
+        opened += int(found.max()) + 1
+    return bins
+
+
+def _best_fit(sizes: Integers, capacities: tuple[int, int]) -> Integers:
+    """Each item, the largest first, goes to the bin in which it leaves the least space."""
+    # in units of 1 / (capacity x capacity), so that sums of shares are exact
+    scale = np.array(capacities[::-1], np.int64)
+    order = np.argsort(-(sizes * scale).sum(1), kind="stable")
+    free = [np.full(len(sizes), capacity, np.int64) for capacity in capacities]
+    space = np.full(len(sizes), 2 * capacities[0] * capacities[1], np.int64)
+    bins = np.empty(len(sizes), np.int64)
+    opened = 0
+    for item, (source, target) in zip(order.tolist(), sizes[order].tolist(), strict=True):
+        candidates = np.flatnonzero((free[0][:opened] >= source) & (free[1][:opened] >= target))
+        if len(candidates):
+            chosen = int(candidates[space[candidates].argmin()])
+        else:
+            chosen, opened = opened, opened + 1
+        free[0][chosen] -= source
+        free[1][chosen] -= target
+        space[chosen] -= source * capacities[1] + target * capacities[0]
+        bins[item] = chosen
+    return bins

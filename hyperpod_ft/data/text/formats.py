@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.text import chat, prompts
 from hyperpod_ft.data.text.example import Example, RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ def render(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None
         assert tokenizer is not None
         example = chat.render(_messages(row, "messages"), tokenizer, all_trained=dataset.loss_on == "all")
     elif dataset.format == "text":
-        example = prompts.joined("", prompts.prompt(dataset, row))
+        example = prompts.document(prompts.prompt(dataset, row))
     else:
         prompt, completion = prompts.prompt(dataset, row), prompts.completion(dataset, row)
         if dataset.max_target_length is not None and not prompt.strip():

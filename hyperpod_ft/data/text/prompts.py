@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.text.example import Example, RowError, Segment
 from hyperpod_ft.errors import UserError
 
@@ -19,6 +19,7 @@ ALPACA_INPUT = (
     "Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 )
+_BEGINNING = 200  # characters of a text that are a prompt, at most
 
 
 def prompt(dataset: Dataset, row: Mapping[str, Any]) -> str:
@@ -39,9 +40,10 @@ def is_chat(dataset: Dataset, row: Mapping[str, Any]) -> bool:
 
 
 def check_prompt(dataset: Dataset, row: Mapping[str, Any], where: str) -> None:
-    """Raises UserError when `prompt` does."""
+    """Raises UserError when `prompt` does, or is blank."""
     try:
-        prompt(dataset, row)
+        if not prompt(dataset, row).strip():
+            raise RowError("empty prompt", "there is nothing to answer")
     except RowError as error:
         raise UserError(
             f"{where}: {error}", f"write it as a row of format {dataset.format}, or as plain text"
@@ -52,6 +54,15 @@ def joined(prompt: str, completion: str, *, prompt_trained: bool = False) -> Exa
     """Prompt and completion as one document."""
     before = (Segment(prompt, prompt_trained),) if prompt else ()
     return Example(prompt, completion, (*before, Segment(completion, True)))
+
+
+def document(text: str) -> Example:
+    """A text that is trained as a whole; for a reader, its beginning is the prompt and the rest the completion."""
+    half = min(len(text.rstrip()) // 2, _BEGINNING)
+    # before a space, so that the continuation begins with a token of its own
+    spaces = [place for place in range(half, 0, -1) if text[place].isspace() and text[:place].strip()]
+    cut = spaces[0] if spaces else half
+    return Example(text[:cut], text[cut:], (Segment(text, True),))
 
 
 def text_field(row: Mapping[str, Any], name: str) -> str:

@@ -3,20 +3,21 @@
 from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.runs.run import Run
+from hyperpod_ft.engines.interface import TrainingTask
+from hyperpod_ft.planning.neuron.limits import uses_flash_attention
 
 _NO_BOUND = 1e30
 
 
-def arguments(run: Run, steps: int) -> dict[str, Any]:
+def arguments(task: TrainingTask, steps: int) -> dict[str, Any]:
     """The keyword arguments of `NeuronSFTConfig` (optimum-neuron 0.4.5, trainers/training_args.py and sft_config.py).
 
-    `steps`: the number of optimizer steps of the run.
+    `steps`: the number of optimizer steps of the training.
     """
-    config, degrees = run.config, run.plan.degrees
+    config, degrees = task.config, task.layout.degrees
     training, neuron = config.training, config.neuron
     return {
-        "output_dir": str(run.directory),
+        "output_dir": str(task.directory),
         "do_train": True,
         "max_steps": steps,
         "per_device_train_batch_size": training.micro_batch_size,
@@ -60,4 +61,4 @@ def arguments(run: Run, steps: int) -> dict[str, Any]:
 
 def attention(config: RunConfig) -> str:
     """The attention implementation, by transformers' name for it."""
-    return "flash_attention_2" if config.flash_attention else "eager"
+    return "flash_attention_2" if uses_flash_attention(config) else "eager"

@@ -15,6 +15,7 @@ the position in the data are functions of the step. A checkpoint is
 
 import atexit
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +30,20 @@ from safetensors.torch import save_file
 
 from hyperpod_ft import publish
 from hyperpod_ft.digests import file_sha256
-from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
+from hyperpod_ft.engines import newest_checkpoint
 from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, delete_old, write_description
+from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.engines.neuron.gradients import shard_held
 from hyperpod_ft.engines.neuron.trainer import Trainer
-from hyperpod_ft.engines.ranks import Ranks
-from hyperpod_ft.engines.training_progress import TrainingProgress
-from hyperpod_ft.engines.volume import Volume
+from hyperpod_ft.engines.ranks import Ranks, Volume
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.run import Run
 
 
 class Checkpoints:
     """The checkpoints of one attempt. `save`, `finish` and `restore` are collective, synchronized through the store."""
 
-    def __init__(self, run: Run, trainer: Trainer, ranks: Ranks) -> None:
-        self._run, self._trainer, self._ranks = run, trainer, ranks
+    def __init__(self, task: TrainingTask, trainer: Trainer, ranks: Ranks) -> None:
+        self._task, self._trainer, self._ranks = task, trainer, ranks
         self._unfinished: TrainingProgress | None = None
 
     def save(self, progress: TrainingProgress) -> None:
@@ -75,7 +74,7 @@ class Checkpoints:
                 "free or repair the volume, then resume",
             ) from error
         self._unfinished = progress
-        if not self._run.config.training.async_save:
+        if not self._task.config.training.async_save:
             self.finish()
 
     def finish(self) -> None:
@@ -85,24 +84,24 @@ class Checkpoints:
             return
         _wait_for_upstream()
         self._barrier(progress, "written")
-        partial, final = self._partial(progress), self._run.checkpoint(progress.step)
+        partial, final = self._partial(progress), self._task.checkpoint(progress.step)
         found = self._ranks.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
         if self._ranks.is_rank_0:
             files = {name: CheckpointFile.of(partial / name, digest) for part in found for name, digest in part.items()}
-            write_description(self._run, progress, partial, files)
+            write_description(self._task, progress, partial, files)
             publish.replace_directory(final, partial)
-            delete_old(self._run, final)
+            delete_old(self._task, final)
         self._barrier(progress, "published")
 
     def restore(self) -> TrainingProgress:
         """Load the newest complete, undamaged checkpoint; without one, start at step 0."""
         if self._ranks.is_rank_0:
-            checkpoint_directory.remove_leftovers(self._run)
+            publish.remove_leftovers(self._task.checkpoints)
         volume = Volume(self._ranks.is_rank_0, shared=True)
-        progress = newest_checkpoint.find(self._run, self._ranks, volume)
+        progress = newest_checkpoint.find(self._task, self._ranks, volume)
         if progress is None:
             return TrainingProgress()
-        directory, rank = self._run.checkpoint(progress.step), self._ranks.rank
+        directory, rank = self._task.checkpoint(progress.step), self._ranks.rank
         first = dist.get_process_group_ranks(parallel_state.get_data_parallel_group())[0]
         with torch.no_grad(), _States(directory, (rank, first)) as states:
             for name, parameter in self._trainer.parameters().items():
@@ -117,7 +116,7 @@ class Checkpoints:
         return progress
 
     def _partial(self, progress: TrainingProgress) -> Path:
-        return publish.partial_of(self._run.checkpoint(progress.step))
+        return publish.partial_of(self._task.checkpoint(progress.step))
 
     def _barrier(self, progress: TrainingProgress, what: str) -> None:
         self._ranks.gather(f"checkpoint/{progress.step}/{what}", None)
@@ -163,8 +162,9 @@ class Checkpoints:
         stage, this compares replicated parameters and the copies of repeated key and value heads.
         """
         trainer = self._trainer
-        held = trainer.parameters()
-        indices = {name: shard_held(name, parameter, trainer.kv_size_multiplier) for name, parameter in held.items()}
+        parameters = trainer.parameters()
+        indices = {name: shard_held(name, p, trainer.kv_size_multiplier) for name, p in parameters.items()}
+        held: Mapping[str, torch.Tensor] = parameters
         place = [parallel_state.get_pipeline_model_parallel_rank(), 0]
         if self._divided:
             # compare master weights: each rank may have rounded the weights at random; it holds its dp rank's shard
@@ -227,4 +227,5 @@ def _state_file(directory: Path, rank: int) -> Path:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()[:16]
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(content.numpy().data).hexdigest()[:16]

@@ -85,7 +85,8 @@ def sum_over_tensor_parallel(parameters: Iterable[nn.Parameter]) -> None:
     weights). It never sums those of LoRA factors: the ranks' copies diverge, and the exported model is not the trained
     one.
     """
-    summed = [p.grad if getattr(p, "main_grad", None) is None else p.main_grad for p in parameters]
+    pairs = ((getattr(parameter, "main_grad", None), parameter.grad) for parameter in parameters)
+    summed = (grad if main_grad is None else main_grad for main_grad, grad in pairs)
     held = [gradient for gradient in summed if gradient is not None]
     if not held:
         return
@@ -124,9 +125,8 @@ def count_each_element_once(optimizer: Any, replicas_of: Mapping[int, int]) -> N
         return
 
     def clip(parameters: list[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
-        norm = _norm((parameter.grad, replicas_of[id(parameter)]) for parameter in with_gradient)
-        grads.clip_grads_with_norm(with_gradient, norm, max_norm)
+        norm = _norm((p.grad, replicas_of[id(p)]) for p in parameters if p.grad is not None)
+        grads.clip_grads_with_norm([p for p in parameters if p.grad is not None], norm, max_norm)
         return norm
 
     accelerated_optimizer.clip_grad_norm = clip

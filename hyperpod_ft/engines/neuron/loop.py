@@ -20,7 +20,7 @@ from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
-from hyperpod_ft.engines.interface import TrainingResult
+from hyperpod_ft.engines.interface import TrainingProgress, TrainingResult, TrainingTask
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.neuron import checkpoints, trainer
 from hyperpod_ft.engines.neuron.gradients import sum_over_tensor_parallel
@@ -28,20 +28,19 @@ from hyperpod_ft.engines.ranks import Ranks, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, total_steps
-from hyperpod_ft.runs.run import Run
 
 _LATE = 1e6
 
 
-def train(run: Run, ranks: Ranks) -> TrainingResult:
+def train(task: TrainingTask, ranks: Ranks) -> TrainingResult:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
-    return TrainingLoop(run, ranks).run_to_end()
+    return TrainingLoop(task, ranks).run_to_end()
 
 
-def precompile(run: Run, ranks: Ranks) -> dict[str, Any]:
+def precompile(task: TrainingTask, ranks: Ranks) -> dict[str, Any]:
     """Trace the graphs of training; see `hyperpod_ft.engines.interface.Engine`."""
-    training = TrainingLoop(run, ranks)
-    steps = min(run.config.neuron.precompile_steps, training.total_steps)
+    training = TrainingLoop(task, ranks)
+    steps = min(task.config.neuron.precompile_steps, training.total_steps)
     for number in range(1, steps + 1):
         training.send(number, [])
     # Late in a long training AdamW's bias corrections are exactly 1, which XLA compiles as a constant: another graph.
@@ -62,20 +61,20 @@ class _Sent:
 
 
 class TrainingLoop:
-    """One attempt at a run, on one rank: from the newest checkpoint to the end, or to a signal."""
+    """One attempt at a training, on one rank: from the newest checkpoint to the end, or to a signal."""
 
-    def __init__(self, run: Run, ranks: Ranks) -> None:
-        self.run, self.ranks = run, ranks
-        self.config, degrees = run.config.training, run.plan.degrees
-        self.rows = PackedSplit(run.dataset_path / "train")
+    def __init__(self, task: TrainingTask, ranks: Ranks) -> None:
+        self.task, self.ranks = task, ranks
+        self.config, degrees = task.config.training, task.layout.degrees
+        self.rows = PackedSplit(task.dataset / "train")
         self.data_parallel = degrees.data_parallel
         of_step = rows_per_step(self.config, degrees.data_parallel)
         self.total_steps = total_steps(self.config, len(self.rows), of_step)
-        self.trainer = trainer.build(run, self.total_steps)
+        self.trainer = trainer.build(task, self.total_steps)
         self.pipeline = degrees.pipeline_parallel > 1
         self.order = DataOrder(
             rows=len(self.rows),
-            seed=run.config.seed,
+            seed=task.config.seed,
             rows_per_step=of_step,
             # a pipeline takes all rows of a step at once and divides them itself
             micro_batches_per_step=1 if self.pipeline else self.config.gradient_accumulation_steps,
@@ -84,11 +83,12 @@ class TrainingLoop:
         stage = parallel_state.get_pipeline_model_parallel_rank()
         held = dict(ranks.gather("trainable", (stage, self.trainer.trainable_here)))
         self.trainable_parameters = sum(held.values())
-        self.throughput = throughput(run, of_step, self.rows.max_length, self.trainable_parameters)
-        self.vocabulary = read_config(run.base_model).get("vocab_size")
+        self.throughput = throughput(task, of_step, self.rows.max_length, self.trainable_parameters)
+        self.vocabulary = read_config(task.base_model).get("vocab_size")
         self.device = xm.xla_device()
         self.data_parallel_rank = parallel_state.get_data_parallel_rank()
-        self.checkpoints = checkpoints.Checkpoints(run, self.trainer, ranks)
+        self.checkpoints = checkpoints.Checkpoints(task, self.trainer, ranks)
+        self.progress = TrainingProgress()
 
     def run_to_end(self) -> TrainingResult:
         """Train the remaining steps.
@@ -97,7 +97,7 @@ class TrainingLoop:
         """
         self._resume()
         self.log = metrics.MetricsLog(
-            self.run, self.throughput, self.order.rows, self.total_steps, self.progress, _peak_memory_mb
+            self.task, self.throughput, self.order.rows, self.total_steps, self.progress, _peak_memory_mb
         )
         if self.ranks.is_rank_0:
             self.log.open()
@@ -121,8 +121,8 @@ class TrainingLoop:
                         self.checkpoints.finish()
                         raise Interrupted(number, stop)
         self.checkpoints.finish()
-        facts = metrics.facts(self.run, self.throughput, self.order.rows, self.progress, self.trainable_parameters)
-        return TrainingResult(self.run.checkpoint(self.total_steps), facts)
+        facts = self.log.facts(self.progress, self.trainable_parameters)
+        return TrainingResult(self.task.checkpoint(self.total_steps), facts)
 
     def send(self, number: int, signals: list[int]) -> _Sent:
         """Send all of step `number` to the device, without waiting for it."""
@@ -137,7 +137,7 @@ class TrainingLoop:
         summary = torch.stack(
             [
                 # equal on the ranks of one model, except in a pipeline: its last stage has the loss, the others 0
-                loss / (self.run.plan.degrees.tensor_parallel * self.data_parallel),
+                loss / (self.task.layout.degrees.tensor_parallel * self.data_parallel),
                 optimizer.grad_norm.detach().float().reshape(()) / self.ranks.world_size,
                 *torch.tensor(flags(signals), device=self.device),
             ]
@@ -152,7 +152,7 @@ class TrainingLoop:
 
         The ranks of one model use the same seed: masks of replicated activations must be the same.
         """
-        text = f"{self.run.config.seed} {number} {self.data_parallel_rank}"
+        text = f"{self.task.config.seed} {number} {self.data_parallel_rank}"
         seed = int(digests.text_sha256(text)[:12], 16)
         torch.manual_seed(seed)
         xm.set_rng_state(seed)
@@ -184,7 +184,7 @@ class TrainingLoop:
 
     def _inputs(self, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         batch = self.rows.batch(rows)
-        assert isinstance(batch, Batch)  # setting_combinations.py refuses encoder-decoders
+        assert isinstance(batch, Batch)  # the engine's limits refuse encoder-decoders
         device = torch.device("cpu") if self.pipeline else self.device
         inputs = {"input_ids": batch.input_ids.to(device), "labels": batch.labels.to(device)}
         if self.pipeline:

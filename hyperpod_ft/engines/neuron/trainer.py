@@ -15,12 +15,13 @@ from peft import LoraConfig
 from torch import nn
 
 from hyperpod_ft import digests
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.data import tokenizer
+from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.neuron import arguments as neuron_arguments
 from hyperpod_ft.engines.neuron import gradients
 from hyperpod_ft.planning.degrees import copies_over_tensor
-from hyperpod_ft.planning.lora_targets import targets
-from hyperpod_ft.runs.run import Run
+from hyperpod_ft.planning.lora import targets
 
 _heads_of_rank = GQAQKVColumnParallelLinearSpec.create_query_or_output_projection_local_weight_from_regular_weight
 
@@ -48,15 +49,15 @@ class Trainer(NeuronSFTTrainer):  # type: ignore[misc]
         return {name: parameter for name, parameter in named() if parameter.requires_grad}
 
 
-def build(run: Run, steps: int) -> Trainer:
+def build(task: TrainingTask, steps: int) -> Trainer:
     """Build the trainer, ready for its first step. Collective: joins the process group."""
-    config = run.config
+    config = task.config
     # the same seed on every rank: parameters that are not split must be equal on all ranks
     torch.manual_seed(config.seed)
     gradients.sum_key_and_value_gradients_over_copies()
-    settings = NeuronSFTConfig(**neuron_arguments.arguments(run, steps))
+    settings = NeuronSFTConfig(**neuron_arguments.arguments(task, steps))
     model = NeuronModelForCausalLM.from_pretrained(
-        run.base_model,
+        task.base_model,
         settings.trn_config,
         torch_dtype=torch.bfloat16 if settings.bf16 else torch.float32,
         attn_implementation=neuron_arguments.attention(config),
@@ -64,8 +65,8 @@ def build(run: Run, steps: int) -> Trainer:
     trainer = Trainer(
         model=model,
         args=settings,
-        processing_class=tokenizer.load(run.base_model),
-        peft_config=_adapters(run, model.config.model_type) if config.training.method == "lora" else None,
+        processing_class=tokenizer.load(task.base_model),
+        peft_config=_adapters(config, model.config.model_type) if config.training.method == "lora" else None,
         # only its column names are used; the engine supplies the rows
         train_dataset=[{"input_ids": [0], "labels": [0]}],
     )
@@ -74,7 +75,7 @@ def build(run: Run, steps: int) -> Trainer:
     rows = settings.train_batch_size * settings.gradient_accumulation_steps
     trainer.setup_training(None, steps, 1, rows * steps, rows)
     trainer.accelerator.gradient_state._set_sync_gradients(True)
-    parameters, degree = trainer.parameters(), run.plan.degrees.tensor_parallel
+    parameters, degree = trainer.parameters(), task.layout.degrees.tensor_parallel
     trainer.kv_size_multiplier = copies_over_tensor(heads[1], degree)
     replicas = {name: gradients.replicas(name, p, trainer.kv_size_multiplier) for name, p in parameters.items()}
     trainer.trainable_here = sum(p.numel() * degree // replicas[name] for name, p in parameters.items())
@@ -85,19 +86,19 @@ def build(run: Run, steps: int) -> Trainer:
     return trainer
 
 
-def _adapters(run: Run, family: str) -> LoraConfig:
+def _adapters(config: RunConfig, family: str) -> LoraConfig:
     """`family`: config.json's model_type. Targets are named as in the model's files; upstream fuses some."""
-    lora = run.config.lora
+    lora = config.lora
     return LoraConfig(
         r=lora.r,
-        lora_alpha=lora.alpha,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type] # PEFT only divides it
         lora_dropout=lora.dropout,
         target_modules=list(targets(lora, family)),
         use_rslora=lora.rslora,
         bias="none",
         task_type="CAUSAL_LM",
-        base_model_name_or_path=run.config.model.source,
-        revision=run.config.model.revision,
+        base_model_name_or_path=config.model.source,
+        revision=config.model.revision,
     )
 
 
@@ -128,7 +129,7 @@ def _draw_adapters(model: nn.Module, seed: int, heads: tuple[int, int]) -> None:
         parameter.copy_(local)
 
 
-def _split(parameter: nn.Parameter) -> tuple[int, int]:
+def _split(parameter: Any) -> tuple[int, int]:
     """How many tensor-parallel ranks share the parameter, and along which dimension."""
     if gradients.is_replicated(parameter):
         return 1, 0

@@ -4,10 +4,10 @@ import contextlib
 import hashlib
 import io
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,14 +16,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from hyperpod_ft import publish
-from hyperpod_ft.engines import volume
 from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, delete_old, write_description
-from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks
+from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
+from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks, volume_of
 from hyperpod_ft.engines.torch import devices
-from hyperpod_ft.engines.torch.staging import Stager
-from hyperpod_ft.engines.training_progress import TrainingProgress
+from hyperpod_ft.engines.torch.sharding.pieces import Pieces
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.run import Run
 
 
 class Checkpoints:
@@ -32,28 +30,33 @@ class Checkpoints:
     With `training.async_save` the state is copied to host memory, and a thread writes it while training continues.
     """
 
-    def __init__(self, run: Run, ranks: Ranks, device: torch.device) -> None:
-        self._run, self._device = run, device
-        self.volume = volume.find(ranks, run.checkpoints)
+    def __init__(self, task: TrainingTask, ranks: Ranks, device: torch.device) -> None:
+        self._task, self._device = task, device
+        self.volume = volume_of(task.checkpoints, ranks)
         # a separate connection: what waits in a thread would make others of the same connection wait
-        self._ranks = replace(ranks, store=ranks.store.clone())
+        self._ranks = replace(ranks, store=ranks.store.clone())  # type: ignore[attr-defined] # all stores have it
         # a separate group: a thread's collectives must not mix with those of training, nor wait for the device
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        self._stager = Stager(pinned=devices.pins(device)) if run.config.training.async_save else None
+        self._stager = Stager(pinned=devices.pins(device)) if task.config.training.async_save else None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, state: dict[str, Any], progress: TrainingProgress) -> None:
-        """Write `state` as the checkpoint of `progress.step`, and delete those beyond `keep_checkpoints`.
+    def save(self, final: Path, state: dict[str, Any], progress: TrainingProgress) -> None:
+        """Write `state` as the checkpoint `final` of `progress.step`, in place of one before.
+
+        If it is not the best one, delete those beyond `keep_checkpoints`.
 
         Without `async_save` the checkpoint has its final name when rank 0 returns, otherwise after `finish`. Raises
         UserError when this checkpoint, or the one before it, cannot be written.
         """
-        self._start(self._run.checkpoint(progress.step), state, progress)
-
-    def save_best(self, state: dict[str, Any], progress: TrainingProgress) -> None:
-        """Write `state` as the best checkpoint, in place of the one before; as `save`."""
-        self._start(self._run.best_checkpoint, state, progress)
+        self.finish()
+        if self._stager is None:
+            self._write(final, state, progress)
+            return
+        staged = self._stager.stage(state)
+        # a daemon: after an error elsewhere the process must end, and an incomplete checkpoint does no harm
+        self._thread = threading.Thread(target=self._write_in_thread, args=(final, staged, progress), daemon=True)
+        self._thread.start()
 
     def load(self, directory: Path, state: dict[str, Any]) -> None:
         """Fill the tensors of `state` in place, each rank with its part."""
@@ -67,16 +70,6 @@ class Checkpoints:
         error, self._error = self._error, None
         if error:
             raise error
-
-    def _start(self, final: Path, state: dict[str, Any], progress: TrainingProgress) -> None:
-        self.finish()
-        if self._stager is None:
-            self._write(final, state, progress)
-            return
-        staged = self._stager.stage(state)
-        # a daemon: after an error elsewhere the process must end, and an incomplete checkpoint does no harm
-        self._thread = threading.Thread(target=self._write_in_thread, args=(final, staged, progress), daemon=True)
-        self._thread.start()
 
     def _write_in_thread(self, final: Path, state: dict[str, Any], progress: TrainingProgress) -> None:
         try:
@@ -96,9 +89,9 @@ class Checkpoints:
             gathered = self._ranks.gather(f"{occasion}/files", own)
             if self.volume.leads:
                 files = {name: CheckpointFile(**file) for part in gathered for name, file in part.items()}
-                write_description(self._run, progress, partial, files)
-        if self.volume.leads and final != self._run.best_checkpoint:
-            delete_old(self._run, final, shared=self.volume.shared)
+                write_description(self._task, progress, partial, files)
+        if self.volume.leads and final != self._task.best_checkpoint:
+            delete_old(self._task, final, shared=self.volume.shared)
         # the others wait here, where the timeout is ours, and end with an error only when all is published
         self._ranks.gather(f"{occasion}/published", None)
 
@@ -138,13 +131,13 @@ class _Writer(dcp.FileSystemWriter):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.fs = _HashingFileSystem()
+        self.fs = self._hashing = _HashingFileSystem()
 
     @property
     def digests(self) -> dict[str, str]:
         """SHA-256, by name, of the files written so far."""
         # the index is written under a temporary name
-        return {name.removesuffix(".tmp"): stream.digest for name, stream in self.fs.written.items()}
+        return {name.removesuffix(".tmp"): file.digest for name, file in self._hashing.written.items()}
 
     def write_data(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -157,21 +150,21 @@ class _Writer(dcp.FileSystemWriter):
 
 class _HashingFileSystem(FileSystem):
     def __init__(self) -> None:
-        self.written: dict[str, _HashingStream] = {}
+        self.written: dict[str, _HashingFile] = {}
 
     @contextlib.contextmanager
     def create_stream(self, path: Any, mode: str) -> Generator[io.IOBase, None, None]:
-        with Path(path).open(mode) as stream:
-            hashing = _HashingStream(cast("io.BufferedWriter", stream))
-            self.written[Path(path).name] = hashing
-            yield hashing
+        with _HashingFile(Path(path)) as file:
+            self.written[Path(path).name] = file
+            yield file
 
 
-class _HashingStream(io.RawIOBase):
+class _HashingFile(io.BufferedWriter):
     """A file that is written from its beginning to its end."""
 
-    def __init__(self, stream: io.BufferedWriter) -> None:
-        self._stream, self._sha256 = stream, hashlib.sha256()
+    def __init__(self, path: Path) -> None:
+        super().__init__(path.open("wb", buffering=0))
+        self._sha256 = hashlib.sha256()
 
     @property
     def digest(self) -> str:
@@ -179,21 +172,44 @@ class _HashingStream(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         self._sha256.update(data)
-        return self._stream.write(data)
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._stream.tell()
-
-    def flush(self) -> None:
-        if not self._stream.closed:
-            self._stream.flush()
+        return super().write(data)
 
     def fileno(self) -> int:
-        self._stream.flush()
-        return self._stream.fileno()
+        # what DCP flushes to disk by its number may still be in the buffer
+        self.flush()
+        return super().fileno()
 
-    def close(self) -> None:
-        self._stream.close()
+
+class Stager:
+    """Copies what this rank saves, into memory that it keeps for the next checkpoint.
+
+    A rank's shard of a parameter is often a view of the whole: only the shard is copied, not the storage behind it.
+    """
+
+    def __init__(self, *, pinned: bool) -> None:
+        """`pinned`: the tensors are on an accelerator, which copies into pinned memory without a copy in between."""
+        self._pinned = pinned
+        self._buffers: dict[tuple[tuple[str, ...], torch.dtype], torch.Tensor] = {}
+
+    def stage(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state of nested dictionaries of tensors, copied to the CPU. The next call overwrites it."""
+        staged: dict[str, Any] = self._staged(state, ())
+        if self._pinned:
+            torch.accelerator.synchronize()
+        return staged
+
+    @torch.no_grad()
+    def _staged(self, value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._staged(inner, (*path, key)) for key, inner in value.items()}
+        if isinstance(value, Pieces):
+            # boxes of a rank never begin at the same element
+            boxes = [(start, self._copy(values, (*path, str(start)))) for start, values in value.boxes]
+            return Pieces(value.shape, value.dtype, torch.device("cpu"), boxes)
+        return self._copy(value, path)
+
+    def _copy(self, tensor: torch.Tensor, path: tuple[str, ...]) -> torch.Tensor:
+        key = path, tensor.dtype
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=self._pinned)
+        return self._buffers[key].copy_(tensor, non_blocking=self._pinned)

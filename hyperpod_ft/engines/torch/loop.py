@@ -18,8 +18,8 @@ import torch
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
-from hyperpod_ft.engines.batches import Batch, DataOrder, Prefetch, Seq2SeqBatch
-from hyperpod_ft.engines.interface import TrainingResult
+from hyperpod_ft.engines.batches import Batch, DataOrder, PreferenceSplit, Seq2SeqBatch
+from hyperpod_ft.engines.interface import TrainingProgress, TrainingResult, TrainingTask
 from hyperpod_ft.engines.interruption import Interrupted, collect_signals
 from hyperpod_ft.engines.ranks import Ranks, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
@@ -35,99 +35,87 @@ from hyperpod_ft.engines.torch.pipeline.pipeline import pipeline_of
 from hyperpod_ft.engines.torch.steps import LaunchedStep, Step
 from hyperpod_ft.engines.torch.training_state import TrainingState
 from hyperpod_ft.engines.torch.validation import validation_of
-from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
-from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.torch import sharding_choice
-from hyperpod_ft.planning.torch.sharding import Sharding
 from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, total_steps
-from hyperpod_ft.runs.run import Run
 
 
-def train(run: Run, ranks: Ranks) -> TrainingResult:
+def train(task: TrainingTask, ranks: Ranks) -> TrainingResult:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
-    with _training_loop(run, ranks) as loop:
+    with _training_loop(task, ranks) as loop:
         return loop.run_to_end()
 
 
-def precompile(run: Run, ranks: Ranks) -> dict[str, Any]:
+def precompile(task: TrainingTask, ranks: Ranks) -> dict[str, Any]:
     """Run a step and a batch of the validation; see `hyperpod_ft.engines.interface.Engine`.
 
     Shapes are constant, so one step compiles every graph.
     """
-    with _training_loop(run, ranks) as loop:
+    with _training_loop(task, ranks) as loop:
         loop.trial()
     return {"trial_steps": 1}
 
 
 @contextlib.contextmanager
-def _training_loop(run: Run, ranks: Ranks) -> Iterator["TrainingLoop"]:
+def _training_loop(task: TrainingTask, ranks: Ranks) -> Iterator["TrainingLoop"]:
     """The loop on this rank's device, while its process groups exist."""
-    device = device_of(run.config.cluster.instance_type, ranks.local_rank)
-    sharding = sharding_of(run)
-    with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
-        loop = TrainingLoop(run, ranks, device, meshes, sharding)
+    device = device_of(task.config.cluster.instance_type, ranks.local_rank)
+    with device_meshes(device, ranks, task.layout.degrees, task.layout.sharding.shard_ranks) as meshes:
+        loop = TrainingLoop(task, ranks, device, meshes)
         loop.add_reference()
         yield loop
 
 
-def sharding_of(run: Run) -> Sharding:
-    """The sharding of a run whose base model is on disk."""
-    config = read_config(run.base_model)
-    return sharding_choice.choose_sharding(run.config, run.plan.degrees, model_shape(config) or t5_shape(config))
-
-
 class TrainingLoop:
-    """The training of a run on one rank, from its newest checkpoint to the end or to a signal."""
+    """A training on one rank, from its newest checkpoint to the end or to a signal."""
 
-    def __init__(self, run: Run, ranks: Ranks, device: torch.device, meshes: Meshes, sharding: Sharding) -> None:
-        self.run, self.ranks, self.device, self.meshes, self.sharding = run, ranks, device, meshes, sharding
-        self.config = run.config.training
+    def __init__(self, task: TrainingTask, ranks: Ranks, device: torch.device, meshes: Meshes) -> None:
+        self.task, self.ranks, self.device, self.meshes = task, ranks, device, meshes
+        self.config = task.config.training
         self.tensor_parallel = meshes.weights["tp"].size()
         self.data_parallel_rank = meshes.tokens.get_local_rank("dp")
         self.chunk = context_parallel.chunk_of(meshes.tokens["cp"])
-        self.objective = objective_of(run.config, self.chunk)
-        self.rows = self.objective.open(run.dataset_path / "train")
+        self.objective = objective_of(task.config, self.chunk)
+        self.rows = self.objective.open(task.dataset / "train")
         data_parallel = meshes.tokens["dp"].size()
         self.order = DataOrder(
             rows=len(self.rows),
-            seed=run.config.seed,
+            seed=task.config.seed,
             rows_per_step=rows_per_step(self.config, data_parallel),
             micro_batches_per_step=self.config.gradient_accumulation_steps,
             data_parallel=data_parallel,
         )
-        self.batches = Prefetch(self._micro_batch)
+        # the inputs of a micro batch of a step, made while an accelerator still computes with those before
+        self.made_ahead: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         self.total_steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
-        self.model: ShardedModel = build(run, meshes, sharding)
+        self.model: ShardedModel = build(task, meshes)
         self.trained_weights = self.model.trained_weights
-        self.pipeline = pipeline_of(run, meshes, device, self.model, self.rows.max_length // self.chunk.count)
+        self.pipeline = pipeline_of(task, meshes, device, self.model, self.rows.max_length // self.chunk.count)
         self.throughput = throughput(
-            run, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
+            task, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
         )
-        self.vocabulary = read_config(run.base_model).get("vocab_size")
-        rate_factor = partial(adapters.learning_rate_factor, lora=run.config.lora)
+        self.vocabulary = read_config(task.base_model).get("vocab_size")
+        rate_factor = partial(adapters.learning_rate_factor, lora=task.config.lora)
         self.steps_ahead = int(devices.is_asynchronous(device))  # of the one whose outcome is read
         self.optimizer = AdamW(self.trained_weights, self.config, rate_factor)
-        self.validation = validation_of(run, self.objective, device, meshes)
-        self.state = TrainingState(run, ranks, device, self.trained_weights, self.optimizer)
-        # tp ranks hold the same activations and must draw the same dropout masks (or parts of one: divided_dropout.py);
-        # dp, cp and pp ranks draw their own
+        self.validation = validation_of(task, self.objective, device, meshes)
+        self.state = TrainingState(task, ranks, device, self.trained_weights, self.optimizer)
+        # tp ranks hold the same activations and must draw the same dropout masks (or parts of one:
+        # tensor_collectives.py); dp, cp and pp ranks draw their own
         token_group = self.data_parallel_rank * self.chunk.count + self.chunk.index
-        stage_offset = meshes.weights.get_local_rank("pp") * run.plan.degrees.weight_replicas
-        torch.manual_seed(run.config.seed + 1 + token_group + stage_offset)
+        stage_offset = meshes.weights.get_local_rank("pp") * task.layout.degrees.weight_replicas
+        torch.manual_seed(task.config.seed + 1 + token_group + stage_offset)
 
     def add_reference(self) -> None:
         """Compute the reference log-probabilities of preferences (objective dpo); other objectives need none.
 
         To be called before the first step, and before a checkpoint is loaded. Collective.
         """
-        if self.config.objective != "dpo":
+        if not isinstance(self.rows, PreferenceSplit):
             return
         wanted = {"train": (self.rows, self.order.first_rows(self.total_steps))}
-        if self.validation:
+        if self.validation and isinstance(self.validation.split, PreferenceSplit):
             wanted["validation"] = (self.validation.split, np.arange(len(self.validation.split)))
-        reference.add(self.run, self.ranks, self.meshes, self.device, self.model.module, wanted)
+        reference.add(self.task, self.ranks, self.meshes, self.device, self.model.module, wanted)
 
     def run_to_end(self) -> TrainingResult:
         """Train the remaining steps.
@@ -146,13 +134,13 @@ class TrainingLoop:
         progress = self.state.resume(self.total_steps)
         validate_every = self.config.validate_every_steps
         log = metrics.MetricsLog(
-            self.run, self.throughput, self.order.rows, self.total_steps, progress, lambda: peak_memory_mb(self.device)
+            self.task, self.throughput, self.order.rows, self.total_steps, progress, lambda: peak_memory_mb(self.device)
         )
         if self.ranks.is_rank_0:
             log.open()
             log.announce(
                 f"{self.model.trainable_parameters:,} of {self.model.total_parameters:,}",
-                f"{self.sharding}, {self.device.type}",
+                f"{self.task.layout.sharding}, {self.device.type}",
             )
         with collect_signals() as signals:
             if validate_every and progress.step == 0:
@@ -172,7 +160,7 @@ class TrainingLoop:
                     self.state.finish()
                     raise Interrupted(step.number, step.stop_signal, saved=not self.config.save_only_model)
             self.state.finish()
-        return self._trained(progress)
+        return self._trained(progress, log)
 
     def _after(self, step: Step, progress: TrainingProgress, log: metrics.MetricsLog) -> TrainingProgress:
         """Validate if it is due, write the step's row, and check its loss. Returns the progress that includes it."""
@@ -187,7 +175,7 @@ class TrainingLoop:
         sanity.check(self.config, progress, self.total_steps, self.vocabulary)
         return progress
 
-    def _trained(self, progress: TrainingProgress) -> TrainingResult:
+    def _trained(self, progress: TrainingProgress, log: metrics.MetricsLog) -> TrainingResult:
         """What a training run that has ended leaves."""
         if progress.stopped_early and self.ranks.is_rank_0:
             print(
@@ -197,9 +185,13 @@ class TrainingLoop:
             )
         best = self.config.keep_best
         if best and self.ranks.is_rank_0:
-            checkpoint_directory.check_best(self.run, progress.best_step, shared=self.state.volume.shared)
-        trained = self.run.best_checkpoint if best else self.run.checkpoint(progress.step)
-        return TrainingResult(trained, self._facts(progress))
+            checkpoint_directory.check_best(
+                self.task.best_checkpoint, self.task.fingerprint, progress.best_step, shared=self.state.volume.shared
+            )
+        trained = self.task.best_checkpoint if best else self.task.checkpoint(progress.step)
+        facts = log.facts(progress, self.model.trainable_parameters)
+        facts |= {"total_parameters": self.model.total_parameters, "sharding": str(self.task.layout.sharding)}
+        return TrainingResult(trained, facts)
 
     def trial(self) -> None:
         """The operations of training, once."""
@@ -264,32 +256,26 @@ class TrainingLoop:
         count = self.objective.count(self.rows, self.order.step(number), f"step {number}")
         last = self.config.gradient_accumulation_steps - 1
         if self.pipeline:
-            micro_batches = [self._micro_batch((number, index)) for index in range(last + 1)]
+            micro_batches = [self._micro_batch(number, index) for index in range(last + 1)]
             total = self.pipeline.forward_backward(micro_batches, count)
             return total, self.trained_weights.after_backward()
         total = torch.zeros(1 + len(self.objective.metrics), device=self.device)
         for index in range(last + 1):
             self.trained_weights.before_backward(last=index == last)
             # divided by the count of the whole step, so that sums over micro batches and ranks are its mean
-            means = self.objective.sums(self.model.module, self.batches.take((number, index))) / count
+            inputs = self.made_ahead.pop((number, index), None) or self._micro_batch(number, index)
+            means = self.objective.sums(self.model.module, inputs) / count
             means[0].backward()
             total += means.detach()
             if index < last or number < self.total_steps:
-                self.batches.prepare((number, index + 1) if index < last else (number + 1, 0))
+                following = (number, index + 1) if index < last else (number + 1, 0)
+                self.made_ahead = {following: self._micro_batch(*following)}
         return total, self.trained_weights.after_backward()
 
-    def _micro_batch(self, step_and_index: tuple[int, int]) -> dict[str, torch.Tensor]:
-        step, index = step_and_index
+    def _micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor]:
         rows = self.order.micro_batches(step, self.data_parallel_rank)[index]
         return self.inputs(self.rows.batch(rows))
 
     def inputs(self, batch: Batch | Seq2SeqBatch) -> dict[str, torch.Tensor]:
         """The model's arguments for a batch, on the device."""
         return self.objective.inputs(batch, self.device, compiling.compiles(self.config, self.device))
-
-    def _facts(self, progress: TrainingProgress) -> dict[str, Any]:
-        trained = self.model.trainable_parameters
-        return metrics.facts(self.run, self.throughput, self.order.rows, progress, trained) | {
-            "total_parameters": self.model.total_parameters,
-            "sharding": str(self.sharding),
-        }

@@ -38,7 +38,7 @@ def device_of(instance_type: str, local_rank: int) -> torch.device:
     if kind == "cpu":
         # a restart must give the same bits; on accelerators some kernels have no deterministic version
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # its class has it
         return torch.device(kind)
     found = torch.accelerator.current_accelerator()
     if found is None or found.type != kind:

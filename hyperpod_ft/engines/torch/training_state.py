@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
+from hyperpod_ft import publish
 from hyperpod_ft.engines import checkpoint_directory, newest_checkpoint
+from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.checkpoints import Checkpoints
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights
-from hyperpod_ft.engines.training_progress import TrainingProgress
-from hyperpod_ft.runs.run import Run
 
 
 class TrainingState:
@@ -21,10 +21,12 @@ class TrainingState:
     Its methods are collective.
     """
 
-    def __init__(self, run: Run, ranks: Ranks, device: torch.device, weights: TrainedWeights, optimizer: AdamW) -> None:
-        self._run, self._ranks, self._device = run, ranks, device
+    def __init__(
+        self, task: TrainingTask, ranks: Ranks, device: torch.device, weights: TrainedWeights, optimizer: AdamW
+    ) -> None:
+        self._task, self._ranks, self._device = task, ranks, device
         self._weights, self._optimizer = weights, optimizer
-        self._checkpoints = Checkpoints(run, ranks, device)
+        self._checkpoints = Checkpoints(task, ranks, device)
         self.volume = self._checkpoints.volume
 
     def save(self, progress: TrainingProgress, last: bool, wanted: bool) -> None:
@@ -33,19 +35,20 @@ class TrainingState:
         `last`: of the training; `wanted`: the checkpoint is due whatever the step's number. Raises UserError when it
         cannot be written, RuntimeError when ranks that hold the same weights differ.
         """
-        training = self._run.config.training
+        training = self._task.config.training
         best = training.keep_best and progress.best_step == progress.step
         due = last if training.save_only_model else wanted or self.saves_after(progress.step)
         if best or due:
             self._weights.check_replicas(progress.step)
         if best:
-            self._checkpoints.save_best(self._exported(), progress)
+            self._checkpoints.save(self._task.best_checkpoint, self._exported(), progress)
         if due:
-            self._checkpoints.save(self._exported() if training.save_only_model else self._tensors(), progress)
+            state = self._exported() if training.save_only_model else self._tensors()
+            self._checkpoints.save(self._task.checkpoint(progress.step), state, progress)
 
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint is due after this step by its number."""
-        training = self._run.config.training
+        training = self._task.config.training
         return not training.save_only_model and step % training.save_every_steps == 0
 
     def finish(self) -> None:
@@ -58,17 +61,17 @@ class TrainingState:
         Raises RuntimeError when nodes have different ones.
         """
         if self.volume.leads:
-            checkpoint_directory.remove_leftovers(self._run)
-        progress = newest_checkpoint.find(self._run, self._ranks, self.volume)
+            publish.remove_leftovers(self._task.checkpoints)
+        progress = newest_checkpoint.find(self._task, self._ranks, self.volume)
         if self.volume.leads:
-            checkpoint_directory.discard_later_best(self._run, progress.step if progress else 0)
+            checkpoint_directory.discard_later_best(self._task.best_checkpoint, progress.step if progress else 0)
         if progress is None:
             return TrainingProgress()
         if progress.step == steps or progress.stopped_early:
             # training is complete; the checkpoint may hold the weights alone
             return progress
         tensors = self._tensors()
-        self._checkpoints.load(self._run.checkpoint(progress.step), tensors)
+        self._checkpoints.load(self._task.checkpoint(progress.step), tensors)
         for names in self._weights.buckets:
             self._weights.use_masters(names)
         self._optimizer.steps = progress.step
@@ -77,7 +80,7 @@ class TrainingState:
 
     def _exported(self) -> dict[str, Any]:
         """The trained weights in `weights_dtype`."""
-        return {"model": self._weights.state(devices.DTYPES[self._run.config.training.weights_dtype])}
+        return {"model": self._weights.state(devices.DTYPES[self._task.config.training.weights_dtype])}
 
     def _tensors(self) -> dict[str, Any]:
         """All that a restart needs, in tensors that share memory with model and optimizer."""

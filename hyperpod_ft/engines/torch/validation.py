@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hyperpod_ft.engines.batches import Batch, PackedSplit, Seq2SeqBatch
+from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.objectives.objective import Objective
 from hyperpod_ft.engines.torch.sharding.fully_sharded import reshard
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.run import Run
 
 
 class Validation:
@@ -46,16 +46,16 @@ class Validation:
         return [value / self._meshes.weights["tp"].size() / self._count for value in total.tolist()]
 
 
-def validation_of(run: Run, objective: Objective, device: torch.device, meshes: Meshes) -> Validation | None:
+def validation_of(task: TrainingTask, objective: Objective, device: torch.device, meshes: Meshes) -> Validation | None:
     """The validation; None when the dataset holds out no rows. Raises UserError when the run file needs some."""
-    directory = run.dataset_path / "validation"
+    directory = task.dataset / "validation"
     if directory.is_dir():
         split = objective.open(directory)
         count = objective.count(split, np.arange(len(split)), str(directory))
-        return Validation(split, count, run.config.training.micro_batch_size, device, meshes)
-    if run.config.training.validate_every_steps:
+        return Validation(split, count, task.config.training.micro_batch_size, device, meshes)
+    if task.config.training.validate_every_steps:
         raise UserError(
-            f"training.validate_every_steps: {run.dataset_path} holds out no validation rows",
+            f"training.validate_every_steps: {task.dataset} holds out no validation rows",
             "raise dataset.validation_share, or add data",
         )
     return None

@@ -10,16 +10,7 @@ from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import JobState
-
-
-@dataclass(frozen=True)
-class Dependency:
-    """A job of this run, or of another, that a script waits for."""
-
-    directory: str  # of its run
-    job_id: str
-    must_succeed: bool
+from hyperpod_ft.launch.protocol import Dependency, JobState
 
 
 @dataclass

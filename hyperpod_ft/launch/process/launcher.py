@@ -10,20 +10,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar
 
 from hyperpod_ft import publish
-from hyperpod_ft.launch.process.chain import Chain, ChainJob, Dependency, chains, is_alive, job_states
-from hyperpod_ft.launch.protocol import NOTHING_ELSE, AwaitedJobs, JobOfRun, JobState
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.process.chain import Chain, ChainJob, chains, is_alive, job_states
+from hyperpod_ft.launch.protocol import After, Dependency, LauncherAnswer
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.processes import is_running, signal_all, tree
 from hyperpod_ft.runs.job_files import JOB_ID
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 
 _READY, _BEGIN = b"r", b"b"  # between a chain runner and the submission that starts it
 _GRACE_SECONDS = 20  # as long as Slurm usually waits between SIGTERM and SIGKILL
@@ -35,38 +37,26 @@ class ProcessLauncher:
     """Plain processes on this machine."""
 
     name: ClassVar[str] = "process"
-    shares_environment: ClassVar[bool] = True
-    can_wait_for_other_runs: ClassVar[bool] = True
 
-    def submit(
-        self,
-        run: Run,
-        stages: Sequence[StagePlan],
-        submitted: Callable[[Job], None],
-        awaited: AwaitedJobs = NOTHING_ELSE,
-    ) -> None:
+    def submit(self, run: Run, stages: Sequence[StagePlan], after: After) -> None:
         """Start the chain runner; it outlives this program and its terminal."""
-        first = len(run.jobs()) + 1
-        jobs = [Job(stage.name, f"p{first + i}", self.name, utc_now()) for i, stage in enumerate(stages)]
-        doing = {**awaited.doing, **{job.stage: JobOfRun(run, job) for job in jobs}}
-        awaited = replace(awaited, doing=doing)
-        chain = Chain(
-            [
-                ChainJob(job.stage, job.job_id, _dependencies(stage, awaited))
-                for job, stage in zip(jobs, stages, strict=True)
-            ]
-        )
-        state_file = run.directory / "processes" / f"{jobs[0].job_id}.json"
+        first = len(run.journal.jobs()) + 1
+        jobs = {stage.name: Job(stage.name, f"p{first + i}", self.name, utc_now()) for i, stage in enumerate(stages)}
+        chain = Chain([])
+        for stage in stages:
+            own = [Dependency(str(run.paths.directory), jobs[need].job_id) for need in stage.needs if need in jobs]
+            chain.jobs.append(ChainJob(stage.name, jobs[stage.name].job_id, [*own, *after.get(stage.name, ())]))
+        state_file = run.paths.directory / "processes" / f"p{first}.json"
         chain.write(state_file)
-        for job in jobs:
-            submitted(job)
+        for job in jobs.values():
+            run.journal.add_job(job)
         runner = [sys.executable, "-m", "hyperpod_ft.launch.process.launcher"]
         here, there = socket.socketpair()
         # closed when this submission is interrupted or killed: the chain runner then runs nothing
         with here, state_file.with_suffix(".out").open("a") as output:
             with there:
                 subprocess.Popen(
-                    [*runner, run.directory, state_file, str(there.fileno())],
+                    [*runner, run.paths.directory, state_file, str(there.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -76,20 +66,25 @@ class ProcessLauncher:
             if here.recv(1):  # nothing if the chain runner has died; else it holds its lock
                 here.sendall(_BEGIN)
 
-    def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
-        known = job_states(run.directory)
-        return {job.job_id: known[job.job_id] for job in jobs if job.job_id in known}
+    def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool = False) -> LauncherAnswer:
+        """The chain runner keeps a run going. It begins when all its jobs are recorded."""
+        known = job_states(run.paths.directory)
+        return LauncherAnswer({job: known[job.job_id] for job in jobs if job.job_id in known})
 
-    def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
-        states = self.states(run, jobs)
-        return [job for job in jobs if job.job_id in states and states[job.job_id].active]
+    def log(self, run: Run, job: Job) -> Path | None:
+        return run.journal.log_here(job.stage, job.job_id)
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
-        """Stop the chain runners that have one of the jobs, and the script that a killed one left running."""
+        """Stop the chain runners that have one of the jobs, and the script that a killed one left running.
+
+        Raises UserError for a chain of another user, who could have written any process into its file.
+        """
         wanted = {job.job_id for job in jobs}
-        for state_file, chain in chains(run.directory):
+        for state_file, chain in chains(run.paths.directory):
             if not any(job.job_id in wanted for job in chain.jobs) or not is_alive(state_file):
                 continue
+            if state_file.lstat().st_uid != os.getuid():
+                raise UserError(f"{state_file}: belongs to another user", "only that user can cancel these processes")
             signalled = False
             deadline = time.monotonic() + 2 * _GRACE_SECONDS
             # asked each time: a runner that was killed may take a moment to die, and its script keeps the lock
@@ -102,26 +97,6 @@ class ProcessLauncher:
                     os.kill(chain.pid, signal.SIGTERM)
                     signalled = True
                 time.sleep(0.05)
-
-    def refresh(self, run: Run) -> None:
-        """Scripts write to this machine's disk."""
-
-    def advance(self, run: Run) -> str:
-        """The chain runner starts the scripts."""
-        return ""
-
-    def fetch_log(self, run: Run, job: Job) -> None:
-        """Scripts write to this machine's disk."""
-
-
-def _dependencies(stage: StagePlan, awaited: AwaitedJobs) -> list[Dependency]:
-    """The jobs that a stage's script waits for. `awaited`: with those of its own chain."""
-
-    def dependency(other: JobOfRun, must_succeed: bool) -> Dependency:
-        return Dependency(str(other.run.directory), other.job.job_id, must_succeed)
-
-    needed = [dependency(awaited.doing[need], True) for need in stage.needs if need in awaited.doing]
-    return needed + [dependency(other, False) for other in awaited.before_ranks if stage.starts_ranks]
 
 
 def run_chain(directory: Path, state_file: Path, submission: socket.socket) -> None:
@@ -142,8 +117,8 @@ def run_chain(directory: Path, state_file: Path, submission: socket.socket) -> N
                     job.state = "CANCELLED"
                     chain.write(state_file)
                     continue
-                with run.log(job.stage, job.job_id).open("ab") as log:
-                    script = _start(run, job.stage, job.job_id, log, held)
+                with run.paths.log(job.stage, job.job_id).open("ab") as log:
+                    script = _start(run.paths, job.stage, job.job_id, log, held)
                 job.state, job.pid = "RUNNING", script.pid
                 chain.write(state_file)
                 job.state = _finish(script)
@@ -165,13 +140,13 @@ def _wait(dependencies: Sequence[Dependency]) -> bool:
     return True
 
 
-def _start(run: Run, stage: str, job_id: str, log: IO[bytes], held: int) -> "subprocess.Popen[bytes]":
+def _start(paths: RunPaths, stage: str, job_id: str, log: IO[bytes], held: int) -> "subprocess.Popen[bytes]":
     # as on a node outside any allocation, also when the kit itself runs inside one
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     environment[JOB_ID] = job_id
     return subprocess.Popen(
-        ["bash", str(run.script(stage))],
-        cwd=run.directory,
+        ["bash", str(paths.script(stage))],
+        cwd=paths.directory,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=log,

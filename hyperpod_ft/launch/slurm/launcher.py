@@ -5,21 +5,29 @@ It reads the text that Slurm's programs print: their JSON differs between versio
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
+from hyperpod_ft import publish
+from hyperpod_ft.annexes import annexes
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.secrets import parted
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import NOTHING_ELSE, AwaitedJobs, JobState
+from hyperpod_ft.launch.protocol import After, JobState, LauncherAnswer
+from hyperpod_ft.launch.render import JOB_COMMENT, reads_secrets, slurm_job_comment, slurm_job_name
 from hyperpod_ft.launch.slurm import partitions, programs
 from hyperpod_ft.launch.slurm.programs import START_CONTROLLER, failure, without_defaults
 from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
-from hyperpod_ft.runs.run import JOB_COMMENT, Run
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 
 # Refusals of sbatch that another run file would not avoid.
 _SITE_REMEDIES = {
@@ -30,7 +38,7 @@ _SITE_REMEDIES = {
 _PENDING = "Job is pending execution"
 _IDS_AT_ONCE = 5_000  # Linux allows an argument 128 KiB
 # Fields of `scontrol show job`, in the order of what is made of them.
-_SHOWN = ("JobState", "Reason", "RunTime", "NodeList", "JobName", "Comment")
+_SHOWN = ("JobState", "Reason", "RunTime", "NodeList", "JobName", "WorkDir", "Comment")
 
 
 @dataclass(frozen=True)
@@ -40,23 +48,25 @@ class _ListedJob:
     job_id: str
     state: JobState
     name: str
+    directory: str  # that it was submitted from
     comment: str = ""
 
     def is_of(self, run: Run, stages: Sequence[str]) -> bool:
         """Whether this is a job of one of these stages of the run.
 
-        A comment of this kit decides. Where a site has put another in its place, the name does; the caller makes sure
-        that the job's id is one of the run's.
+        A comment of this kit decides. Where a site has put another in its place, the name and the directory do; the
+        caller makes sure that the job's id is one of the run's, which whoever wrote jobs.json may have made up.
         """
         if JOB_COMMENT in self.comment:
-            return run.job_comment in self.comment
-        return self.name in [run.job_name(stage) for stage in stages]
+            return slurm_job_comment(run.paths) in self.comment
+        named = self.name in [slurm_job_name(run.config, stage) for stage in stages]
+        return named and self.directory in (str(run.paths.directory), str(run.paths.directory.resolve()))
 
 
-def _states_among(listed: Mapping[str, _ListedJob], run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
-    """The states of those of the run's jobs that are listed, by id."""
+def _states_among(listed: Mapping[str, _ListedJob], run: Run, jobs: Sequence[Job]) -> dict[Job, JobState]:
+    """The states of those of the run's jobs that are listed."""
     return {
-        job.job_id: entry.state
+        job: entry.state
         for job in jobs
         if (entry := listed.get(job.job_id)) is not None and entry.is_of(run, [job.stage])
     }
@@ -70,82 +80,74 @@ class SlurmLauncher:
     """
 
     name: ClassVar[str] = "slurm"
-    shares_environment: ClassVar[bool] = True
-    can_wait_for_other_runs: ClassVar[bool] = True
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def _conf(self) -> str:
-        return self.environment.get("SLURM_CONF") or os.environ.get("SLURM_CONF", "")
+    def submit(self, run: Run, stages: Sequence[StagePlan], after: After) -> None:
+        """Submit each stage with sbatch, chained by `afterok`. The jobs inherit this environment.
 
-    def submit(
-        self,
-        run: Run,
-        stages: Sequence[StagePlan],
-        submitted: Callable[[Job], None],
-        awaited: AwaitedJobs = NOTHING_ELSE,
-    ) -> None:
-        """Submit each stage with sbatch, chained by `afterok`. The jobs inherit this environment, and so any secrets.
+        Slurm keeps it in its own files. What looks like a secret is in a file of the run instead, for those stages that
+        fetch or publish something.
 
         Raises UserError with sbatch's message, the jobs submitted before it are cancelled then; and for a partition
         that does not have nodes of one size.
         """
-        self._check_partition(run, stages)
-        jobs: dict[str, Job] = {name: doing.job for name, doing in awaited.doing.items()}
-        ended = [before.job.job_id for before in awaited.before_ranks]
+        self._check_partition(run.config, stages)
+        jobs: dict[str, Job] = {}
+        secrets = parted(os.environ).secret
         try:
             for stage in stages:
-                parents = [jobs[need].job_id for need in stage.needs if need in jobs]
-                job_id = self._sbatch(run, stage.name, parents, ended if stage.starts_ranks else [])
-                jobs[stage.name] = self._job(stage.name, job_id)
-                submitted(jobs[stage.name])
+                others = after.get(stage.name, ())
+                succeeded = [jobs[need].job_id for need in stage.needs if need in jobs]
+                succeeded += [other.job_id for other in others if other.must_succeed]
+                ended = [other.job_id for other in others if not other.must_succeed]
+                _write_secrets(run.paths, stage.name, secrets if reads_secrets(run, stage.name) else {})
+                jobs[stage.name] = self._job(stage.name, self._sbatch(run, stage.name, succeeded, ended))
+                run.journal.add_job(jobs[stage.name])
         except BaseException:
             # asks Slurm too: an interrupted sbatch may have created a job without printing its id
-            if left := self.active(run, [jobs[stage.name] for stage in stages if stage.name in jobs]):
+            known = self.states(run, list(jobs.values())).states
+            if left := [job for job, state in known.items() if state.active]:
                 self.cancel(run, left)
+            for stage in stages:
+                publish.remove(run.paths.secrets(stage.name))
             raise
 
-    def submit_extra(self, run: Run, name: str) -> Job:
+    def submit_extra(self, run: Run, name: str, secrets: Mapping[str, str]) -> Job:
         """Submit a script of the run that belongs to no stage, by its name. Raises UserError with sbatch's message."""
+        _write_secrets(run.paths, name, secrets)
         return self._job(name, self._sbatch(run, name))
 
     def active_extra(self, run: Run, name: str) -> list[Job]:
         """This user's jobs of `submit_extra` that have not ended, by their name and comment."""
         return [
             self._job(name, listed.job_id)
-            for listed in self._queue(["--me", f"--name={run.job_name(name)}"])
-            if run.job_comment in listed.comment
+            for listed in self._queue(["--me", f"--name={slurm_job_name(run.config, name)}"])
+            if slurm_job_comment(run.paths) in listed.comment
         ]
 
-    def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
-        """The jobs of the run that have not ended, in whatever state: `jobs`, and others of this user.
+    def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool = False) -> LauncherAnswer:
+        """The states of `jobs`, as `states_of_runs` finds them, and of other jobs of the run that are in the queue.
 
-        Other users' jobs are ignored: they belong to those users' runs.
+        Other users' jobs among those are ignored: they belong to those users' runs. Slurm itself keeps a run going.
         """
-        listed = {entry.job_id: entry for entry in self._queue_of([job.job_id for job in jobs], [])}
-        found = _states_among(listed, run, jobs)
-        stages = {run.job_name(stage.name): stage.name for stage in run.plan.stages}
-        others = [
-            self._job(stages[listed.name], listed.job_id)
-            for listed in self._queue(["--me"])
-            if listed.job_id not in found and run.job_comment in listed.comment and listed.name in stages
-        ]
-        return [job for job in jobs if job.job_id in found] + others
+        (known,) = self.states_of_runs([(run, jobs)])
+        ids = {job.job_id for job in known}
+        stages = {slurm_job_name(run.config, stage.name): stage.name for stage in run.plan.stages}
+        for listed in self._queue(["--me"]):
+            if listed.job_id not in ids and slurm_job_comment(run.paths) in listed.comment and listed.name in stages:
+                known[self._job(stages[listed.name], listed.job_id)] = listed.state
+        return LauncherAnswer(known)
 
-    def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
-        """Asks squeue, then sacct, then scontrol for what is still missing.
+    def states_of_runs(self, jobs_of: Sequence[tuple[Run, Sequence[Job]]]) -> list[dict[Job, JobState]]:
+        """The states of each run's jobs: from squeue, then sacct, then scontrol for those that are still missing.
 
-        A job of another run is left out: a cluster that was set up again counts its jobs from 1.
+        Each program is asked once for all: its answer takes longer than a run. A job of another run is left out: a
+        cluster that was set up again counts its jobs from 1.
         """
-        return self.states_of_runs([(run, jobs)])[0]
-
-    def states_of_runs(self, jobs_of: Sequence[tuple[Run, Sequence[Job]]]) -> list[dict[str, JobState]]:
-        """`states` of each run and its jobs, asking each program once for all: its answer takes longer than a run."""
-        found: list[dict[str, JobState]] = [{} for _ in jobs_of]
+        found: list[dict[Job, JobState]] = [{} for _ in jobs_of]
         for ask in (self._queue_of, self._accounting, self._show):
             missing = [
-                [job for job in jobs if job.job_id not in known]
-                for (_, jobs), known in zip(jobs_of, found, strict=True)
+                [job for job in jobs if job not in known] for (_, jobs), known in zip(jobs_of, found, strict=True)
             ]
             ids = [job.job_id for jobs in missing for job in jobs]
             batches = (ids[start : start + _IDS_AT_ONCE] for start in range(0, len(ids), _IDS_AT_ONCE))
@@ -159,15 +161,8 @@ class SlurmLauncher:
         if done.returncode and "Invalid job id" not in done.stderr:
             raise failure("scancel", done.stderr, "see squeue")
 
-    def refresh(self, run: Run) -> None:
-        """Jobs write to the shared volume."""
-
-    def advance(self, run: Run) -> str:
-        """Slurm starts jobs itself."""
-        return ""
-
-    def fetch_log(self, run: Run, job: Job) -> None:
-        """Jobs write to the shared volume."""
+    def log(self, run: Run, job: Job) -> Path | None:
+        return run.journal.log_here(job.stage, job.job_id)
 
     def requeue(self, job_id: str) -> None:
         """End a running job and let it wait again under the same id.
@@ -192,16 +187,18 @@ class SlurmLauncher:
         (first, *_) = self.host_names(nodes) or [nodes]
         return self._field(["node", first], "NodeAddr")
 
-    def _check_partition(self, run: Run, stages: Sequence[StagePlan]) -> None:
-        instance = run.config.instance
+    def _check_partition(self, config: RunConfig, stages: Sequence[StagePlan]) -> None:
+        instance = config.instance
         whole_nodes = any(stage.resources.exclusive for stage in stages)
         if instance.has_accelerators and whole_nodes and partitions.HYPERPOD.is_dir():
             site = SlurmSite(self.environment)
-            partition = run.config.cluster.partition or site.default_partition()
+            partition = config.cluster.partition or site.default_partition()
             partitions.check_partition(site.nodes(), partition, instance.name)
 
     def _job(self, stage: str, job_id: str) -> Job:
-        return Job(stage, job_id, self.name, utc_now(), self._conf)
+        conf = self.environment.get("SLURM_CONF") or os.environ.get("SLURM_CONF", "")
+        own = next(filter(None, (annex.slurm_name(conf) for annex in annexes())), "")
+        return Job(stage, job_id, self.name, utc_now(), own)
 
     def _field(self, entity: list[str], name: str) -> str:
         """A field of `scontrol show job` or `scontrol show node`. Raises UserError when it is missing."""
@@ -215,14 +212,14 @@ class SlurmLauncher:
     def _sbatch(self, run: Run, stage: str, succeeded: Sequence[str] = (), ended: Sequence[str] = ()) -> str:
         """The id of the new job, which waits until the jobs `succeeded` have succeeded and the jobs `ended` ended."""
         # Jobs are recognized by name and comment: as arguments, they outrank SBATCH_JOB_NAME and the like.
-        arguments = ["sbatch", "--parsable", "--export=ALL", f"--job-name={run.job_name(stage)}"]
-        arguments += [f"--comment={run.job_comment}"]
+        arguments = ["sbatch", "--parsable", "--export=ALL", f"--job-name={slurm_job_name(run.config, stage)}"]
+        arguments += [f"--comment={slurm_job_comment(run.paths)}"]
         conditions = [":".join(("afterok", *succeeded))] if succeeded else []
         conditions += [":".join(("afterany", *ended))] if ended else []
         if conditions:
             # without the second option a job whose parent failed would wait forever
             arguments += [f"--dependency={','.join(conditions)}", "--kill-on-invalid-dep=yes"]
-        done = self._run([*arguments, str(run.script(stage))], run)
+        done = self._run([*arguments, str(run.paths.script(stage))], run)
         if done.returncode:
             remedies = (remedy for said, remedy in _SITE_REMEDIES.items() if said in done.stderr)
             remedy = next(remedies, "correct the run file's cluster section")
@@ -236,49 +233,62 @@ class SlurmLauncher:
             )
         return ids[-1].split(";")[0]
 
-    def _queue_of(self, job_ids: Sequence[str], states: Sequence[str] = ("--states=all",)) -> list[_ListedJob]:
-        """The jobs of these ids; with `states` empty, those that have not ended."""
-        return self._queue([f"--jobs={','.join(job_ids)}", *states]) if job_ids else []
+    def _queue_of(self, job_ids: Sequence[str]) -> list[_ListedJob]:
+        return self._queue([f"--jobs={','.join(job_ids)}", "--states=all"])
 
     def _queue(self, selection: list[str]) -> list[_ListedJob]:
         """The selected jobs; without `--states`, those that have not ended."""
         # the comment comes last: it may hold anything, the separator included
-        done = self._run(["squeue", "--noheader", "--format=%i|%T|%r|%M|%N|%j|%k", *selection])
+        done = self._run(["squeue", "--noheader", "--format=%i|%T|%r|%M|%N|%j|%Z|%k", *selection])
         if done.returncode and "Invalid job id" not in done.stderr:
             raise failure("squeue", done.stderr, START_CONTROLLER)
-        rows = (line.split("|", 6) for line in done.stdout.splitlines())
+        rows = (line.split("|", 7) for line in done.stdout.splitlines())
         return [
-            _ListedJob(job, JobState(state, "" if reason == "None" else reason, elapsed, nodes), name, comment)
-            for job, state, reason, elapsed, nodes, name, comment in (row for row in rows if len(row) == 7)
+            _ListedJob(job, JobState(state, "" if reason == "None" else reason, elapsed, nodes), name, where, comment)
+            for job, state, reason, elapsed, nodes, name, where, comment in (row for row in rows if len(row) == 8)
         ]
 
     def _accounting(self, job_ids: Sequence[str]) -> list[_ListedJob]:
         if shutil.which("sacct") is None:
             return []
-        columns = "--format=JobIDRaw,State,Elapsed,NodeList,JobName"
+        columns = "--format=JobIDRaw,State,Elapsed,NodeList,JobName,WorkDir"
         done = self._run(["sacct", "--noheader", "--parsable2", "-X", columns, f"--jobs={','.join(job_ids)}"])
         # accounting is off on many clusters: then sacct says so and exits 1
-        rows = [line.split("|", 4) for line in done.stdout.splitlines()] if done.returncode == 0 else []
-        return [
-            _ListedJob(job, JobState(state.split(" ")[0], "", elapsed, nodes), name)
-            for job, state, elapsed, nodes, name in (row for row in rows if len(row) == 5)
+        rows = [line.split("|", 5) for line in done.stdout.splitlines()] if done.returncode == 0 else []
+        found = [
+            _ListedJob(job, JobState(state.split(" ")[0], "", elapsed, nodes), name, where)
+            for job, state, elapsed, nodes, name, where in (row for row in rows if len(row) == 6)
         ]
+        # squeue has not listed it, so it has ended: a controller that lost its state has not told the accounting
+        return [listed for listed in found if not listed.state.active]
 
     def _show(self, job_ids: Sequence[str]) -> list[_ListedJob]:
         """The jobs that the controller still knows: the one, or all of them, since it takes no list of ids."""
         done = self._run(["scontrol", "show", "job", "-o", *(job_ids if len(job_ids) == 1 else ())])
         jobs = (dict(part.split("=", 1) for part in line.split() if "=" in part) for line in done.stdout.splitlines())
         return [
-            _ListedJob(fields["JobId"], JobState(state, reason, elapsed, nodes), name, comment)
+            _ListedJob(fields["JobId"], JobState(state, reason, elapsed, nodes), name, where, comment)
             for fields in jobs
             if "JobId" in fields
-            for state, reason, elapsed, nodes, name, comment in [[fields.get(key, "") for key in _SHOWN]]
+            for state, reason, elapsed, nodes, name, where, comment in [[fields.get(key, "") for key in _SHOWN]]
         ]
 
     def _run(self, arguments: list[str], run: Run | None = None) -> subprocess.CompletedProcess[str]:
-        environment = without_defaults(os.environ, _site_defaults(run)) | dict(self.environment)
+        inherited = parted(os.environ).open if run else os.environ
+        environment = without_defaults(inherited, _site_defaults(run)) | dict(self.environment)
         # A killed submission leaves its sbatch, which may still create a job: the next one waits for it to end.
-        return programs.run(arguments, environment, run.directory if run else None, inherits=run is not None)
+        return programs.run(arguments, environment, run.paths.directory if run else None, inherits=run is not None)
+
+
+def _write_secrets(paths: RunPaths, job: str, secrets: Mapping[str, str]) -> None:
+    """Write the file that the job's script reads, which only this user can; it is removed when the job has ended."""
+    path = paths.secrets(job)
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items() if name.isidentifier()]
+    if lines:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        publish.write_text(path, "".join(lines), mode=0o600)
+    else:
+        publish.remove(path)
 
 
 def _site_defaults(run: Run | None) -> list[str]:

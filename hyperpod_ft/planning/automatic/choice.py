@@ -10,17 +10,16 @@ from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.parallelism import Parallelism
-from hyperpod_ft.config.setting_combinations import check_combinations
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
 from hyperpod_ft.planning.degrees import Degrees, divisors
+from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.memory import GIB, available
 from hyperpod_ft.planning.model_fit import check_memory, check_trainable
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import degrees_of, ranks_per_node
-from hyperpod_ft.planning.torch import sharding_choice
 from hyperpod_ft.planning.torch.memory import memory_of
-from hyperpod_ft.planning.torch.sharding import Sharding
+from hyperpod_ft.planning.torch.sharding import choose_sharding, tried_shardings
 from hyperpod_ft.planning.training_steps import rows_per_step
 
 _SHOWN = 8  # degrees that a proposal shows
@@ -92,14 +91,13 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     fitting: list[AllowedDegrees] = []
     too_large: list[AllowedDegrees] = []
     impossible: dict[str, tuple[Degrees, str]] = {}  # by key of the run file
-    first_error: Exception | None = None
+    first_error: UserError | None = None
     for candidate, degrees in _candidates(config):
         try:
             found = _allowed(candidate, model_config, shape)
-        except (UserError, ValueError) as error:
+        except UserError as error:
             first_error = first_error or error
-            problem = error.problem if isinstance(error, UserError) else str(error).partition("; ")[0]
-            impossible.setdefault(problem.partition(":")[0], (degrees, problem))
+            impossible.setdefault(error.problem.partition(":")[0], (degrees, error.problem))
             continue
         (too_large if found.needed and found.needed > room else fitting).append(found)
     if not fitting and not too_large and first_error:
@@ -137,16 +135,15 @@ def _candidates(config: RunConfig) -> Iterator[tuple[RunConfig, Degrees]]:
 
 
 def _allowed(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShape) -> AllowedDegrees:
-    """Raises UserError or ValueError as submitting a run file with these degrees would, except for its memory."""
-    check_combinations(config)
+    """Raises UserError as submitting a run file with these degrees would, except for its memory."""
     degrees = degrees_of(config)
     check_trainable(config, degrees, model_config)
     memory = memory_of(config, degrees, shape)
     needed: float | None = None
     if available(config):
-        sharding, needed = sharding_choice.tried_shardings(memory)[-1]
+        sharding, needed = tried_shardings(memory)[-1]
     else:
-        sharding = sharding_choice.choose_sharding(config, degrees, shape)
+        sharding = choose_sharding(config, degrees, shape)
     return AllowedDegrees(
         config=config,
         degrees=degrees,

@@ -1,8 +1,8 @@
 """How long an optimizer step of engine torch takes: an estimate that compares degrees before anything runs.
 
-Computation is counted in planning/torch/token_operations.py. Bytes are those that a rank sends: (n - 1)/n of a buffer
+Computation is counted in planning/torch/pipeline.py. Bytes are those that a rank sends: (n - 1)/n of a buffer
 in an all-gather, reduce-scatter or all-to-all over n ranks, and twice that in an all-reduce (Thakur et al., doi
-10.1177/1094342005051521, section 4). How long ranks of a pipeline wait is in planning/torch/pipeline_schedule.py.
+10.1177/1094342005051521, section 4). How long ranks of a pipeline wait is in planning/torch/pipeline.py.
 
 The efficiencies are assumptions, not measurements of this kit. They are the same for all degrees of a run, and matter
 for the order only where computation and communication are about as long.
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.memory import FP32, element_bytes
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.stage_sizes import PipelineStageSize
-from hyperpod_ft.planning.torch import pipeline_schedule
+from hyperpod_ft.planning.torch import pipeline
 from hyperpod_ft.planning.torch.memory import key_value_copies
-from hyperpod_ft.planning.torch.sharding import Sharding
-from hyperpod_ft.planning.torch.token_operations import token_operations
+from hyperpod_ft.planning.torch.pipeline import token_operations
 
 COMPUTE_EFFICIENCY = 0.4  # of the accelerators' peak
 LINK_EFFICIENCY = 0.7  # of the links' published bandwidth
@@ -67,9 +67,9 @@ def step_time(
     passes = layers * (2 + (checkpointing == "full"))
     exchanged = tokens * heads * element_bytes(config) / tensor
     in_context = passes * links.exchange(exchanged, context, stride=tensor, to_each=True)
-    idle = pipeline_schedule.idle_share(config, degrees)
+    idle = pipeline.idle_share(config, degrees)
     waiting = (compute + in_tensor + in_context) * idle / (1 - idle)
-    passes_on = 2 * pipeline_schedule.stages_per_rank(config)
+    passes_on = 2 * pipeline.stages_per_rank(config)
     sent = passes_on * links.send(activation, stride=tensor * degrees.weight_replicas) if stages > 1 else 0.0
     largest = max(sizes, key=lambda stage: stage.parameters)
     return StepTime(compute, in_tensor, in_context, waiting + sent, _data(config, degrees, largest, sharding, links))

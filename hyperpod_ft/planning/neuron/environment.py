@@ -6,9 +6,11 @@ the caches from torch-neuronx's own code; they must be set before torch is impor
 """
 
 import hashlib
+import re
 from pathlib import Path
 
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.errors import UserError
 
 NEURON_TOOLS = Path("/opt/aws/neuron/bin")
 _COMPILER_VARIABLES = ("NEURON_", "TORCH_NEURONX_")
@@ -79,6 +81,16 @@ def node_settings(config: RunConfig) -> dict[str, str]:
     if config.cluster.nodes > 1 and instance.efa:
         found |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
     return found
+
+
+def check_grouping(config: RunConfig) -> None:
+    """Raise UserError where the run file groups cores itself, with either engine."""
+    given = config.cluster.environment
+    grouping = {"NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"} & given.keys()
+    if grouping or re.search(r"--(lnc|logical.nc.config)\b", given.get("NEURON_CC_FLAGS", "")):
+        raise UserError(
+            "cluster.environment: the kit sets how NeuronCores are grouped (LNC), by the instance type", "leave it out"
+        )
 
 
 def torch_variables(config: RunConfig, cache: Path) -> dict[str, str]:

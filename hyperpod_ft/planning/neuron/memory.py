@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hyperpod_ft.planning.memory import FP32, KeptTensors, Memory, StepMemory
+from hyperpod_ft.planning.neuron.limits import uses_flash_attention
 from hyperpod_ft.planning.stage_sizes import PipelineStageSize, pipeline_stage_sizes
 
 
@@ -27,6 +28,11 @@ class NeuronMemory(StepMemory):
                 in_flight=[min(stages - stage, micro_batches) for stage in range(stages)],
             )
         )
+
+    @property
+    def tokens(self) -> int:
+        """In a pipeline, each row is a micro batch."""
+        return self.config.dataset.max_length if self.degrees.pipeline_parallel > 1 else super().tokens
 
     @cached_property
     def kept(self) -> KeptTensors:
@@ -72,7 +78,7 @@ class NeuronMemory(StepMemory):
         A flash attention kernel keeps its output too; otherwise the softmax is kept, in fp32 and in the model's dtype.
         """
         shape = self.shape
-        if self.config.flash_attention:
+        if uses_flash_attention(self.config):
             return self.element * 5 * shape.query_width
         softmax = shape.heads * self.config.dataset.max_length * self.in_fp32_too
         return self.element * 4 * shape.query_width + softmax

@@ -5,15 +5,22 @@ from functools import cached_property
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees, copies_over_context
-from hyperpod_ft.planning.encoder_decoder.t5_shape import T5Shape
-from hyperpod_ft.planning.lora_targets import target_names
+from hyperpod_ft.planning.layout import Sharding
+from hyperpod_ft.planning.lora import target_names
 from hyperpod_ft.planning.memory import FP32, KeptTensors, Memory, StepMemory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.stage_sizes import PipelineStageSize, pipeline_stage_sizes
-from hyperpod_ft.planning.torch import pipeline_cut, pipeline_schedule
-from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
+from hyperpod_ft.planning.t5_shape import T5Shape
+from hyperpod_ft.planning.torch import pipeline
 from hyperpod_ft.planning.torch.sharded_state import ShardedState
-from hyperpod_ft.planning.torch.sharding import Sharding
+
+
+def has_sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
+    """Whether tensor-parallel ranks divide what lies between attention and MLP by position."""
+    given, ranks = config.parallelism.sequence_parallel, degrees.tensor_parallel
+    divides = ranks > 1 and config.dataset.max_length // degrees.context_parallel % ranks == 0
+    return divides and given is not False
+
 
 # Positions whose logits are in memory at once. 256 to 1,024 were as fast, on a CPU; 64 were not.
 LOSS_BLOCK = 256
@@ -25,8 +32,8 @@ class TorchMemory(StepMemory):
 
     @cached_property
     def stages(self) -> tuple[PipelineStageSize, ...]:
-        layers = pipeline_cut.layers_of_ranks(self.config, self.degrees, self.shape)
-        in_flight = pipeline_schedule.in_flight(self.config, self.degrees)
+        layers = pipeline.layers_of_ranks(self.config, self.degrees, self.shape)
+        in_flight = pipeline.in_flight(self.config, self.degrees)
         return tuple(pipeline_stage_sizes(self.config, self.degrees, self.shape, layers, in_flight))
 
     @cached_property
@@ -92,7 +99,7 @@ class TorchMemory(StepMemory):
             return 0.0
         config = self.config
         # torch has a tensor for each stage's input and its gradient, and for each micro batch
-        stages, micro_batches = pipeline_schedule.stages_per_rank(config), config.training.gradient_accumulation_steps
+        stages, micro_batches = pipeline.stages_per_rank(config), config.training.gradient_accumulation_steps
         received = 2 * stages * micro_batches * self.tokens * self.shape.hidden * self.element
         if config.parallelism.pipeline_schedule != "gpipe" or not stage.last:
             return received

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.layout import BUCKET_BYTES, Sharding
 from hyperpod_ft.planning.memory import FP32, element_bytes
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.stage_sizes import PipelineStageSize
-from hyperpod_ft.planning.torch.sharding import BUCKET_BYTES, Sharding
 
 NF4_BYTES = 4.5 / 8  # bytes of a parameter in NF4: 4 bits, and an fp32 scale for 64
 # Bytes of both moments; int8 has a scale for 256 elements of each.

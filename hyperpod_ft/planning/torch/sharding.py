@@ -1,50 +1,15 @@
-"""Sharding: what each data-parallel rank keeps whole, and what it shares with others.
-
-Four modes (the stages of ZeRO: Rajbhandari et al., arXiv:1910.02054; sharding within groups of ranks: Zhao et al.,
-arXiv:2304.11277, section 3.2.2). What is sharded is divided over `shard_ranks` data-parallel ranks; groups of that many
-ranks hold the same and sum their gradients.
-
-| mode | weights | gradients | optimizer state |
-|---|---|---|---|
-| replicated | whole | whole | whole |
-| zero1 | whole | whole | sharded |
-| zero2 | whole from the first forward pass of a step to its last backward pass | sharded | sharded |
-| zero3 | gathered layer by layer | sharded | sharded |
-"""
+"""Which sharding a run of engine torch gets: the fastest that fits its device. layout.py describes the modes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees, listed_divisors
+from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.layout import Mode, Offload, Sharding
+from hyperpod_ft.planning.memory import GIB, available
+from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.torch.memory import TorchMemory, memory_of
 
-Mode = Literal["replicated", "zero1", "zero2", "zero3"]
-Offload = Literal["none", "optimizer", "parameters"]
-# Gradients are reduced, and parameters updated, in groups of up to this size on a rank; consecutive layers share their
-# all-gathers and reduce-scatters up to it.
-BUCKET_BYTES = 32 * 2**20
 _MODES: tuple[Mode, ...] = ("replicated", "zero1", "zero2", "zero3")
-
-
-@dataclass(frozen=True)
-class Sharding:
-    """How the data-parallel ranks of engine torch divide the state of training."""
-
-    mode: Mode
-    shard_ranks: int  # data-parallel ranks that hold one copy of what is sharded; a divisor of all
-    offload: Offload = "none"  # what is kept in host memory
-
-    @property
-    def by_layer(self) -> bool:
-        """Whether FSDP2 shards the weights, layer by layer."""
-        return self.mode in ("zero2", "zero3")
-
-    def __str__(self) -> str:
-        shared = f" over {self.shard_ranks} ranks" if self.shard_ranks > 1 else ""
-        host = f", {self.offload} in host memory" if self.offload != "none" else ""
-        return f"{self.mode}{shared}{host}"
 
 
 def candidates(config: RunConfig, degrees: Degrees) -> Iterator[Sharding]:
@@ -54,10 +19,9 @@ def candidates(config: RunConfig, degrees: Degrees) -> Iterator[Sharding]:
 
     LoRA is fastest without any: its gradients are small. With all parameters trained, zero1 communicates as much as
     replicated ranks do and updates less on each. The others communicate more: gradients after every micro batch
-    (zero2), weights in every forward and backward pass (zero3, within a node before across nodes).
+    (zero2), weights in every forward and backward pass (zero3; with `auto` within a node before across nodes).
     """
     given, ranks = config.parallelism, degrees.weight_replicas
-    _check_shard_ranks(given.shard_ranks, ranks)
     in_node = max(1, degrees.ranks_per_node // degrees.tensor_parallel)
     for mode in _order(config):
         if mode == "replicated":
@@ -65,7 +29,7 @@ def candidates(config: RunConfig, degrees: Degrees) -> Iterator[Sharding]:
         elif given.shard_ranks:
             yield _over(given.shard_ranks, mode, given.offload)
         else:
-            if mode == "zero3" and in_node < ranks:
+            if mode == "zero3" and given.sharding == "auto" and in_node < ranks:
                 yield _over(in_node, mode, given.offload)
             yield _over(ranks, mode, given.offload)
 
@@ -86,9 +50,42 @@ def _order(config: RunConfig) -> tuple[Mode, ...]:
     return _MODES if config.training.method == "lora" else _MODES[1:]
 
 
-def _check_shard_ranks(given: int | None, replicas: int) -> None:
-    if given and replicas % given:
-        raise UserError(
-            f"parallelism.shard_ranks: {given} does not divide the {replicas} data-parallel ranks",
-            f"set it to {listed_divisors(replicas)}, or leave it out",
-        )
+def choose_sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sharding:
+    """The first of the candidates that fits, else the smallest. `shape` None: the model's size is unknown.
+
+    Without accelerators everything fits; an unknown model gets the sharding that needs the least memory.
+    """
+    possible = list(candidates(config, degrees))
+    room = available(config)
+    if not room:
+        return possible[0]
+    if shape is None:
+        return possible[-1]
+    return tried_shardings(memory_of(config, degrees, shape))[-1][0]
+
+
+def tried_shardings(memory: TorchMemory) -> list[tuple[Sharding, float]]:
+    """The candidates, each with its bytes on the fullest rank, up to the one that is chosen.
+
+    That is the first that fits, else the smallest.
+    """
+    tried: list[tuple[Sharding, float]] = []
+    for sharding in candidates(memory.config, memory.degrees):
+        needed = memory.on_fullest_rank(sharding)
+        tried.append((sharding, needed))
+        if needed <= available(memory.config):
+            return tried
+    sizes = [needed for _, needed in tried]
+    return tried[: sizes.index(min(sizes)) + 1]
+
+
+def explain_sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
+    """The chosen sharding, and why it is not the next faster one, in one line."""
+    room = available(config)
+    if not room or shape is None:
+        return str(choose_sharding(config, degrees, shape))
+    *faster, (chosen, _) = tried_shardings(memory_of(config, degrees, shape))
+    if not faster:
+        return str(chosen)
+    next_faster, needed = faster[-1]
+    return f"{chosen} ({next_faster} needs {needed / GIB:.1f} of {room / GIB:.1f} GiB)"

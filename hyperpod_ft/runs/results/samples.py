@@ -1,27 +1,26 @@
 """`samples.json`: both models' answers to the same prompts, and their losses; the result of stage generate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 
+Split = Literal["train", "validation"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
 
 @dataclass(frozen=True)
-class ExactCount:
-    """How many of a split's samples each model answered exactly."""
+class AnswerCount:
+    """How many of a split's samples each model answered as expected."""
 
     rows: int
     base: int
     tuned: int
-
-    def line(self, split: str) -> str:
-        """For example `exact answers, train rows: base 1/8, tuned 6/8`."""
-        return f"exact answers, {split} rows: base {self.base}/{self.rows}, tuned {self.tuned}/{self.rows}"
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,13 @@ class RecordedAnswers:
 
 @dataclass(frozen=True)
 class SampledRow:
-    """Both models' answers to the prompt of a sample, which is a raw row. `expected`: the completion in the dataset."""
+    """Both models' answers to the prompt of a sample, which is a raw row. `expected`: the completion in the dataset.
 
-    split: Literal["train", "validation"]
+    `by_pattern`: whether `generate.answer_pattern` finds the same in the answer; None where it finds nothing in the
+    expected one, or is not set.
+    """
+
+    split: Split
     prompt: str
     templated: bool
     expected: str
@@ -67,9 +70,20 @@ class SampledRow:
     tuned: str
     base_exact: bool
     tuned_exact: bool
+    base_by_pattern: bool | None = None
+    tuned_by_pattern: bool | None = None
 
     @classmethod
-    def of(cls, split: Literal["train", "validation"], answers: RecordedAnswers, expected: str) -> "SampledRow":
+    def of(
+        cls, split: Split, answers: RecordedAnswers, expected: str, find: Callable[[str], str | None] | None = None
+    ) -> "SampledRow":
+        """`find`: what counts in an answer, None if there is nothing."""
+        wanted = find(expected) if find else None
+        counts = {
+            f"{model}_by_pattern": find(answer) == wanted
+            for model, answer in (("base", answers.base), ("tuned", answers.tuned))
+            if find and wanted is not None
+        }
         return cls(
             split=split,
             prompt=answers.prompt,
@@ -79,6 +93,7 @@ class SampledRow:
             tuned=answers.tuned,
             base_exact=answers.base.strip() == expected.strip(),
             tuned_exact=answers.tuned.strip() == expected.strip(),
+            **counts,
         )
 
     @property
@@ -93,7 +108,8 @@ class Samples:
     `answers_changed`: how many of the `answers` differ between the two models, token by token.
     """
 
-    exact_match: dict[Literal["train", "validation"], ExactCount]
+    exact_match: dict[Split, AnswerCount]
+    pattern_match: dict[Split, AnswerCount]
     validation_loss: Losses | None
     answers: int
     answers_changed: int
@@ -109,13 +125,27 @@ class Samples:
         validation_loss: Losses | None,
     ) -> "Samples":
         return cls(
-            exact_match={"train": _exact(samples, "train"), "validation": _exact(samples, "validation")},
+            exact_match={split: _count(samples, split, "exact") for split in SPLITS},
+            pattern_match={split: _count(samples, split, "by_pattern") for split in SPLITS},
             validation_loss=validation_loss,
             answers=len(prompts) + len(samples),
             answers_changed=answers_changed,
             prompts=tuple(prompts),
             samples=tuple(samples),
         )
+
+    @property
+    def counts(self) -> list[tuple[str, Split, AnswerCount]]:
+        """How many answers of each split are as expected, and in what way; without those of which there are no rows."""
+        kinds = (("exact answers", self.exact_match), ("answers by pattern", self.pattern_match))
+        return [(kind, split, count) for kind, found in kinds for split, count in found.items() if count.rows]
+
+    def lines(self) -> list[str]:
+        """For example `exact answers, train rows: base 1/8, tuned 6/8`."""
+        return [
+            f"{kind}, {split} rows: base {count.base}/{count.rows}, tuned {count.tuned}/{count.rows}"
+            for kind, split, count in self.counts
+        ]
 
     @property
     def unchanged(self) -> bool:
@@ -145,9 +175,13 @@ class Samples:
             raise UserError(f"{path}: is damaged", "run stage generate again") from error
 
 
-def _exact(samples: Sequence[SampledRow], split: Literal["train", "validation"]) -> ExactCount:
-    rows = [row for row in samples if row.split == split]
-    return ExactCount(len(rows), sum(row.base_exact for row in rows), sum(row.tuned_exact for row in rows))
+def _count(samples: Sequence[SampledRow], split: Split, kind: Literal["exact", "by_pattern"]) -> AnswerCount:
+    """`rows`: those for which it is known."""
+    base, tuned = (
+        [known for row in samples if row.split == split and (known := getattr(row, f"{model}_{kind}")) is not None]
+        for model in ("base", "tuned")
+    )
+    return AnswerCount(len(tuned), sum(base), sum(tuned))
 
 
 _SAMPLES = TypeAdapter(Samples)

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
-from hyperpod_ft.runs.results.samples import ExactCount
+from hyperpod_ft.runs.results.samples import AnswerCount, Split
 from hyperpod_ft.runs.run import Run
 
 
@@ -25,8 +25,8 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:,.1f}"
 
 
-def _answers(exact: ExactCount) -> str:
-    return f"{exact.tuned}/{exact.rows} (base {exact.base})"
+def _answers(count: AnswerCount) -> str:
+    return f"{count.tuned}/{count.rows} (base {count.base})"
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,10 @@ class TrainingSummary:
     reward_accuracy: Annotated[float | None, _Line("rewards/accuracies", "{:.1%}".format)]
     validation_reward_margin: Annotated[float | None, _Line("validation rewards/margins", "{:.4f}".format)]
     validation_reward_accuracy: Annotated[float | None, _Line("validation rewards/accuracies", "{:.1%}".format)]
-    exact_train: Annotated[ExactCount | None, _Line("exact answers, train", _answers)]
-    exact_validation: Annotated[ExactCount | None, _Line("exact answers, validation", _answers)]
+    exact_train: Annotated[AnswerCount | None, _Line("exact answers, train", _answers)]
+    exact_validation: Annotated[AnswerCount | None, _Line("exact answers, validation", _answers)]
+    pattern_train: Annotated[AnswerCount | None, _Line("answers by pattern, train", _answers)]
+    pattern_validation: Annotated[AnswerCount | None, _Line("answers by pattern, validation", _answers)]
     evaluations: tuple[EvaluationResult, ...] = ()  # a line of the table for each score
 
 
@@ -79,20 +81,25 @@ _LINES: dict[str, _Line] = {
 
 def summary_of(run: Run) -> TrainingSummary | None:
     """What the training's record says, or None before it exists. Checkpoints may have been deleted since."""
-    trained = run.valid_record("train")
+    trained = run.journal.valid_record("train")
     if trained is None:
         return None
-    precompiled = run.valid_record("precompile")
-    generated = run.valid_record("generate")
-    exact = _exact_counts(generated.facts.get("exact_match") if generated else None)
+    precompiled = run.journal.valid_record("precompile")
+    generated = run.journal.valid_record("generate")
+    found = generated.facts if generated else {}
+    counts = {
+        f"{kind}_{split}": count
+        for kind in ("exact", "pattern")
+        for split, count in _answer_counts(found.get(f"{kind}_match")).items()
+    }
     nodes = run.plan.degrees.nodes
     # ignore non-numeric values of a damaged record
     facts: dict[str, Any] = {name: value for name, value in trained.facts.items() if isinstance(value, int | float)}
     # the price may be set after the training
     hours = facts.get("node_hours")
-    cost = usage.cost(run, hours) if hours is not None else None
+    cost = usage.cost(run.config, hours) if hours is not None else None
     values = {one.name: facts.get(one.name) for one in fields(TrainingSummary)} | {
-        "run": run.full_name,
+        "run": run.paths.full_name,
         "method": run.config.training.method,
         "instances": f"{nodes} x {run.config.cluster.instance_type}",
         "reward_margin": facts.get("rewards/margins"),
@@ -101,9 +108,8 @@ def summary_of(run: Run) -> TrainingSummary | None:
         "validation_reward_accuracy": facts.get("validation_rewards/accuracies"),
         "precompile_seconds": precompiled.seconds if precompiled else None,
         "cost": facts.get("cost") if cost is None else cost,
-        "exact_train": exact.get("train"),
-        "exact_validation": exact.get("validation"),
         "evaluations": evaluations(run),
+        **counts,
     }
     return TrainingSummary(**values)
 
@@ -112,19 +118,19 @@ def require(run: Run) -> TrainingSummary:
     """Raises UserError when the run is not trained."""
     summary = summary_of(run)
     if summary is None:
-        raise UserError(f"{run.directory}: is not trained yet", f"see: hyperpod-ft status {run.directory}")
+        raise UserError(f"{run.paths.directory}: is not trained yet", f"see: hyperpod-ft status {run.paths.directory}")
     return summary
 
 
-def _exact_counts(values: Any) -> dict[str, ExactCount]:
+def _answer_counts(values: Any) -> dict[Split, AnswerCount]:
     """By split; none of a damaged record, nor of a split without rows."""
     try:
-        return {split: count for split, count in _EXACT_COUNTS.validate_python(values).items() if count.rows}
+        return {split: count for split, count in _ANSWER_COUNTS.validate_python(values).items() if count.rows}
     except ValidationError:
         return {}
 
 
-_EXACT_COUNTS = TypeAdapter(dict[str, ExactCount])
+_ANSWER_COUNTS = TypeAdapter(dict[Split, AnswerCount])
 
 
 def table(compared: Sequence[TrainingSummary]) -> Iterator[tuple[str, ...]]:

@@ -16,9 +16,11 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from hyperpod_ft import publish
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.records import UtcTime, utc_now
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
 
 _EVERY_SECONDS = 15.0
 
@@ -42,7 +44,7 @@ def recording_usage(run: Run) -> Iterator[None]:
     """Record one attempt for as long as the block runs, however it ends. In one process of the job."""
     started, clock = utc_now(), time.monotonic()
     job_id = own_job_id()
-    path = run.usage_path / f"{started.replace(':', '')}-{os.getpid()}.json"
+    path = run.paths.usage_path / f"{started.replace(':', '')}-{os.getpid()}.json"
     nodes = run.plan.degrees.nodes
     accelerators = nodes * run.config.instance.devices
     ended = threading.Event()
@@ -68,10 +70,10 @@ def recording_usage(run: Run) -> Iterator[None]:
         write()
 
 
-def read(run: Run) -> list[Usage]:
+def read(paths: RunPaths) -> list[Usage]:
     """Every attempt so far, oldest first; damaged files are skipped."""
     found = []
-    for path in run.usage_path.glob("*.json"):
+    for path in paths.usage_path.glob("*.json"):
         with contextlib.suppress(OSError, ValueError):
             found.append(_USAGE.validate_json(path.read_bytes()))
     return sorted(found, key=lambda usage: usage.started)
@@ -82,14 +84,14 @@ def totals(run: Run) -> dict[str, Any]:
 
     Accelerator-hours are None where there are no accelerators.
     """
-    every = read(run)
+    every = read(run.paths)
     hours = node_hours(every)
     accelerator_hours = sum(attempt.accelerators * attempt.seconds for attempt in every) / 3600
     return {
         "attempts": len(every),
         "node_hours": round(hours, 4),
         "accelerator_hours": round(accelerator_hours, 4) or None,
-        "cost": cost(run, hours),
+        "cost": cost(run.config, hours),
     }
 
 
@@ -97,7 +99,7 @@ def node_hours(attempts: Iterable[Usage]) -> float:
     return sum(attempt.nodes * attempt.seconds for attempt in attempts) / 3600
 
 
-def cost(run: Run, node_hours: float) -> float | None:
+def cost(config: RunConfig, node_hours: float) -> float | None:
     """The cost in the currency of `cluster.price_per_node_hour`; None where that is not given."""
-    price = run.config.cluster.price_per_node_hour
+    price = config.cluster.price_per_node_hour
     return None if price is None else round(node_hours * price, 4)

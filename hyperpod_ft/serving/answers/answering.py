@@ -14,19 +14,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
+from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.text import chat
 from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError, first_sentence
-from hyperpod_ft.evaluation import pretrained
 from hyperpod_ft.evaluation.greedy import make_greedy, text_of, tokens_before
 from hyperpod_ft.serving.answers import device as devices
-from hyperpod_ft.serving.answers.fair_lock import FairLock
-from hyperpod_ft.serving.answers.sampling import sampling
-from hyperpod_ft.serving.answers.text_stream import TextStream
-from hyperpod_ft.serving.http.errors import HttpError
-from hyperpod_ft.serving.http.openai_api import Answer, Request
+from hyperpod_ft.serving.answers.decoding import TextStream, sampling
+from hyperpod_ft.serving.answers.device import FairLock
+from hyperpod_ft.serving.http.openai_api import Answer, HttpError, Request
 
 # The most tokens of an answer whose request sets no limit: a model that never ends its answer must not run for minutes.
 _DEFAULT_TOKENS = 256
@@ -220,7 +218,7 @@ def _load(directory: Path, device: torch.device) -> PreTrainedModel:
             f"{directory}: does not fit into the memory of {device}",
             "serve one model (--no-base), or divide it over GPUs with vLLM (--with)",
         ) from error
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     return model
 
 

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.serving.http.errors import HttpError
+from hyperpod_ft.serving.http.openai_api import HttpError
 
 API_KEY = "HYPERPOD_FT_API_KEY"  # the environment variable
 

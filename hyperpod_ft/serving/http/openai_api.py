@@ -6,9 +6,33 @@ Fields: https://platform.openai.com/docs/api-reference/chat and .../completions.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from hyperpod_ft.serving.http.errors import HttpError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    StrictBool,
+    StrictStr,
+    ValidationError,
+)
+from typing_extensions import TypedDict
+
+
+class HttpError(Exception):
+    """An error for the client: HTTP status, a message, and OpenAI's `type` and `code`."""
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code = status, message, code
+
+    def as_dict(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": self.message, "type": kind, "param": None, "code": self.code}}
+
 
 FinishReason = Literal["stop", "length"]
 
@@ -33,23 +57,82 @@ _MAX_STOPS = 16
 _MIN_TEMPERATURE = 1e-6
 
 
-@dataclass(frozen=True)
-class Request:
+def _joined(content: Any) -> Any:
+    """The text of a list of text parts."""
+    parts = content if isinstance(content, list) else []
+    if parts and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+        return "".join(part["text"] for part in parts)
+    return content
+
+
+class Message(TypedDict):
+    """One message of a chat."""
+
+    role: StrictStr
+    content: Annotated[StrictStr, BeforeValidator(_joined)]
+
+
+def _end_with_the_user(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    if messages[-1]["role"] == "assistant":
+        raise ValueError("the last one is from the assistant; end with the user's")
+    return messages
+
+
+def _single(prompt: Any) -> Any:
+    """A list of one prompt is this prompt."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        prompt = prompt[0]
+    tokens = isinstance(prompt, (list, tuple)) and all(type(token) is int and token >= 0 for token in prompt)
+    if prompt is None or isinstance(prompt, str) or tokens:
+        return prompt
+    raise ValueError("must be a string or a list of token ids; send one prompt per request")
+
+
+def _stops(stop: Any) -> tuple[str, ...]:
+    listed = [stop] if isinstance(stop, str) else stop
+    if (
+        not isinstance(listed, (list, tuple))
+        or len(listed) > _MAX_STOPS
+        or not all(isinstance(one, str) for one in listed)
+    ):
+        raise ValueError(f"must be a string or a list of at most {_MAX_STOPS} strings")
+    return tuple(one for one in listed if one)
+
+
+def _drawable(temperature: float) -> float:
+    if 0 < temperature < _MIN_TEMPERATURE:
+        raise ValueError(f"must be 0, for a greedy answer, or at least {_MIN_TEMPERATURE:g}")
+    return temperature
+
+
+_Integer = Annotated[int, Strict(), Field(gt=-(1 << 63), lt=1 << 63)]
+_Number = Annotated[float, Strict(), Field(ge=0.0, allow_inf_nan=False)]
+
+
+class StreamOptions(BaseModel):
+    """How a stream is wanted."""
+
+    include_usage: StrictBool | None = None
+
+
+class Request(BaseModel):
     """One question. Exactly one of `messages` and `prompt` (text or token ids) is given.
 
     `model` is empty when the request names none. `temperature` 0 is a greedy answer.
     """
 
-    model: str = ""
-    messages: tuple[dict[str, str], ...] | None = None
-    prompt: str | tuple[int, ...] | None = None
-    max_tokens: int | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stream: bool = False
-    include_usage: bool = False
+    model_config = ConfigDict(frozen=True)
+
+    model: StrictStr = ""
+    messages: Annotated[tuple[Message, ...], Field(min_length=1), AfterValidator(_end_with_the_user)] | None = None
+    prompt: Annotated[str | tuple[int, ...] | None, BeforeValidator(_single)] = None
+    max_tokens: Annotated[_Integer, Field(ge=1)] | None = None
+    temperature: Annotated[_Number, Field(le=2.0), AfterValidator(_drawable)] = 0.0
+    top_p: Annotated[_Number, Field(le=1.0)] = 1.0
+    seed: _Integer | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stops)] = ()
+    stream: StrictBool = False
+    stream_options: StreamOptions = StreamOptions()
 
 
 @dataclass(frozen=True)
@@ -86,103 +169,19 @@ def parse(body: bytes, *, chat: bool | None) -> Request:
             raise HttpError(400, f"{name}: this server does not support it; leave it out", "unsupported_parameter")
     if chat is None:
         chat = "messages" in values
-    stream = _flag(values, "stream")
-    options = values.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise HttpError(400, "stream_options: must be an object")
-    most = next(
-        (values[name] for name in ("max_completion_tokens", "max_tokens") if values.get(name) is not None), None
-    )
-    return Request(
-        model=_text(values, "model"),
-        messages=_messages(values.get("messages")) if chat else None,
-        prompt=None if chat else _prompt(values.get("prompt")),
-        max_tokens=None if most is None else _whole(most, "max_tokens", least=1),
-        temperature=_temperature(values),
-        top_p=_number(values, "top_p", 1.0, 0.0, 1.0),
-        seed=None if values.get("seed") is None else _whole(values["seed"], "seed"),
-        stop=_stops(values.get("stop")),
-        stream=stream,
-        include_usage=_flag(options, "include_usage"),
-    )
-
-
-def _messages(given: Any) -> tuple[dict[str, str], ...]:
-    if not isinstance(given, list) or not given:
-        raise HttpError(400, "messages: must be a list of messages")
-    found = []
-    for number, message in enumerate(given):
-        where = f"messages.{number}"
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise HttpError(400, f"{where}: must be an object with a role")
-        found.append({"role": message["role"], "content": _content(message.get("content"), where)})
-    if found[-1]["role"] == "assistant":
-        raise HttpError(400, "messages: the last one is from the assistant; end with the user's")
-    return tuple(found)
-
-
-def _content(given: Any, where: str) -> str:
-    """A string, or a list of text parts."""
-    if isinstance(given, str):
-        return given
-    if isinstance(given, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in given):
-        return "".join(part["text"] for part in given)
-    raise HttpError(400, f"{where}.content: must be text")
-
-
-def _prompt(given: Any) -> str | tuple[int, ...]:
-    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], (str, list)):
-        given = given[0]
-    if isinstance(given, str) and given:
-        return given
-    if isinstance(given, list) and given and all(type(token) is int and token >= 0 for token in given):
-        return tuple(given)
-    raise HttpError(400, "prompt: must be a string or a list of token ids; send one prompt per request")
-
-
-def _stops(given: Any) -> tuple[str, ...]:
-    listed = [given] if isinstance(given, str) else given or []
-    if not isinstance(listed, list) or len(listed) > _MAX_STOPS or not all(isinstance(one, str) for one in listed):
-        raise HttpError(400, f"stop: must be a string or a list of at most {_MAX_STOPS} strings")
-    return tuple(one for one in listed if one)
-
-
-def _text(values: Mapping[str, Any], name: str) -> str:
-    given = values.get(name)
-    if given is not None and not isinstance(given, str):
-        raise HttpError(400, f"{name}: must be a string")
-    return given or ""
-
-
-def _flag(values: Mapping[str, Any], name: str) -> bool:
-    given = values.get(name)
-    if given is not None and not isinstance(given, bool):
-        raise HttpError(400, f"{name}: must be true or false")
-    return bool(given)
-
-
-def _whole(given: Any, name: str, least: int | None = None) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or abs(given) >= 1 << 63:
-        raise HttpError(400, f"{name}: must be a whole number")
-    if least is not None and given < least:
-        raise HttpError(400, f"{name}: must be {least} or more")
-    return given
-
-
-def _temperature(values: Mapping[str, Any]) -> float:
-    given = _number(values, "temperature", 0.0, 0.0, 2.0)
-    if 0 < given < _MIN_TEMPERATURE:
-        raise HttpError(400, f"temperature: must be 0, for a greedy answer, or at least {_MIN_TEMPERATURE:g}")
-    return given
-
-
-def _number(values: Mapping[str, Any], name: str, default: float, least: float, most: float) -> float:
-    given = values.get(name)
-    if given is None:
-        return default
-    if not isinstance(given, (int, float)) or isinstance(given, bool) or not least <= given <= most:
-        raise HttpError(400, f"{name}: must be a number from {least:g} to {most:g}")
-    return float(given)
+    asked = "messages" if chat else "prompt"
+    given = {name: value for name, value in values.items() if value is not None and name not in ("messages", "prompt")}
+    if "max_completion_tokens" in given:
+        given["max_tokens"] = given["max_completion_tokens"]
+    try:
+        request = Request.model_validate(given | {asked: values.get(asked) or ()})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise HttpError(400, f"{field}: {first['msg'].removeprefix('Value error, ')}") from error
+    if not request.messages and not request.prompt:
+        raise HttpError(400, "prompt: is empty")
+    return request
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,44 @@
 Every request ends with an answer or a JSON error that says why. A client that goes away ends its answer.
 """
 
+import html
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from hyperpod_ft.serving.http import access, openai_api, page
-from hyperpod_ft.serving.http.connection import Connection
-from hyperpod_ft.serving.http.errors import HttpError
-from hyperpod_ft.serving.http.listener import Listener
-from hyperpod_ft.serving.http.openai_api import Answer, Reply, Request
-from hyperpod_ft.terminal import printable
+from hyperpod_ft.errors import printable
+from hyperpod_ft.report.html import content_policy
+from hyperpod_ft.serving.http import access, openai_api
+from hyperpod_ft.serving.http.connection import Connection, Listener
+from hyperpod_ft.serving.http.openai_api import Answer, HttpError, Reply, Request
+
+_FILE = Path(__file__).with_name("page.html")
+_INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Page:
+    """`headers` allow the file's own script and style, by digest, and requests to this server; nothing else."""
+
+    text: str
+    headers: dict[str, str]
+
+    @classmethod
+    def load(cls) -> "Page":
+        text = _FILE.read_text(encoding="utf-8")
+        inline = dict(_INLINE.findall(text))
+        policy = content_policy({"page.js": inline["script"], "page.css": inline["style"]}, connects=True)
+        policy += "; img-src data:; frame-ancestors 'none'"
+        return cls(text, {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"})
+
+    def render(self, title: str) -> bytes:
+        return self.text.replace("{{ title }}", html.escape(title)).encode()
+
 
 _MAX_ANSWERS = 32  # at once: each keeps keys and values of its tokens in memory
 # Whether a path takes messages; None: as the body says.
@@ -45,7 +71,7 @@ class Server(Listener):
         self.answers: Answers | None = None
         self.started = int(time.time())
         self.answer_slots = threading.BoundedSemaphore(_MAX_ANSWERS)
-        self.page = page.Page.load()
+        self.page = Page.load()
         super().__init__(host, port, Handler)
 
 
@@ -107,7 +133,7 @@ class Handler(Connection):
 
         answer = answers.answer(request, send)
         self.send_chunk(openai_api.event(reply.last(answer)))
-        if request.include_usage:
+        if request.stream_options.include_usage:
             self.send_chunk(openai_api.event(reply.usage(answer)))
         self.send_chunk(openai_api.END_OF_STREAM)
         self.send_chunk(b"")

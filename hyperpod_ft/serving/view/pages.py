@@ -18,7 +18,7 @@ from hyperpod_ft.report.run_report import RunReport
 from hyperpod_ft.report.runs_page import runs_page
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import directory_of
-from hyperpod_ft.serving.http.errors import HttpError
+from hyperpod_ft.serving.http.openai_api import HttpError
 
 _REFRESH_SECONDS = 10.0  # as often as `watch` asks Slurm
 _KEPT = 20  # pages

@@ -6,9 +6,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from hyperpod_ft.serving.http import access
-from hyperpod_ft.serving.http.connection import Connection
-from hyperpod_ft.serving.http.errors import HttpError
-from hyperpod_ft.serving.http.listener import Listener
+from hyperpod_ft.serving.http.connection import Connection, Listener
+from hyperpod_ft.serving.http.openai_api import HttpError
 from hyperpod_ft.serving.view.pages import Pages
 
 _LOOPBACK = "127.0.0.1"

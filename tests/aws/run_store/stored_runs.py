@@ -42,7 +42,7 @@ def make_checkpoint(
     run: Run, step: int, content: dict[str, bytes], here: tuple[str, ...] = (), best: bool = False
 ) -> Path:
     """A published checkpoint of these files, of which only some are `here`; by default all."""
-    final = run.best_checkpoint if best else run.checkpoint(step)
+    final = run.paths.best_checkpoint if best else run.paths.checkpoint(step)
     publish.remove(final)
     for name in here or tuple(content):
         write(final / name, content[name])
@@ -67,7 +67,7 @@ def stored(client: Any, below: str = "") -> set[str]:
 
 
 def below(run: Run, path: Path) -> str:
-    return path.relative_to(run.root).as_posix()
+    return path.relative_to(run.paths.root).as_posix()
 
 
 CONTENT = {".metadata": b"m", "__0_0.distcp": b"zero", "__1_0.distcp": b"one"}

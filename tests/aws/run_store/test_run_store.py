@@ -1,6 +1,7 @@
 """A run's store, on moto's S3: what each stage needs and gives, and kills while it travels."""
 
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,31 +12,32 @@ from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats import resumable
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.sagemaker import container_commands
-from hyperpod_ft.launch.sagemaker.store.run_store import RunStore
+from hyperpod_ft.runs.records import Output, Record, utc_now
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.run_paths import RunPaths
+from hyperpod_ft.sagemaker.container import container_commands
+from hyperpod_ft.sagemaker.store import run_store
+from hyperpod_ft.sagemaker.store.run_files import run_files_digest
+from hyperpod_ft.sagemaker.store.run_store import RunStore
 from tests.aws.conftest import Aws
 from tests.aws.killing import killed
-from tests.aws.run_store.stored_runs import CONTENT, below, make_checkpoint, stored, write
+from tests.aws.run_store.stored_runs import CONTENT, STORE, below, make_checkpoint, stored, write
 from tests.unit.stage_runs import finish, tree
 
 
 def finish_download(run: Run) -> None:
-    write(run.base_model / "model.safetensors", os.urandom(100_000))
-    write(run.base_model / ".hyperpod-ft.json", b"{}")
-    write(run.raw_dataset / "rows/train.jsonl", b"{}\n")
-    finish(run, "download", run.base_model, run.raw_dataset)
+    write(run.paths.base_model / "model.safetensors", os.urandom(100_000))
+    write(run.paths.base_model / ".hyperpod-ft.json", b"{}")
+    write(run.paths.raw_dataset / "rows/train.jsonl", b"{}\n")
+    finish(run, "download", run.paths.base_model, run.paths.raw_dataset)
 
 
 def test_a_stage_gives_its_outputs_and_the_next_one_gets_them(client: Any, run: Run, other: Run) -> None:
     finish_download(run)
-    finish(run, "env", write(run.environment_path / "pyvenv.cfg", b""))
-    for stage in ("env", "download"):
-        RunStore(run, client).push_stage(stage)
+    RunStore(run, client).push_stage("download")
     RunStore(other, client).pull_needs("dataset")
-    assert tree(other.base_model) == tree(run.base_model)
-    assert other.is_done("download")
-    assert not other.is_done("env")  # each machine makes its own environment
+    assert tree(other.paths.base_model) == tree(run.paths.base_model)
+    assert other.journal.is_done("download")
     with pytest.raises(UserError, match=r"dataset-.*\.json: is not a record of this run; run stage dataset first"):
         RunStore(other, client).pull_needs("train")
 
@@ -51,45 +53,46 @@ def test_the_record_comes_last(client: Any, run: Run, monkeypatch: pytest.Monkey
     monkeypatch.setattr(client, "put_object", noted)
     RunStore(run, client).push_stage("download")
     assert len(keys) == 4
-    assert keys[-1] == f"store/{below(run, run.record_path('download'))}"
+    assert keys[-1] == f"store/{below(run, run.paths.record_path('download'))}"
 
 
 def test_small_files_for_status(client: Any, run: Run, other: Run) -> None:
     RunStore(run, client).push_run()
-    write(run.metrics_path, b'{"step": 1}\n')
-    write(run.directory / "exits/train_1", b"0")
-    write(run.directory / "attempts/usage/a.json", b"{}")
+    write(run.paths.metrics_path, b'{"step": 1}\n')
+    write(run.paths.directory / "exits/train_1", b"0")
+    write(run.paths.directory / "attempts/usage/a.json", b"{}")
+    write(run.paths.report_path, b"<script>")
+    client.put_object(Bucket="bucket", Key=f"store/{below(run, run.paths.report_path)}", Body=b"<script>")
     finish_download(run)
     RunStore(run, client).push_state()
     RunStore(run, client).push_stage("download")
     RunStore(other, client).pull_records()
-    assert other.record("download") == run.record("download")
-    found = tree(other.directory)
+    assert other.journal.record("download") == run.journal.record("download")
+    found = tree(other.paths.directory)
     assert found["metrics.jsonl"] == b'{"step": 1}\n'
     assert {"exits/train_1", "attempts/usage/a.json"} <= found.keys()
-    assert not other.base_model.exists()
-    code = {
-        name for name in stored(client, "code") if name.endswith("/hyperpod_ft/launch/sagemaker/store/run_store.py")
-    }
+    assert not other.paths.base_model.exists()
+    assert "report.html" not in found, "a container could write anything to it"
+    code = {name for name in stored(client, "code") if name.endswith("/hyperpod_ft/sagemaker/store/run_store.py")}
     assert len(code) == 1
 
 
 def test_metrics_that_are_replaced_while_they_are_read(
     client: Any, run: Run, other: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(run.metrics_path, b'{"step": 1}\n')
+    write(run.paths.metrics_path, b'{"step": 1}\n')
     RunStore(run, client).push_state()
     get_object, steps = client.get_object, iter((2, 3))
 
     def replaced(**arguments: Any) -> Any:
         if arguments["Key"].endswith("metrics.jsonl") and (step := next(steps, 0)):
-            write(run.metrics_path, b'{"step": %d}\n' % step)
+            write(run.paths.metrics_path, b'{"step": %d}\n' % step)
             RunStore(run, client).push_state()
         return get_object(**arguments)
 
     monkeypatch.setattr(client, "get_object", replaced)
     RunStore(other, client).pull_records()
-    assert other.metrics_path.read_bytes() == b'{"step": 3}\n'
+    assert other.paths.metrics_path.read_bytes() == b'{"step": 3}\n'
 
 
 def test_a_container_does_not_wait_for_its_disk(
@@ -102,13 +105,13 @@ def test_a_container_does_not_wait_for_its_disk(
     monkeypatch.setattr(publish, "fsync", flushed.append)
     RunStore(other, client).pull_stage("train")
     RunStore(other, client).pull_checkpoint()
-    assert other.is_done("train") and flushed == []
+    assert other.journal.is_done("train") and flushed == []
     RunStore(other, client).pull_records()
-    assert other.record_path("train") in flushed
+    assert other.paths.record_path("train") in flushed
 
 
 def test_shards_are_pushed_while_the_next_is_written(client: Any, run: Run, aws: Aws) -> None:
-    merged, names = run.tuned_model, [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    merged, names = run.paths.tuned_model, [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     with resumable.resumable_directory(merged, {}) as partial:
         for name in names:
             write(partial / name, name.encode())
@@ -128,8 +131,8 @@ def test_graphs_of_a_compilation_that_was_killed_are_kept(
     client: Any, run: Run, other: Run, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next container compiles only what is missing. Engine neuron has directories, engine torch files."""
-    monkeypatch.setattr(Run, "neuron_cache", property(lambda run: run.root / "neuron-cache/0123"))
-    cache, whole = run.neuron_cache, struct.pack("<8xQQ", 1024, 0).ljust(1024, b"\0")
+    monkeypatch.setattr(RunPaths, "neuron_cache", property(lambda run: run.root / "neuron-cache/0123"))
+    cache, whole = run.paths.neuron_cache, struct.pack("<8xQQ", 1024, 0).ljust(1024, b"\0")
     if engine == "neuron":
         done, half = cache / "neuronxcc-2/MODULE_1+2/model.neff", cache / "neuronxcc-2/MODULE_3+4/model.neff"
         write(done.parent / "model.done", b"")
@@ -139,28 +142,71 @@ def test_graphs_of_a_compilation_that_was_killed_are_kept(
     write(done, whole)
     write(half, whole[:-1])
     pushed: set[str] = set()
-    container_commands.push_graphs(run, RunStore(run, client), pushed)
+    container_commands.push_graphs(run.paths, RunStore(run, client), pushed)
     RunStore(other, client).pull_graphs()
-    found = set(tree(other.neuron_cache))
+    found = set(tree(other.paths.neuron_cache))
     assert found == {file.relative_to(cache).as_posix() for file in (done, done.parent / "model.done") if file.exists()}
     write(half, whole)
     if engine == "neuron":
         write(half.parent / "model.done", b"")
-    container_commands.push_graphs(run, RunStore(run, client), pushed)
+    container_commands.push_graphs(run.paths, RunStore(run, client), pushed)
     RunStore(other, client).pull_graphs()
-    assert (other.neuron_cache / half.relative_to(cache)).read_bytes() == whole
+    assert (other.paths.neuron_cache / half.relative_to(cache)).read_bytes() == whole
 
 
 @pytest.mark.parametrize("count", range(1, 10, 2))
 def test_kills_while_a_stage_is_pushed(client: Any, run: Run, other: Run, count: int) -> None:
     finish_download(run)
-    record = below(run, run.record_path("download"))
+    record = below(run, run.paths.record_path("download"))
     if killed(lambda own: RunStore(run, own).push_stage("download"), count) and record not in stored(client):
         with pytest.raises(UserError, match="is not a record of this run"):
             RunStore(other, client).pull_stage("download")
         RunStore(run, client).push_stage("download")
     killed(lambda own: RunStore(other, own).pull_stage("download"), count)
-    assert other.record("download") is None or other.is_done("download")
+    assert other.journal.record("download") is None or other.journal.is_done("download")
     RunStore(other, client).pull_stage("download")
-    assert other.is_done("download")
-    assert tree(other.base_model) == tree(run.base_model)
+    assert other.journal.is_done("download")
+    assert tree(other.paths.base_model) == tree(run.paths.base_model)
+
+
+@pytest.mark.parametrize("changed", ["", "run.yaml", "plan.json", "sbatch/train.sbatch", "sbatch/env.sbatch"])
+def test_a_container_uses_no_plan_or_script_that_was_changed_in_the_store(
+    aws: Aws, client: Any, run: Run, changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_store, "snapshot", lambda copies: copies)  # the kit's own copy has hundreds of files
+    monkeypatch.setenv("AWS_REGION", aws.region)
+    write(run.paths.script("train"), b"true\n")
+    RunStore(run, client).push_run()
+    digest = run_files_digest(run.paths.directory)
+    if changed:
+        name = below(run, run.paths.directory / changed)
+        client.put_object(Bucket="bucket", Key=f"store/{name}", Body=b"echo somebody else")
+    publish.remove(run.paths.directory)
+    if changed:
+        with pytest.raises(UserError, match="submit the run again"):
+            container_commands.pull_run(run.paths.directory, run.paths.root, STORE, digest)
+    else:
+        container_commands.pull_run(run.paths.directory, run.paths.root, STORE, digest)
+        assert run.paths.script("train").read_bytes() == b"true\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["{run}/json.py", "{run}/sbatch/train.sbatch", "code/copy/entry.py", "envs/x/bin/python", "../id_ed25519"]
+)
+def test_a_forged_record_brings_and_gives_only_what_stages_leave(client: Any, run: Run, other: Run, name: str) -> None:
+    """A container may write any record to the store, which is the client's a moment later."""
+    named = name.format(run=below(run, run.paths.directory))
+    path = write(run.paths.root / named, b"evil, or secret")
+    record_path = run.paths.record_path("download")
+    outputs = (Output(named, path.stat().st_size, ""),)
+    record = Record("download", run.plan["download"].fingerprint, {}, outputs, {}, utc_now(), 0.0, "host", "1")
+    record.write(record_path)
+    assert run.journal.is_done("download")
+    with pytest.raises(UserError, match=re.escape(named)):
+        RunStore(run, client).push_stage("download")
+    assert not stored(client)
+    client.put_object(Bucket="bucket", Key=f"store/{below(run, record_path)}", Body=record_path.read_bytes())
+    path.unlink()
+    with pytest.raises(UserError, match=re.escape(named)):
+        RunStore(other, client).pull_needs("dataset")
+    assert not (other.paths.root / named).exists()

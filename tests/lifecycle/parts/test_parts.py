@@ -21,9 +21,7 @@ from provision.mounts import Mount, mount_at
 from provision.node import Node
 from provision.settings import read_settings
 from provision.steps import STEPS, fsx, home, ssh_keys
-from provision.steps.limits import merged_ports
 from provision.steps.logrotate import Logrotate
-from provision.steps.neuron import count_devices
 
 from tests.lifecycle.instances import CONTROLLER, SETTINGS
 from tests.lifecycle.nodes import LIFECYCLE
@@ -85,12 +83,6 @@ def test_settings_that_lack_a_key(tmp_path: Path) -> None:
         read_settings(file)
 
 
-def test_ports_are_merged() -> None:
-    assert merged_ports("") == ""
-    assert merged_ports("80\n", "81,90-92", "91-95,29500") == "80-81,90-95,29500"
-    assert merged_ports("1-100", "5") == "1-100"
-
-
 def test_the_uppermost_mount_counts() -> None:
     lines = [
         "22 1 0:20 / /fsx rw - autofs systemd-1 rw",
@@ -110,13 +102,6 @@ def test_a_key_is_authorized_once() -> None:
     assert ssh_keys._with_once("ssh-rsa BBBB x", line) == f"ssh-rsa BBBB x\n{line}"
     restricted = 'from="10.0.0.0/8" ssh-ed25519 AAAA old\n'
     assert ssh_keys._with_once(f"{restricted}# ssh-ed25519 AAAA\n{line}", line) == f"{restricted}# ssh-ed25519 AAAA\n"
-
-
-def test_devices_are_counted_in_both_formats_of_neuron_ls() -> None:
-    devices = [{"neuron_device": number, "connected_to": [1]} for number in range(16)]
-    assert count_devices(devices) == 16
-    assert count_devices({"instance": {"type": "trn1"}, "devices": devices}) == 16
-    assert count_devices({}) == 0
 
 
 def test_a_home_that_another_node_publishes_meanwhile_wins(listed: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,12 +237,6 @@ def test_the_lock_of_another_account_program_stays(node: Node, tmp_path: Path) -
         _clear_stale_locks(node)
         assert node.path("/etc/group.lock").exists()
         process.kill()
-
-
-def test_the_package_is_shipped_with_the_wheel() -> None:
-    from hyperpod_ft.shipped import shipped
-
-    assert (shipped("lifecycle") / "provision.sh").is_file()
 
 
 def test_users_are_registered_once_slurm_has_accounting(tmp_path: Path) -> None:

@@ -39,18 +39,6 @@ def events(node: Node) -> list[tuple[str, str]]:
     return [(line["step"], line["event"]) for line in lines]
 
 
-def test_a_step_is_done_once(node: Node) -> None:
-    assert runner.run([Marker("a")], node, dry_run=False)
-    assert runner.run([Marker("a")], node, dry_run=False)
-    assert events(node) == [("a", "changed"), ("", "finished"), ("a", "already_so"), ("", "finished")]
-
-
-def test_a_dry_run_does_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    quiet = Node(node.root, node.settings, Journal(None), node.scripts)
-    assert runner.run([Marker("a")], quiet, dry_run=True)
-    assert [path.name for path in node.root.iterdir()] == ["etc"]
-
-
 def test_what_passes_is_tried_again_and_what_does_not_is_not(node: Node) -> None:
     def third_time(path: Path) -> None:
         tries = path.with_name("tries")

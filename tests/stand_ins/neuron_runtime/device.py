@@ -19,8 +19,9 @@ CPU = torch.device("cpu")
 _closures: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
 
-def _environment(name: str, default: int) -> int:
-    return int(os.environ.get(name, default))
+def _environment(name: str, default: int) -> Callable[[], int]:
+    """The variable, whenever it is asked: a rank may be a fork of a process that has installed all this."""
+    return lambda: int(os.environ.get(name, default))
 
 
 def _cpu(*_: object, **__: object) -> torch.device:
@@ -77,9 +78,6 @@ def _view(tensor: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
 
 
 def install() -> None:
-    rank, world_size = _environment("RANK", 0), _environment("WORLD_SIZE", 1)
-    local_rank, local_world_size = _environment("LOCAL_RANK", 0), _environment("LOCAL_WORLD_SIZE", world_size)
-
     torch_xla.device = xm.xla_device = _cpu
     torch_xla.sync = xm.mark_step = xm._run_step_closures = _sync
     xm.add_step_closure = _add_step_closure
@@ -87,14 +85,14 @@ def install() -> None:
 
     xr.device_type = lambda: "CPU"
     xr.addressable_device_count = lambda: 1
-    xr.world_size = xr.global_device_count = xr.process_count = lambda: world_size
-    xr.global_ordinal = xr.process_index = lambda: rank
-    xr.local_ordinal = xm.get_local_ordinal = lambda: local_rank
-    xr.local_device_count = xr.local_process_count = lambda: local_world_size
-    xm.is_master_ordinal = lambda local=True: (local_rank if local else rank) == 0
-    # AWS's build of torch_xla has it, the public one has not
-    xla_env.HOST_WORLD_SIZE = "HOST_WORLD_SIZE"
-    os.environ.setdefault("HOST_WORLD_SIZE", str(world_size // local_world_size))
+    rank, local_rank = _environment("RANK", 0), _environment("LOCAL_RANK", 0)
+    xr.world_size = xr.global_device_count = xr.process_count = _environment("WORLD_SIZE", 1)
+    xr.global_ordinal = xr.process_index = rank
+    xr.local_ordinal = xm.get_local_ordinal = local_rank
+    xr.local_device_count = xr.local_process_count = _environment("LOCAL_WORLD_SIZE", 1)
+    xm.is_master_ordinal = lambda local=True: (local_rank if local else rank)() == 0
+    # AWS's build of torch_xla has it, the public one has not; this is torchrun's variable for the number of nodes
+    xla_env.HOST_WORLD_SIZE = "GROUP_WORLD_SIZE"
 
     # optimum-neuron's eager attention makes its causal mask on device "xla"
     torch.ones = _on_cpu(torch.ones)

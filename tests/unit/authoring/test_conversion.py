@@ -105,7 +105,8 @@ def test_axolotl(directory: Path) -> None:
     assert (training.optimizer_state, training.max_grad_norm, training.validate_every_steps) == ("int8", 0, 25)
     assert training.activation_checkpointing == "full"
     assert (config.tracking.trackers, config.tracking.project) == (("wandb",), "birds")
-    assert set(found.left) == {"datasets[0].split", "warmup_steps", "fsdp_config"}
+    assert training.warmup_share == 0, "transformers' constant schedule has none"
+    assert (found.changes, set(found.housekeeping)) == ({}, {"fsdp_config"})
 
 
 def test_llama_factory(directory: Path) -> None:
@@ -114,7 +115,7 @@ def test_llama_factory(directory: Path) -> None:
     assert (config.training.method, config.training.epochs) == ("full", 1.5)
     assert (config.dataset.format, config.dataset.packing, config.dataset.max_length) == ("alpaca", "none", 512)
     assert (config.training.schedule, config.training.warmup_share) == ("linear", 0.05), "transformers' default"
-    assert set(found.left) == {"template", "deepspeed"}
+    assert (set(found.changes), set(found.housekeeping)) == ({"template"}, {"deepspeed"})
 
 
 def test_trl_with_preferences(directory: Path) -> None:
@@ -123,27 +124,28 @@ def test_trl_with_preferences(directory: Path) -> None:
     assert (config.training.objective, config.dpo.beta) == ("dpo", 0.2)
     assert (config.training.max_steps, config.training.learning_rate) == (200, 1e-6)
     assert (config.lora.dropout, config.training.micro_batch_size) == (0.05, 8)
-    assert set(found.left) == {"save_strategy"}
+    assert (found.changes, set(found.housekeeping)) == ({}, {"save_strategy"})
+    assert "`trl dpo`" in found.draft.head[1], "its files do not say for which command they are"
 
 
 def test_every_key_is_used_or_named_and_no_secret_is_copied(directory: Path) -> None:
     extra = (
         "mystery: 3\nlerning_rate: 1\nhub_token: abc\nmodel_revision: hf_0123456789abcdef\nenv: {KEY: hf_abcdefgh12}\n"
+        "wandb_log_level: 3\ntf32: true\nmaybe_on_by_default: false\nnothing:\n"
     )
     found, _ = converted(directory, TRL + extra)
-    assert found.left["mystery"] == "unknown key"
-    assert "did you mean learning_rate?" in found.left["lerning_rate"]
     text = found.draft.text()
+    assert set(found.changes) == {"mystery", "lerning_rate", "maybe_on_by_default"}, "what is unknown may matter"
+    assert "did you mean learning_rate?" in found.changes["lerning_rate"]
     for key in ("hub_token", "model_revision", "env"):
-        assert "secret" in found.left[key]
+        assert "secret" in found.housekeeping[key]
     assert "hf_" not in text and "abc" not in text
-    assert all(f"# Not converted: {key}" in text for key in found.left)
+    assert text.index("# mystery") < text.index("# Housekeeping") < text.index("wandb_log_level")
 
 
 def test_names_of_keys_cannot_control_a_terminal(directory: Path) -> None:
     found, _ = converted(directory, TRL + '"a\\e[2J\\nb": 1\n')
-    assert found.left["a?[2J?b"] == "unknown key"
-    assert "# Not converted: a?[2J?b: unknown key" in found.draft.text()
+    assert "# a?[2J?b: unknown key" in found.draft.text()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_names_of_keys_cannot_control_a_terminal(directory: Path) -> None:
 )
 def test_warmup_steps_are_a_share_where_the_steps_are_known(directory: Path, warmup: str, share: float) -> None:
     found, config = converted(directory, f"{TRL}{warmup}\n")
-    assert config.training.warmup_share == share and "warmup_steps" not in found.left
+    assert config.training.warmup_share == share and "warmup_steps" not in found.changes
 
 
 @pytest.mark.parametrize("key", ["wandb_mode: disabled", "wandb_project: my birds"])
@@ -159,14 +161,13 @@ def test_a_project_of_weights_and_biases_that_cannot_be_used(directory: Path, ke
     text = AXOLOTL.replace("wandb_project: birds", key if "project" in key else f"wandb_project: birds\n{key}")
     found, config = converted(directory, text)
     assert config.tracking.project is None
-    assert ("wandb_project" in found.left) == ("project" in key)
+    assert ("wandb_project" in found.housekeeping) == ("project" in key)
 
 
 def test_weights_and_biases_that_were_offline_stay_offline(directory: Path) -> None:
-    text = AXOLOTL.replace("wandb_project: birds", "wandb_project: birds\nwandb_mode: offline\nwandb_entity: me")
-    found, config = converted(directory, text)
+    text = AXOLOTL.replace("wandb_project: birds", "wandb_project: birds\nwandb_mode: offline")
+    _, config = converted(directory, text)
     assert config.cluster.environment == {"WANDB_MODE": "offline"}
-    assert "WANDB_ENTITY" in found.left["wandb_entity"]
 
 
 def test_warmup_steps_are_the_same_number_of_steps(directory: Path) -> None:
@@ -188,7 +189,6 @@ def test_the_batch_stays_and_is_divided_only_to_fit(directory: Path) -> None:
     [
         ("learning_rate: 1\n", "has none of the keys"),
         ("base_model: ./llama\n", "dataset"),
-        ("model_name_or_path: ./llama\nstage: ppo\n", "stage"),
         ("base_model: ./llama\nlearning_rate: fast\n", "learning_rate: is not a number"),
         ("stage: sft\nmodel_name_or_path: ./llama\ndataset: elsewhere\n", "dataset_info.json"),
         ("- 1\n", "has no keys"),
@@ -197,3 +197,151 @@ def test_the_batch_stays_and_is_divided_only_to_fit(directory: Path) -> None:
 def test_what_cannot_be_converted(directory: Path, text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         converted(directory, text)
+
+
+@pytest.mark.parametrize(
+    ("tool", "key"),
+    [
+        *(
+            (AXOLOTL, key)
+            for key in ("rl: grpo", "rl: kto", "rl: orpo", "reward_model: true", "pretraining_dataset: x")
+        ),
+        *((AXOLOTL, key) for key in ("processor_type: AutoProcessor", "use_eaft: true")),
+        *((LLAMA_FACTORY, key) for key in ("stage: rm", "stage: ppo", "stage: kto", "finetuning_type: oft")),
+        *((LLAMA_FACTORY, key) for key in ("image_max_pixels: 9", "use_dft_loss: true", "stage: dpo\npref_loss: orpo")),
+        *((TRL, key) for key in ("reward_funcs: [a]", "num_generations: 8", "desirable_weight: 1.0", "loss_type: ipo")),
+    ],
+)
+def test_another_objective_is_refused_before_anything_else(directory: Path, tool: str, key: str) -> None:
+    lines = [line for line in tool.splitlines() if f"{line.partition(':')[0]}:" not in (*key.split(), "learning_rate:")]
+    with pytest.raises(UserError, match=f"{key.splitlines()[-1].partition(':')[0]}: .*the kit has"):
+        converted(directory, "\n".join([*lines, "learning_rate: fast", key]))
+
+
+def test_preferences_are_for_dpo_only_where_the_file_says_so(directory: Path) -> None:
+    """A file of `trl reward` has the same keys as one of `trl dpo`, and rows of KTO are no pairs."""
+    with pytest.raises(UserError, match=r"nothing that says DPO.*add beta: 0.1"):
+        converted(directory, TRL.replace("beta: 0.2\n", ""))
+    (directory / "pairs.jsonl").write_text('{"prompt": "Name a bird.", "completion": "A bat.", "label": false}\n')
+    with pytest.raises(UserError, match="objective"):
+        converted(directory, TRL)
+
+
+@pytest.mark.parametrize(
+    ("tool", "key", "schedule"),
+    [
+        (AXOLOTL, "lr_scheduler", "cosine"),
+        (LLAMA_FACTORY, "lr_scheduler_type", "cosine"),
+        (TRL, "lr_scheduler_type", "cosine"),
+    ],
+)
+def test_a_value_without_counterpart_is_named(directory: Path, tool: str, key: str, schedule: str) -> None:
+    optimizer = "optimizer" if tool == AXOLOTL else "optim"
+    without = "\n".join(line for line in tool.splitlines() if line.partition(":")[0] not in (key, optimizer))
+    found, config = converted(directory, f"{without}\n{key}: cosine_with_min_lr\n{optimizer}: muon\n")
+    assert config.training.schedule == schedule
+    assert {key, optimizer} <= found.changes.keys()
+
+
+@pytest.mark.parametrize(
+    ("tool", "key"),
+    [(AXOLOTL, "lora_target_modules"), (LLAMA_FACTORY, "lora_target"), (TRL, "lora_target_modules")],
+)
+def test_a_regular_expression_is_no_name_of_a_module(directory: Path, tool: str, key: str) -> None:
+    without = "\n".join(line for line in tool.splitlines() if line.partition(":")[0] not in (key, "finetuning_type"))
+    found, config = converted(directory, without + f"\n{key}: 'model.layers.[\\d]+.mlp.(up|down)_proj'\n")
+    assert config.lora.target_modules is None and "regular expression" in found.changes[key]
+
+
+def test_dataset_info_is_found_above_the_file_or_where_the_tool_was_started(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = LLAMA_FACTORY.replace("dataset_dir: .\n", "").replace("./llama", str(directory / "llama"))
+    (directory / "data").mkdir()
+    for name in ("dataset_info.json", "birds.jsonl"):
+        (directory / name).rename(directory / "data" / name)
+    examples = directory / "examples" / "lora"
+    examples.mkdir(parents=True)
+    _, config = converted(examples, text)
+    assert config.dataset.source == str(directory / "data" / "birds.jsonl")
+    elsewhere = directory.parent / f"{directory.name}-elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(directory)
+    _, config = converted(elsewhere, text)
+    assert config.dataset.source == str(directory / "data" / "birds.jsonl")
+
+
+def test_several_datasets_are_files_of_one_or_refused(directory: Path) -> None:
+    described = {
+        "birds": {"file_name": "birds.jsonl"},
+        "more": {"file_name": "birds.json"},
+        "hub": {"hf_hub_url": "org/rows"},
+        "seen": {"file_name": "seen.json", "formatting": "openai", "columns": {"messages": "messages", "images": "i"}},
+        "human": {"file_name": "human.json", "formatting": "sharegpt"},
+        "pairs": {"file_name": "pairs.jsonl", "ranking": True, "columns": {"chosen": "chosen", "rejected": "rejected"}},
+    }
+    (directory / "dataset_info.json").write_text(json.dumps(described))
+    (directory / "birds.json").write_text((directory / "birds.jsonl").read_text())
+
+    def with_datasets(names: str, more: str = "") -> tuple[Conversion, RunConfig]:
+        return converted(directory, LLAMA_FACTORY.replace("dataset: birds", f"dataset: {names}") + more)
+
+    _, config = with_datasets("birds, more")
+    assert (config.dataset.source, config.dataset.files) == (str(directory), ("birds.jsonl", "birds.json"))
+    found, _ = with_datasets("birds, more", "max_samples: 10\n")
+    assert "max_samples" in found.changes
+    for names, said in (
+        ("birds,hub", "these are 2: birds, hub"),
+        ("seen", "seen has images"),
+        ("human", "messages of role and content"),
+        ("missing", "does not describe it"),
+    ):
+        with pytest.raises(UserError, match=said):
+            with_datasets(names)
+    with pytest.raises(UserError, match="prompt, chosen and rejected"):
+        converted(directory, LLAMA_FACTORY.replace("stage: sft", "stage: dpo").replace("birds", "pairs"))
+    other = AXOLOTL.replace("adapter:", "  - path: ./more.jsonl\n    type: alpaca\nadapter:")
+    with pytest.raises(UserError, match=r"these are 2: \./birds\.jsonl, \./more\.jsonl.*--dataset"):
+        converted(directory, other)
+    (directory / "other.yaml").write_text(other)
+    given = Supplement("p5.48xlarge", dataset=str(directory / "birds.jsonl"))
+    found = convert(directory / "other.yaml", given, directory / "run.yaml")
+    assert found.draft.get("dataset.source") == "./birds.jsonl"
+
+
+def test_rows_with_other_fields_than_the_kit_reads_are_refused(directory: Path) -> None:
+    for kind, field in (("chat_template", "field_messages: conversations"), ("chat_template.default", "")):
+        text = AXOLOTL.replace("type: alpaca", f"type: {kind}\n    {field}") + ("" if field else "rl: dpo\n")
+        with pytest.raises(UserError, match=r"datasets\[0\]\.field_messages: rows of format"):
+            converted(directory, text)
+    with pytest.raises(UserError, match="--format"):
+        converted(directory, AXOLOTL.replace("type: alpaca", "type: oasst"))
+
+
+def test_columns_that_the_named_format_lacks_are_said(directory: Path) -> None:
+    row = {"instruction": "Name a bird.", "context": "", "response": "A tit."}
+    (directory / "birds.jsonl").write_text(json.dumps(row) + "\n")
+    head = " ".join(converted(directory, AXOLOTL)[0].draft.head)
+    assert "birds.jsonl:1" in head and "missing field 'output'" in head and "will stop" in head
+
+
+def test_packing_is_off_for_a_model_whose_documents_cannot_be_separated(directory: Path) -> None:
+    other = {**LLAMA_3_8B, "model_type": "gpt_oss"}
+    (directory / "llama" / "config.json").write_text(json.dumps(other))
+    found, config = converted(directory, AXOLOTL)
+    assert config.dataset.packing == "none" and "gpt_oss" in found.changes["packing"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "old", "new", "split"),
+    [
+        (AXOLOTL, "split: train", "split: train[:90%]", "train[:90%]"),
+        (AXOLOTL, "split: train", "split: train+test", "train"),
+        (LLAMA_FACTORY, "packing:", "max_samples: 1000\npacking:", "train[:1000]"),
+        (TRL, "./pairs.jsonl", "org/pairs\ndataset_train_split: train_prefs", "train_prefs"),
+    ],
+)
+def test_the_split_is_kept_or_named(directory: Path, tool: str, old: str, new: str, split: str) -> None:
+    found, config = converted(directory, tool.replace(old, new))
+    assert config.dataset.split == split
+    assert ("datasets[0].split" in found.changes) == ("+" in new)

@@ -1,6 +1,7 @@
 """Run files that `init` writes for a model, a dataset and an instance type."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ def test_what_does_not_fit_anywhere_is_refused_with_what_would(tmp_path: Path, m
     [
         ([{"a": 1}], "no format has the fields a"),
         ([ROWS["dolly"], ROWS["text"]], "rows.jsonl:2"),
+        ([ROWS["dolly"], {"instruction": "Name a bird."}], r"rows.jsonl:2: has other fields than the first.*--format"),
         ([{"conversations": [{"from": "human", "value": "x"}]}], "ShareGPT"),
         ([], "has no rows"),
     ],
@@ -97,6 +99,35 @@ def test_what_does_not_fit_anywhere_is_refused_with_what_would(tmp_path: Path, m
 def test_rows_of_no_format(tmp_path: Path, given: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(UserError, match=said):
         new_run(NewRun("example:tiny-llama", rows(tmp_path, *given), "local"), tmp_path / "run.yaml")
+
+
+def test_the_split_that_is_taken_is_said(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name, form in (("test", "text"), ("train", "alpaca"), ("validation", "dolly")):
+        (tmp_path / "data" / f"{name}-00000-of-00001.jsonl").write_text(json.dumps(ROWS[form]) + "\n")
+    wanted = NewRun("example:tiny-llama", str(tmp_path / "data"), "local")
+    config, text = written(wanted, tmp_path / "run.yaml")
+    assert (config.dataset.split, config.dataset.format) == ("train", "alpaca")
+    assert "not of it: test-00000-of-00001.jsonl, validation-00" in next(
+        line for line in text.splitlines() if line.strip().startswith("split:")
+    )
+    config, _ = written(replace(wanted, split="validation[:1]"), tmp_path / "other.yaml")
+    assert (config.dataset.split, config.dataset.format) == ("validation[:1]", "dolly")
+    with pytest.raises(UserError, match="test, train, validation"):
+        new_run(replace(wanted, split="dev"), tmp_path / "third.yaml")
+
+
+def test_columns_that_are_not_used_are_said(tmp_path: Path) -> None:
+    row, output = ROWS["chat"] | {"id": 7, "source": "s"}, tmp_path / "run.yaml"
+    wanted = NewRun("example:tiny-llama", rows(tmp_path, row), "local")
+    assert "Columns not used: id, source." in new_run(wanted, tmp_path / "run.yaml").head
+    rows(tmp_path, ROWS["chat"], row | {"tools": [{"name": "search"}]})
+    head = " ".join(new_run(wanted, tmp_path / "run.yaml").head)
+    assert "rows.jsonl:2" in head and "dataset.ignored_columns" in head and "tools" in head
+    for name in ("chat", "alpaca"):
+        head = " ".join(new_run(replace(wanted, dataset=rows(tmp_path, ROWS["dolly"]), format=name), output).head)
+        missing = "messages" if name == "chat" else "output"
+        assert "rows.jsonl:1" in head and f"missing field '{missing}'" in head and "will stop" in head
 
 
 def test_a_dataset_of_the_hub_is_known_by_name_or_needs_a_format(tmp_path: Path) -> None:
@@ -125,3 +156,10 @@ def test_enough_rows_are_held_out_of_a_small_dataset(tmp_path: Path, count: int,
     for form in (None, "text"):
         config, _ = written(NewRun("example:tiny-llama", data, "local", format=form), tmp_path / "run.yaml")
         assert config.dataset.validation_share == share
+
+
+def test_a_slice_is_one_of_all_rows(tmp_path: Path) -> None:
+    data = rows(tmp_path, *[ROWS["text"]] * 4000)
+    wanted = NewRun("example:tiny-llama", data, "local", format="text", split="train[:50%]")
+    config, _ = written(wanted, tmp_path / "run.yaml")
+    assert config.dataset.validation_share == 0.02

@@ -272,14 +272,3 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, how: signal.Signa
     assert content(tmp_path / "model") == content(tmp_path / "expected")
     assert inodes == {name: (tmp_path / "model" / name).stat().st_ino for name in inodes}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["expected", "model"]
-
-
-def test_what_another_input_left_is_not_used(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), resumable_directory(tmp_path / "model", {"seed": 0}) as directory:
-        tensors = [outgoing(name, dtype, array) for name, (dtype, array) in some_values(0).items()]
-        write_model(directory, tensors, 3_000_000, ByteProgress("test", 1))
-        raise KeyboardInterrupt
-    assert (tmp_path / ".model.partial" / JOURNAL).exists()
-    write(tmp_path / "model", some_values(1), 3_000_000, seed=1)
-    write(tmp_path / "expected", some_values(1), 3_000_000)
-    assert content(tmp_path / "model") == content(tmp_path / "expected")

@@ -16,9 +16,9 @@ from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.consolidate import consolidate_checkpoint
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 from hyperpod_ft.checkpoint.verify import logits
-from hyperpod_ft.config.sections.lora import Lora
+from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.torch.lora.adapters import adapt
-from hyperpod_ft.planning.lora_targets import targets
+from hyperpod_ft.planning.lora import targets
 from tests.unit.rounding import bounds
 
 IDS = torch.arange(24).reshape(2, 12).remainder(40)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hyperpod_ft.checkpoint.consolidate import consolidate_model
-from hyperpod_ft.checkpoint.formats.tied import is_tied
+from hyperpod_ft.checkpoint.formats.model_directory import is_tied
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.checkpoint.verify.verify import verify
 from hyperpod_ft.engines.throughput import base_parameters

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import subprocess
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,19 +15,19 @@ from hyperpod_ft import publish
 from hyperpod_ft.clean import inventory, removal
 from hyperpod_ft.clean.inventory import Item, take_inventory
 from hyperpod_ft.clean.removal import Removal, remove
-from hyperpod_ft.clean.sizes import usages
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import snapshot
 from hyperpod_ft.launch import submit as submit_module
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.snapshot import hold
 from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs import volume_lock
-from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.records import Record, outputs_of, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
-from hyperpod_ft.serving import server_process
+from hyperpod_ft.serving import models
 from hyperpod_ft.serving.models import Models
 from tests.waiting import wait_for
 
@@ -38,11 +37,18 @@ MakeRun = Callable[..., Run]
 def existing(run: Run, *, finished: bool) -> Run:
     """The run with all that it grows on the volume."""
     run.freeze()
-    for path in (run.base_model, run.raw_dataset, run.dataset_path, run.checkpoint(1), run.logs, run.tuned_model):
+    for path in (
+        run.paths.base_model,
+        run.paths.raw_dataset,
+        run.paths.dataset_path,
+        run.paths.checkpoint(1),
+        run.paths.logs,
+        run.paths.tuned_model,
+    ):
         publish.write_text(path / "content", "x" * 5000)
     for stage in run.plan.stages if finished else run.plan.stages[:3]:
         record = Record(stage.name, stage.fingerprint, {}, (), {}, utc_now(), 0.0, "test", "")
-        record.write(run.record_path(stage.name))
+        record.write(run.paths.record_path(stage.name))
     return run
 
 
@@ -55,77 +61,78 @@ def removed(root: Path, *names: str, kinds: tuple[str, ...] = ()) -> list[str]:
 
 
 def name(run: Run, path: Path) -> str:
-    return run.relative(path)
+    return run.paths.relative(path)
 
 
 def test_what_needs_it_decides(make_run: MakeRun) -> None:
     done = existing(make_run(), finished=True)
     waiting = existing(make_run(name="other", seed=43), finished=False)
-    root = done.root
-    assert done.base_model == waiting.base_model and done.dataset_path != waiting.dataset_path
+    root = done.paths.root
+    assert done.paths.base_model == waiting.paths.base_model and done.paths.dataset_path != waiting.paths.dataset_path
     publish.write_text(root / "models" / "org--unused@main" / "weights", "x")
     publish.write_text(root / "models" / "notes.txt", "not the kit's")
     found = items(root)
     assert found["models/org--unused@main"].kept == found["models/org--unused@main"].only_by_name == ""
-    assert waiting.full_name in found[name(done, done.base_model)].kept
-    assert done.full_name in found[name(done, done.dataset_path)].only_by_name
+    assert waiting.paths.full_name in found[name(done, done.paths.base_model)].kept
+    assert done.paths.full_name in found[name(done, done.paths.dataset_path)].only_by_name
     assert (
-        found[name(done, done.checkpoints)].kept == "" and "consolidated" in found[name(done, waiting.checkpoints)].kept
+        found[name(done, done.paths.checkpoints)].kept == ""
+        and "consolidated" in found[name(done, waiting.paths.checkpoints)].kept
     )
     assert "models/notes.txt" not in found
 
     everything = ("runs", "checkpoints", "models", "datasets", "logs", "leftovers")
     assert removed(root, kinds=everything) == [
-        name(done, done.checkpoints),
-        name(done, done.logs),
+        name(done, done.paths.checkpoints),
+        name(done, done.paths.logs),
         "models/org--unused@main",
     ]
-    assert done.base_model.exists() and done.dataset_path.exists() and waiting.logs.exists()
-    assert done.is_done("merge"), "the run is still finished"
-    for refused in (done.base_model, waiting.checkpoints, root / "nothing"):
+    assert done.paths.base_model.exists() and done.paths.dataset_path.exists() and waiting.paths.logs.exists()
+    assert done.journal.is_done("merge"), "the run is still finished"
+    for refused in (done.paths.base_model, waiting.paths.checkpoints, root / "nothing"):
         with pytest.raises(UserError, match=refused.name):
             removed(root, name(done, refused))
 
     # without the run that waits, nothing unfinished needs the model; a run is removed with all it has
-    assert sorted(removed(root, name(done, waiting.directory), name(done, waiting.logs))) == [
-        name(done, waiting.directory)
+    assert sorted(removed(root, name(done, waiting.paths.directory), name(done, waiting.paths.logs))) == [
+        name(done, waiting.paths.directory)
     ]
     assert not (root / "runs" / "other").exists()
-    assert removed(root, name(done, done.base_model)) == [name(done, done.base_model)]
-    assert done.is_done("merge")
+    assert removed(root, name(done, done.paths.base_model)) == [name(done, done.paths.base_model)]
+    assert done.journal.is_done("merge")
 
 
 def test_all_that_forced_stages_left_may_go(make_run: MakeRun) -> None:
     run = existing(make_run(), finished=False)
-    places = run.directory, run.directory / "attempts", run.directory / "evaluations"
+    places = run.paths.directory, run.paths.directory / "attempts", run.paths.directory / "evaluations"
     left = [place / "x.discarded-2026-01-01T000000Z-1" for place in places]
     for path in left:
         publish.write_text(path, "x")
-    assert sorted(removed(run.root, kinds=("discarded",))) == sorted(name(run, path) for path in left)
+    assert sorted(removed(run.paths.root, kinds=("discarded",))) == sorted(name(run, path) for path in left)
 
 
 def test_a_model_that_another_run_begins_with_stays(make_run: MakeRun) -> None:
     first = existing(make_run(), finished=True)
-    second = make_run(model__source=str(first.tuned_model), model__revision=None)
+    second = make_run(model__source=str(first.paths.tuned_model), model__revision=None)
     existing(second, finished=False)
-    assert second.full_name in items(first.root)[name(first, first.directory)].kept
+    assert second.paths.full_name in items(first.paths.root)[name(first, first.paths.directory)].kept
 
 
 def test_a_run_that_cannot_be_opened_keeps_all_that_runs_share(make_run: MakeRun) -> None:
     done, damaged = existing(make_run(), finished=True), existing(make_run(name="other"), finished=False)
-    publish.write_text(done.root / "models" / "org--unused@main" / "weights", "x")
-    damaged.plan_path.write_text("{")
-    found = take_inventory(done.root)
-    assert str(damaged.directory) in found.unreadable[0]
+    publish.write_text(done.paths.root / "models" / "org--unused@main" / "weights", "x")
+    damaged.paths.plan_path.write_text("{")
+    found = take_inventory(done.paths.root)
+    assert str(damaged.paths.directory) in found.unreadable[0]
     assert {item.kind for item in found.items if not item.kept} == {"runs", "checkpoints", "logs"}
-    assert removed(done.root, kinds=("models", "datasets")) == []
+    assert removed(done.paths.root, kinds=("models", "datasets")) == []
 
 
 def test_things_of_another_user_stay(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     done = existing(make_run(), finished=True)
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    assert all(item.kept.startswith("belongs to") for item in items(done.root).values())
+    assert all(item.kept.startswith("belongs to") for item in items(done.paths.root).values())
 
 
 def test_nothing_of_a_run_at_work_is_removed(make_run: MakeRun) -> None:
@@ -133,70 +140,72 @@ def test_nothing_of_a_run_at_work_is_removed(make_run: MakeRun) -> None:
     run = make_run()
     prepare(run, Launchers())
     existing(run, finished=True)
-    run.script("env").write_text("#!/bin/bash\nsleep 300\n")
-    ProcessLauncher().submit(run, run.plan.stages[:1], run.add_job)
+    publish.write_text(run.paths.secrets("env"), "", mode=0o600)
+    run.paths.script("env").write_text("#!/bin/bash\nsleep 300\n")
+    ProcessLauncher().submit(run, run.plan.stages[:1], {})
     try:
-        chosen = removal.select(take_inventory(run.root), Removal(kinds=("checkpoints",)))
+        chosen = removal.select(take_inventory(run.paths.root), Removal(kinds=("checkpoints",)))
         assert chosen.items == () and "env p1" in chosen.at_work[0][1]
-        for asked in (run.checkpoints, run.dataset_path, run.directory):
+        for asked in (run.paths.checkpoints, run.paths.dataset_path, run.paths.directory, run.paths.secrets_directory):
             with pytest.raises(UserError, match="at work: env p1"):
-                removed(run.root, name(run, asked))
+                removed(run.paths.root, name(run, asked))
     finally:
-        ProcessLauncher().cancel(run, run.jobs())
-    assert removed(run.root, kinds=("checkpoints",)) == [name(run, run.checkpoints)]
+        ProcessLauncher().cancel(run, run.journal.jobs())
+    left = [name(run, path) for path in (run.paths.checkpoints, run.paths.secrets_directory)]
+    assert removed(run.paths.root, kinds=("checkpoints", "secrets")) == left
 
 
 def test_code_that_a_server_imports_from_stays(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     done = existing(make_run(env={"python": None}), finished=True)
-    copy = done.code_copies / "0.1.0-0123456789ab"
-    publish.write_text(copy / "entry.py", "")
+    copy = done.paths.code_copies / "hyperpod-ft-0.1.0-0123456789abcdef0123456789abcdef"
+    publish.write_text(copy / "hyperpod_ft" / "__init__.py", "")
     held: list[int] = []
-    monkeypatch.setattr(server_process, "snapshot", lambda copies: copy)  # the real copy has hundreds of files
-    monkeypatch.setattr(server_process, "hold", lambda copy: held.append(hold(copy)))
-    variables = server_process.environment(Models("title", {}, {}, done.tuned_model, done))
+    monkeypatch.setattr(snapshot, "snapshot", lambda copies: copy)  # the real copy has hundreds of files
+    monkeypatch.setattr(snapshot, "hold", lambda copy: held.append(hold(copy)))
+    variables = models.environment(Models("title", {}, {}, done.paths.tuned_model, done))
     assert variables["PYTHONPATH"] == str(copy)
     became = subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False)
     try:
         os.close(held[0])
         with pytest.raises(UserError, match="a server imports from it"):
-            removed(done.root, name(done, copy))
-        assert removed(done.root, kinds=("code",)) == []
+            removed(done.paths.root, name(done, copy))
+        assert removed(done.paths.root, kinds=("code",)) == []
     finally:
         became.communicate()
-    assert removed(done.root, kinds=("code",)) == [name(done, copy)]
+    assert removed(done.paths.root, kinds=("code",)) == [name(done, copy)]
 
 
 def test_code_of_which_nothing_is_known_stays(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     done = existing(make_run(env={"python": None}), finished=True)
-    copy = done.code_copies / "0.1.0-0123456789ab"
-    publish.write_text(copy / "entry.py", "")
+    copy = done.paths.code_copies / "hyperpod-ft-0.1.0-0123456789abcdef0123456789abcdef"
+    publish.write_text(copy / "hyperpod_ft" / "__init__.py", "")
 
     def unknown(_: Path) -> bool:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(inventory, "is_held", unknown)
     with pytest.raises(UserError, match="cannot tell whether a server imports from it: No locks available"):
-        removed(done.root, name(done, copy))
+        removed(done.paths.root, name(done, copy))
 
 
 class Noting(ProcessLauncher):
     """Notes the stages it is given."""
 
     def submit(self, run: Run, stages: object, *_: object) -> None:
-        (run.root / "submitted").write_text(" ".join(stage.name for stage in stages))  # type: ignore[attr-defined]
+        (run.paths.root / "submitted").write_text(" ".join(stage.name for stage in stages))  # type: ignore[attr-defined]
 
 
 def test_a_submission_that_begins_first_keeps_what_it_needs(make_run: MakeRun) -> None:
     done = existing(make_run(), finished=True)
-    root, model = done.root, name(done, done.base_model)
+    root, model = done.paths.root, name(done, done.paths.base_model)
     new = make_run(name="new", training__learning_rate=0.5)
     with ThreadPoolExecutor() as pool:
         with volume_lock.submitting(root):
             removal_of_model = pool.submit(removed, root, model)
             new.freeze()
-        with pytest.raises(UserError, match=f"needed by {new.full_name}"):
+        with pytest.raises(UserError, match=f"needed by {new.paths.full_name}"):
             removal_of_model.result(timeout=30)
-    assert done.base_model.exists()
+    assert done.paths.base_model.exists()
 
 
 def test_the_program_that_a_killed_submission_leaves_holds_off_a_removal(
@@ -213,7 +222,7 @@ def test_the_program_that_a_killed_submission_leaves_holds_off_a_removal(
     run = make_run()
     with pytest.raises(KeyboardInterrupt):
         submit(run, Launchers(process=Killed()), Selection(), "process")
-    with (run.root / "records" / "clean.lock").open("a") as removal_lock:
+    with (run.paths.root / "records" / "clean.lock").open("a") as removal_lock:
         with pytest.raises(BlockingIOError):
             fcntl.flock(removal_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         left[0].communicate()
@@ -222,20 +231,21 @@ def test_the_program_that_a_killed_submission_leaves_holds_off_a_removal(
 
 def test_a_submission_that_begins_later_sees_what_is_gone(make_run: MakeRun, capfd: pytest.CaptureFixture[str]) -> None:
     done = existing(make_run(), finished=True)
-    record = done.record("download")
+    record = done.journal.record("download")
     assert record is not None
     publish.write_json(
-        done.record_path("download"),
-        {**record.__dict__, "outputs": [one.__dict__ for one in done.outputs_of([done.base_model])]},
+        done.paths.record_path("download"),
+        {**record.__dict__, "outputs": [one.__dict__ for one in outputs_of(done.paths.root, [done.paths.base_model])]},
     )
     new = make_run(name="new", training__learning_rate=0.5)
+    new.freeze()
     with ThreadPoolExecutor() as pool:
-        with volume_lock.removing(done.root):
+        with volume_lock.removing(done.paths.root):
             submission = pool.submit(submit, new, Launchers(process=Noting()), Selection(), "process")
             wait_for(lambda: "waiting for hyperpod-ft clean" in capfd.readouterr().out)
-            publish.discard(done.base_model)
+            publish.discard(done.paths.base_model)
         submission.result(timeout=30)
-    assert (done.root / "submitted").read_text().split()[0] == "download"
+    assert (done.paths.root / "submitted").read_text().split()[0] == "download"
 
 
 def test_a_submission_that_waited_for_the_removal_of_its_run_makes_it_again(
@@ -243,37 +253,37 @@ def test_a_submission_that_waited_for_the_removal_of_its_run_makes_it_again(
 ) -> None:
     run = make_run()
     with ThreadPoolExecutor() as pool:
-        with volume_lock.removing(run.root):
+        with volume_lock.removing(run.paths.root):
             submission = pool.submit(prepare, run, Launchers())
             wait_for(lambda: "waiting for hyperpod-ft clean" in capfd.readouterr().out)
-            publish.discard(run.directory)
+            publish.discard(run.paths.directory)
         submission.result(timeout=30)
-    assert Run.open(run.directory).logs.is_dir(), "Slurm fails a job whose log it cannot open"
-    assert (run.directory / "submit.lock").exists()
+    assert Run.open(run.paths.directory).paths.logs.is_dir(), "Slurm fails a job whose log it cannot open"
+    assert (run.paths.directory / "submit.lock").exists()
 
 
 def test_a_link_in_runs_leads_to_nothing_that_is_removed(make_run: MakeRun, tmp_path: Path) -> None:
     done = existing(make_run(), finished=True)
     other = existing(make_run(cluster__root=str(tmp_path / "other"), name="other"), finished=True)
-    (done.root / "runs" / "other").symlink_to(other.directory.parent)
+    (done.paths.root / "runs" / "other").symlink_to(other.paths.directory.parent)
     own = tmp_path / "project" / ".cache.partial"
     publish.write_text(own / "file", "x")
     for path in (own / "file", own):
         os.utime(path, (1e9, 1e9))
-    (done.root / "runs" / "project").symlink_to(own.parent)
-    assert "is a run of" in take_inventory(done.root).unreadable[0]
-    assert removed(done.root, kinds=("checkpoints", "leftovers")) == [name(done, done.checkpoints)]
-    assert other.checkpoints.exists() and own.exists()
+    (done.paths.root / "runs" / "project").symlink_to(own.parent)
+    assert "is a run of" in take_inventory(done.paths.root).unreadable[0]
+    assert removed(done.paths.root, kinds=("checkpoints", "leftovers")) == [name(done, done.paths.checkpoints)]
+    assert other.paths.checkpoints.exists() and own.exists()
 
 
 def test_an_environment_that_is_named_through_a_link_stays(make_run: MakeRun, tmp_path: Path) -> None:
-    root = make_run().root
+    root = make_run().paths.root
     environment = root / "envs" / "0123456789abcdef"
     publish.write_text(environment / "bin" / "python", "")
     (tmp_path / "link").symlink_to(root)
     waiting = make_run(env__python=str(tmp_path / "link" / "envs" / environment.name / "bin" / "python"))
     existing(waiting, finished=False)
-    assert waiting.full_name in items(root)[f"envs/{environment.name}"].kept
+    assert waiting.paths.full_name in items(root)[f"envs/{environment.name}"].kept
 
 
 def test_a_removal_that_is_killed_leaves_a_leftover_and_no_half_of_anything(
@@ -286,45 +296,32 @@ def test_a_removal_that_is_killed_leaves_a_leftover_and_no_half_of_anything(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(publish, "remove", killed)
-        removed(done.root, name(done, done.base_model), name(done, done.directory))
-    assert not done.base_model.exists() and not done.directory.exists()
-    left = [item.name for item in items(done.root).values() if item.kind == "leftovers"]
+        removed(done.paths.root, name(done, done.paths.base_model), name(done, done.paths.directory))
+    assert not done.paths.base_model.exists() and not done.paths.directory.exists()
+    left = [item.name for item in items(done.paths.root).values() if item.kind == "leftovers"]
     assert len(left) == 2 and all(one.endswith(".replaced") for one in left), left
-    assert sorted(removed(done.root, kinds=("leftovers",))) == sorted(left)
-    assert not list(done.root.glob("models/.*replaced")) and not list(done.root.glob("runs/*/.*"))
+    assert sorted(removed(done.paths.root, kinds=("leftovers",))) == sorted(left)
+    assert not list(done.paths.root.glob("models/.*replaced")) and not list(done.paths.root.glob("runs/*/.*"))
 
 
 def test_a_download_in_progress_is_no_leftover(make_run: MakeRun) -> None:
     run = make_run()
     run.freeze()
-    publish.write_text(publish.partial_of(run.base_model) / "weights", "x")
-    gone = run.root / "models" / ".org--gone@main.partial"
+    publish.write_text(publish.partial_of(run.paths.base_model) / "weights", "x")
+    gone = run.paths.root / "models" / ".org--gone@main.partial"
     publish.write_text(gone / "weights", "x")
-    assert removed(run.root, kinds=("leftovers",)) == [], "it may be being written by something that is no run"
-    for path in (run.root / "models").rglob("*"):
+    assert removed(run.paths.root, kinds=("leftovers",)) == [], "it may be being written by something that is no run"
+    for path in (run.paths.root / "models").rglob("*"):
         os.utime(path, (1e9, 1e9))
-    assert removed(run.root, kinds=("leftovers",)) == ["models/.org--gone@main.partial"]
-
-
-def test_sizes_are_those_on_disk_and_links_are_not_followed(tmp_path: Path) -> None:
-    publish.write_text(tmp_path / "tree" / "a" / "b", "x" * 100_000)
-    (tmp_path / "tree" / "link").symlink_to(tmp_path / "elsewhere")
-    publish.write_text(tmp_path / "elsewhere" / "file", "x" * 1_000_000)
-    old = time.time() - 5 * 86_400
-    for path in sorted((tmp_path / "tree").rglob("*")):
-        os.utime(path, (old, old), follow_symlinks=False)
-    os.utime(tmp_path / "tree", (old, old))
-    usage = usages([tmp_path / "tree"])[tmp_path / "tree"]
-    assert 100_000 <= usage.size < 200_000
-    assert usage.changed == pytest.approx(old, abs=1)
+    assert removed(run.paths.root, kinds=("leftovers",)) == ["models/.org--gone@main.partial"]
 
 
 def test_names_on_the_volume_cannot_control_the_terminal(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run()
     run.freeze()
-    publish.write_text(run.root / "models" / "org--\x1b[2J@main" / "weights", "x")
+    publish.write_text(run.paths.root / "models" / "org--\x1b[2J@main" / "weights", "x")
     for arguments in ([], ["--what", "models", "--yes"]):
-        app(["clean", str(run.root), *arguments], standalone_mode=False)
+        app(["clean", str(run.paths.root), *arguments], standalone_mode=False)
         printed = capsys.readouterr().out
         assert "org--?[2J@main" in printed and "\x1b" not in printed
 
@@ -333,12 +330,12 @@ def test_the_command_removes_nothing_unless_it_is_told_to(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def clean(*arguments: str) -> str:
-        app(["clean", str(done.root), *arguments], standalone_mode=False)
+        app(["clean", str(done.paths.root), *arguments], standalone_mode=False)
         return capsys.readouterr().out
 
     done = existing(make_run(), finished=True)
-    checkpoints = name(done, done.checkpoints)
-    assert checkpoints in clean() and done.checkpoints.exists()
+    checkpoints = name(done, done.paths.checkpoints)
+    assert checkpoints in clean() and done.paths.checkpoints.exists()
     assert '"only_by_name": "a finished run"' in clean("--json", "--what", "checkpoints")
     for refused, fact in (
         (["--what", "checkpoint"], "checkpoints?"),
@@ -348,8 +345,8 @@ def test_the_command_removes_nothing_unless_it_is_told_to(
         with pytest.raises((UserError, typer.Exit), match=fact):
             clean(*refused)
     assert "nothing to remove" in clean("--what", "checkpoints", "--older-than", "1", "--yes")
-    assert done.checkpoints.exists()
+    assert done.paths.checkpoints.exists()
     assert "removed 1 of 1" in clean("--remove", f"{checkpoints}/", "--yes")
-    assert not done.checkpoints.exists()
+    assert not done.paths.checkpoints.exists()
     with pytest.raises(UserError, match="runs"):
         app(["clean", str(tmp_path)], standalone_mode=False)

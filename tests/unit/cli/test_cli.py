@@ -1,16 +1,21 @@
 """The command as a user meets it: fast, one-line errors, generated references, and a wheel that works."""
 
 import errno
+import fcntl
 import json
 import os
 import pkgutil
 import pty
+import signal
+import struct
 import subprocess
 import sys
+import termios
 import zipfile
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from hyperpod_ft.cli import main
@@ -50,24 +55,96 @@ def test_init_then_plan(tmp_path: Path, recipe: str) -> None:
     assert "exists" in refused("init", recipe, cwd=tmp_path)
 
 
+def test_init_refuses_options_of_what_a_file_decides(tmp_path: Path) -> None:
+    for option in ("--method=full", "--nodes=2", "--format=chat", "--split=train"):
+        assert "edit the run file" in refused("init", "quickstart", option, cwd=tmp_path)
+    for option, key in (("--method=full", "training.method"), ("--split=train", "dataset.split")):
+        said = refused("init", "--from", "a.yaml", option, "--instance=local", cwd=tmp_path)
+        assert option.partition("=")[0] in said and key in said
+
+
+def answer(directory: Path, answers: str, *options: str, interrupted_at: str = "") -> tuple[int, str]:
+    """`init` on a terminal, with these lines typed, and Ctrl-C at a question; its status, and what it printed."""
+    keyboard, terminal = pty.openpty()
+    command = [sys.executable, "-m", "hyperpod_ft", "init", *options]
+    with subprocess.Popen(
+        command, cwd=directory, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as run:
+        assert run.stdout is not None
+        os.write(keyboard, answers.encode())
+        printed = b""
+        while interrupted_at.encode() not in printed and (part := os.read(run.stdout.fileno(), 1 << 12)):
+            printed += part
+        if interrupted_at:
+            run.send_signal(signal.SIGINT)
+        printed += run.communicate(timeout=120)[0]
+    for descriptor in (keyboard, terminal):
+        os.close(descriptor)
+    return run.returncode, printed.decode()
+
+
 def test_init_asks_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None:
     assert "--dataset" in refused("init", cwd=tmp_path)
     assert "--instance" in refused("init", "--model=example:tiny-llama", "--dataset=example:qa", cwd=tmp_path)
-    keyboard, terminal = pty.openpty()
-    command = [sys.executable, "-m", "hyperpod_ft", "init", "--dataset=example:qa"]
-    with subprocess.Popen(command, cwd=tmp_path, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
-        os.write(keyboard, b"example:tiny-llama\nlocal\n")
-        _, errors = run.communicate(timeout=60)
-    for descriptor in (keyboard, terminal):
-        os.close(descriptor)
-    assert run.returncode == 0, errors
+    status, printed = answer(tmp_path, "example:tiny-llama\nlocal\n", "--dataset=example:qa")
+    assert status == 0, printed
     config = run_file.load(tmp_path / "run.yaml")
     assert (config.dataset.format, config.cluster.instance_type) == ("dolly", "local")
+
+
+def test_init_asks_again_with_the_reason_and_loses_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"sound": "la"}\n')
+    answers = "./absent\nexample:tiny-llama\n./rows.jsonl\nexample:qa\np5\nlocal\n"
+    status, printed = answer(tmp_path, answers)
+    assert status == 0 and (tmp_path / "run.yaml").exists(), printed
+    reasons = ("no such file or directory", "no format has the fields sound", "p5.48xlarge")
+    assert [reason for reason in reasons if reason not in printed] == []
+    status, printed = answer(tmp_path, "org/rows\nlocal\nsound\nchat\n", "-o", "b.yaml", "--model=example:tiny-llama")
+    assert status == 0, printed
+    assert run_file.load(tmp_path / "b.yaml").dataset.format == "chat", "asked for, since the rows are not here"
+    status, printed = answer(tmp_path, "example:tiny-llama\nexample:qa\n", "-o", "c.yaml", interrupted_at="Instance")
+    assert status == 1 and not (tmp_path / "c.yaml").exists()
+    (line,) = [line for line in printed.splitlines() if "hyperpod-ft init" in line]
+    options = line[line.index("hyperpod-ft init") :].split()[2:]
+    assert options == ["-o", "c.yaml", "--model=example:tiny-llama", "--dataset=example:qa"]
+    rows = ('{"instruction": "a", "response": "b"}', '{"instruction": "a"}')
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    status, printed = answer(tmp_path, "./rows.jsonl\nlocal\ndolly\n", "-o", "d.yaml", "--model=example:tiny-llama")
+    assert status == 0 and "rows.jsonl:2" in printed, printed
+    assert run_file.load(tmp_path / "d.yaml").dataset.format == "dolly", "asked for, since the rows differ"
+    # an option is looked at before anything is asked
+    status, printed = answer(tmp_path, "", "-o", "c.yaml", "--instance=p5")
+    assert status == 2 and "p5.48xlarge" in printed and "Model" not in printed
 
 
 def test_the_help_of_init_names_the_recipes() -> None:
     shown = "".join(CliRunner().invoke(app, ["init", "--help"]).output.split())  # lines break at hyphens
     assert all(recipe in shown for recipe in run_file.recipes())
+
+
+def test_help_at_80_columns_names_every_command_once_with_a_whole_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    root = typer.main.get_command(app)
+    groups = {(): root} | {(name,): command for name, command in root.commands.items() if hasattr(command, "commands")}
+    for path, group in groups.items():
+        shown = CliRunner().invoke(app, [*path, "--help"]).output
+        assert max(map(len, shown.splitlines())) <= 80
+        for name, command in group.commands.items():
+            assert shown.count(f"\n  {name}  ") == 1
+            assert command.get_short_help_str(1000).replace(" ", "") in "".join(shown.split())
+    assert len(groups) == 6
+
+
+def test_a_table_in_a_pipe_is_as_wide_as_the_terminal_beside_it(tmp_path: Path) -> None:
+    master, terminal = pty.openpty()
+    command = [sys.executable, "-m", "hyperpod_ft", "plan", "qwen3-8b-lora-training-job"]
+    for columns, fits in ((80, True), (0, False)):  # 0: its size is not known
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=terminal, text=True, check=True)
+        table = done.stdout[done.stdout.index("stage ") :].splitlines()
+        assert (max(len(line.rstrip()) for line in table) <= 80) == fits, done.stdout
+    for descriptor in (master, terminal):
+        os.close(descriptor)
 
 
 def test_flagship_layout(tmp_path: Path) -> None:
@@ -92,6 +169,8 @@ def test_plan_tells_the_memory_of_a_model_that_is_here(tmp_path: Path) -> None:
     assert "this would fit, with 9.7 GiB: parallelism.tensor_parallel: 8" in refusal
     unknown = call("plan", "llama3-8b-full-trn1", "--json", cwd=tmp_path)
     assert json.loads(unknown.stdout)["memory"] is None, "no model is here"
+    shown = call("plan", "llama3-8b-full-trn1", cwd=tmp_path).stdout
+    assert "not looked at: meta-llama/Meta-Llama-3-8B" in shown and "not looked at" not in plan.stdout
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:
@@ -106,7 +185,6 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         (("cluster", "init", "-o", "absent/cluster.yaml"), ("absent/cluster.yaml", "-o")),
         (("status",), ("no run", "run directory")),
         (("status", str(tmp_path)), (str(tmp_path), "run.yaml", "hyperpod-ft list")),
-        (("status", "quickstart"), ("hyperpod-ft submit quickstart",)),
         (("submit", "quickstart", "--launcher", "x"), ("--launcher x", "slurm, process")),
         (("submit", "quickstart", "--set", f"cluster.root={tmp_path / 'file'}"), ("cluster.root", f"{tmp_path}/file")),
     ):
@@ -138,7 +216,7 @@ def test_every_command_says_what_to_do_without_slurm(tmp_path: Path) -> None:
     Path(run, "jobs.json").write_text(json.dumps(jobs))
     for command in ("submit", "quickstart"), ("resume", run), ("cancel", run):
         assert names_both(refused(*command, cwd=tmp_path, **environment)), command
-    for command in ("status", run), ("logs", "-r", run), ("list", "--root", str(Path(run).parents[2])):
+    for command in ("status", run), ("logs", run), ("list", str(Path(run).parents[2])):
         done = call(*command, cwd=tmp_path, **environment)
         assert names_both(done.stdout), (command, done.stdout, done.stderr)
 

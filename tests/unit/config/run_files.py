@@ -7,6 +7,7 @@ import yaml
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.parallelism import degrees_of
 from tests.conftest import run_file_values
 
 
@@ -17,7 +18,10 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def load(tmp_path: Path, *overrides: str, **values: object) -> run_file.RunConfig:
-    return run_file.load(write(tmp_path, yaml.safe_dump(run_file_values(tmp_path, **values))), overrides)
+    """Also what the engine cannot do is refused, as by `plan`."""
+    config = run_file.load(write(tmp_path, yaml.safe_dump(run_file_values(tmp_path, **values))), overrides)
+    degrees_of(config)
+    return config
 
 
 def refused(tmp_path: Path, *overrides: str, **values: object) -> str:

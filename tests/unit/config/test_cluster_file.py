@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from hyperpod_ft.aws.hyperpod import requests
-from hyperpod_ft.aws.hyperpod.specification import group_specification
-from hyperpod_ft.aws.stack.cluster_resources import ClusterResources
-from hyperpod_ft.config import cluster_config, public_key, run_file
-from hyperpod_ft.config.cluster_config import ClusterConfig
+from hyperpod_ft.cluster import config as cluster_config
+from hyperpod_ft.cluster import sections
+from hyperpod_ft.cluster.config import ClusterConfig
+from hyperpod_ft.cluster.hyperpod import requests
+from hyperpod_ft.cluster.hyperpod.specification import group_specification
+from hyperpod_ft.cluster.stack.resources import ClusterResources
+from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import ConfigError
 from hyperpod_ft.shipped import shipped
 
@@ -237,9 +239,9 @@ def test_nodes_accept_what_the_cluster_file_accepts() -> None:
     """The scripts of the nodes are a separate program: a billed node must not fail on values accepted here."""
     from provision import settings
 
-    assert settings._MOUNT_PATH.pattern == cluster_config.MOUNT_PATH
-    assert settings._USER.pattern == cluster_config.LINUX_USER
-    assert all(settings._PUBLIC_KEY.fullmatch(f"{kind} AAAA= me@laptop") for kind in public_key.KINDS)
+    assert settings._MOUNT_PATH.pattern == sections.MOUNT_PATH
+    assert settings._USER.pattern == sections.LINUX_USER
+    assert all(settings._PUBLIC_KEY.fullmatch(f"{kind} AAAA= me@laptop") for kind in sections.KINDS)
 
 
 @pytest.mark.parametrize("path", ["/fsx/", "//fsx", "/.fsx", "/fsx/../x", "/", "fsx", "/fsx "])

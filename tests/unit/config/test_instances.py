@@ -8,7 +8,7 @@ from typing import Any
 import boto3
 import pytest
 
-from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.instances import CATALOGUE, alternatives
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +37,11 @@ def test_hyperpod_or_training_jobs_have_every_type() -> None:
     assert set(CATALOGUE) - {"local"} <= cluster | training
     assert {name for name, known in CATALOGUE.items() if known.has_accelerators} <= cluster
     assert not {name for name in cluster if name.startswith("trn3")}, "the catalogue can have them now"
+
+
+@pytest.mark.parametrize("family", sorted({name.partition(".")[0] for name in CATALOGUE}))
+def test_an_error_about_a_family_lists_types_that_are_accepted(family: str) -> None:
+    listed = alternatives(family).removeprefix("known: ").split(", ")
+    assert listed and set(listed) <= CATALOGUE.keys() and all(name.partition(".")[0] == family for name in listed)
+    assert alternatives(f"{family}.wrong") == alternatives(family)
+    assert family in alternatives("trn9") and "p5.48xlarge" in alternatives("trn9")

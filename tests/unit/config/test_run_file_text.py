@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hyperpod_ft.config import cluster_config, run_file, yaml_text
+from hyperpod_ft.cluster import config as cluster_config
+from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.errors import UserError
 from tests.conftest import run_file_values
 from tests.unit.config.run_files import load, refused, write
@@ -50,8 +51,6 @@ def test_time_limits_stay_text(tmp_path: Path) -> None:
         ("a: !!timestamp foo\n", "run.yaml"),
         ("a: !!binary aGVsbG8=\n", "run.yaml"),
         ("a: !!set {x: null}\n", "run.yaml"),
-        ("a: &a [*a]\n", "run.yaml"),
-        ("a: " + "[" * 5000 + "]" * 5000 + "\n", "run.yaml"),
     ],
 )
 def test_bad_yaml_is_one_line(tmp_path: Path, text: str, words: str) -> None:
@@ -90,7 +89,7 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         ("a: !<" + "t" * 100_000 + "> 1\n", ("run.yaml:1: ttt",)),
         ("a: *" + "t" * 100_000 + "\n", ("run.yaml:1: ", "alias")),
         (f"cluster: {{environment: {{? {'9' * 100_000}- : a}}}}\n", ("cluster.environment: ", "999...")),
-        (f"cluster: {{instance_type: {'9' * 100_000}a}}\n", ("cluster.instance_type: ", "999...", "trn1.32xlarge")),
+        (f"cluster: {{instance_type: {'9' * 100_000}a}}\n", ("cluster.instance_type: ", "999...", "p5.48xlarge")),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )

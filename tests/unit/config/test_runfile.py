@@ -52,7 +52,10 @@ def test_frozen_run_file_round_trips(tmp_path: Path) -> None:
         cluster__account="12e3",
         dataset__files=odd,
         cluster__environment={f"A{number}": value for number, value in enumerate(odd)},
-        generate__prompts=[*odd, {"instruction": "1e5", "number": 1e5, "flag": True, "nothing": None}],
+        generate__prompts=[
+            *filter(str.strip, odd),
+            {"instruction": "1e5", "number": 1e5, "flag": True, "nothing": None},
+        ],
     )
     config = run_file.resolve(run_file.validate(values, "run.yaml"), tmp_path)
     assert run_file.load(write(tmp_path, yaml_text.dump(config))) == config
@@ -136,7 +139,7 @@ def test_secrets_are_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["http://user:hunter2@proxy:3128", "hf_abcdefghijklmnop", "AKIAABCDEFGHIJKLMNOP", "--key sk-abcdefghijk"],
+    ["http://user:hunter2@proxy:3128", "hf_abcdefghijklmnop", "AKIAABCDEFGHIJKLMNOP", "--key sk-abcdefghijklmnop"],
 )
 def test_secrets_under_other_names_are_refused(tmp_path: Path, content: str) -> None:
     message = refused(tmp_path, cluster__environment={"X": content})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyperpod_ft.config.secrets import without_secrets
+from hyperpod_ft.config.secrets import parted, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,29 @@ def test_secrets_are_removed(text: str, shown: str) -> None:
         "HOME": "index.example",
     }
     assert without_secrets(text, environment) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("PATH", "/opt/conda/envs/hf_finetune_models_2024/bin:/usr/bin", False),
+        ("PYTHONPATH", "/home/ana/hf_finetune/src", False),
+        ("HF_HOME", "/fsx/hf_datasets", False),
+        ("LD_LIBRARY_PATH", "/opt/sk-learn-proj/lib", False),
+        ("WANDB_PROJECT", "hf_finetune_models_2024", False),
+        ("NCCL_IB_PKEY", "0", False),
+        ("TOKENIZERS_PARALLELISM", "true", False),
+        ("SSH_AUTH_SOCK", "/tmp/ssh-1/agent", False),
+        ("AWS_SHARED_CREDENTIALS_FILE", "/home/ana/.aws/credentials", False),
+        ("HF_TOKEN", "anything", True),
+        ("WANDB_API_KEY", "anything", True),
+        ("OPENAI_KEY", "anything", True),
+        ("AWS_SECRET_ACCESS_KEY", "anything", True),
+        ("AWS_ACCESS_KEY_ID", "anything", True),
+        ("DATABASE_PASSWORD", "anything", True),
+        ("MINE", "hf_abcdefghijklmnop", True),
+        ("PIP_INDEX_URL", "https://me:pass@index.example/simple", True),
+    ],
+)
+def test_only_secrets_are_kept_from_slurm(name: str, value: str, expected: bool) -> None:
+    assert (name in parted({name: value}).secret) == expected

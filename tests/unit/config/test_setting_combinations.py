@@ -52,7 +52,7 @@ def test_what_engine_torch_has_not_on_trainium(tmp_path: Path, key: str, value: 
 
 @pytest.mark.parametrize(("key", "value"), [("dora", True), ("plus_ratio", 16), ("quantization", "nf4")])
 def test_variants_of_lora_are_for_engine_torch(tmp_path: Path, key: str, value: object) -> None:
-    lora = {f"lora__{key}": value, "parallelism": {"tensor_parallel": 1}}
+    lora = {f"lora__{key}": value, "parallelism": {"tensor_parallel": 1, "ranks_per_node": 1}}
     assert getattr(load(tmp_path, **lora).lora, key) == value
     said = refused(tmp_path, engine="neuron", cluster__instance_type="trn1.32xlarge", **lora)
     assert f"lora.{key}: only engine torch supports it" in said and len(said.splitlines()) == 1
@@ -146,3 +146,30 @@ def test_activations_that_the_engine_does_not_recompute_are_refused(tmp_path: Pa
         ({"training__activation_checkpointing": "full"} | every, "activation_checkpointing"),
     ):
         assert f"training.{key}: " in refused(tmp_path, **neuron, **settings)
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{2}{3}*", "(?P<n", "x" * 501])
+def test_a_pattern_that_is_none_is_refused(tmp_path: Path, pattern: str) -> None:
+    assert "generate.answer_pattern" in refused(tmp_path, generate__answer_pattern=pattern)
+
+
+def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
+    assert "generate.prompts: number 1 is empty" in refused(tmp_path, generate__prompts=["a", " \n"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dataset__max_target_length": 64, "dataset__format": "dolly"}, "encoder-decoders"),
+        ({"deploy__model": "adapter", "lora__dora": True}, "DoRA"),
+        ({"deploy__model": "adapter", "lora__r": 1024}, "rank 512 or less"),
+        ({"deploy__model": "adapter", "training__method": "full"}, "no adapter"),
+    ],
+)
+def test_what_no_endpoint_serves_is_refused_before_the_training(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    deploy = {"deploy": {"instance_type": "g6.2xlarge"}, "parallelism": {"tensor_parallel": 1}}
+    assert load(tmp_path, **{key: value for key, value in settings.items() if not key.startswith("deploy")})
+    refusal = refused(tmp_path, **deploy, **settings)
+    assert said in refusal and "deploy" in refusal and len(refusal.splitlines()) == 1

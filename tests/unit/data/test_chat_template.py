@@ -12,7 +12,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hyperpod_ft.checkpoint.formats import model_directory
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import chat_template, tokenization
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.text import prompts

@@ -27,7 +27,6 @@ def test_files_in_sorted_order_and_of_every_kind(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     parquet.write_table(pyarrow.table({"n": [6, 7, 8]}), tmp_path / "d" / "e.parquet", row_group_size=2)
     (tmp_path / ".hyperpod-ft.json").write_text("{}")
-    (tmp_path / "dataset_infos.json").write_text('{"default": {}}')
     found = rows(tmp_path)
     assert [row.values["n"] for row in found if isinstance(row, RawRow)] == list(range(9))
     assert [row.where for row in found] == [

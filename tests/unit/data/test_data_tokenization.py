@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.reading import chunks
 from hyperpod_ft.data.text.formats import render

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hyperpod_ft.doctor import every_node, machine, node, report, software, volume
+from hyperpod_ft.doctor import every_node, head_node, machine, node, software, volume
 from hyperpod_ft.doctor.check import DoctorCheck, run_checks
 from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.doctor.node import NodeFindings
@@ -243,7 +243,7 @@ def test_states_of_nodes(state: str, idle: bool, lost: bool) -> None:
 def test_a_report_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "very-private-value")
     found = "hf_abcdefghijklmno arn:aws:iam::123456789012:role/x very-private-value i-0123456789abcde11"
-    text = report.text([ok("identity", found)])
+    text = head_node.text([ok("identity", found)])
     assert "*** arn:aws:iam::<account>:role/x *** i-0123456789abcde11" in text
 
 

@@ -45,7 +45,7 @@ NOT_WANTED = {
     ".gitattributes": b"git",
     "modeling_custom.py": b"code",
 }
-DATASET = {"train.jsonl": ROWS, "data/more.jsonl": ROWS, "README.md": b"card", "dataset_infos.txt": b"x"}
+DATASET = {"train.jsonl": ROWS, "data/train-more.jsonl": ROWS, "README.md": b"card", "dataset_infos.txt": b"x"}
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_only_what_is_needed_whole_and_without_links(tmp_path: Path, hub: Hub) -
     status, output = finished("download", run, **environment(hub, tmp_path, GOOD_TOKEN))
     assert status == 0, output
     commit = hub.repositories["org/tiny"].commit
-    found = tree(run.base_model)
+    found = tree(run.paths.base_model)
     manifest = json.loads(found.pop(".hyperpod-ft.json"))
     assert found == MODEL
     assert manifest == {
@@ -83,26 +83,27 @@ def test_only_what_is_needed_whole_and_without_links(tmp_path: Path, hub: Hub) -
         "revision": "main",
         "commit": commit,
         "files": {name: len(content) for name, content in sorted(MODEL.items())},
+        "content": "",
     }
-    assert tree(run.raw_dataset).keys() == {".hyperpod-ft.json", "train.jsonl", "data/more.jsonl"}
-    assert not any(path.is_symlink() for path in run.root.rglob("*"))
-    assert not list(run.root.rglob(".cache"))
-    assert not list(run.root.rglob("*.partial"))
-    record = run.record("download")
+    assert tree(run.paths.raw_dataset).keys() == {".hyperpod-ft.json", "train.jsonl", "data/train-more.jsonl"}
+    assert not any(path.is_symlink() for path in run.paths.root.rglob("*"))
+    assert not list(run.paths.root.rglob(".cache"))
+    assert not list(run.paths.root.rglob("*.partial"))
+    record = run.journal.record("download")
     assert record is not None
     assert record.facts["model"]["commit"] == commit
     assert "warning: model: model.revision 'main' may change; pin it to a commit" in output
     assert "dataset.revision" not in output
     assert "resumes when it is run again" in output
     # the token reached the Hub, and nothing else
-    kept = output + "".join(content.decode("utf-8", "replace") for content in tree(run.root).values())
+    kept = output + "".join(content.decode("utf-8", "replace") for content in tree(run.paths.root).values())
     assert GOOD_TOKEN not in kept
     assert finished("download", run) == (0, "download: already done, nothing to do\n")
 
 
 def test_a_tag_is_not_main(tmp_path: Path, hub: Hub) -> None:
     run = hub_run(tmp_path, revision="v1")
-    assert run.base_model.name == "org--tiny@v1"
+    assert run.paths.base_model.name == "org--tiny@v1"
     status, output = finished("download", run, **environment(hub, tmp_path))
     assert status == 0, output
 
@@ -146,8 +147,8 @@ def test_each_cause_has_its_own_line(
     assert re.search(message, errors[0]), errors[0]
     assert "Traceback" not in output
     assert not token or token not in output
-    assert not run.base_model.exists()
-    assert run.record("download") is None
+    assert not run.paths.base_model.exists()
+    assert run.journal.record("download") is None
 
 
 def test_no_network(tmp_path: Path, hub: Hub) -> None:
@@ -190,7 +191,7 @@ def test_free_disk_is_checked_before_anything_is_fetched(tmp_path: Path, hub: Hu
 def test_partial_files_that_cannot_be_resumed_do_not_count_as_fetched(tmp_path: Path, hub: Hub) -> None:
     hub.repositories["org/tiny"].claimed["model-00001-of-00002.safetensors"] = 10**13
     run = hub_run(tmp_path)
-    partial = run.base_model.with_name(f".{run.base_model.name}.partial")
+    partial = run.paths.base_model.with_name(f".{run.paths.base_model.name}.partial")
     leftover = partial / ".cache" / "huggingface" / "download" / f"hash.{'e' * 64}.0123abcd.incomplete"
     leftover.parent.mkdir(parents=True)
     with leftover.open("wb") as file:
@@ -207,7 +208,7 @@ def test_a_file_of_the_wrong_size_is_never_published(tmp_path: Path, hub: Hub) -
     status, output = finished("download", run, **environment(hub, tmp_path))
     assert status == 2
     assert "model.source: tokenizer.model arrived with 13 bytes instead of 14; run the stage again" in output
-    assert not run.base_model.exists()
+    assert not run.paths.base_model.exists()
 
 
 def test_killed_it_goes_on_where_it_stopped(tmp_path: Path, hub: Hub) -> None:
@@ -218,7 +219,7 @@ def test_killed_it_goes_on_where_it_stopped(tmp_path: Path, hub: Hub) -> None:
     repository.stall_after[name] = 22 << 20
     run = hub_run(tmp_path)
     process = start("download", run, **environment(hub, tmp_path))
-    partial = run.base_model.with_name(f".{run.base_model.name}.partial")
+    partial = run.paths.base_model.with_name(f".{run.paths.base_model.name}.partial")
     wait_for(
         lambda: (
             any(_size(file) >= 20_000_000 for file in partial.rglob("*.incomplete"))
@@ -230,18 +231,18 @@ def test_killed_it_goes_on_where_it_stopped(tmp_path: Path, hub: Hub) -> None:
     )
     process.kill()
     process.communicate()
-    assert not run.base_model.exists()
+    assert not run.paths.base_model.exists()
 
     repository.stall_after.clear()
     hub.requests.clear()
     status, output = finished("download", run, **environment(hub, tmp_path))
     assert status == 0, output
-    assert (run.base_model / name).read_bytes() == large
+    assert (run.paths.base_model / name).read_bytes() == large
     again = dict(hub.fetched())
     if version("huggingface_hub").startswith("0."):  # later ones begin the file anew
         assert int(again[name].removeprefix("bytes=").rstrip("-")) >= 20_000_000
     assert "tokenizer.model" not in again, "what was complete is not fetched again"
-    assert not list(run.base_model.rglob("*.incomplete"))
+    assert not list(run.paths.base_model.rglob("*.incomplete"))
 
 
 def _size(file: Path) -> int:
@@ -261,20 +262,20 @@ def _noted(partial: Path, name: str) -> bool:
 @pytest.mark.parametrize("torn", ["", "c0ffee", 'c0ffee\n"etag"\n', 'c0ffee\n"etag"\n17'])
 def test_a_note_torn_by_a_kill_does_not_stop_the_next_attempt(tmp_path: Path, hub: Hub, torn: str) -> None:
     run = hub_run(tmp_path)
-    partial = run.base_model.with_name(f".{run.base_model.name}.partial")
+    partial = run.paths.base_model.with_name(f".{run.paths.base_model.name}.partial")
     note = partial / ".cache" / "huggingface" / "download" / "LICENSE.metadata"
     note.parent.mkdir(parents=True)
     note.write_text(torn)
     (partial / "LICENSE").write_text("half")
     status, output = finished("download", run, **environment(hub, tmp_path))
     assert status == 0, output
-    assert (run.base_model / "LICENSE").read_bytes() == hub.repositories["org/tiny"].files["LICENSE"]
+    assert (run.paths.base_model / "LICENSE").read_bytes() == hub.repositories["org/tiny"].files["LICENSE"]
 
 
 def test_two_runs_that_want_the_same_model_fetch_it_once(tmp_path: Path, hub: Hub) -> None:
     runs = [hub_run(tmp_path, files=[pattern]) for pattern in ("*.jsonl", "train.jsonl")]
     assert runs[0].plan["download"].fingerprint != runs[1].plan["download"].fingerprint
-    assert runs[0].base_model == runs[1].base_model
+    assert runs[0].paths.base_model == runs[1].paths.base_model
     processes = [start("download", run, **environment(hub, tmp_path)) for run in runs]
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
@@ -287,9 +288,9 @@ def test_two_runs_that_want_the_same_model_fetch_it_once(tmp_path: Path, hub: Hu
 def test_what_was_damaged_since_is_fetched_again(tmp_path: Path, hub: Hub) -> None:
     run = hub_run(tmp_path)
     assert finished("download", run, **environment(hub, tmp_path))[0] == 0
-    (run.base_model / "tokenizer.json").unlink()
+    (run.paths.base_model / "tokenizer.json").unlink()
     status, output = finished("download", run, **environment(hub, tmp_path))
     assert status == 0
     assert "model: incomplete, fetching it again" in output
     assert "dataset: already there" in output
-    assert (run.base_model / "tokenizer.json").exists()
+    assert (run.paths.base_model / "tokenizer.json").exists()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.download import local
+from hyperpod_ft.download import sources
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import download as stage
 from hyperpod_ft.stages.stage import perform
@@ -31,13 +32,18 @@ def local_run(tmp_path: Path, changed: Mapping[str, bytes] = {}) -> Run:
 
 
 def test_large_files_are_hard_links_and_small_ones_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", len(CONFIG))
+    monkeypatch.setattr(sources.sources, "SMALL_FILE_BYTES", len(CONFIG))
     run = local_run(tmp_path)
     perform(run, "download", stage.work)
-    assert tree(run.base_model).keys() == {".hyperpod-ft.json", "config.json", "model.safetensors", "tokenizer.json"}
-    assert (run.base_model / "model.safetensors").samefile(tmp_path / "model" / "model.safetensors")
-    assert not (run.base_model / "config.json").samefile(tmp_path / "model" / "config.json")
-    assert (run.raw_dataset / "rows.txt.jsonl").read_bytes() == ROWS
+    assert tree(run.paths.base_model).keys() == {
+        ".hyperpod-ft.json",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    assert (run.paths.base_model / "model.safetensors").samefile(tmp_path / "model" / "model.safetensors")
+    assert not (run.paths.base_model / "config.json").samefile(tmp_path / "model" / "config.json")
+    assert (run.paths.raw_dataset / "rows.txt.jsonl").read_bytes() == ROWS
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM])
@@ -45,12 +51,33 @@ def test_copies_where_links_cannot_be(tmp_path: Path, monkeypatch: pytest.Monkey
     def refuse(*_: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(local.os, "link", refuse)
-    monkeypatch.setattr(local.sources, "SMALL_FILE_BYTES", 0)
+    monkeypatch.setattr(sources.os, "link", refuse)
+    monkeypatch.setattr(sources.sources, "SMALL_FILE_BYTES", 0)
     run = local_run(tmp_path)
     perform(run, "download", stage.work)
-    assert (run.base_model / "model.safetensors").read_bytes() == WEIGHTS
-    assert not (run.base_model / "model.safetensors").samefile(tmp_path / "model" / "model.safetensors")
+    assert (run.paths.base_model / "model.safetensors").read_bytes() == WEIGHTS
+    assert not (run.paths.base_model / "model.safetensors").samefile(tmp_path / "model" / "model.safetensors")
+
+
+def test_files_of_other_splits_are_not_fetched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = local_run(tmp_path).config.model.source
+    for name in ("train-00000-of-00001", "test-00000-of-00001", "validation"):
+        (tmp_path / "data" / f"{name}.jsonl").parent.mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{name}.jsonl").write_bytes(ROWS)
+
+    def run(**dataset: str) -> Run:
+        return make_run(tmp_path, model, {"source": str(tmp_path / "data"), "format": "dolly"} | dataset)
+
+    default, tests, some = run(), run(split="test"), run(split="train[:10%]")
+    for one in (default, tests, some):
+        perform(one, "download", stage.work)
+    assert tree(default.paths.raw_dataset).keys() == {".hyperpod-ft.json", "train-00000-of-00001.jsonl"}
+    assert tree(tests.paths.raw_dataset).keys() == {".hyperpod-ft.json", "test-00000-of-00001.jsonl"}
+    assert "not of it: test-00000-of-00001.jsonl, validation.jsonl" in capsys.readouterr().out
+    assert some.paths.raw_dataset == default.paths.raw_dataset, "a slice fetches the same files"
+    assert len({one.plan.run_id for one in (default, tests, some)}) == 3
+    with pytest.raises(UserError, match=r"dataset\.split: .* test, train, validation"):
+        check_run(run(split="dev"))
 
 
 def test_links_in_the_source_become_files(tmp_path: Path) -> None:
@@ -60,8 +87,8 @@ def test_links_in_the_source_become_files(tmp_path: Path) -> None:
     (model / "model.safetensors").unlink()
     (model / "model.safetensors").symlink_to(tmp_path / "blob")
     perform(run, "download", stage.work)
-    assert not (run.base_model / "model.safetensors").is_symlink()
-    assert (run.base_model / "model.safetensors").read_bytes() == WEIGHTS
+    assert not (run.paths.base_model / "model.safetensors").is_symlink()
+    assert (run.paths.base_model / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_a_source_that_changed_since_planning_is_refused(tmp_path: Path) -> None:
@@ -74,10 +101,10 @@ def test_a_source_that_changed_since_planning_is_refused(tmp_path: Path) -> None
 def test_a_source_that_is_gone_does_not_matter_once_fetched(tmp_path: Path) -> None:
     run = local_run(tmp_path)
     perform(run, "download", stage.work)
-    run.record_path("download").unlink()
+    run.paths.record_path("download").unlink()
     (tmp_path / "rows.txt.jsonl").unlink()
     perform(run, "download", stage.work)
-    assert run.is_done("download")
+    assert run.journal.is_done("download")
 
 
 def test_no_weights_in_safetensors(tmp_path: Path) -> None:
@@ -87,7 +114,7 @@ def test_no_weights_in_safetensors(tmp_path: Path) -> None:
     run = make_run(tmp_path, "./model", {"source": "./rows.jsonl", "format": "dolly"})
     with pytest.raises(UserError, match=r"has no safetensors weights \(model\.safetensors\); choose a model"):
         perform(run, "download", stage.work)
-    assert not run.base_model.exists()
+    assert not run.paths.base_model.exists()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +137,7 @@ def test_a_damaged_model_is_refused_before_it_is_published(
     run = local_run(tmp_path, {name: content})
     with pytest.raises(UserError, match=rf"model\.source: the model is damaged: \S+{message}"):
         perform(run, "download", stage.work)
-    assert not run.base_model.exists()
+    assert not run.paths.base_model.exists()
 
 
 def test_neither_torch_nor_transformers_nor_the_hub_is_imported(tmp_path: Path) -> None:

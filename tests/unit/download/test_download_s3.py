@@ -11,8 +11,11 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from hyperpod_ft.cli.main import app
+from hyperpod_ft.cli.watch.following import submit_and_follow
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection
 from hyperpod_ft.stages import download as stage
 from hyperpod_ft.stages.stage import perform
 from tests.unit.stage_runs import make_run, tree, weights
@@ -46,7 +49,13 @@ def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     client.create_bucket(Bucket="models")
     for name, content in MODEL.items():
         client.put_object(Bucket="models", Key=f"llama/{name}", Body=content)
-    for key in ("llama/", "llama/pytorch_model.bin", "llama-2/config.json", "data/train.jsonl", "data/b/more.jsonl"):
+    for key in (
+        "llama/",
+        "llama/pytorch_model.bin",
+        "llama-2/config.json",
+        "data/train.jsonl",
+        "data/b/train-more.jsonl",
+    ):
         client.put_object(Bucket="models", Key=key, Body=ROWS if key.startswith("data") else b"")
     yield client
     bucket.objects.delete()
@@ -61,24 +70,49 @@ def s3_run(tmp_path: Path, model: str = "s3://models/llama", dataset: str = "s3:
 def test_directories_of_objects(tmp_path: Path) -> None:
     run = s3_run(tmp_path)
     perform(run, "download", stage.work)
-    found = tree(run.base_model)
+    found = tree(run.paths.base_model)
     found.pop(".hyperpod-ft.json")
     assert found == MODEL
-    assert tree(run.raw_dataset).keys() == {".hyperpod-ft.json", "train.jsonl", "b/more.jsonl"}
+    assert tree(run.paths.raw_dataset).keys() == {".hyperpod-ft.json", "train.jsonl", "b/train-more.jsonl"}
 
 
 @pytest.mark.usefixtures("s3")
 def test_one_object(tmp_path: Path) -> None:
     run = s3_run(tmp_path, dataset="s3://models/data/train.jsonl")
     perform(run, "download", stage.work)
-    assert (run.raw_dataset / "train.jsonl").read_bytes() == ROWS
+    assert (run.paths.raw_dataset / "train.jsonl").read_bytes() == ROWS
+
+
+def test_changed_objects_are_not_taken_for_those_that_were_fetched(
+    tmp_path: Path, s3: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When the run file is submitted again, and by another run that shares the directory. `resume` continues."""
+    run = s3_run(tmp_path)
+    perform(run, "download", stage.work)
+    done = Selection(only="download")
+    submit_and_follow(run, "process", done, watch=False, origin="run.yaml")
+    s3.put_object(Bucket="models", Key="data/train.jsonl", Body=ROWS.replace(b"a", b"c"))
+    changed = r"dataset\.source: .* s3://models/data/ have changed .*; copy them to another prefix"
+    with pytest.raises(UserError, match=changed):
+        submit_and_follow(run, "process", done, watch=False, origin="run.yaml")
+    (tmp_path / "sweep.yaml").write_text(f"{{name: two, run: {run.paths.config_path}, grid: {{seed: [1, 2]}}}}")
+    with pytest.raises(UserError, match=changed):
+        app(["sweep", str(tmp_path / "sweep.yaml"), "--launcher", "process"], standalone_mode=False)
+    submit_and_follow(run, "process", done, watch=False)
+    with pytest.raises(UserError, match=changed):
+        perform(s3_run(tmp_path, "s3://models/llama/"), "download", stage.work)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    capsys.readouterr()
+    submit_and_follow(run, "process", done, watch=False, origin="run.yaml")
+    assert "warning: dataset: not compared" in capsys.readouterr().out
 
 
 def test_complete_files_of_a_killed_attempt_are_kept(
     tmp_path: Path, s3: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = s3_run(tmp_path)
-    partial = run.base_model.with_name(f".{run.base_model.name}.partial")
+    partial = run.paths.base_model.with_name(f".{run.paths.base_model.name}.partial")
     partial.mkdir(parents=True)
     (partial / "model.safetensors").write_bytes(LARGE)
     # of the same size, but older than the object, which was replaced since
@@ -87,10 +121,10 @@ def test_complete_files_of_a_killed_attempt_are_kept(
     (partial / "model.safetensors.6eF7A2b1").write_bytes(b"half")  # boto3's own half file
     kept = (partial / "model.safetensors").stat()
     perform(run, "download", stage.work)
-    after = (run.base_model / "model.safetensors").stat()
+    after = (run.paths.base_model / "model.safetensors").stat()
     assert (after.st_ino, after.st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
-    assert (run.base_model / "config.json").read_bytes() == CONFIG
-    assert tree(run.base_model).keys() == {".hyperpod-ft.json", *MODEL}
+    assert (run.paths.base_model / "config.json").read_bytes() == CONFIG
+    assert tree(run.paths.base_model).keys() == {".hyperpod-ft.json", *MODEL}
     assert "resumes when it is run again" in capsys.readouterr().out
 
 

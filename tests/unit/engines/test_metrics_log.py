@@ -6,19 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
+from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.metrics import MetricsLog
 from hyperpod_ft.engines.throughput import Throughput
-from hyperpod_ft.engines.training_progress import TrainingProgress
 from hyperpod_ft.runs.run import Run
+from tests.tasks import task_without_model
 
 
 def test_what_begins_is_announced(make_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(
         cluster__nodes=2, parallelism={"ranks_per_node": 2, "tensor_parallel": 2}, training__precision="fp32"
     )
-    work = Throughput(8, 512, None, None, 0.0)
-    MetricsLog(run, work, 100, 30, TrainingProgress(), lambda: 0.0).announce("1,000 of 5,000", "replicated, cpu")
-    MetricsLog(run, work, 100, 30, TrainingProgress(12), lambda: 0.0).announce("1,000", "neuron")
+    task, work = task_without_model(run), Throughput(8, 512, None, None, 0.0)
+    MetricsLog(task, work, 100, 30, TrainingProgress(), lambda: 0.0).announce("1,000 of 5,000", "replicated, cpu")
+    MetricsLog(task, work, 100, 30, TrainingProgress(12), lambda: 0.0).announce("1,000", "neuron")
     first, second, resumed = capsys.readouterr().out.splitlines()
     degrees = "4 ranks (dp 2 x tp 2"
     assert first == (
@@ -31,10 +32,11 @@ def test_what_begins_is_announced(make_run: Callable[..., Run], capsys: pytest.C
 
 def test_a_row_says_when_it_was_written(make_run: Callable[..., Run]) -> None:
     run = make_run()
-    run.directory.mkdir(parents=True)
-    log = MetricsLog(run, Throughput(8, 512, None, None, 0.0), 100, 30, TrainingProgress(), lambda: 0.0)
+    run.paths.directory.mkdir(parents=True)
+    work = Throughput(8, 512, None, None, 0.0)
+    log = MetricsLog(task_without_model(run), work, 100, 30, TrainingProgress(), lambda: 0.0)
     before = time.time()
     log.write(log.advance(TrainingProgress(), 2.5), 1e-3, 1.0)
-    row = json.loads(run.metrics_path.read_text())
+    row = json.loads(run.paths.metrics_path.read_text())
     assert before - 0.001 <= row["time"] <= time.time() + 0.001
     assert row["loss"] == 2.5

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.engines.neuron.arguments import arguments, attention
+from hyperpod_ft.engines.neuron.arguments import arguments
 from hyperpod_ft.runs.run import Run
+from tests.tasks import task_without_model
 
 SOURCES = Path(sys.prefix) / "neuron-sources"  # scripts/setup.sh puts them there
 MakeRun = Callable[..., Run]
@@ -28,7 +29,7 @@ def fields(file: str, name: str) -> set[str]:
 def test_every_argument_is_a_field_of_the_trainers_settings(make_run: MakeRun) -> None:
     known = fields("optimum/neuron/trainers/training_args.py", "NeuronTrainingArguments")
     known |= fields("trl/trainer/sft_config.py", "SFTConfig")
-    given = arguments(make_run(**NEURON), 100)
+    given = arguments(task_without_model(make_run(**NEURON)), 100)
     assert not given.keys() - known
     assert "zero_1" in known and "dataset_kwargs" in known
 
@@ -43,7 +44,7 @@ def test_the_run_file_reaches_the_trainer(make_run: MakeRun) -> None:
         training__precision="fp32",
         training__async_save=True,
     )
-    given = arguments(run, 77)
+    given = arguments(task_without_model(run), 77)
     assert (given["max_steps"], given["per_device_train_batch_size"], given["gradient_accumulation_steps"]) == (
         77,
         2,
@@ -58,9 +59,3 @@ def test_the_run_file_reaches_the_trainer(make_run: MakeRun) -> None:
     assert given["max_grad_norm"] > 1e9
     # nothing goes to a hub or a tracker
     assert given["skip_cache_push"] and given["report_to"] == "none"
-
-
-def test_attention_is_the_kernel_where_rows_have_its_length(make_run: MakeRun) -> None:
-    assert attention(make_run(**NEURON, dataset__max_length=4096).config) == "flash_attention_2"
-    assert attention(make_run(**NEURON, dataset__max_length=1024).config) == "eager"
-    assert attention(make_run(**NEURON, dataset__max_length=4096, neuron={"flash_attention": False}).config) == "eager"

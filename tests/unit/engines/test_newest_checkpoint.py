@@ -14,11 +14,11 @@ import torch.distributed as dist
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, RankDegrees
 from hyperpod_ft.config import run_file
-from hyperpod_ft.engines import newest_checkpoint, ranks, volume
-from hyperpod_ft.engines.ranks import Ranks
-from hyperpod_ft.engines.training_progress import TrainingProgress
-from hyperpod_ft.engines.volume import Volume
+from hyperpod_ft.engines import newest_checkpoint, ranks
+from hyperpod_ft.engines.interface import TrainingProgress
+from hyperpod_ft.engines.ranks import Ranks, Volume
 from hyperpod_ft.runs.run import Run
+from tests.tasks import task_without_model
 
 CONTENT = {"__0_0.distcp": b"zero", "__1_0.distcp": b"one"}
 FIRST, SECOND = CONTENT  # what each of two nodes writes
@@ -45,7 +45,7 @@ def nodes(tmp_path: Path) -> list[Run]:
 
 def checkpoint(run: Run, step: int, *here: str, content: Mapping[str, bytes] = CONTENT) -> Path:
     """A checkpoint of these files, of which those are `here`; by default all."""
-    directory = run.checkpoint(step)
+    directory = run.paths.checkpoint(step)
     directory.mkdir(parents=True)
     for name in here or content:
         (directory / name).write_bytes(content[name])
@@ -72,7 +72,7 @@ def find(runs: list[Run], shared: bool = False, ranks_of_node: int = 1) -> list[
     def of_rank(rank: int) -> TrainingProgress | None:
         node, local = divmod(rank, ranks_of_node)
         volume = Volume(leads=rank == 0 or (not shared and local == 0), shared=shared)
-        return newest_checkpoint.find(runs[node], Ranks(rank, world, local, store), volume)
+        return newest_checkpoint.find(task_without_model(runs[node]), Ranks(rank, world, local, store), volume)
 
     with ThreadPoolExecutor(world) as pool:
         return [found.result() for found in [pool.submit(of_rank, rank) for rank in range(world)]]
@@ -126,7 +126,7 @@ def test_a_damaged_file_on_any_node_is_seen(nodes: list[Run], damaged: str) -> N
     for run in nodes:
         checkpoint(run, 2)
         checkpoint(run, 4)
-    (nodes[1].checkpoint(4) / damaged).write_bytes(CONTENT[damaged][::-1])
+    (nodes[1].paths.checkpoint(4) / damaged).write_bytes(CONTENT[damaged][::-1])
     assert find(nodes, ranks_of_node=2) == [TrainingProgress(step=2)] * 4
 
 
@@ -134,9 +134,9 @@ def test_on_a_shared_volume_damaged_checkpoints_are_passed_over(nodes: list[Run]
     run = nodes[0]
     for step in (2, 4):
         checkpoint(run, step)
-    (run.checkpoint(4) / SECOND).write_bytes(b"eno")
+    (run.paths.checkpoint(4) / SECOND).write_bytes(b"eno")
     assert find([run, run], shared=True) == [TrainingProgress(step=2)] * 2
-    (run.checkpoint(2) / SECOND).unlink()
+    (run.paths.checkpoint(2) / SECOND).unlink()
     assert find([run, run], shared=True) == [None, None]
 
 
@@ -148,7 +148,7 @@ def test_a_probe_that_a_killed_process_left_is_named_as_a_leftover(tmp_path: Pat
             return super().gather(occasion, value)
 
     with pytest.raises(KeyboardInterrupt):
-        volume.find(Killed(0, 1, 0, dist.HashStore()), tmp_path)
+        ranks.volume_of(tmp_path, Killed(0, 1, 0, dist.HashStore()))
     (left,) = tmp_path.iterdir()
     assert left.match(".*.partial*"), "as docs/when-something-fails.md has users find them"
 

@@ -6,7 +6,7 @@ import pytest
 
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.engines import sanity
-from hyperpod_ft.engines.training_progress import TrainingProgress
+from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.errors import UserError
 
 VOCABULARY = 128

@@ -38,10 +38,10 @@ def test_an_environment_is_made_once_and_a_failure_does_not_stop_the_others(
 
     monkeypatch.setattr(trackers, "build", build)
     run = make_run(tracking={"trackers": ["wandb", "trackio"]})
-    assert trackers.install_trackers(run) == {"wandb": "pip install failed"}
-    assert trackers.install_trackers(run) == {"wandb": "pip install failed"}
+    assert trackers.install_trackers(run.paths) == {"wandb": "pip install failed"}
+    assert trackers.install_trackers(run.paths) == {"wandb": "pip install failed"}
     assert built == ["wandb", "trackio", "wandb"]
-    assert run.trackers_to_install() == ["wandb"]
+    assert run.paths.trackers_to_install() == ["wandb"]
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "mlflow", "trackio"])
@@ -55,7 +55,7 @@ def test_stage_env_is_submitted_again_for_a_tracker_without_environment(make_run
         run = make_run(tracking=tracking)
         for stage in ("env", "download", "dataset"):
             finish(run, stage)
-        assert run.why_not_done("env") == ""
+        assert run.journal.why_not_done("env") == ""
         return [stage.name for stage in choose(run)]
 
     assert "env" not in stages()
@@ -79,11 +79,11 @@ def test_training_waits_only_so_long_for_trackers(make_run: MakeRun) -> None:
     run = make_run(tracking={"trackers": ["wandb"]})
     run.freeze()
     finish(run, "env")
-    lock = run.tracker_environment("wandb").with_name(f".{run.tracker_environment('wandb').name}.lock")
+    lock = run.paths.tracker_environment("wandb").with_name(f".{run.paths.tracker_environment('wandb').name}.lock")
     lock.parent.mkdir(parents=True)
     holder = subprocess.Popen(["flock", lock, "sleep", "60"])
     try:
-        command = [sys.executable, "-c", SLOW, str(run.directory)]
+        command = [sys.executable, "-c", SLOW, str(run.paths.directory)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     finally:
         subprocess.run(["pkill", "-KILL", "-P", str(holder.pid)], check=False)

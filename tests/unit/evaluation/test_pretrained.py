@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hyperpod_ft.checkpoint.formats.pretrained import load
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.evaluation.pretrained import load
 from tests.unit import tiny_checkpoints
 
 

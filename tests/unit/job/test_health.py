@@ -222,6 +222,6 @@ def test_by_hand_and_misused(make_run: MakeRun, tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.returncode, done.stderr
 
-    assert check(run.directory) == (0, "")
+    assert check(run.paths.directory) == (0, "")
     assert check() == (2, f"error: health: {os.uname().nodename}: usage: python -m hyperpod_ft.job.health RUN_DIR\n")
     assert check(tmp_path)[0] == 2

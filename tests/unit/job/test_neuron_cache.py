@@ -116,10 +116,3 @@ def test_what_another_job_compiles_is_left_alone(tmp_path: Path) -> None:
         another_job.kill()
     with neuron_cache.using(tmp_path) as removed:
         assert names(set(removed)) == ["compiling", "waiting"], "the kernel let go of the dead job's lock"
-
-
-def test_a_new_cache_is_empty(tmp_path: Path) -> None:
-    cache = tmp_path / "neuron-cache" / "0123"
-    assert neuron_cache.finished(cache) == set()
-    with neuron_cache.using(cache) as removed:
-        assert removed == []

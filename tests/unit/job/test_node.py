@@ -13,7 +13,7 @@ from provision.steps import limits
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.job_node import JobNode
-from hyperpod_ft.job.node import MASTER_PORTS, main, master_port, rendezvous, torchrun_command
+from hyperpod_ft.job.node import MASTER_PORTS, main, master_port, rendezvous
 from hyperpod_ft.localcluster import ports as local_cluster
 from hyperpod_ft.runs.run import Run
 
@@ -46,16 +46,6 @@ def test_the_nodes_of_a_step_meet_at_the_first_one(make_run: MakeRun, scontrol: 
     assert rendezvous(run, JobNode.from_environment({})) == ["--standalone", "--nproc-per-node=4"]
 
 
-def test_the_hosts_of_a_training_job_meet_at_the_first_one(make_run: MakeRun) -> None:
-    run = make_run(cluster__nodes=2)
-    variables = {"HYPERPOD_FT_HOSTS": "algo-1 algo-2", "HYPERPOD_FT_HOST_NUMBER": "1"}
-    attempts = [JobNode.from_environment({**variables, "HYPERPOD_FT_ATTEMPT_NUMBER": str(number)}) for number in (7, 8)]
-    first, second = (rendezvous(run, node) for node in attempts)
-    assert first[:3] == second[:3] == ["--nnodes=2", "--nproc-per-node=2", "--master-addr=algo-1"]
-    assert first[3] != second[3], "each attempt has a port of its own"
-    assert (attempts[0].name, attempts[0].number, attempts[0].nodes) == ("algo-2", 1, 2)
-
-
 def test_each_attempt_has_a_port_of_its_own(make_run: MakeRun) -> None:
     """Otherwise a rank that an earlier attempt left behind takes the place of a new one."""
     run = make_run()
@@ -63,7 +53,7 @@ def test_each_attempt_has_a_port_of_its_own(make_run: MakeRun) -> None:
     for restart in range(3):
         for step in range(5):
             variables = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restart), "SLURM_STEP_ID": str(step)}
-            ports.add(master_port(run, JobNode.from_environment(variables)))
+            ports.add(master_port(run.paths, JobNode.from_environment(variables)))
     assert len(ports) == 15
     assert all(1024 < port < 32768 for port in ports), "below the ephemeral ports"
     assert ports <= set(MASTER_PORTS)
@@ -75,19 +65,9 @@ def test_the_ranks_of_jobs_and_the_daemons_of_a_local_cluster_use_other_ports() 
     assert f"{MASTER_PORTS[0]}-{MASTER_PORTS[-1]}" in limits.PORTS.split(","), "reserved on nodes"
 
 
-@pytest.mark.parametrize(("engine", "launcher"), [("neuron", ["neuron_parallel_compile"]), ("torch", [])])
-def test_precompile_runs_a_trial(make_run: MakeRun, engine: str, launcher: list[str]) -> None:
-    """Engine neuron's under graph extraction."""
-    run = make_run(engine=engine, cluster__instance_type="trn2.48xlarge", parallelism={"tensor_parallel": 4})
-    train = torchrun_command(run, ["--standalone"], 0, precompile=False)
-    precompile = torchrun_command(run, ["--standalone"], 0, precompile=True)
-    assert precompile == [*launcher, *train, "--trial"]
-    assert train[-2:] == ["hyperpod_ft.stages.train", str(run.directory)]
-
-
 def node(run: Run, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "hyperpod_ft.job.node", run.directory],
+        [sys.executable, "-m", "hyperpod_ft.job.node", run.paths.directory],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)} | environment,
         capture_output=True,
         text=True,
@@ -118,10 +98,13 @@ def test_a_run_that_cannot_be_read_is_one_line(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run()
-    monkeypatch.setattr(sys, "argv", ["node", str(run.directory)])
+    monkeypatch.setattr(sys, "argv", ["node", str(run.paths.directory)])
     for failure, said in (
         (UserError("plan.json: is damaged"), "plan.json: is damaged"),
-        (PermissionError(errno.EACCES, "Permission denied", str(run.directory)), f"{run.directory}: Permission denied"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", str(run.paths.directory)),
+            f"{run.paths.directory}: Permission denied",
+        ),
     ):
         monkeypatch.setattr(Run, "open", Mock(side_effect=failure))
         with pytest.raises(SystemExit) as end:

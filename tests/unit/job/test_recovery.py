@@ -93,10 +93,6 @@ def test_a_users_error_is_not_retried() -> None:
     assert decide(attempt(failures=user_error, signal=signal.SIGUSR1)) == Decision("end", 2)
 
 
-def test_signals_are_named() -> None:
-    assert "rank 3: SIGKILL at step 12" in decide(attempt(failures=(NodeFailure("node2", 3, 137, 1.0),))).message
-
-
 def test_a_failure_without_a_reason_is_requeued() -> None:
     lost = decide(attempt(failures=()), [crash(12, 10)])
     assert (lost.action, lost.number) == ("requeue", 2)
@@ -143,12 +139,12 @@ def test_restarts_of_all_jobs_of_a_submission(make_run: MakeRun) -> None:
     run = make_run()
     first, second = "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z"
     for job_id, submitted in (("train-1", first), ("train-2", second), ("train-3", second)):
-        run.add_job(Job("train", job_id, "sagemaker", submitted))
-        attempts.add(run, "train", attempt(job_id=job_id))
-    attempts.add(run, "train", attempt(job_id="manual"))
+        run.journal.add_job(Job("train", job_id, "sagemaker", submitted))
+        attempts.add(run.paths, "train", attempt(job_id=job_id))
+    attempts.add(run.paths, "train", attempt(job_id="manual"))
 
     def found(job_id: str) -> list[str]:
-        return [restart.job_id for restart in attempts.of_submission(run, "train", job_id)]
+        return [restart.job_id for restart in attempts.of_submission(run.journal, "train", job_id)]
 
     assert found("train-3") == ["train-2", "train-3"]
     assert (found("train-1"), found("manual"), found("unknown")) == (["train-1"], ["manual"], [])
@@ -156,16 +152,16 @@ def test_restarts_of_all_jobs_of_a_submission(make_run: MakeRun) -> None:
 
 def test_history_and_progress_on_disk(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
-    assert attempts.history(run, "train") == []
-    assert (run.last_written_step(), metrics.last_step(run.metrics_path)) == (0, 0)
-    (run.checkpoints / "step-00000010").mkdir(parents=True)
-    (run.checkpoints / ".step-00000020.partial").mkdir()
-    (run.checkpoints / "step-00000030.copy").mkdir()
-    run.metrics_path.write_text('{"step": 11}\n{"step": 12}\n{"st')
-    assert (run.last_written_step(), metrics.last_step(run.metrics_path)) == (10, 12)
+    assert attempts.history(run.paths, "train") == []
+    assert (run.journal.last_written_step(), metrics.last_step(run.paths.metrics_path)) == (0, 0)
+    (run.paths.checkpoints / "step-00000010").mkdir(parents=True)
+    (run.paths.checkpoints / ".step-00000020.partial").mkdir()
+    (run.paths.checkpoints / "step-00000030.copy").mkdir()
+    run.paths.metrics_path.write_text('{"step": 11}\n{"step": 12}\n{"st')
+    assert (run.journal.last_written_step(), metrics.last_step(run.paths.metrics_path)) == (10, 12)
     for _ in range(2):
-        attempts.add(run, "train", attempt())
-    assert [restart.reason for restart in attempts.history(run, "train")] == ["rank 3: exit 1 at step 12"] * 2
+        attempts.add(run.paths, "train", attempt())
+    assert [restart.reason for restart in attempts.history(run.paths, "train")] == ["rank 3: exit 1 at step 12"] * 2
 
     monkeypatch.setenv("SLURMD_NODENAME", "node2")
     recovery.report_failure(3, 1, 5.0)  # no supervisor
@@ -186,15 +182,15 @@ def test_a_users_error_outranks_an_earlier_failure_on_another_nodes_clock() -> N
 
 def test_damaged_files_are_ignored(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
-    run.directory.mkdir(parents=True)
+    run.paths.directory.mkdir(parents=True)
     (tmp_path / "failure-0-node1.json").write_text('{"node": ')
     (tmp_path / "failure-0-node2.json").write_text('{"node": "node2", "rank": 1, "status": 9, "time": 1.0}')
     assert [failure.node for failure in recovery.failures(tmp_path)] == ["node2"]
-    run.restarts_path("train").parent.mkdir()
-    run.restarts_path("train").write_text('[{"job_id": "7"}]')
-    assert attempts.history(run, "train") == []
-    run.metrics_path.write_bytes(b'{"step": 7}\n\xff\xfe{"step"')
-    assert metrics.last_step(run.metrics_path) == 7
+    run.paths.restarts_path("train").parent.mkdir()
+    run.paths.restarts_path("train").write_text('[{"job_id": "7"}]')
+    assert attempts.history(run.paths, "train") == []
+    run.paths.metrics_path.write_bytes(b'{"step": 7}\n\xff\xfe{"step"')
+    assert metrics.last_step(run.paths.metrics_path) == 7
 
 
 def test_only_the_last_step_of_a_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,26 +204,26 @@ def test_only_the_last_step_of_a_job_counts(tmp_path: Path, monkeypatch: pytest.
 def test_an_earlier_job_of_the_same_id_is_forgotten(make_run: MakeRun) -> None:
     run = make_run()
     for job_id in ("manual", "8"):
-        attempts.add(run, "train", attempt(job_id=job_id))
-    attempts.forget(run, "train", "manual")
-    assert [restart.job_id for restart in attempts.history(run, "train")] == ["8"]
+        attempts.add(run.paths, "train", attempt(job_id=job_id))
+    attempts.forget(run.paths, "train", "manual")
+    assert [restart.job_id for restart in attempts.history(run.paths, "train")] == ["8"]
 
 
 def test_what_is_measured_of_the_reference_is_counted(make_run: MakeRun) -> None:
     run = make_run()
-    assert run.references_measured() == 0
-    run.reference_log_probabilities.mkdir(parents=True)
-    run.reference_count.write_text("12\n")
-    assert run.references_measured() == 12
-    run.reference_count.write_text("")
-    assert run.references_measured() == 0
+    assert run.journal.references_measured() == 0
+    run.paths.reference_log_probabilities.mkdir(parents=True)
+    run.paths.reference_count.write_text("12\n")
+    assert run.journal.references_measured() == 12
+    run.paths.reference_count.write_text("")
+    assert run.journal.references_measured() == 0
 
 
 def test_the_newest_checkpoint_is_the_one_written_last(make_run: MakeRun) -> None:
     run = make_run()
-    assert run.last_written_step() == 0
+    assert run.journal.last_written_step() == 0
     for age, step in ((1, 350), (2, 400)):  # 400 was damaged: training resumed before it
-        directory = run.checkpoints / f"step-{step:08d}"
+        directory = run.paths.checkpoints / f"step-{step:08d}"
         directory.mkdir(parents=True)
         os.utime(directory, (1_000_000 - age, 1_000_000 - age))
-    assert run.last_written_step() == 350
+    assert run.journal.last_written_step() == 350

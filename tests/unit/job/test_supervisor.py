@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft import publish
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
@@ -42,8 +43,8 @@ sys.exit(supervisor.main())
 def start(run: Run, command: str, program: str = "", **environment: str) -> "subprocess.Popen[str]":
     supervisor = ["-c", program] if program else ["-m", "hyperpod_ft.job.supervisor"]
     return subprocess.Popen(
-        [sys.executable, *supervisor, "train", run.directory, "bash", "-c", command],
-        cwd=run.directory,
+        [sys.executable, *supervisor, "train", run.paths.directory, "bash", "-c", command],
+        cwd=run.paths.directory,
         env={**os.environ, "HYPERPOD_FT_JOB_ID": "7", "PYTHONPATH": str(REPOSITORY)} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -63,12 +64,14 @@ def scontrol(directory: Path, text: str) -> dict[str, str]:
     return {"PATH": f"{directory}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
 
 
-def test_a_command_is_tried_again_until_it_succeeds(run: Run) -> None:
-    status, output = finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }"))
-    assert status == 0
-    assert "train: exit 9 at step 0, " in output and "restart 1 of 3 in 1 s\n== train job 7, restart 1\n" in output
-    assert run.exit_marker("train", "7").read_text() == "0\n"
-    assert [restart.job_id for restart in attempts.history(run, "train")] == ["7"]
+@pytest.mark.parametrize(("end", "left"), [(0, {"generate"}), (2, set()), (143, {"train", "generate"})])
+def test_secrets_are_removed_when_no_job_will_read_them(run: Run, end: int, left: set[str]) -> None:
+    for stage in ("train", "generate"):
+        publish.write_text(run.paths.secrets(stage), "export X=1\n", mode=0o600)
+    # 143: Slurm has told it to end, and may start it again
+    command = {0: finished_training(run), 2: "exit 2", 143: "kill $PPID; sleep 1; exit 143"}[end]
+    status, output = finish(start(run, command, IMPATIENT))
+    assert (status, {path.name for path in run.paths.secrets_directory.iterdir()}) == (end, left), output
 
 
 # The supervisor, on a volume that is full.
@@ -86,7 +89,7 @@ def test_a_full_volume_is_one_line(run: Run) -> None:
     status, output = finish(start(run, "true", program=ON_A_FULL_VOLUME))
     line = "error: train: attempts: No space left on device; free or repair the volume, then resume"
     assert (status, output) == (2, f"{line}\n")
-    assert run.exit_marker("train", "7").read_text() == "2\n"
+    assert run.paths.exit_marker("train", "7").read_text() == "2\n"
 
 
 def test_a_volume_that_takes_no_exit_status_does_not_change_it(run: Run) -> None:
@@ -97,86 +100,61 @@ def test_a_volume_that_takes_no_exit_status_does_not_change_it(run: Run) -> None
 def finished_training(run: Run) -> str:
     """A command that does what rank 0 does at the end of a training: it writes the stage's record."""
     record = Record("train", run.plan["train"].fingerprint, {}, (), {}, utc_now(), 0.0, "", "7")
-    record.write(run.directory / "record")
-    return f"mkdir -p records && cp record records/partial && mv records/partial {run.record_path('train')}"
-
-
-@pytest.mark.parametrize("trap", ["", "trap '' TERM; "], ids=["ends at SIGTERM", "ignores SIGTERM"])
-def test_a_peer_that_hangs_after_the_record_is_written_does_not_hold_the_job(run: Run, trap: str) -> None:
-    process = start(run, f"{trap}{finished_training(run)}; while :; do sleep 0.2; done", program=IMPATIENT)
-    wait_for(run.record_path("train").exists)
-    recorded_at = time.monotonic()
-    status, output = finish(process)
-    assert status == 0
-    assert time.monotonic() - recorded_at < 30
-    assert "restart" not in output and attempts.history(run, "train") == []
-    assert run.exit_marker("train", "7").read_text() == "0\n"
+    record.write(run.paths.directory / "record")
+    return f"mkdir -p records && cp record records/partial && mv records/partial {run.paths.record_path('train')}"
 
 
 def test_a_record_that_was_seen_counts_when_a_forced_submission_removes_it(run: Run, tmp_path: Path) -> None:
     slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
-    remove = f"trap 'rm {shlex.quote(str(run.record_path('train')))}; exit 1' TERM"
+    remove = f"trap 'rm {shlex.quote(str(run.paths.record_path('train')))}; exit 1' TERM"
     process = start(run, f"{finished_training(run)}; {remove}; while :; do sleep 0.2; done", program=IMPATIENT, **slurm)
     assert finish(process)[0] == 0
-    assert not run.record_path("train").exists() and not (tmp_path / "asked").exists()
-    assert attempts.history(run, "train") == []
+    assert not run.paths.record_path("train").exists() and not (tmp_path / "asked").exists()
+    assert attempts.history(run.paths, "train") == []
 
 
-@pytest.mark.parametrize("end", ["exit 1", "exit 2", "kill -KILL $$"])
-def test_a_peer_that_fails_after_the_record_is_written_is_not_a_crash(run: Run, tmp_path: Path, end: str) -> None:
+def test_a_peer_that_fails_after_the_record_is_written_is_not_a_crash(run: Run, tmp_path: Path) -> None:
     slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
-    assert finish(start(run, f"{finished_training(run)}; {end}", **slurm))[0] == 0
-    assert attempts.history(run, "train") == [] and not (tmp_path / "asked").exists()
+    assert finish(start(run, f"{finished_training(run)}; exit 2", **slurm))[0] == 0
+    assert attempts.history(run.paths, "train") == [] and not (tmp_path / "asked").exists()
 
 
 def test_what_is_done_is_not_started_again(run: Run) -> None:
-    subprocess.run(["bash", "-c", finished_training(run)], cwd=run.directory, check=True)
+    subprocess.run(["bash", "-c", finished_training(run)], cwd=run.paths.directory, check=True)
     status, output = finish(start(run, "touch started"))
-    assert (status, (run.directory / "started").exists()) == (0, False)
+    assert (status, (run.paths.directory / "started").exists()) == (0, False)
     assert "already done" in output
-
-
-def test_restarts_of_another_submission_do_not_count(run: Run) -> None:
-    attempt = Attempt("6", "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 0, 0)
-    for _ in range(3):
-        attempts.add(run, "train", attempt)
-    assert finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }"))[0] == 0
 
 
 def test_a_cancelled_job_is_not_tried_again(run: Run) -> None:
     process = start(run, "trap 'exit 1' TERM; touch started; while :; do sleep 0.1; done")
-    wait_for((run.directory / "started").exists)
+    wait_for((run.paths.directory / "started").exists)
     subprocess.run(["pkill", "-TERM", "-P", str(process.pid)], check=True)  # Slurm signals both, in any order
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 143
-    assert run.exit_marker("train", "7").read_text() == "143\n"
-    assert attempts.history(run, "train") == []
+    assert run.paths.exit_marker("train", "7").read_text() == "143\n"
+    assert attempts.history(run.paths, "train") == []
 
 
-@pytest.mark.parametrize("when", ["running", "pausing"])
-def test_the_notice_reaches_the_command_and_the_job_is_requeued(run: Run, tmp_path: Path, when: str) -> None:
-    marker = run.exit_marker("train", "7")
+def test_the_notice_during_a_pause_has_the_job_requeued(run: Run, tmp_path: Path) -> None:
+    marker = run.paths.exit_marker("train", "7")
     marker.parent.mkdir()
     marker.write_text("1\n")
     slurm = scontrol(tmp_path, f'echo "$@" >part && mv part {shlex.quote(str(tmp_path / "asked"))}')
-    save = "mkdir -p checkpoints/step-00000004"
-    if when == "running":
-        process = start(run, f"trap '{save}; exit 138' USR1; touch started; while :; do sleep 0.1; done", **slurm)
-        wait_for((run.directory / "started").exists)
-    else:
-        # the second crash has a pause of 2 s
-        rank = '{"node": "a", "rank": 0, "status": 1, "time": %s}'
-        crash = f"printf '{rank}' $SECONDS >$HYPERPOD_FT_ATTEMPT/failure-0-a.json; exit 1"
-        process = start(run, f"{save}; [[ -e once ]] && {{ touch started; {crash}; }}; touch once; {crash}", **slurm)
-        (run.directory / "metrics.jsonl").write_text('{"step": 4}')
-        wait_for((run.directory / "once").exists)
-        time.sleep(1.5)
+    # the second crash has a pause of 2 s
+    rank = '{"node": "a", "rank": 0, "status": 1, "time": %s}'
+    crash = f"printf '{rank}' $SECONDS >$HYPERPOD_FT_ATTEMPT/failure-0-a.json; exit 1"
+    command = f"mkdir -p checkpoints/step-00000004; [[ -e once ]] && {{ touch started; {crash}; }}; touch once; {crash}"
+    process = start(run, command, **slurm)
+    (run.paths.directory / "metrics.jsonl").write_text('{"step": 4}')
+    wait_for((run.paths.directory / "once").exists)
+    time.sleep(1.5)
     process.send_signal(signal.SIGUSR1)
     wait_for((tmp_path / "asked").exists)
     assert (tmp_path / "asked").read_text() == "requeue 7\n"
     process.send_signal(signal.SIGTERM)  # as Slurm does then
     assert finish(process)[0] == 143
-    assert attempts.history(run, "train")[-1].cause == "time limit"
+    assert attempts.history(run.paths, "train")[-1].cause == "time limit"
     assert not marker.exists(), "it has not ended"
 
 
@@ -186,7 +164,7 @@ def test_ranks_that_hang_do_not_keep_the_job_from_being_requeued(make_run: MakeR
     slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
     save = "mkdir -p checkpoints/step-00000004"
     process = start(run, f"trap '' USR1; {save}; touch started; exec sleep 60", **slurm)
-    wait_for((run.directory / "started").exists)
+    wait_for((run.paths.directory / "started").exists)
     process.send_signal(signal.SIGUSR1)
     wait_for((tmp_path / "asked").exists)
     subprocess.run(["pkill", "-KILL", "-P", str(process.pid)], check=True)
@@ -199,7 +177,7 @@ def test_a_slurm_that_refuses_to_requeue_is_an_error(run: Run, tmp_path: Path) -
     status, output = finish(start(run, "mkdir -p checkpoints/step-00000004; exit 9", **slurm))
     assert status == 2
     assert "error: train: scontrol requeue 7: " in output and "hyperpod-ft resume" in output
-    assert run.exit_marker("train", "7").read_text() == "2\n"
+    assert run.paths.exit_marker("train", "7").read_text() == "2\n"
 
 
 @pytest.mark.parametrize(
@@ -212,7 +190,7 @@ def test_a_slurm_that_is_away_for_a_moment_is_asked_again(run: Run, tmp_path: Pa
         start(run, "mkdir -p checkpoints/step-00000004; exit 9", program=IMPATIENT, **scontrol(tmp_path, away))
     )
     assert status == 143 and "scontrol requeue" not in output
-    assert asked.exists() and not run.exit_marker("train", "7").exists()
+    assert asked.exists() and not run.paths.exit_marker("train", "7").exists()
 
 
 def test_a_job_that_slurm_believes_pending_counts_as_requeued(run: Run, tmp_path: Path) -> None:
@@ -220,7 +198,7 @@ def test_a_job_that_slurm_believes_pending_counts_as_requeued(run: Run, tmp_path
     slurm = scontrol(tmp_path, "kill $PPID; echo 'Job is pending execution for job 7' >&2; exit 1")
     status, output = finish(start(run, "exit 9", **slurm))
     assert status == 143 and "error" not in output
-    assert not run.exit_marker("train", "7").exists()
+    assert not run.paths.exit_marker("train", "7").exists()
 
 
 # The supervisor, and a process of the attempt before it, which makes the directory of reports again.
@@ -260,7 +238,7 @@ def test_auto_resume_is_asked_for_where_hyperpod_is_and_nowhere_else(
     (tmp_path / "srun").chmod(0o755)
     job = {"SLURM_JOB_NODELIST": "node1", "SLURM_CPUS_ON_NODE": "2"}
     subprocess.run(["bash", script], env=os.environ | slurm | job, check=True, timeout=60)
-    arguments = (run.directory / "srun-arguments").read_text().splitlines()
+    arguments = (run.paths.directory / "srun-arguments").read_text().splitlines()
     assert ("--auto-resume=1" in arguments) == hyperpod
     assert ("--cpus-per-task=2" in arguments) != hyperpod
     assert ("--immediate=600" in arguments) != hyperpod
@@ -273,12 +251,12 @@ SAVES = "mkdir -p checkpoints/step-00000004"
 
 def test_the_last_job_before_the_limit_leaves_the_rest_to_the_next_training_job(run: Run) -> None:
     process = start(run, f"trap '{SAVES}; exit 138' USR1; touch started; while :; do sleep 0.1; done", **HOST)
-    wait_for((run.directory / "started").exists)
+    wait_for((run.paths.directory / "started").exists)
     process.send_signal(signal.SIGUSR1)
     status, output = finish(process)
     assert status == 138 and "the next job resumes from step 4" in output
-    assert [(end.job_id, end.cause) for end in attempts.history(run, "train")] == [("7", "time limit")]
-    assert run.exit_marker("train", "7").read_text() == "138\n"
+    assert [(end.job_id, end.cause) for end in attempts.history(run.paths, "train")] == [("7", "time limit")]
+    assert run.paths.exit_marker("train", "7").read_text() == "138\n"
 
 
 def test_a_training_job_waits_for_its_checkpoint_as_long_as_its_own_notice_allows(make_run: MakeRun) -> None:
@@ -287,48 +265,39 @@ def test_a_training_job_waits_for_its_checkpoint_as_long_as_its_own_notice_allow
     run.freeze()
     hangs = f"trap '{SAVES}' USR1; touch started; until [[ -e over ]]; do sleep 0.1; done"
     process = start(run, hangs, HYPERPOD_FT_MAX_RUNTIME="15", **HOST)
-    wait_for((run.directory / "started").exists)
+    wait_for((run.paths.directory / "started").exists)
     process.send_signal(signal.SIGUSR1)
     try:
         process.wait(30)
     finally:
-        (run.directory / "over").touch()
+        (run.paths.directory / "over").touch()
     status, output = finish(process)
     assert status == 138 and "the next job resumes from step 4" in output
-
-
-def test_a_training_job_that_saved_nothing_before_its_limit_is_not_continued(run: Run) -> None:
-    process = start(run, "trap 'exit 138' USR1; touch started; while :; do sleep 0.1; done", **HOST)
-    wait_for((run.directory / "started").exists)
-    process.send_signal(signal.SIGUSR1)
-    status, output = finish(process)
-    assert status == 2 and "cluster.time_limit" in output
-    assert attempts.history(run, "train") == []
 
 
 def test_a_stop_of_a_training_job_has_the_ranks_save(run: Run) -> None:
     """SageMaker signals PID 1 alone, and torchrun would kill its ranks half a minute after SIGTERM."""
     process = start(run, f"trap '{SAVES}; exit 138' USR1; touch started; while :; do sleep 0.1; done", **HOST)
-    wait_for((run.directory / "started").exists)
+    wait_for((run.paths.directory / "started").exists)
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 143
-    assert (run.directory / "checkpoints" / "step-00000004").exists()
-    assert attempts.history(run, "train") == []
+    assert (run.paths.directory / "checkpoints" / "step-00000004").exists()
+    assert attempts.history(run.paths, "train") == []
 
 
 def test_ranks_that_were_not_ready_are_told_again(run: Run) -> None:
     """A torchrun without ranks has nobody to pass the notice on to."""
     late = f"trap '{SAVES}; exit 138' USR1; while :; do sleep 0.1; done"
     process = start(run, f"trap '' USR1; touch started; until [[ -e ready ]]; do sleep 0.1; done; {late}", **HOST)
-    wait_for((run.directory / "started").exists)
+    wait_for((run.paths.directory / "started").exists)
     process.send_signal(signal.SIGTERM)
-    (run.directory / "ready").touch()
+    (run.paths.directory / "ready").touch()
     assert finish(process)[0] == 143
-    assert (run.directory / "checkpoints" / "step-00000004").exists()
+    assert (run.paths.directory / "checkpoints" / "step-00000004").exists()
 
 
 def test_restarts_of_a_training_job_count_after_a_spot_interruption(run: Run) -> None:
     """Its name is its own, unlike the number of a job of a Slurm that was set up again."""
-    attempts.add(run, "train", Attempt("7", "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 0, 0))
+    attempts.add(run.paths, "train", Attempt("7", "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 0, 0))
     status, output = finish(start(run, "[[ -e tried ]] || { touch tried; exit 9; }", **HOST))
     assert status == 0 and "restart 2 of 3" in output

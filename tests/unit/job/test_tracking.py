@@ -29,8 +29,8 @@ sys.exit(supervisor.main())
 def supervise(run: Run, command: str, impatient: bool = False) -> "subprocess.Popen[str]":
     program = ["-c", IMPATIENT] if impatient else ["-m", "hyperpod_ft.job.supervisor"]
     return subprocess.Popen(
-        [sys.executable, *program, "train", run.directory, "bash", "-c", command],
-        cwd=run.directory,
+        [sys.executable, *program, "train", run.paths.directory, "bash", "-c", command],
+        cwd=run.paths.directory,
         env={**os.environ, "HYPERPOD_FT_JOB_ID": "7"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -41,12 +41,12 @@ def supervise(run: Run, command: str, impatient: bool = False) -> "subprocess.Po
 def training(run: Run, tmp_path: Path) -> str:
     """A command that crashes after three of six steps; restarted from step 2, it makes the third again and ends."""
     log(run, range(1, 4))
-    first = run.metrics_path.rename(tmp_path / "first")
+    first = run.paths.metrics_path.rename(tmp_path / "first")
     log(run, range(1, 7))
-    second = run.metrics_path.rename(tmp_path / "second")
+    second = run.paths.metrics_path.rename(tmp_path / "second")
     finish(run, final_loss=0.25)
-    record = run.record_path("train").rename(tmp_path / "record")
-    there = shlex.quote(str(run.record_path("train")))
+    record = run.paths.record_path("train").rename(tmp_path / "record")
+    there = shlex.quote(str(run.paths.record_path("train")))
     return (
         f"if [[ ! -e tried ]]; then touch tried; cp {first} metrics.jsonl; exit 9; fi;"
         f"cp {second} new; mv new metrics.jsonl; cp {record} {there}.new; mv {there}.new {there}"
@@ -57,7 +57,7 @@ def test_a_training_that_crashes_once_is_published_without_gaps_and_doubles(trac
     run = tracked("tensorboard")
     output, _ = supervise(run, training(run, tmp_path)).communicate(timeout=60)
     assert "restart 1 of 3" in output
-    assert f"tracking: tensorboard: published to step 6 {run.tracking / 'tensorboard'}\n" in output
+    assert f"tracking: tensorboard: published to step 6 {run.paths.tracking / 'tensorboard'}\n" in output
     assert losses(run) == [(step, pytest.approx(2 / step)) for step in range(1, 7)]
     assert TrackerState.read(run, "tensorboard").final == {"final/final_loss": 0.25}
 
@@ -70,14 +70,14 @@ def test_a_tracker_that_hangs_neither_fails_nor_holds_a_training(tracked: MakeRu
     begun = time.monotonic()
     process = supervise(run, training(run, tmp_path), impatient=True)
     assert process.wait(60) == 0 and time.monotonic() - begun < 30
-    assert not is_running(int((run.tracking / "pid").read_text()))
-    assert run.is_done("train") and run.exit_marker("train", "7").read_text() == "0\n"
+    assert not is_running(int((run.paths.tracking / "pid").read_text()))
+    assert run.journal.is_done("train") and run.paths.exit_marker("train", "7").read_text() == "0\n"
 
 
 def test_a_damaged_run_is_named(tracked: MakeRun) -> None:
     run = tracked("tensorboard")
-    run.plan_path.write_text("{")
-    program = [sys.executable, "-m", "hyperpod_ft.tracking", str(run.directory)]
+    run.paths.plan_path.write_text("{")
+    program = [sys.executable, "-m", "hyperpod_ft.tracking", str(run.paths.directory)]
     done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: tracking: ") and "its plan.json is missing or damaged; " in done.stderr

@@ -17,6 +17,7 @@ from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.submit import submit
 from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.records import outputs_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 from tests.unit.stage_runs import finish
@@ -46,11 +47,11 @@ def test_the_section_adds_two_stages_and_changes_no_run(make_run: MakeRun) -> No
     added = [stage for stage in run.plan.stages if stage.name not in OTHERS]
     assert [(stage.name, stage.needs) for stage in added] == [
         ("tasks", ("env",)),
-        ("eval", ("env", "download", "tasks", "consolidate", "merge")),
+        ("eval", ("env", "download", "tasks", "merge")),
     ]
-    assert run.directory == without.directory and added[0].shared and not added[1].shared
+    assert run.paths.directory == without.paths.directory and added[0].shared and not added[1].shared
     other = make_run(eval=SECTION | {"limit": 10})
-    assert other.plan["tasks"] == run.plan["tasks"] and other.record_path("eval") != run.record_path("eval")
+    assert other.plan["tasks"] == run.plan["tasks"] and other.paths.record_path("eval") != run.paths.record_path("eval")
 
 
 def test_a_gpu_node_evaluates_and_the_cpus_of_trainium_do(make_run: MakeRun) -> None:
@@ -91,7 +92,7 @@ def test_only_stage_tasks_uses_the_network(make_run: MakeRun) -> None:
     scripts = render(run, Installation(Path("/kit/python"), Path("/kit/code")))
     assert "HF_HUB_OFFLINE=1" in scripts["eval"] and "unset HF_TOKEN" in scripts["eval"]
     assert "HF_HUB_OFFLINE" not in scripts["tasks"] and "python=/kit/python" in scripts["tasks"]
-    assert f"python={run.evaluation_environment}/bin/python" in scripts["eval"]
+    assert f"python={run.paths.evaluation_environment}/bin/python" in scripts["eval"]
     assert (
         "python=/opt/e"
         in render(make_run(eval=SECTION | {"python": "/opt/e"}), Installation(Path("/p"), Path("/c")))["eval"]
@@ -103,17 +104,17 @@ def test_a_finished_run_gets_an_evaluation_of_its_own(make_run: MakeRun, tmp_pat
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "quiz.yaml").write_text("task: quiz\n")
     evaluated = with_evaluation(run, {"tasks": ("quiz",), "include_path": "own"}, tmp_path)
-    assert evaluated.directory == run.directory and chosen(evaluated, only="eval") == ["tasks", "eval"]
+    assert evaluated.paths.directory == run.paths.directory and chosen(evaluated, only="eval") == ["tasks", "eval"]
     assert evaluated.config.eval is not None and evaluated.config.eval.include_path == str(tmp_path / "own")
     assert run_file.resolve(evaluated.config, tmp_path) == evaluated.config
     # what is not done besides is not this command's business
-    run.record_path("generate").unlink()
+    run.paths.record_path("generate").unlink()
     assert chosen(evaluated, only="eval") == ["tasks", "eval"]
     finish(evaluated, "tasks")
     assert chosen(evaluated, only="eval") == ["eval"] and chosen(evaluated) == ["generate", "eval"]
     with pytest.raises(UserError, match=r"^hyperpod-ft eval: eval\.tasks\.0: must be the name of one task"):
         with_evaluation(run, {"tasks": ("a b",)}, tmp_path)
-    run.record_path("merge").unlink()
+    run.paths.record_path("merge").unlink()
     with pytest.raises(UserError, match=r"no tuned model yet: stage merge: has not run; run: hyperpod-ft resume"):
         with_evaluation(run, {"tasks": ("quiz",)}, tmp_path)
 
@@ -121,18 +122,18 @@ def test_a_finished_run_gets_an_evaluation_of_its_own(make_run: MakeRun, tmp_pat
 class Recorder(ProcessLauncher):
     """Takes the stages instead of starting them."""
 
-    def submit(self, run: Run, stages: Any, submitted: Callable[[Job], None], awaited: Any = None) -> None:
+    def submit(self, run: Run, stages: Any, after: object) -> None:
         for number, stage in enumerate(stages):
-            submitted(Job(stage.name, f"p{number}", self.name, "2026-01-01T00:00:00Z"))
+            run.journal.add_job(Job(stage.name, f"p{number}", self.name, "2026-01-01T00:00:00Z"))
 
 
 def test_the_command_submits_its_own_stages(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = finished(make_run, eval={"tasks": ["mmlu"], "limit": 5})
     monkeypatch.setattr(Launchers, "of", lambda _: Launchers(process=Recorder()))
     options = ["--tasks", "arc_easy, gsm8k", "--num-fewshot", "0", "--batch-size", "auto", "--launcher", "process"]
-    done = CliRunner().invoke(app, ["eval", str(run.directory), *options], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["eval", str(run.paths.directory), *options], catch_exceptions=False)
     assert done.exit_code == 0 and "tasks p0, eval p1" in done.output, done.output
-    section = Run.open(run.directory).config.eval
+    section = Run.open(run.paths.directory).config.eval
     assert section is not None and section.tasks == ("arc_easy", "gsm8k")
     assert (section.num_fewshot, section.limit, section.batch_size) == (0, None, "auto")
 
@@ -141,26 +142,32 @@ def test_force_evaluates_again(make_run: MakeRun) -> None:
     run = finished(make_run, eval=SECTION)
     for stage in ("tasks", "eval"):
         finish(run, stage)
-    for file in (run.base_scores / "1.json", run.tuned_scores / "1.json", run.base_scores / "of-another-run.json"):
+    for file in (
+        run.paths.base_scores / "1.json",
+        run.paths.tuned_scores / "1.json",
+        run.paths.base_scores / "of-another-run.json",
+    ):
         publish.write_text(file, "{}")
     submit(run, Launchers(process=Recorder()), Selection(only="eval", force=True), "process")
-    assert run.evaluation_forced.exists(), "for the stage, which knows what of the base model's scores is meant"
-    assert sorted(file.name for file in run.base_scores.iterdir()) == ["1.json", "of-another-run.json"]
-    assert not run.tuned_scores.exists()
-    assert len(list((run.directory / "evaluations").glob("*.discarded-*"))) == 1
-    assert not run.record_path("eval").exists()
+    assert run.paths.evaluation_forced.exists(), "for the stage, which knows what of the base model's scores is meant"
+    assert sorted(file.name for file in run.paths.base_scores.iterdir()) == ["1.json", "of-another-run.json"]
+    assert not run.paths.tuned_scores.exists()
+    assert len(list((run.paths.directory / "evaluations").glob("*.discarded-*"))) == 1
+    assert not run.paths.record_path("eval").exists()
 
 
 def test_a_card_may_be_edited(make_run: MakeRun) -> None:
     run = finished(make_run)
-    run.tuned_model.mkdir()
-    files = run.tuned_model / "README.md", run.tuned_model / "config.json"
+    run.paths.tuned_model.mkdir()
+    files = run.paths.tuned_model / "README.md", run.paths.tuned_model / "config.json"
     for file in files:
         file.write_text("x")
-    record = run.record("merge")
+    record = run.journal.record("merge")
     assert record is not None
-    record.__class__(**vars(record) | {"outputs": run.outputs_of([run.tuned_model])}).write(run.record_path("merge"))
+    record.__class__(**vars(record) | {"outputs": outputs_of(run.paths.root, [run.paths.tuned_model])}).write(
+        run.paths.record_path("merge")
+    )
     files[0].write_text("another card")
-    assert run.is_done("merge")
+    assert run.journal.is_done("merge")
     files[1].write_text("{}")
-    assert "config.json has 2 bytes" in run.why_not_done("merge")
+    assert "config.json has 2 bytes" in run.journal.why_not_done("merge")

@@ -10,18 +10,20 @@ from benchmarks.run_directories import write_runs
 from hyperpod_ft import publish
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.listing import list_runs
+from hyperpod_ft.launch.render import slurm_job_comment, slurm_job_name
 from hyperpod_ft.launch.slurm import programs
-from hyperpod_ft.launch.status import status, status_of
-from hyperpod_ft.runs.cached_run import CachedRun
+from hyperpod_ft.launch.status import RunStatus, status, status_of
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.serving.view.pages import Pages
 
 
 def test_a_listing_is_what_status_says_and_asks_slurm_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = list(write_runs(tmp_path, 14))
     requeued, failed, early = runs[7], runs[11], runs[13]
     answer = "\n".join(
-        f"{run.latest_jobs()[stage].job_id}|RUNNING|None|0:10|node1|{run.job_name(stage)}|{requeued.job_comment}"
+        f"{run.journal.latest_jobs()[stage].job_id}|RUNNING|None|0:10|node1|"
+        f"{slurm_job_name(run.config, stage)}|/|{slurm_job_comment(requeued.paths)}"
         for run, stage in ((requeued, "train"), (failed, "merge"))
     )
     asked: list[str] = []
@@ -34,11 +36,64 @@ def test_a_listing_is_what_status_says_and_asks_slurm_once(tmp_path: Path, monke
     monkeypatch.setattr("shutil.which", lambda _: None)  # sacct
     listed = {Path(current.directory): current for current in list_runs(tmp_path)}
     assert asked == ["squeue", "scontrol"], "for three runs"
-    assert listed == {run.directory: status(run, Launchers.of(run)) for run in runs}
-    assert listed[requeued.directory].state == "running"
+    assert listed == {run.paths.directory: status(run, Launchers.of(run)) for run in runs}
+    assert listed[requeued.paths.directory].state == "running"
     for run, stage in ((failed, "merge"), (early, "dataset")):
-        found = listed[run.directory].failed
+        found = listed[run.paths.directory].failed
         assert found is not None and found.stage == stage, "a job of another run has the id"
+
+
+@pytest.mark.parametrize("content", [b"\xff", "\N{SUPERSCRIPT TWO}".encode(), b"", None])
+def test_a_damaged_exit_status_is_a_failure_and_ends_no_list(
+    make_run: Callable[..., Run], content: bytes | None
+) -> None:
+    good, bad = make_run(), make_run(name="bad")
+    for run in (good, bad):
+        run.freeze()
+        run.journal.add_job(Job("train", "7", "slurm", "2026-01-01T00:00:00Z"))
+    marker = bad.paths.exit_marker("train", "7")
+    if content is None:
+        marker.mkdir(parents=True)
+    else:
+        publish.write_text(marker, "")
+        marker.write_bytes(content)
+    states = {run.config.name: status_of(run, run.journal.latest_jobs(), {}).state for run in (good, bad)}
+    assert states["bad"] == "failed" != states[good.config.name]
+    assert len(list_runs(good.paths.root)) == 2
+
+
+@pytest.mark.parametrize("damage", ["{", '[{"stage": "env", "job_id": "../x"}]', None])
+def test_a_run_that_somebody_damaged_is_left_out(
+    make_run: Callable[..., Run], damage: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = make_run(), make_run(name="bad")
+    for run in (good, bad):
+        run.freeze()
+    if damage is None:
+        bad.paths.jobs_path.mkdir()
+    else:
+        bad.paths.jobs_path.write_text(damage)
+    assert [current.directory for current in list_runs(good.paths.root)] == [str(good.paths.directory)]
+    assert str(bad.paths.jobs_path) in capsys.readouterr().err
+    page = Pages(good.paths.root).all_runs().decode()
+    assert good.paths.full_name in page and bad.paths.full_name not in page
+
+
+def test_a_stage_that_ends_while_slurm_is_asked_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run,) = write_runs(tmp_path, 1)
+    record, not_yet = run.paths.record_path("merge"), tmp_path / "record"
+
+    def ends_now(arguments: list[str], *_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        if not_yet.exists():
+            not_yet.rename(record)
+        return subprocess.CompletedProcess(arguments, 0, "", "")
+
+    monkeypatch.setattr(programs, "run", ends_now)
+    monkeypatch.setattr("shutil.which", lambda _: None)  # sacct
+    looks: list[Callable[[], RunStatus]] = [lambda: list_runs(tmp_path)[0], lambda: status(run, Launchers.of(run))]
+    for look in looks:
+        record.rename(not_yet)
+        assert (look().state, not_yet.exists()) == ("done", False)
 
 
 def test_stages_with_one_job_id_of_slurm_are_two_jobs(make_run: Callable[..., Run]) -> None:
@@ -46,7 +101,7 @@ def test_stages_with_one_job_id_of_slurm_are_two_jobs(make_run: Callable[..., Ru
     run = make_run()
     run.freeze()
     for stage, day in (("train", 1), ("merge", 2)):
-        run.add_job(Job(stage, "4", "slurm", f"2026-01-0{day}T00:00:00Z"))
-        publish.write_text(run.exit_marker(stage, "4"), "1")
-    found = {stage.stage: stage.state for stage in status_of(CachedRun.now(run), {}).stages}
+        run.journal.add_job(Job(stage, "4", "slurm", f"2026-01-0{day}T00:00:00Z"))
+        publish.write_text(run.paths.exit_marker(stage, "4"), "1")
+    found = {stage.stage: stage.state for stage in status_of(run, run.journal.latest_jobs(), {}).stages}
     assert (found["train"], found["merge"]) == ("failed", "failed")

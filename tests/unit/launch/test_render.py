@@ -16,48 +16,56 @@ from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.runs.job_files import BANNER, banner
 from hyperpod_ft.runs.run import Run
+from tests import golden
 from tests.waiting import wait_for
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+SCRIPTS = Path(__file__).resolve().parents[3] / "slurm"
 INSTALLATION = Installation(Path("/fsx/hyperpod-ft/kit/bin/python"), Path("/fsx/hyperpod-ft/code"))
 MakeRun = Callable[..., Run]
 
 
+def of_recipe(name: str) -> Run:
+    return Run.of(run_file.load(run_file.find(name)))
+
+
 def flagship() -> dict[str, str]:
-    return render(Run.of(run_file.load(run_file.find("llama3-8b-dolly-lora-trn1"))), INSTALLATION)
+    return render(of_recipe("llama3-8b-dolly-lora-trn1"), INSTALLATION)
 
 
-def native_trainium() -> dict[str, str]:
-    return render(Run.of(run_file.load(run_file.find("llama3-8b-lora-trn2"))), INSTALLATION)
-
-
-def local_run() -> dict[str, str]:
+def local_run() -> Run:
     values = yaml_file.parse(run_file.RUN_FILE, run_file.find("quickstart"))
     values["model"] = {"source": "org/model"}
     values["dataset"] |= {"source": "org/data"}
-    values["cluster"]["root"] = "/shared"
+    values["cluster"]["root"] = "/fsx/hyperpod-ft"
     values["env"]["python"] = "/shared/venv/bin/python"
-    return render(Run.of(run_file.resolve(run_file.validate(values, "quickstart"), Path("/"))), INSTALLATION)
+    return Run.of(run_file.resolve(run_file.validate(values, "quickstart"), Path("/")))
 
 
-GOLDEN = {
-    REPOSITORY / "slurm": flagship,
-    REPOSITORY / "tests" / "unit" / "launch" / "golden": local_run,
-    REPOSITORY / "tests" / "unit" / "launch" / "golden_trn2": native_trainium,
-}
-
-
-@pytest.mark.parametrize("directory", GOLDEN, ids=lambda path: path.name)
-def test_scripts_equal_the_golden_ones(directory: Path) -> None:
+def test_scripts_equal_the_golden_ones() -> None:
     """HYPERPOD_FT_REFRESH_GOLDEN=1 pytest tests/unit/launch/test_render.py rewrites them."""
-    scripts = GOLDEN[directory]()
-    if os.environ.get("HYPERPOD_FT_REFRESH_GOLDEN"):
-        directory.mkdir(exist_ok=True)
-        for old in directory.glob("*.sbatch"):
-            old.unlink()
-        for stage, text in scripts.items():
-            (directory / f"{stage}.sbatch").write_text(text)
-    assert {path.stem: path.read_text() for path in directory.glob("*.sbatch")} == scripts
+    scripts = flagship()
+    for stage, text in scripts.items():
+        golden.check(SCRIPTS / f"{stage}.sbatch", text)
+    assert {path.stem for path in SCRIPTS.glob("*.sbatch")} == set(scripts)
+
+
+def without_names(script: str) -> str:
+    """The script without what the run and its id put into every line that names them."""
+    _, name, run_id = re.findall(r"^readonly RUN_DIR=(/fsx/hyperpod-ft/runs/(.*)/(.*))$", script, re.MULTILINE)[0]
+    return re.sub(rf"{run_id}(@\w+)?", "ID", script).replace(name, "NAME")
+
+
+OTHERS = {"local": local_run, "native-trainium": lambda: of_recipe("llama3-8b-lora-trn2")}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_scripts_of_other_engines_differ_from_the_flagships_as_recorded(case: str) -> None:
+    base = flagship()
+    text = "".join(
+        f"== {stage}\n{golden.difference(without_names(base[stage]), without_names(script))}"
+        for stage, script in render(OTHERS[case](), INSTALLATION).items()
+    )
+    golden.check(Path(__file__).parent / "golden" / f"{case}.diff", text)
 
 
 def nasty_values() -> dict[str, object]:
@@ -71,7 +79,7 @@ def nasty_values() -> dict[str, object]:
 def test_bash_and_shellcheck_accept_every_script(make_run: MakeRun, tmp_path: Path) -> None:
     runs = {
         "flagship": flagship(),
-        "trn2": native_trainium(),
+        "trn2": render(of_recipe("llama3-8b-lora-trn2"), INSTALLATION),
         "nasty": render(make_run(**nasty_values()), INSTALLATION),
     }
     for case, scripts in runs.items():
@@ -103,8 +111,8 @@ def test_values_reach_the_job_literally(make_run: MakeRun, tmp_path: Path) -> No
 def test_a_path_with_a_space_is_quoted_for_slurm(make_run: MakeRun) -> None:
     run = make_run(cluster__root="/fsx/two words")
     script = render(run, INSTALLATION)["train"]
-    assert f'#SBATCH --output="{run.logs}/%x_%j.out"' in script
-    assert f"readonly RUN_DIR={shlex.quote(str(run.directory))}" in script
+    assert f'#SBATCH --output="{run.paths.logs}/%x_%j.out"' in script
+    assert f"readonly RUN_DIR={shlex.quote(str(run.paths.directory))}" in script
 
 
 def test_headers(make_run: MakeRun) -> None:
@@ -136,14 +144,14 @@ def test_the_trap_leaves_the_exit_status_and_a_missing_interpreter_is_one_line(
     make_run: MakeRun, tmp_path: Path
 ) -> None:
     run = make_run(env__python=str(tmp_path / "gone"))
-    run.directory.mkdir(parents=True)
+    run.paths.directory.mkdir(parents=True)
     script = tmp_path / "merge.sbatch"
     script.write_text(render(run, INSTALLATION)["merge"])
     environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
     done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: merge: no interpreter at {tmp_path / 'gone'}")
-    assert run.exit_marker("merge", "7").read_text() == "2\n"
+    assert run.paths.exit_marker("merge", "7").read_text() == "2\n"
 
 
 @pytest.mark.parametrize("program", ["mkdir", "mv"])
@@ -152,7 +160,7 @@ def test_an_exit_status_that_cannot_be_written_leaves_no_half_of_it(
 ) -> None:
     """As on a full volume. Killed meanwhile, it leaves a name that says so (docs/when-something-fails.md)."""
     run = make_run(env__python="/bin/true")
-    (run.directory / "exits").mkdir(parents=True)
+    (run.paths.directory / "exits").mkdir(parents=True)
     (tmp_path / program).write_text('#!/bin/bash\nls -A "$RUN_DIR/exits" >&2; exit 1\n')
     (tmp_path / program).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HYPERPOD_FT_JOB_ID": "7"}
@@ -160,7 +168,7 @@ def test_an_exit_status_that_cannot_be_written_leaves_no_half_of_it(
     done = subprocess.run(["bash"], input=script, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, "the stage succeeded"
     assert re.fullmatch(r"\.merge_7\.partial-.+-\d+\n" if program == "mv" else "", done.stderr)
-    assert list((run.directory / "exits").iterdir()) == []
+    assert list((run.paths.directory / "exits").iterdir()) == []
 
 
 def test_precompile_is_the_training_command_under_graph_extraction() -> None:
@@ -173,31 +181,25 @@ def test_precompile_is_the_training_command_under_graph_extraction() -> None:
     assert precompile.replace("precompile", "train").splitlines() == train
 
 
-def test_only_stages_on_neuron_devices_use_the_compile_cache(make_run: MakeRun) -> None:
-    for stage, text in flagship().items():
-        assert ("export NEURON_CC_FLAGS=" in text) == (stage in ("precompile", "train"))
-    assert not any("NEURON" in text for text in render(make_run(), INSTALLATION).values())
-
-
 def test_a_script_that_is_terminated_says_so_in_its_exit_status(make_run: MakeRun, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/bash\ntouch started\nexec sleep 60\n")
     python.chmod(0o755)
     run = make_run(env__python=str(python))
-    run.directory.mkdir(parents=True)
+    run.paths.directory.mkdir(parents=True)
     script = tmp_path / "merge.sbatch"
     script.write_text(render(run, INSTALLATION)["merge"])
     environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
     with subprocess.Popen(["bash", script], cwd=tmp_path, env=environment, start_new_session=True) as job:
-        wait_for((run.directory / "started").exists, process=job)
+        wait_for((run.paths.directory / "started").exists, process=job)
         os.killpg(job.pid, signal.SIGTERM)  # as Slurm does: everything in the step
     assert job.returncode == 143
-    assert run.exit_marker("merge", "7").read_text() == "143\n"
+    assert run.paths.exit_marker("merge", "7").read_text() == "143\n"
 
 
 def test_a_script_prints_the_banner_of_its_stage(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(env__python=shutil.which("true"))
-    run.directory.mkdir(parents=True)
+    run.paths.directory.mkdir(parents=True)
     environment = {"PATH": os.environ["PATH"], "HYPERPOD_FT_JOB_ID": "7"}
     merge = render(run, INSTALLATION)["merge"]
     done = subprocess.run(["bash"], input=merge, env=environment, capture_output=True, text=True, check=True)

@@ -5,16 +5,15 @@ from typing import get_args
 
 import pytest
 
-from hyperpod_ft.config import setting_combinations
 from hyperpod_ft.config.run_config import EngineName
-from hyperpod_ft.config.sections.tracking import Tracker
+from hyperpod_ft.config.sections.cluster import Tracker
 from hyperpod_ft.environments import build
 from hyperpod_ft.planning import engine_rules, pins
 
 NAMES = get_args(EngineName)
 
 
-@pytest.mark.parametrize("table", [setting_combinations._CHECKS, engine_rules._RULES])
+@pytest.mark.parametrize("table", [engine_rules._LIMITS, engine_rules._RULES])
 def test_tables_name_every_engine(table: dict[EngineName, object]) -> None:
     assert sorted(table) == sorted(NAMES)
 
@@ -29,7 +28,10 @@ def test_every_environment_of_a_training_can_be_built() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_engines_have_all_rules_and_a_training_loop(name: EngineName) -> None:
     """mypy compares the signatures."""
-    wanted = {entry for entry in vars(engine_rules.EngineRules) if not entry.startswith("_")}
-    wanted |= engine_rules.EngineRules.__annotations__.keys()
-    assert wanted <= vars(engine_rules.rules_of(name)).keys()
+    for protocol, module in (
+        (engine_rules.EngineRules, engine_rules.rules_of(name)),
+        (engine_rules.Limits, engine_rules.limits_of(name)),
+    ):
+        wanted = {entry for entry in vars(protocol) if not entry.startswith("_")} | protocol.__annotations__.keys()
+        assert wanted <= vars(module).keys()
     assert find_spec(f"hyperpod_ft.engines.{name}.loop")

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sections.lora import Lora
+from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.torch.lora.adapters import adapt, is_adapted
 from hyperpod_ft.engines.torch.model import tensor_parallel
 from hyperpod_ft.planning.degrees import Degrees

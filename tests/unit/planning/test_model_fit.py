@@ -157,16 +157,30 @@ def too_large(make_run: MakeRun, tmp_path: Path) -> Run:
 def test_download_refuses_what_cannot_fit(too_large: Run) -> None:
     with pytest.raises(UserError, match="this would fit"):
         perform(too_large, "download", download.work)
-    assert not too_large.is_done("download")
+    assert not too_large.journal.is_done("download")
 
 
 def test_training_refuses_what_cannot_fit_before_it_begins(too_large: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is already there, as if another run had fetched it. One process stands in for all ranks."""
-    too_large.base_model.mkdir(parents=True)
-    (too_large.base_model / "config.json").write_text(json.dumps(LLAMA_3_70B))
+    too_large.paths.base_model.mkdir(parents=True)
+    (too_large.paths.base_model / "config.json").write_text(json.dumps(LLAMA_3_70B))
     monkeypatch.setattr(train, "engine", lambda _: None)
     monkeypatch.setattr(train.stage, "main", lambda _, work: work(too_large))
     store = HashStore()
     with pytest.raises(UserError, match="this would fit"):
         train._run_rank_0(Ranks(0, 32, 0, store))
-    assert store.get("hyperpod_ft/train/decision") == b"leave", "the other ranks leave too"
+    assert store.get("hyperpod_ft/train/layout") == b"", "the other ranks leave too"
+
+
+def test_a_trial_that_rank_0_refuses_ends_on_every_rank(
+    too_large: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    too_large.paths.base_model.mkdir(parents=True)
+    (too_large.paths.base_model / "config.json").write_text(json.dumps(LLAMA_3_70B))
+    monkeypatch.setattr(train, "engine", lambda _: None)
+    store = HashStore()
+    for rank in (0, 1):
+        with pytest.raises(SystemExit) as ended:
+            train._trial(too_large, Ranks(rank, 32, 0, store))
+        assert ended.value.code == 2
+    assert capsys.readouterr().err.count("error: train: ") == 1, "rank 0 says why"

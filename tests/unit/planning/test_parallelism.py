@@ -13,8 +13,9 @@ from hyperpod_ft.planning.degrees import Degrees, copies_over_tensor
 from hyperpod_ft.planning.model_fit import check_model_directory, check_trainable
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.neuron import rules as neuron_rules
+from hyperpod_ft.planning.neuron.limits import uses_flash_attention
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
-from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
+from hyperpod_ft.planning.torch.memory import has_sequence_parallel
 from hyperpod_ft.runs.run import Run
 
 MakeRun = Callable[..., Run]
@@ -140,13 +141,13 @@ def test_groups_that_neuronx_distributed_cannot_make(
     ],
 )
 def test_run_files_that_engine_neuron_cannot_train(make_run: MakeRun, overrides: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(UserError, match=words):
         make_run(**neuron(**overrides))
 
 
 def test_flash_attention_is_used_where_rows_have_its_length(make_run: MakeRun) -> None:
     def used(**overrides: Any) -> bool:
-        return make_run(**neuron(**overrides)).config.flash_attention
+        return uses_flash_attention(make_run(**neuron(**overrides)).config)
 
     assert used(dataset__max_length=4096) and used(dataset__max_length=4096, neuron__flash_attention=True)
     assert not used(dataset__max_length=1024)
@@ -242,11 +243,11 @@ def test_only_causal_models_are_trained(make_run: MakeRun, tmp_path: Path, famil
         (
             "llama",
             ["q_proj", "c_attn"],
-            "'c_attn' matches .*; it has down_proj, embed_tokens, gate_proj, k_proj, ",
+            "'c_attn' matches .* that it has: down_proj, embed_tokens, gate_proj, k_proj, ",
         ),
         ("llama", ["99.mlp.up_proj"], "'99.mlp.up_proj' matches"),
         ("llama", ["proj"], "'proj' matches"),
-        ("gpt_neox", ["q_proj"], "it has dense, dense_4h_to_h, dense_h_to_4h, embed_in, lm_head, query_key_value$"),
+        ("gpt_neox", ["q_proj"], "it has: dense, dense_4h_to_h, dense_h_to_4h, embed_in, lm_head, query_key_value$"),
         ("phi3", None, None),
         ("gpt2", None, None),
     ],

@@ -13,7 +13,7 @@ from hyperpod_ft.runs.attempts import Attempt, NodeFailure
 from hyperpod_ft.runs.job_files import banner
 from hyperpod_ft.runs.jobs import Job, Submission
 from hyperpod_ft.runs.records import Record, unix_time
-from hyperpod_ft.runs.results.samples import ExactCount, Loss, Losses, RecordedAnswers, SampledRow, Samples
+from hyperpod_ft.runs.results.samples import AnswerCount, Loss, Losses, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.results.usage import Usage
 from hyperpod_ft.runs.run import Run
 from tests.conftest import run_file_values
@@ -54,19 +54,21 @@ def recorded_run(base: Path, steps: int = 100, prompt: str = "What is up?", **ov
     values = run_file_values(base / "root", **{"cluster__price_per_node_hour": 7.2} | overrides)
     run = Run.of(run_file.resolve(run_file.validate(values, "run.yaml"), base))
     run.freeze()
-    (run.logs).mkdir()
+    (run.paths.logs).mkdir()
     for number, stage in enumerate(run.plan.stages, 1):
         _record(run, stage.name, str(number))
     checkpoint = steps * 6 // 10
     rows = [json.dumps(_row(step, steps, checkpoint)) + "\n" for step in range(1, steps + 1)]
-    publish.write_text(run.metrics_path, "".join(rows))
+    publish.write_text(run.paths.metrics_path, "".join(rows))
     crash = Attempt("4", at(40), 1, False, (NodeFailure("a", 1, 137, 0.0),), 0, 0, checkpoint, checkpoint + 5)
-    attempts.add(run, "train", crash)
+    attempts.add(run.paths, "train", crash)
     for started, seconds in ((10, 25.0), (50, 40.0)):
         attempt = Usage("4", at(started), seconds, 1, 0)
-        publish.write_json(run.usage_path / f"{started}.json", asdict(attempt))
-    _samples(prompt).write(run.samples_path)
-    run.add_submission(Submission(at(0), ["x"], "/home/me", "me", "head", "0.1.0", "/fsx/code/0.1.0-1", None), "1")
+        publish.write_json(run.paths.usage_path / f"{started}.json", asdict(attempt))
+    _samples(prompt).write(run.paths.samples_path)
+    run.journal.add_submission(
+        Submission(at(0), ["x"], "/home/me", "me", "head", "0.1.0", "/fsx/code/0.1.0-1", None), "1"
+    )
     return run
 
 
@@ -126,10 +128,10 @@ def _record(run: Run, stage: str, job_id: str) -> None:
         "node-a",
         job_id,
         {"python": "3.12"},
-    ).write(run.record_path(stage))
-    run.add_job(Job(stage, job_id, "slurm", at(0)))
-    run.log(stage, job_id).write_text(f"{banner(stage, job_id)} on node-a, {at(started)}\nworking\n")
-    marker = run.exit_marker(stage, job_id)
+    ).write(run.paths.record_path(stage))
+    run.journal.add_job(Job(stage, job_id, "slurm", at(0)))
+    run.paths.log(stage, job_id).write_text(f"{banner(stage, job_id)} on node-a, {at(started)}\nworking\n")
+    marker = run.paths.exit_marker(stage, job_id)
     publish.write_text(marker, "0\n")
     ended = unix_time(at(started + seconds + 2))
     os.utime(marker, (ended, ended))
@@ -139,5 +141,5 @@ def _samples(prompt: str) -> Samples:
     loss = Losses(Loss(5.5, 100, 3, 3), Loss(4.0, 100, 3, 3))
     row = SampledRow("train", prompt, False, "the sky", "no", "the sky", False, True)
     answers = RecordedAnswers(prompt, False, "no", "yes")
-    counts = {"train": ExactCount(1, 0, 1), "validation": ExactCount(0, 0, 0)}
-    return Samples(counts, loss, 2, 2, (answers,), (row,))  # type: ignore[arg-type]
+    counts = {"train": AnswerCount(1, 0, 1), "validation": AnswerCount(0, 0, 0)}
+    return Samples(counts, {}, loss, 2, 2, (answers,), (row,))  # type: ignore[arg-type]

@@ -188,7 +188,7 @@ def test_several_runs_lie_over_each_other(window: Browser, tmp_path: Path) -> No
     labels = window.run(
         f"return [...document.querySelectorAll('{LOSS} .u-series .u-label')].map((one) => one.textContent)"
     )
-    assert labels == [run.full_name for run in runs]
+    assert labels == [run.paths.full_name for run in runs]
     assert "training.learning_rate" in window.text("section[aria-labelledby=differences]")
     assert window.complaints() == []
 

@@ -17,8 +17,8 @@ from hyperpod_ft import publish
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus, status
-from hyperpod_ft.report import facts, headings, headings_of_several, numbers
-from hyperpod_ft.report.differences import differences
+from hyperpod_ft.report import comparison, facts, headings, numbers
+from hyperpod_ft.report.comparison import differences
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.page import report_page
 from hyperpod_ft.report.runs_page import runs_page
@@ -26,6 +26,7 @@ from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results.evaluation import Compared, EvaluationResult, Metric, Score
+from hyperpod_ft.runs.results.samples import RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.run import Run
 from tests.unit.report.recorded_run import SPIKE, recorded_run
 
@@ -68,6 +69,15 @@ def test_headings_say_what_was_found(tmp_path: Path) -> None:
     assert "start of its stage program" in cost, "node-hours are fewer than the timeline shows"
 
 
+def test_answers_that_are_right_by_pattern_are_counted_and_marked(tmp_path: Path) -> None:
+    row = SampledRow.of("validation", RecordedAnswers("q", False, "#1", "see #7"), "so #7", lambda text: text[-2:])
+    report = replace(gather(recorded_run(tmp_path)), samples=Samples.of([], [row], 1, None))
+    assert headings.answers(report) == "The tuned model gives the right answer for 1 of 1 rows it never saw (base: 0)"
+    assert ("Answers by pattern, validation", "1 of 1", "base 0") in facts.tiles(report)
+    page = report_page([report])
+    assert '<p>see #7</p><span class="exact">right</span>' in page and "generate.answer_pattern" in page
+
+
 def test_scores_of_evaluations_stand_beside_each_other(tmp_path: Path) -> None:
     def metric(task: str, higher: bool | None) -> Metric:
         return Metric(task, "acc", "none", "1", 5, 10, "", higher)
@@ -90,15 +100,15 @@ def test_a_run_that_is_not_finished_has_a_page(make_run: Callable[..., Run]) -> 
     run.freeze()
     report = gather(run, status(run, Launchers()))
     assert report.state == "not run"
-    assert f"hyperpod-ft resume {run.directory}" in report_page([report])
+    assert f"hyperpod-ft resume {run.paths.directory}" in report_page([report])
 
 
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
     run = recorded_run(tmp_path)
-    run.record_path("generate").unlink()
-    job = run.latest_jobs()["generate"].job_id
-    run.exit_marker("generate", job).write_text("2\n")
-    run.log("generate", job).write_text("== generate job 7 on a, x\nerror: generate: the <disk> is full\n")
+    run.paths.record_path("generate").unlink()
+    job = run.journal.latest_jobs()["generate"].job_id
+    run.paths.exit_marker("generate", job).write_text("2\n")
+    run.paths.log("generate", job).write_text("== generate job 7 on a, x\nerror: generate: the <disk> is full\n")
     report = gather(run, status(run, Launchers()))
     assert report.state in ("failed", "unknown")
     if report.state == "failed":
@@ -109,8 +119,8 @@ def test_damaged_facts_are_left_out(tmp_path: Path) -> None:
     run = recorded_run(tmp_path)
     damaged = {"dataset": {"rows_read": "many"}, "train": {"trainable_parameters": "all", "resumed_from": None}}
     for stage, damage in damaged.items():
-        record = json.loads(run.record_path(stage).read_text())
-        run.record_path(stage).write_text(json.dumps(record | {"facts": record["facts"] | damage}))
+        record = json.loads(run.paths.record_path(stage).read_text())
+        run.paths.record_path(stage).write_text(json.dumps(record | {"facts": record["facts"] | damage}))
     report = gather(run)
     assert report.dataset == {} and "parameters" not in report.subject["Method"]
     assert "many" not in report_page([report])
@@ -120,10 +130,10 @@ def test_damaged_times_are_left_out(tmp_path: Path) -> None:
     run = recorded_run(tmp_path)
     attempt = Attempt("7", utc_now(), 1, False, (), 0, 0, 4, 6)
     for time in ("2026-11-02 at noon", "2026-13-02T20:22:12Z"):
-        publish.write_json(run.restarts_path("train"), [attempt.as_dict() | {"time": time}])
-        assert attempts.history(run, "train") == [] and report_page([gather(run)])
-    publish.write_json(run.restarts_path("train"), [attempt.as_dict()])
-    assert attempts.history(run, "train") == [attempt]
+        publish.write_json(run.paths.restarts_path("train"), [attempt.as_dict() | {"time": time}])
+        assert attempts.history(run.paths, "train") == [] and report_page([gather(run)])
+    publish.write_json(run.paths.restarts_path("train"), [attempt.as_dict()])
+    assert attempts.history(run.paths, "train") == [attempt]
 
 
 def test_texts_of_a_run_are_text(tmp_path: Path) -> None:
@@ -153,11 +163,11 @@ def test_only_what_differs_is_listed(tmp_path: Path) -> None:
         gather(recorded_run(tmp_path / method, training__method=method, training__learning_rate=rate))
         for method, rate in (("lora", 1e-3), ("full", 1e-5))
     )
-    found = dict(differences([lora, full]))
+    found = dict(differences([lora.settings, full.settings]))
     assert found.pop("cluster.root") == [str(tmp_path / method / "root") for method in ("lora", "full")]
     assert found == {"training.method": ["lora", "full"], "training.learning_rate": ["0.001", "1e-05"]}
-    assert "LoRA trained 1.00 times as many rows a second" in headings_of_several.methods([lora, full])
-    assert headings_of_several.title([lora, full]) == "LoRA and full fine-tuning compared"
+    assert "LoRA trained 1.00 times as many rows a second" in comparison.methods([lora, full])
+    assert comparison.title([lora, full]) == "LoRA and full fine-tuning compared"
 
 
 def test_numbers_are_written_as_their_examples_say() -> None:
@@ -175,10 +185,10 @@ def test_a_page_of_a_server_may_ask_only_that_server(tmp_path: Path) -> None:
 def test_the_command_writes_one_page_for_all_runs(tmp_path: Path) -> None:
     first, second = recorded_run(tmp_path / "a"), recorded_run(tmp_path / "b", training__learning_rate=0.5)
     page = tmp_path / "both.html"
-    done = CliRunner().invoke(app, ["report", str(first.directory), str(second.directory), "-o", str(page)])
+    done = CliRunner().invoke(app, ["report", str(first.paths.directory), str(second.paths.directory), "-o", str(page)])
     assert done.exit_code == 0, done.output
     assert done.output.strip() == str(page)
-    assert first.full_name in page.read_text() and second.full_name in page.read_text()
+    assert first.paths.full_name in page.read_text() and second.paths.full_name in page.read_text()
 
 
 def test_the_vendored_library_is_the_version_that_the_script_names() -> None:
@@ -192,18 +202,16 @@ def test_the_vendored_library_is_the_version_that_the_script_names() -> None:
 
 def test_a_training_that_has_diverged_has_a_page(tmp_path: Path) -> None:
     run = recorded_run(tmp_path)
-    record = run.record("train")
+    record = run.journal.record("train")
     assert record is not None
     report = gather(run)
     facts = record.facts | {"validation_loss": math.nan, "base_validation_loss": math.inf}
-    replace(record, facts=facts).write(run.record_path("train"))
-    with run.metrics_path.open("a") as stream:
+    replace(record, facts=facts).write(run.paths.record_path("train"))
+    with run.paths.metrics_path.open("a") as stream:
         stream.write('{"step": 900, "mfu": 1e308}\n')
     diverged = gather(run)
     assert "nan" in report_page([diverged])
-    assert headings_of_several.methods([diverged, report]).startswith(
-        f"{report.name} has the lowest final validation loss of 1"
-    )
+    assert comparison.methods([diverged, report]).startswith(f"{report.name} has the lowest final validation loss of 1")
 
 
 def test_the_list_of_runs_has_a_column_of_costs_only_if_one_is_known(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hyperpod_ft.report.thinning import smoothed, thinned
+from hyperpod_ft.report.charts import smoothed, thinned
 
 
 def test_every_spike_of_a_long_curve_stays() -> None:

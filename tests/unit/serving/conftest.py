@@ -49,7 +49,7 @@ def serve(*arguments: str, **environment: str) -> Serving:
 @pytest.fixture(scope="session")
 def serving(tuned_run: Run) -> Iterator[Serving]:
     """The run's server with base, tuned and the adapter by name."""
-    started = serve(str(tuned_run.directory), "--adapter", f"mine={tuned_run.adapter}")
+    started = serve(str(tuned_run.paths.directory), "--adapter", f"mine={tuned_run.paths.adapter}")
     yield started
     started.process.terminate()
     assert started.process.wait(30) == 0

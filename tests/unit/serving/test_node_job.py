@@ -1,6 +1,5 @@
 """The script of the job that serves a run: equal to the golden ones, accepted by bash and shellcheck."""
 
-import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -15,8 +14,9 @@ from hyperpod_ft.launch.render import Installation, render_server
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving import node_job, server_process, vllm
+from hyperpod_ft.serving import models, node_job, vllm
 from hyperpod_ft.serving.models import BASE, TUNED, Models
+from tests import golden
 
 GOLDEN = Path(__file__).with_name("golden")
 INSTALLATION = Installation(Path("/fsx/hyperpod-ft/kit/bin/python"), Path("/fsx/hyperpod-ft/code"))
@@ -24,19 +24,19 @@ PYTHON = Path("/fsx/vllm/bin/python")
 
 
 def both(run: Run) -> Models:
-    return Models("a run", {TUNED: run.tuned_model, BASE: run.base_model}, {}, run.tuned_model, run)
+    return Models("a run", {TUNED: run.paths.tuned_model, BASE: run.paths.base_model}, {}, run.paths.tuned_model, run)
 
 
 def own_server() -> str:
     run = Run.of(run_file.load(run_file.find("llama3-8b-dpo-p5")))
     resources = node_job.resources(run, "04:00:00", accelerators=False)
-    return render_server(run, INSTALLATION, "serve", resources, server_process.options(both(run), ["--port", "0"]), {})
+    return render_server(run, INSTALLATION, "serve", resources, models.options(both(run), ["--port", "0"]), {})
 
 
 def with_vllm(recipe: str) -> str:
     run = Run.of(run_file.load(run_file.find(recipe)))
     setup = vllm.vllm_setup(both(run), PYTHON, "--max-model-len 4096", base=True, on_node=True)
-    options = server_process.options(setup.models, ["--port", "0", *setup.options])
+    options = models.options(setup.models, ["--port", "0", *setup.options])
     resources = node_job.resources(run, None, accelerators=True)
     return render_server(run, INSTALLATION, "serve", resources, options, setup.environment)
 
@@ -48,19 +48,19 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_equal_the_golden_ones(name: str) -> None:
+def test_scripts_equal_the_golden_ones(tmp_path: Path) -> None:
     """HYPERPOD_FT_REFRESH_GOLDEN=1 pytest tests/unit/serving/test_node_job.py rewrites them."""
     # fingerprints change with the run file's keys, which those of tests/unit/launch show
-    text = re.sub(r"\b[0-9a-f]{12}([0-9a-f]{4})?\b", "FINGERPRINT", SCRIPTS[name]())
-    golden = GOLDEN / f"{name}.sbatch"
-    if os.environ.get("HYPERPOD_FT_REFRESH_GOLDEN"):
-        GOLDEN.mkdir(exist_ok=True)
-        golden.write_text(text)
-    assert golden.read_text() == text
-    subprocess.run(["bash", "-n", golden], check=True)
-    done = subprocess.run(["shellcheck", golden], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    scripts = {name: re.sub(r"\b[0-9a-f]{12}([0-9a-f]{4})?\b", "FINGERPRINT", made()) for name, made in SCRIPTS.items()}
+    base = scripts["vllm-gpu"]
+    golden.check(GOLDEN / "vllm-gpu.sbatch", base)
+    for name in ("own-server", "vllm-neuron"):
+        golden.check(GOLDEN / f"{name}.diff", golden.difference(base, scripts[name]))
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+        subprocess.run(["bash", "-n", tmp_path / name], check=True)
+        done = subprocess.run(["shellcheck", tmp_path / name], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
 
 
 def test_a_time_limit_is_checked() -> None:
@@ -72,7 +72,7 @@ def test_a_time_limit_is_checked() -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node": "a"}', '{"job_id": 7}'])
 def test_damaged_files_are_named(make_run: Callable[..., Run], text: str) -> None:
     run = make_run()
-    address, record = run.serving / "7.json", run.serving / "job.json"
+    address, record = run.paths.serving / "7.json", run.paths.serving / "job.json"
     for path in (address, record):
         publish.write_text(path, text)
     with pytest.raises(UserError, match=rf"{address}: is damaged; hyperpod-ft serve .* --stop"):

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs import references
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving import models
 from tests.unit.serving.conftest import Serving, serve
@@ -26,7 +27,7 @@ def client(serving: Serving) -> openai.OpenAI:
 @pytest.fixture(scope="module")
 def samples(tuned_run: Run) -> list[dict[str, Any]]:
     """What stage generate wrote, a row for each of ROWS."""
-    return list(json.loads(tuned_run.samples_path.read_text())["prompts"])
+    return list(json.loads(tuned_run.paths.samples_path.read_text())["prompts"])
 
 
 def messages(row: dict[str, str]) -> list[Any]:
@@ -84,14 +85,15 @@ def test_what_it_prints_works_as_it_stands(serving: Serving) -> None:
     assert json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
-def test_ask_prints_one_answer(tuned_run: Run, samples: list[dict[str, Any]]) -> None:
-    command = [sys.executable, "-m", "hyperpod_ft", "ask", str(tuned_run.directory), ROWS[0]["instruction"]]
+def test_ask_prints_one_answer_of_the_last_run(tuned_run: Run, samples: list[dict[str, Any]]) -> None:
+    references.set_last("run", tuned_run.paths.directory)
+    command = [sys.executable, "-m", "hyperpod_ft", "ask", ROWS[0]["instruction"]]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(samples[0]["tuned"]) and done.stdout.endswith("\n")
 
 
 def test_a_directory_with_a_key_until_ctrl_c(tuned_run: Run) -> None:
-    started = serve(str(tuned_run.tuned_model), HYPERPOD_FT_API_KEY="secret")
+    started = serve(str(tuned_run.paths.tuned_model), HYPERPOD_FT_API_KEY="secret")
     asking = openai.OpenAI(base_url=f"{started.url}/v1", api_key="secret", max_retries=0)
     assert [model.id for model in asking.models.list()] == ["merged"]
     with pytest.raises(openai.AuthenticationError, match="HYPERPOD_FT_API_KEY"):
@@ -105,12 +107,12 @@ def test_what_cannot_be_served_is_one_line(tuned_run: Run, make_run: Any, tmp_pa
     untrained = make_run()
     untrained.freeze()
     with pytest.raises(UserError, match=r"no tuned model yet: stage merge: has not run; run: hyperpod-ft resume"):
-        models.find(str(untrained.directory))
+        models.find(str(untrained.paths.directory))
     with pytest.raises(UserError, match="is an adapter"):
-        models.find(str(tuned_run.adapter))
+        models.find(str(tuned_run.paths.adapter))
     with pytest.raises(UserError, match="--adapter: 'mine' is not NAME=DIR"):
         models.find(str(TINY_LLAMA), ["mine"])
     with pytest.raises(UserError, match="--adapter base: a model already has this name"):
-        models.find(str(tuned_run.directory), [f"base={tuned_run.adapter}"])
+        models.find(str(tuned_run.paths.directory), [f"base={tuned_run.paths.adapter}"])
     with pytest.raises(UserError, match=r"--adapter mine .*no such directory"):
         models.find(str(TINY_LLAMA), [f"mine={tmp_path / 'nothing'}"])

@@ -54,29 +54,34 @@ def arguments_of(line: list[str]) -> dict[str, str]:
 
 
 def test_a_lora_run_is_served_as_base_and_adapter(tuned_run: Run) -> None:
-    setup = vllm.vllm_setup(models.find(str(tuned_run.directory)), Path("/p"), "", base=True, on_node=False)
-    assert setup.models.directories == {"base": tuned_run.base_model}
-    assert setup.models.adapters == {"tuned": tuned_run.adapter} and setup.models.tokenizer == tuned_run.tuned_model
+    setup = vllm.vllm_setup(models.find(str(tuned_run.paths.directory)), Path("/p"), "", base=True, on_node=False)
+    assert setup.models.directories == {"base": tuned_run.paths.base_model}
+    assert (
+        setup.models.adapters == {"tuned": tuned_run.paths.adapter}
+        and setup.models.tokenizer == tuned_run.paths.tuned_model
+    )
     (model,) = setup.models.directories.items()
     line = vllm.command(
         Path("/p"), model, setup.models.adapters, setup.models.tokenizer, "127.0.0.1", 8000, "--dtype 'float32'"
     )
     given = arguments_of(line)
     assert line[:3] == ["/p", "-m", "vllm.entrypoints.openai.api_server"] and line[-2:] == ["--dtype", "float32"]
-    assert given["--chat-template"] == str(tuned_run.tuned_model / "chat_template.jinja")
-    assert (given["--max-lora-rank"], given["--lora-modules"]) == ("8", f"tuned={tuned_run.adapter}")
+    assert given["--chat-template"] == str(tuned_run.paths.tuned_model / "chat_template.jinja")
+    assert (given["--max-lora-rank"], given["--lora-modules"]) == ("8", f"tuned={tuned_run.paths.adapter}")
 
 
 def test_without_the_base_the_merged_model_is_served(tuned_run: Run) -> None:
-    found = models.find(str(tuned_run.directory))
+    found = models.find(str(tuned_run.paths.directory))
     setup = vllm.vllm_setup(found, Path("/p"), "", base=False, on_node=False)
-    assert setup.models.directories == {"tuned": tuned_run.tuned_model} and not setup.models.adapters
+    assert setup.models.directories == {"tuned": tuned_run.paths.tuned_model} and not setup.models.adapters
     with pytest.raises(UserError, match="--no-base"):
-        vllm.vllm_setup(replace(found, adapters={"a": tuned_run.adapter}), Path("/p"), "", base=False, on_node=False)
+        vllm.vllm_setup(
+            replace(found, adapters={"a": tuned_run.paths.adapter}), Path("/p"), "", base=False, on_node=False
+        )
 
 
 def test_adapters_that_vllm_cannot_serve(tuned_run: Run, tmp_path: Path) -> None:
-    config = json.loads((tuned_run.adapter / "adapter_config.json").read_text())
+    config = json.loads((tuned_run.paths.adapter / "adapter_config.json").read_text())
     for changes, reason in (({"use_dora": True}, "DoRA"), ({"r": 600}, "rank 600")):
         (tmp_path / "adapter_config.json").write_text(json.dumps(config | changes))
         with pytest.raises(UserError, match=f"{reason}.*--no-base"):
@@ -85,10 +90,12 @@ def test_adapters_that_vllm_cannot_serve(tuned_run: Run, tmp_path: Path) -> None
 
 def test_trainium_serves_the_merged_model_with_kept_artifacts() -> None:
     run = Run.of(run_file.load(run_file.find("llama3-8b-dolly-lora-trn1")))
-    found = models.Models("t", {"tuned": run.tuned_model, "base": run.base_model}, {}, run.tuned_model, run)
+    found = models.Models(
+        "t", {"tuned": run.paths.tuned_model, "base": run.paths.base_model}, {}, run.paths.tuned_model, run
+    )
     setup = vllm.vllm_setup(found, Path("/p"), "--max-model-len 512", base=True, on_node=True)
     assert list(setup.models.directories) == ["tuned"]
-    assert setup.environment["NEURON_COMPILED_ARTIFACTS"].startswith(str(run.directory))
+    assert setup.environment["NEURON_COMPILED_ARTIFACTS"].startswith(str(run.paths.directory))
     assert setup.options[-1].endswith("--max-model-len 512") and "--tensor-parallel-size 8" in setup.options[-1]
 
 
@@ -97,7 +104,7 @@ def test_serve_with_becomes_its_parent(tuned_run: Run, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}"
     proxies = {"http_proxy": nowhere, "HTTP_PROXY": nowhere, "no_proxy": "", "NO_PROXY": ""}
-    started = serve(str(tuned_run.directory), "--with", str(python), HYPERPOD_FT_API_KEY="secret", **proxies)
+    started = serve(str(tuned_run.paths.directory), "--with", str(python), HYPERPOD_FT_API_KEY="secret", **proxies)
     line, key, path, pid = json.loads((tmp_path / "vllm" / "started.json").read_text())
     assert arguments_of(line)["--allowed-origins"] == "[]"
     assert key == "secret" and "secret" not in " ".join(line) and path is None
@@ -112,7 +119,7 @@ def test_serve_with_becomes_its_parent(tuned_run: Run, tmp_path: Path) -> None:
 def test_a_template_in_the_tokenizer_configuration_is_asked_as_a_chat(tuned_run: Run, tmp_path: Path) -> None:
     """Llama 3 Instruct keeps its template there."""
     model = tmp_path / "instruct"
-    shutil.copytree(tuned_run.tuned_model, model)
+    shutil.copytree(tuned_run.paths.tuned_model, model)
     template = (model / "chat_template.jinja").read_text()
     (model / "chat_template.jinja").unlink()
     config = json.loads((model / "tokenizer_config.json").read_text())
@@ -127,7 +134,7 @@ def test_a_template_in_the_tokenizer_configuration_is_asked_as_a_chat(tuned_run:
 
 def test_what_goes_wrong_is_one_line(tuned_run: Run, tmp_path: Path) -> None:
     python = stand_in(tmp_path / "vllm")
-    command = [sys.executable, "-m", "hyperpod_ft", "serve", str(tuned_run.directory), "--port", "0"]
+    command = [sys.executable, "-m", "hyperpod_ft", "serve", str(tuned_run.paths.directory), "--port", "0"]
     for options, reason in (
         (["--with", str(python), "--vllm-args", "--fail"], "vLLM ended with status 3 before it answered"),
         (["--with", sys.executable], "has no vLLM; pip install vllm"),
@@ -148,11 +155,13 @@ def test_vllm_answers_as_stage_generate(tuned_run: Run, base: str) -> None:
     """On CPUs: LD_PRELOAD of its libiomp5.so, VLLM_CPU_KVCACHE_SPACE and the like are the caller's environment."""
     options = "--dtype float32 --enforce-eager --max-model-len 512 --max-num-seqs 2"
     started = serve(
-        str(tuned_run.directory), base, "--with", os.environ["HYPERPOD_FT_VLLM_PYTHON"], "--vllm-args", options
+        str(tuned_run.paths.directory), base, "--with", os.environ["HYPERPOD_FT_VLLM_PYTHON"], "--vllm-args", options
     )
     asking = openai.OpenAI(base_url=f"{started.url}/v1", api_key="none", max_retries=0)
     try:
-        for row, sample in zip(tuned.ROWS, json.loads(tuned_run.samples_path.read_text())["prompts"], strict=True):
+        for row, sample in zip(
+            tuned.ROWS, json.loads(tuned_run.paths.samples_path.read_text())["prompts"], strict=True
+        ):
             for name in ("tuned", "base")[: 2 if base == "--base" else 1]:
                 text = asking.completions.create(
                     model=name, prompt=sample["prompt"], max_tokens=tuned.TOKENS, temperature=0

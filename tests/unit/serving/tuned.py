@@ -30,9 +30,9 @@ def make(root: Path) -> Run:
     consolidate.work(run)
     merge.work(run)
     stage_runs.finish(run, "merge")
-    run.dataset_path.mkdir(parents=True)
+    run.paths.dataset_path.mkdir(parents=True)
     samples = [{"split": "train", "prompt": prompts.prompt(run.config.dataset, row), "completion": "?"} for row in ROWS]
-    (run.dataset_path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    (run.dataset_path / "report.json").write_text("{}")
+    (run.paths.dataset_path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    (run.paths.dataset_path / "report.json").write_text("{}")
     generate.work(run)
     return run

@@ -23,9 +23,9 @@ def prepared_run(base: Path, rows: bytes | Path, **dataset: Any) -> Run:
         source.write_bytes(rows)
     values = {"source": str(source), "format": "dolly", "max_length": 64} | dataset
     run = make_run(base, str(base / "model"), values)
-    shutil.copytree(base / "model", run.base_model)
-    run.raw_dataset.mkdir(parents=True)
-    shutil.copy(source, run.raw_dataset)
+    shutil.copytree(base / "model", run.paths.base_model)
+    run.paths.raw_dataset.mkdir(parents=True)
+    shutil.copy(source, run.paths.raw_dataset)
     finish(run, "download")
     return run
 

@@ -10,6 +10,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
+from hyperpod_ft.config import yaml_text
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.records import Record, utc_now
@@ -37,7 +38,7 @@ def record_training(run: Run, steps: int) -> None:
 
 def record(run: Run, stage: str, facts: dict[str, Any]) -> None:
     fingerprint = run.plan[stage].fingerprint
-    Record(stage, fingerprint, {}, (), facts, utc_now(), 0.0, "", "").write(run.record_path(stage))
+    Record(stage, fingerprint, {}, (), facts, utc_now(), 0.0, "", "").write(run.paths.record_path(stage))
 
 
 def test_from_checkpoint_to_merged_model(base: Path, trained: dict[str, torch.Tensor], tmp_path: Path) -> None:
@@ -46,51 +47,51 @@ def test_from_checkpoint_to_merged_model(base: Path, trained: dict[str, torch.Te
     add_checkpoint(run, trained, step=12)
     record_training(run, 12)
     done = consolidate.work(run)
-    assert done.outputs == (run.adapter,) and done.facts["checkpoint"] == "step-00000012"
+    assert done.outputs == (run.paths.adapter,) and done.facts["checkpoint"] == "step-00000012"
     taught = "writes a question as rows of format prompt-completion"
     assert done.facts["chat_template"] == taught
     record(run, "consolidate", done.facts)
     done = merge.work(run)
-    assert done.outputs == (run.tuned_model,)
+    assert done.outputs == (run.paths.tuned_model,)
     assert done.facts["merged"] == 14 and done.facts["tensors"] == 21 and done.facts["shards"] > 1
     assert done.facts["lost_in_rounding"] == 0
 
     live = tiny_checkpoints.peft_model(base)
-    merged = AutoModelForCausalLM.from_pretrained(run.tuned_model).eval()
+    merged = AutoModelForCausalLM.from_pretrained(run.paths.tuned_model).eval()
     with torch.inference_mode():
         torch.testing.assert_close(merged(IDS).logits, live(IDS).logits, rtol=1e-5, atol=1e-5)
 
-    text = (run.tuned_model / "README.md").read_text()
+    text = (run.paths.tuned_model / "README.md").read_text()
     card = ModelCard(text)
     assert card.data.base_model == "tiny" and card.data.library_name == "transformers"
     assert card.data.tags == ["hyperpod-ft", "sft", "lora"]
     assert f"| chat template | {taught} |" in text
-    asked = AutoTokenizer.from_pretrained(run.tuned_model).apply_chat_template(
+    asked = AutoTokenizer.from_pretrained(run.paths.tuned_model).apply_chat_template(
         [{"role": "user", "content": "the prompt"}], add_generation_prompt=True, tokenize=False
     )
     assert asked == "<s>the prompt"
     assert model_asset(run.config).revision in text and "| final training loss | 0.123457 |" in text
     fence = "````"
     assert text.count(fence) == 2
-    assert text.split(fence)[1].removeprefix("yaml\n") == run.yaml()
-    assert yaml.safe_load(run.yaml())["name"] == "tiny"
+    assert text.split(fence)[1].removeprefix("yaml\n") == yaml_text.dump(run.config)
+    assert yaml.safe_load(yaml_text.dump(run.config))["name"] == "tiny"
 
 
 def test_method_full_consolidates_into_the_final_model(base: Path, tmp_path: Path) -> None:
     run = run_on(tmp_path, base, training={"method": "full"})
     model = AutoModelForCausalLM.from_pretrained(base)
     add_checkpoint(run, {name: value + 0.01 for name, value in tiny_checkpoints.trainable(model).items()})
-    assert consolidate.work(run).outputs == (run.tuned_model,)
-    assert AutoModelForCausalLM.from_pretrained(run.tuned_model)
-    assert "set chat_prompt" in (run.tuned_model / "chat_template.jinja").read_text()
-    assert "full-fine-tuning" in (run.tuned_model / "README.md").read_text()
+    assert consolidate.work(run).outputs == (run.paths.tuned_model,)
+    assert AutoModelForCausalLM.from_pretrained(run.paths.tuned_model)
+    assert "set chat_prompt" in (run.paths.tuned_model / "chat_template.jinja").read_text()
+    assert "full-fine-tuning" in (run.paths.tuned_model / "README.md").read_text()
 
 
 def test_only_the_last_complete_checkpoint_will_do(
     base: Path, trained: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     run = run_on(tmp_path, base)
-    with pytest.raises(UserError, match=r"checkpoints: no checkpoint; .*--from train --force"):
+    with pytest.raises(UserError, match=r"checkpoints: no checkpoint; .*RUN_FILE --from train --force"):
         consolidate.work(run)
     add_checkpoint(run, trained, step=4)
     last = add_checkpoint(run, trained, step=12)
@@ -113,7 +114,7 @@ def test_only_the_last_complete_checkpoint_will_do(
     record_training(run, 20)
     with pytest.raises(UserError, match="training ended at step 20"):
         consolidate.work(run)
-    assert not run.adapter.exists()
+    assert not run.paths.adapter.exists()
     record_training(run, 12)
     consolidate.work(run)
 
@@ -129,4 +130,4 @@ def test_a_checkpoint_of_the_other_method_is_refused(
         consolidate.work(lora)
     with pytest.raises(UserError, match="of the base model is missing"):
         consolidate.work(full)
-    assert not lora.adapter.exists() and not full.tuned_model.exists()
+    assert not lora.paths.adapter.exists() and not full.paths.tuned_model.exists()

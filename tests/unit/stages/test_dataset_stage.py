@@ -1,10 +1,10 @@
 """Stage dataset: what it publishes, that it publishes the same again, and when it publishes nothing."""
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +20,7 @@ from tests.unit.small_volume import small_volume
 from tests.unit.stage_runs import finished, tree
 from tests.unit.stages.dataset_runs import TOKENIZER, dolly, prepared_run
 
-# 7,473 rows of real text, 4 MB: not in the repository, but perhaps in a directory beside it.
-GSM8K = Path(
-    os.environ.get("HYPERPOD_FT_GSM8K")
-    or next(Path(__file__).resolve().parents[4].glob("*/data/gsm8k-train.jsonl"), "gsm8k-train.jsonl")
-)
+CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
 def test_unknown_tokens_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,8 +29,8 @@ def test_unknown_tokens_are_counted(tmp_path: Path, capsys: pytest.CaptureFixtur
     text = "".join(json.dumps({"prompt": prompt, "completion": completion}) + "\n" for prompt, completion in rows)
     known = {"format": "prompt-completion", "max_target_length": 16, "validation_share": 0.0}
     run = prepared_run(tmp_path, text.encode(), **known)
-    shutil.rmtree(run.base_model)
-    tiny_t5.save(run.base_model, ["say red dog blue cat"])
+    shutil.rmtree(run.paths.base_model)
+    tiny_t5.save(run.paths.base_model, ["say red dog blue cat"])
     facts = stage.work(run).facts
     assert (facts["unknown_tokens"], facts["unknown_in"]) == (4, 2)
     printed = capsys.readouterr().out
@@ -44,11 +40,11 @@ def test_unknown_tokens_are_counted(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_what_is_published(tmp_path: Path) -> None:
     run = prepared_run(tmp_path, dolly(100), validation_share=0.1)
     perform(run, "dataset", stage.work)
-    found = PreparedDataset.open(run.dataset_path)
+    found = PreparedDataset.open(run.paths.dataset_path)
     train, validation = found.split("train"), found.split("validation")
     assert train is not None
     assert validation is not None
-    record = run.record("dataset")
+    record = run.journal.record("dataset")
     assert record is not None
     assert record.facts == found.report()
     assert {"train_rows", "validation_rows", "tokens"} <= record.facts.keys()
@@ -84,19 +80,42 @@ def test_what_is_published(tmp_path: Path) -> None:
 def test_samples_are_at_most_256_of_each_split(tmp_path: Path) -> None:
     run = prepared_run(tmp_path, dolly(700), validation_share=0.5, workers=1)
     perform(run, "dataset", stage.work)
-    found = PreparedDataset.open(run.dataset_path)
+    found = PreparedDataset.open(run.paths.dataset_path)
     for split in ("train", "validation"):
         texts = [(sample.prompt, sample.completion) for sample in found.samples(split)]
         assert len(set(texts)) == len(texts) == 256
 
 
+def test_samples_have_a_prompt(tmp_path: Path) -> None:
+    """Servers refuse an empty one, and its answer shows nothing."""
+    texts = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in ("the fox", "a", "how many clips"))
+    pairs = b'{"prompt": " ", "completion": "b"}\n{"prompt": "how many", "completion": "clips"}\n'
+    expected = {"text": {"the": " fox", "how": " many clips"}, "prompt-completion": {"how many": "clips"}}
+    for form, rows in (("text", texts), ("prompt-completion", pairs)):
+        run = prepared_run(tmp_path / form, rows, format=form, validation_share=0)
+        perform(run, "dataset", stage.work)
+        found = PreparedDataset.open(run.paths.dataset_path)
+        assert {sample.prompt: sample.completion for sample in found.samples("train")} == expected[form]
+        assert found.report()["train_examples"] == len(expected[form]) + 1, "all are trained"
+
+
+def test_a_slice_of_the_rows(tmp_path: Path) -> None:
+    run = prepared_run(tmp_path, dolly(50) + b"not JSON\n" * 50, split="train[10%:50%]", validation_share=0.25)
+    perform(run, "dataset", stage.work)
+    found = PreparedDataset.open(run.paths.dataset_path)
+    report = found.report()
+    assert (report["rows_read"], report["train_examples"], report["validation_examples"]) == (40, 30, 10)
+    answers = {sample.completion for split in ("train", "validation") for sample in found.samples(split)}
+    assert answers == {f"answer {n}" for n in range(10, 50)}
+
+
 def test_no_validation(tmp_path: Path) -> None:
     run = prepared_run(tmp_path, dolly(10), validation_share=0)
     perform(run, "dataset", stage.work)
-    found = PreparedDataset.open(run.dataset_path)
+    found = PreparedDataset.open(run.paths.dataset_path)
     assert found.split("validation") is None
     assert found.samples("validation") == []
-    assert not (run.dataset_path / "validation").exists()
+    assert not (run.paths.dataset_path / "validation").exists()
     assert found.report()["validation_rows"] == 0
 
 
@@ -112,7 +131,7 @@ def test_workers_and_chunks_do_not_change_a_byte(tmp_path: Path, monkeypatch: py
         run = prepared_run(tmp_path / str(workers), rows, workers=workers, max_bad_rows=2, validation_share=0.1)
         monkeypatch.setattr("hyperpod_ft.data.reading.CHUNK_BYTES", 2000)
         perform(run, "dataset", stage.work)
-        trees.append(tree(run.dataset_path))
+        trees.append(tree(run.paths.dataset_path))
     assert trees[0] == trees[1] == trees[2]
     assert json.loads(trees[0]["report.json"])["bad_reasons"] == {"missing field 'instruction'": 2}
 
@@ -142,15 +161,15 @@ def test_too_many_bad_rows_stop_the_stage_and_publish_nothing(tmp_path: Path) ->
     assert re.findall(r"rows\.jsonl:(\d+)", message) == ["11", "12", "13", "14", "15"]
     assert "and 1 more; correct them, or set dataset.max_bad_rows to 6 or more" in message
     assert "dataset.overlong to truncate" in message
-    assert not list(run.dataset_path.parent.glob("*/report.json"))
-    assert not run.dataset_path.exists()
-    assert run.record("dataset") is None
+    assert not list(run.paths.dataset_path.parent.glob("*/report.json"))
+    assert not run.paths.dataset_path.exists()
+    assert run.journal.record("dataset") is None
 
 
 def test_as_many_bad_rows_as_allowed_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = prepared_run(tmp_path, dolly(10) + BAD, max_bad_rows=6)
     perform(run, "dataset", stage.work)
-    report = PreparedDataset.open(run.dataset_path).report()
+    report = PreparedDataset.open(run.paths.dataset_path).report()
     assert report["bad_reasons"] == {
         "missing field 'response'": 1,
         "field 'response' is not a string": 1,
@@ -166,11 +185,55 @@ def test_as_many_bad_rows_as_allowed_are_reported(tmp_path: Path, capsys: pytest
     assert "rows.jsonl:16 (longer than max_length: " in printed
 
 
+@pytest.mark.parametrize(
+    ("form", "row", "column"),
+    [
+        ("prompt-completion", {"prompt": "a", "completion": "b", "images": ["x.png"]}, "images"),
+        ("prompt-completion", {"prompt": "a", "completion": "b", "label": False}, "label"),
+        ("alpaca", {"instruction": "a", "output": "b", "system": "Be brief."}, "system"),
+        ("text", {"text": "a b", "weight": 0.5}, "weight"),
+        ("chat", {"messages": CHAT, "tools": [{"name": "search"}]}, "tools"),
+        ("chat", {"messages": [CHAT[0], CHAT[1] | {"weight": 0}]}, "messages.weight"),
+    ],
+)
+def test_a_column_that_would_change_the_training_stops_the_stage_unless_it_is_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, row: dict[str, Any], column: str
+) -> None:
+    plain = {name: value for name, value in row.items() if name != column} | {"source": "s", "id": 1}
+    if column == "messages.weight":
+        plain["messages"] = CHAT
+    empty: dict[str, Any] = {} if "." in column else {column: {"label": True, "weight": 1}.get(column)}
+    rows = "".join(json.dumps(one) + "\n" for one in (plain, plain | empty, plain | row))
+    dataset = {"format": form, "validation_share": 0, "max_length": 256}
+    run = prepared_run(tmp_path / "stops", rows.encode(), **dataset)
+    with pytest.raises(UserError, match=rf"rows\.jsonl:3: .*\b{column}\b") as stopped:
+        perform(run, "dataset", stage.work)
+    assert f"dataset.ignored_columns to [{column}]" in stopped.value.remedy
+    assert ("text only" in stopped.value.problem) == (column == "images"), "no format uses it"
+    assert ("format chat" in stopped.value.remedy) == (column == "system")
+    assert not run.paths.dataset_path.exists()
+
+    run = prepared_run(tmp_path / "ignores", rows.encode(), **dataset, ignored_columns=[column])
+    perform(run, "dataset", stage.work)
+    report = PreparedDataset.open(run.paths.dataset_path).report()
+    assert report["rows_used"] == 3
+    assert report["unused_columns"] == sorted({"source", "id", *({column} if empty else ())})
+    assert f"columns not used: {', '.join(report['unused_columns'])}" in capsys.readouterr().out
+
+
+def test_columns_that_a_template_names_are_used(tmp_path: Path) -> None:
+    row = json.dumps({"system": "Be brief.", "question": "a", "answer": "b"}).encode()
+    templates = {"prompt_template": "{{ system }} {{ question }}", "completion_template": "{{ answer }}"}
+    run = prepared_run(tmp_path, row, format="template", **templates)
+    perform(run, "dataset", stage.work)
+    assert PreparedDataset.open(run.paths.dataset_path).report()["unused_columns"] == []
+
+
 def test_truncated_rows_are_not_bad(tmp_path: Path) -> None:
     long = json.dumps({"instruction": "a", "context": "", "response": "the quick " * 50}).encode()
     run = prepared_run(tmp_path, dolly(10) + long, overlong="truncate")
     perform(run, "dataset", stage.work)
-    report = PreparedDataset.open(run.dataset_path).report()
+    report = PreparedDataset.open(run.paths.dataset_path).report()
     assert (report["truncated"], report["bad_rows"], report["rows_used"]) == (1, 0, 11)
 
 
@@ -178,10 +241,13 @@ def test_no_usable_row(tmp_path: Path) -> None:
     empty = prepared_run(tmp_path / "empty", b"\n\n")
     with pytest.raises(UserError, match="none of the 0 rows can be used"):
         perform(empty, "dataset", stage.work)
-    bad = prepared_run(tmp_path / "bad", BAD, max_bad_rows=100)
-    with pytest.raises(UserError, match="none of the 6 rows can be used"):
-        perform(bad, "dataset", stage.work)
-    assert not bad.dataset_path.exists()
+    for allowed in (0, 100):
+        bad = prepared_run(tmp_path / f"bad-{allowed}", BAD, max_bad_rows=allowed)
+        with pytest.raises(UserError, match=r"none of the 6 rows can be used: rows\.jsonl:1 ") as stopped:
+            perform(bad, "dataset", stage.work)
+        assert "max_bad_rows" not in stopped.value.remedy, "no number would help"
+        assert "dataset.format" in stopped.value.remedy
+        assert not bad.paths.dataset_path.exists()
 
 
 def test_a_template_that_escapes_stops_the_stage_in_one_line(tmp_path: Path) -> None:
@@ -202,7 +268,7 @@ def test_a_template_that_escapes_stops_the_stage_in_one_line(tmp_path: Path) -> 
 
 def test_a_model_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
     run = prepared_run(tmp_path, dolly(3))
-    for file in run.base_model.glob("*token*"):
+    for file in run.paths.base_model.glob("*token*"):
         file.unlink()
     with pytest.raises(UserError, match="no usable tokenizer: ") as refused:
         perform(run, "dataset", stage.work)
@@ -216,36 +282,5 @@ def test_a_full_volume_is_one_line(tmp_path: Path) -> None:
         assert status == 2, output
         assert "No space left on device" in output
         assert "Traceback" not in output
-        assert not list(run.dataset_path.parent.glob("*.partial"))
-        assert not run.dataset_path.exists()
-
-
-@pytest.mark.skipif(not GSM8K.is_file(), reason="no real dataset to prepare: HYPERPOD_FT_GSM8K names no file")
-@pytest.mark.parametrize("packing", ["bfd", "wrapped"])
-def test_gsm8k(tmp_path: Path, packing: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run = prepared_run(
-        tmp_path,
-        GSM8K,
-        format="template",
-        prompt_template="Question: {{ question }}\nAnswer: ",
-        completion_template="{{ answer }}",
-        max_length=2048,
-        packing=packing,
-    )
-    perform(run, "dataset", stage.work)
-    found = PreparedDataset.open(run.dataset_path)
-    report = found.report()
-    assert (report["rows_read"], report["rows_used"], report["bad_rows"]) == (7473, 7473, 0)
-    train, validation = found.split("train"), found.split("validation")
-    assert train is not None
-    assert validation is not None
-    # every document once: as many first tokens (BOS) and ends (EOS) as rows
-    padding = train.input_ids.size + validation.input_ids.size - report["tokens"]
-    for token, besides in ((TOKENIZER.bos_token_id, 0), (TOKENIZER.eos_token_id, padding)):
-        there = sum(int((split.input_ids == token).sum()) for split in (train, validation))
-        assert there == 7473 + besides
-    if packing == "bfd":
-        assert report["padding_share"] <= 0.002, "the partly filled last rows of both splits included"
-    rate = re.findall(r"[\d,]+ rows/s", capsys.readouterr().out)
-    with capsys.disabled():
-        print(f"\ngsm8k {packing}: {report['tokens']:,} tokens, padding {report['padding_share']:.2%}, {rate[-1]}")
+        assert not list(run.paths.dataset_path.parent.glob("*.partial"))
+        assert not run.paths.dataset_path.exists()

@@ -59,10 +59,10 @@ def evaluated(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
         python = lm_eval_interpreters.with_stand_in(tmp_path / "python")
         chosen = {"tasks": list(files), "include_path": str(own), "python": str(python)} | section
         run = make_run(eval=chosen)
-        for model, accuracy in ((run.base_model, 0.25), (run.tuned_model, 0.75)):
+        for model, accuracy in ((run.paths.base_model, 0.25), (run.paths.tuned_model, 0.75)):
             model.mkdir(parents=True, exist_ok=True)
             (model / "accuracy.txt").write_text(str(accuracy))
-        (run.tuned_model / "README.md").write_text(CARD)
+        (run.paths.tuned_model / "README.md").write_text(CARD)
         for name in ("env", "download", "consolidate", "merge"):
             finish(run, name)
         run.freeze()
@@ -92,25 +92,27 @@ def test_both_models_are_evaluated_under_the_same_conditions(evaluated: Callable
     settings = base[0]["settings"]
     assert (settings["num_fewshot"], settings["limit"], settings["batch_size"]) == (2, 16, 4)
     assert settings["confirm_run_unsafe_code"] is False
-    assert base[0]["arguments"]["tokenizer"] == str(run.tuned_model) and base[0]["directory"] == str(run.own_tasks)
+    assert base[0]["arguments"]["tokenizer"] == str(run.paths.tuned_model) and base[0]["directory"] == str(
+        run.paths.own_tasks
+    )
     (found,) = evaluations(run)
     assert [one.metric.task for one in found.scores] == ["quiz", "pair", "a", "b"]
     assert [one.metric.task for one in found.main_scores] == ["quiz", "pair"]
     quiz = found.scores[0]
     assert (quiz.base.value, quiz.tuned.value, quiz.tuned.stderr) == (0.25, 0.75, pytest.approx(0.10825, abs=1e-5))
     assert found.label(quiz.metric) == "quiz, acc (2-shot, first 16)" and found.versions["lm_eval"] == "0.4.13"
-    record = run.record("eval")
+    record = run.journal.record("eval")
     assert record is not None and record.facts["scores"][0]["metric"]["samples"] == 16
-    card = (run.tuned_model / "README.md").read_text()
+    card = (run.paths.tuned_model / "README.md").read_text()
     assert card.startswith(CARD) and "| quiz, acc (2-shot, first 16) | 0.2500 ± 0.1083 | 0.7500 ± 0.1083 |" in card
-    assert "lm-evaluation-harness 0.4.13" in card and run.is_done("merge")
+    assert "lm-evaluation-harness 0.4.13" in card and run.journal.is_done("merge")
 
 
 def test_a_killed_evaluation_repeats_only_its_task(evaluated: Callable[..., Run], tmp_path: Path) -> None:
     run = evaluated({"one": {}, "two": {"kills": "merged"}})
     with pytest.raises(UserError, match=r"ended with signal 9; .*finished tasks are kept"):
         perform(run)
-    assert not run.record_path("eval").exists()
+    assert not run.paths.record_path("eval").exists()
     stage.perform(run, "eval", eval_stage.work)
     done = [(row["model"] == "merged", row["task"]) for row in asked(tmp_path)]
     assert done == [(False, "one"), (False, "two"), (True, "one"), (True, "two"), (True, "two")]
@@ -123,7 +125,7 @@ def test_a_task_that_fails_is_named_and_the_others_are_kept(evaluated: Callable[
         perform(run)
     assert [row["task"] for row in asked(tmp_path)] == ["bad", "good"], "the tuned model needs not be asked"
     other = evaluated({"bad": {"fails": "again"}, "good": {}}, tasks=["good"])
-    assert other.own_tasks != run.own_tasks, "edited tasks are others"
+    assert other.paths.own_tasks != run.paths.own_tasks, "edited tasks are others"
     perform(other)
     assert [one.metric.task for one in evaluations(other)[0].scores] == ["good"]
 
@@ -135,13 +137,13 @@ def test_a_forced_evaluation_repeats_the_base_models_own_tasks(evaluated: Callab
     run = evaluated(files, tasks=["mine"])
     perform(run)
     assert len(asked(tmp_path)) == 4, "both models' scores on both tasks were there"
-    run.record_path("eval").unlink()
-    run.evaluation_forced.touch()
+    run.paths.record_path("eval").unlink()
+    run.paths.evaluation_forced.touch()
     perform(run)
     assert [row["task"] for row in asked(tmp_path)[4:]] == ["mine"], "of the base model: the tuned one's were not moved"
-    (file,) = run.base_scores.glob("*.json")
+    (file,) = run.paths.base_scores.glob("*.json")
     assert json.loads(file.read_text())["tasks"].keys() == {"mine", "another-runs"}
-    assert not run.evaluation_forced.exists()
+    assert not run.paths.evaluation_forced.exists()
 
 
 @pytest.mark.usefixtures("in_process")
@@ -150,10 +152,10 @@ def test_scores_of_other_versions_or_settings_are_not_used_again(
 ) -> None:
     run = evaluated({"quiz": {}})
     perform(run)
-    run.record_path("eval").unlink()
+    run.paths.record_path("eval").unlink()
     perform(run)
     assert len(asked(tmp_path)) == 2, "both models' scores were there"
-    run.record_path("eval").unlink()
+    run.paths.record_path("eval").unlink()
     monkeypatch.setattr(stage, "versions", lambda: {"torch": "9.9"})
     perform(run)
     assert len(asked(tmp_path)) == 4
@@ -169,13 +171,13 @@ def test_the_base_models_scores_are_shared(evaluated: Callable[..., Run], tmp_pa
     perform(run)
     assert run.config.eval is not None
     other = make_run(eval=run.config.eval.model_dump(), seed=7)
-    shutil.copytree(run.tuned_model, other.tuned_model)
+    shutil.copytree(run.paths.tuned_model, other.paths.tuned_model)
     for name in ("consolidate", "merge"):
         finish(other, name)
     perform(other)
-    assert other.directory != run.directory and len(asked(tmp_path)) == 3
+    assert other.paths.directory != run.paths.directory and len(asked(tmp_path)) == 3
     merged_again = make_run(merge__dtype="float32")
-    assert merged_again.directory == run.directory and evaluations(run) and not evaluations(merged_again)
+    assert merged_again.paths.directory == run.paths.directory and evaluations(run) and not evaluations(merged_again)
 
 
 @pytest.mark.usefixtures("in_process")
@@ -208,10 +210,10 @@ def test_the_users_token_and_the_offline_rule_reach_the_harness(
     run = evaluated({"quiz": {}})
     monkeypatch.setenv("HF_HOME", "/home/user/hf")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    variables = harness_process._variables(run, allow_code=False)
-    assert variables["HF_HOME"] == str(run.evaluation_hub) and variables["HF_TOKEN_PATH"] == "/home/user/hf/token"
+    variables = harness_process._variables(run.paths, allow_code=False)
+    assert variables["HF_HOME"] == str(run.paths.evaluation_hub) and variables["HF_TOKEN_PATH"] == "/home/user/hf/token"
     assert variables["HF_HUB_OFFLINE"] == "1" and "HF_ALLOW_CODE_EVAL" not in variables
-    assert harness_process._variables(run, allow_code=True)["HF_ALLOW_CODE_EVAL"] == "1"
+    assert harness_process._variables(run.paths, allow_code=True)["HF_ALLOW_CODE_EVAL"] == "1"
 
 
 def test_another_version_of_the_harness_is_refused() -> None:
@@ -242,11 +244,11 @@ def test_the_real_harness_gives_the_scores_of_the_models(tmp_path: Path, make_ru
     shutil.copytree(TASKS, own)
     python = str(lm_eval_interpreters.real())
     run = make_run(eval={"tasks": ["pair"], "include_path": str(own), "python": python, "batch_size": 3})
-    shutil.copytree(TINY_LLAMA, run.base_model)
-    shutil.copytree(TINY_LLAMA, run.tuned_model)
-    weights = load_file(run.tuned_model / "model.safetensors")
+    shutil.copytree(TINY_LLAMA, run.paths.base_model)
+    shutil.copytree(TINY_LLAMA, run.paths.tuned_model)
+    weights = load_file(run.paths.tuned_model / "model.safetensors")
     weights = {name: value * (1.5 if "q_proj" in name else 1) for name, value in weights.items()}
-    save_file(weights, run.tuned_model / "model.safetensors", {"format": "pt"})
+    save_file(weights, run.paths.tuned_model / "model.safetensors", {"format": "pt"})
     for name in ("env", "download", "consolidate", "merge"):
         finish(run, name)
     run.freeze()
@@ -256,7 +258,7 @@ def test_the_real_harness_gives_the_scores_of_the_models(tmp_path: Path, make_ru
     assert [one.metric.task for one in found.main_scores] == ["quiz", "quiz_write", "pair"]
     assert (first.metric.name, first.metric.samples, first.metric.part_of) == ("acc", 8, "pair")
     rows = [json.loads(line) for line in (TASKS / "quiz.jsonl").read_text().splitlines()]
-    for directory, score in ((run.base_model, first.base), (run.tuned_model, first.tuned)):
+    for directory, score in ((run.paths.base_model, first.base), (run.paths.tuned_model, first.tuned)):
         right = [best_choice(directory, row["question"], row["choices"]) == row["answer"] for row in rows]
         mean = sum(right) / len(right)
         assert score.value == pytest.approx(mean)
@@ -264,7 +266,7 @@ def test_the_real_harness_gives_the_scores_of_the_models(tmp_path: Path, make_ru
     recorded = json.loads((TASKS / "results.json").read_text())["pair"]["results"]["quiz"]
     assert (first.base.value, second.base.value) == (recorded["acc,none"], recorded["acc_norm,none"])
     unsafe = harness.TasksRequest(("humaneval", "quizz"), str(own), False)
-    problems = harness_process.look_up(run, unsafe).problems
+    problems = harness_process.look_up(run.paths, unsafe).problems
     assert "runs code" in problems["humaneval"] and "did you mean quiz?" in problems["quizz"]
 
 
@@ -283,14 +285,14 @@ def best_choice(directory: Path, question: str, choices: list[str]) -> int:
 def test_tasks_that_another_run_may_be_reading_are_not_replaced(evaluated: Callable[..., Run]) -> None:
     run = evaluated({"quiz": {}})
     stage.perform(run, "tasks", tasks.work)
-    assert run.own_tasks is not None
-    file = run.own_tasks / "quiz.yaml"
+    assert run.paths.own_tasks is not None
+    file = run.paths.own_tasks / "quiz.yaml"
     copied = file.stat().st_ino
     stage.perform(run, "tasks", tasks.work)
-    run.record_path("tasks").unlink()
+    run.paths.record_path("tasks").unlink()
     stage.perform(run, "tasks", tasks.work)
     assert file.stat().st_ino == copied
-    run.record_path("tasks").unlink()
+    run.paths.record_path("tasks").unlink()
     file.write_text("damaged")
     stage.perform(run, "tasks", tasks.work)
     assert "quiz" in file.read_text()

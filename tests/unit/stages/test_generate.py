@@ -14,15 +14,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.evaluation.comparison import as_text
+from hyperpod_ft.evaluation.answers import as_text
 from hyperpod_ft.evaluation.greedy import answers
 from hyperpod_ft.evaluation.loss import document_losses, mean_loss
-from hyperpod_ft.runs.results.samples import ExactCount, RecordedAnswers, SampledRow, Samples
+from hyperpod_ft.runs.results.samples import AnswerCount, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import generate
 from tests.unit import tiny_checkpoints
@@ -103,31 +103,32 @@ def test_loss_is_over_a_bounded_number_of_rows(base: Path) -> None:
 
 def prepared_run(tmp_path: Path, base: Path, tuned: Path, *, validation: bool = True, **wanted: Any) -> Run:
     run = tiny_checkpoints.run_on(tmp_path, base, generate={"max_new_tokens": 6} | wanted)
-    run.dataset_path.mkdir(parents=True)
+    run.paths.dataset_path.mkdir(parents=True)
     rows = [("train", f"t{number}", "right") for number in range(12)]
     rows += [("validation", f"v{number}", "right") for number in range(12)] if validation else []
     samples = [
         {"split": split, "prompt": prompt, "completion": completion, "templated": prompt == "t0"}
         for split, prompt, completion in rows
     ]
-    (run.dataset_path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    (run.dataset_path / "report.json").write_text("{}")
+    (run.paths.dataset_path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    (run.paths.dataset_path / "report.json").write_text("{}")
     if validation:
-        (run.dataset_path / "validation").mkdir()
+        (run.paths.dataset_path / "validation").mkdir()
         split = split_of([[[0, 5, 6, 7], [0, 8, 9]]] * 3, 10)
         for name in ("input_ids", "labels", "position_ids"):
-            np.save(run.dataset_path / "validation" / f"{name}.npy", getattr(split, name))
-    run.directory.mkdir(parents=True)
-    run.tuned_model.symlink_to(tuned)
+            np.save(run.paths.dataset_path / "validation" / f"{name}.npy", getattr(split, name))
+    run.paths.directory.mkdir(parents=True)
+    run.paths.tuned_model.symlink_to(tuned)
     return run
 
 
 def test_side_by_side(base: Path, other: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = ["plain text", {"prompt": "a row", "completion": "not needed"}, {"prompt": "without completion"}]
-    run = prepared_run(tmp_path, base, other, prompts=prompts, train_samples=5, validation_samples=3)
+    wanted = {"train_samples": 5, "validation_samples": 3, "answer_pattern": "^"}  # which matches all, as the same
+    run = prepared_run(tmp_path, base, other, prompts=prompts, **wanted)
     done = generate.work(run)
-    assert done.outputs == (run.samples_path,)
-    found = json.loads(run.samples_path.read_text())
+    assert done.outputs == (run.paths.samples_path,)
+    found = json.loads(run.paths.samples_path.read_text())
     assert [row["prompt"] for row in found["prompts"]] == ["plain text", "a row", "without completion"]
     assert [row["prompt"] for row in found["samples"]] == ["t0", "t1", "t2", "t3", "t4", "v0", "v1", "v2"]
     # a server that is asked the same must know whether the prompt has its special tokens
@@ -147,13 +148,31 @@ def test_side_by_side(base: Path, other: Path, tmp_path: Path, capsys: pytest.Ca
     printed = capsys.readouterr().out
     assert "plain text" in printed and "| tuned" in printed and "validation loss: base" in printed
     assert "exact answers, train rows: base 0/5, tuned 0/5" in printed
+    assert "answers by pattern, train rows: base 5/5, tuned 5/5" in printed
+    assert done.facts["pattern_match"]["validation"] == {"rows": 3, "base": 3, "tuned": 3}
+
+
+def test_a_text_is_continued_for_as_long_as_an_answer_can_be(base: Path, other: Path, tmp_path: Path) -> None:
+    run = tiny_checkpoints.run_on(tmp_path, base, generate={"max_new_tokens": 4}, dataset={"format": "text"})
+    run.paths.dataset_path.mkdir(parents=True)
+    sample = {"split": "train", "prompt": "the quick", "completion": " brown fox how many clips", "templated": False}
+    (run.paths.dataset_path / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    (run.paths.dataset_path / "report.json").write_text("{}")
+    run.paths.directory.mkdir(parents=True)
+    run.paths.tuned_model.symlink_to(other)
+    generate.work(run)
+    (row,) = json.loads(run.paths.samples_path.read_text())["samples"]
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    whole = tokenizer(sample["completion"], add_special_tokens=False)["input_ids"]
+    assert row["prompt"] == "the quick"
+    assert row["expected"] == tokenizer.decode(whole[:4]) != sample["completion"]
 
 
 def test_a_model_that_did_not_change_is_refused(base: Path, tmp_path: Path) -> None:
     run = prepared_run(tmp_path, base, base, prompts=["plain text"])
     with pytest.raises(UserError, match=r"all 17 prompts, and has the same .*training\.learning_rate"):
         generate.work(run)
-    assert not run.samples_path.exists()
+    assert not run.paths.samples_path.exists()
 
 
 def test_equal_answers_alone_are_no_error(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +184,7 @@ def test_equal_answers_alone_are_no_error(base: Path, tmp_path: Path, capsys: py
     save_file(tensors, tuned / "model.safetensors", metadata={"format": "pt"})
     run = prepared_run(tmp_path, base, tuned, prompts=["plain text"])
     facts = generate.work(run).facts
-    assert facts["answers_changed"] == 0 and run.samples_path.exists()
+    assert facts["answers_changed"] == 0 and run.paths.samples_path.exists()
     assert facts["validation_loss"]["base"] != facts["validation_loss"]["tuned"]
     assert "both models give the same answers to all 17 prompts" in capsys.readouterr().out
 
@@ -229,13 +248,13 @@ def test_without_questions_only_losses_are_compared(
     run = prepared_run(tmp_path, base, other, train_samples=0, validation_samples=0)
     generate.work(run)
     assert "comparing only the losses" in capsys.readouterr().out
-    assert json.loads(run.samples_path.read_text())["validation_loss"] is not None
+    assert json.loads(run.paths.samples_path.read_text())["validation_loss"] is not None
 
 
 def test_without_validation_the_loss_is_null(base: Path, other: Path, tmp_path: Path) -> None:
     run = prepared_run(tmp_path, base, other, validation=False)
     generate.work(run)
-    assert json.loads(run.samples_path.read_text())["validation_loss"] is None
+    assert json.loads(run.paths.samples_path.read_text())["validation_loss"] is None
 
 
 def test_a_model_without_one_of_its_tensors_is_not_filled_with_random_numbers(base: Path, tmp_path: Path) -> None:
@@ -263,7 +282,7 @@ def test_exact_answers_and_control_characters_in_the_log() -> None:
         SampledRow.of("train", RecordedAnswers("p", False, "wrong", "right"), "right "),
     ]
     samples = Samples.of([], rows, answers_changed=2, validation_loss=None)
-    assert samples.exact_match["train"] == ExactCount(rows=2, base=1, tuned=1)
+    assert samples.exact_match["train"] == AnswerCount(rows=2, base=1, tuned=1)
     shown = as_text(samples)
     assert "\x1b" not in shown and "?[2Jright" in shown
     assert "base = " in shown and "| tuned =" in shown

@@ -35,7 +35,7 @@ def run(make_run: MakeRun, tmp_path: Path) -> Run:
 def precompile(run: Run, **environment: str) -> "subprocess.CompletedProcess[str]":
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return subprocess.run(
-        ["bash", run.script("precompile")],
+        ["bash", run.paths.script("precompile")],
         env={**inherited, **environment, "HYPERPOD_FT_JOB_ID": "7"},
         capture_output=True,
         text=True,
@@ -44,14 +44,14 @@ def precompile(run: Run, **environment: str) -> "subprocess.CompletedProcess[str
 
 
 def test_the_trial_is_traced_the_graphs_compiled_and_the_record_left(run: Run) -> None:
-    damaged = run.neuron_cache / "neuronxcc-0.0.0.0+standin" / "MODULE_forward+00000000"
+    damaged = run.paths.neuron_cache / "neuronxcc-0.0.0.0+standin" / "MODULE_forward+00000000"
     damaged.mkdir(parents=True)
     (damaged / "model.hlo_module.pb.lock").touch()
     done = precompile(run)
     assert done.returncode == 0, done.stdout + done.stderr
-    record = run.record("precompile")
+    record = run.journal.record("precompile")
     assert record is not None
-    assert run.is_done("precompile")
+    assert run.journal.is_done("precompile")
     assert record.facts == {
         "graphs": 2,
         "graphs_compiled": 2,
@@ -60,20 +60,23 @@ def test_the_trial_is_traced_the_graphs_compiled_and_the_record_left(run: Run) -
     }
     assert [Path(output.path).name for output in record.outputs] == ["model.neff"] * 2
     for rank in range(2):
-        seen = json.loads((run.directory / f"rank{rank}.json").read_text())
+        seen = json.loads((run.paths.directory / f"rank{rank}.json").read_text())
         assert seen["NEURON_EXTRACT_GRAPHS_ONLY"] == "1"
         assert seen["WORLD_SIZE"] == "2"
-        assert f"--cache_dir={run.neuron_cache}" in seen["NEURON_CC_FLAGS"].split()
-    assert not run.trial.exists()
-    assert not list(run.checkpoints.glob("*"))
-    assert not run.metrics_path.exists()
-    assert run.record("train") is None
+        assert f"--cache_dir={run.paths.neuron_cache}" in seen["NEURON_CC_FLAGS"].split()
+    assert (
+        not run.paths.trial_facts.exists()
+        and json.loads(run.paths.layout_path.read_text())["sharding"]["mode"] == "replicated"
+    )
+    assert not list(run.paths.checkpoints.glob("*"))
+    assert not run.paths.metrics_path.exists()
+    assert run.journal.record("train") is None
 
-    (run.directory / "rank0.json").unlink()
+    (run.paths.directory / "rank0.json").unlink()
     again = precompile(run)
     assert again.returncode == 0
     assert "already done" in again.stdout
-    assert not (run.directory / "rank0.json").exists(), "nothing was started"
+    assert not (run.paths.directory / "rank0.json").exists(), "nothing was started"
 
 
 def test_a_graph_that_does_not_compile_leaves_no_record_and_is_compiled_next_time(run: Run) -> None:
@@ -81,9 +84,9 @@ def test_a_graph_that_does_not_compile_leaves_no_record_and_is_compiled_next_tim
     assert failed.returncode == 2
     assert "error: precompile: 1 of 2 graphs were not compiled" in failed.stderr
     assert "Failed compilation with ['neuronx-cc']: stand-in" in failed.stderr
-    assert run.record("precompile") is None
+    assert run.journal.record("precompile") is None
     assert precompile(run).returncode == 0
-    record = run.record("precompile")
+    record = run.journal.record("precompile")
     assert record is not None
     assert (record.facts["graphs"], record.facts["graphs_compiled"]) == (2, 1)
 
@@ -93,20 +96,20 @@ def test_a_trial_that_is_refused_says_why_once_and_ends_the_stage(run: Run) -> N
     assert refused.returncode != 0
     assert refused.stderr.count("error: train: this cannot be traced; correct it") == 1
     assert f"error: precompile: the command ended with exit status {refused.returncode}" in refused.stderr
-    assert run.record("precompile") is None
-    assert neuron_cache.finished(run.neuron_cache) == set()
+    assert run.journal.record("precompile") is None
+    assert neuron_cache.finished(run.paths.neuron_cache) == set()
 
 
 def test_a_trial_whose_failure_the_compiler_driver_ignores_leaves_no_record(run: Run) -> None:
     failed = precompile(run, STAND_IN_TRIAL="refuses", STAND_IN_IGNORES_FAILURE="1")
     assert failed.returncode == 2, "the status of the rank that failed first"
     assert "error: precompile: " in failed.stderr and "Traceback" not in failed.stderr
-    assert run.record("precompile") is None
+    assert run.journal.record("precompile") is None
 
 
 def test_graphs_that_training_still_compiles_are_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     def add(name: str) -> Path:
-        entry = run.neuron_cache / "neuronxcc-1" / f"MODULE_{name}"
+        entry = run.paths.neuron_cache / "neuronxcc-1" / f"MODULE_{name}"
         entry.mkdir(parents=True)
         (entry / "model.neff").write_bytes(bytes(1024))
         (entry / "model.done").touch()

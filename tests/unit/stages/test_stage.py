@@ -27,13 +27,13 @@ def test_work_leaves_a_record_and_is_not_repeated(make_run: MakeRun) -> None:
 
     def work(run: Run) -> stage.Result:
         calls.append(1)
-        output = run.root / "models" / "x"
+        output = run.paths.root / "models" / "x"
         publish.write_text(output, "weights")
         return stage.Result([output], {"rows": 3})
 
     stage.perform(run, "download", work)
     stage.perform(run, "download", work)
-    record = run.record("download")
+    record = run.journal.record("download")
     assert len(calls) == 1
     assert record is not None
     assert record.facts == {"rows": 3}
@@ -44,46 +44,46 @@ def test_work_leaves_a_record_and_is_not_repeated(make_run: MakeRun) -> None:
 def test_the_last_stage_of_a_run_writes_its_report(tmp_path: Path) -> None:
     run = recorded_run(tmp_path)
     for name in ("merge", "generate"):
-        run.record_path(name).unlink()
+        run.paths.record_path(name).unlink()
     stage.perform(run, "merge", lambda _: stage.Result())
-    assert not run.report_path.exists(), "generate has not run"
+    assert not run.paths.report_path.exists(), "generate has not run"
     stage.perform(run, "generate", lambda _: stage.Result())
-    assert run.full_name in run.report_path.read_text()
+    assert run.paths.full_name in run.paths.report_path.read_text()
 
 
 def test_a_report_that_cannot_be_written_fails_no_stage(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = recorded_run(tmp_path)
-    run.record_path("generate").unlink()
-    run.report_path.mkdir()
+    run.paths.record_path("generate").unlink()
+    run.paths.report_path.mkdir()
     stage.perform(run, "generate", lambda _: stage.Result())
-    assert run.is_done("generate")
-    assert f"hyperpod-ft report {run.directory}" in capfd.readouterr().out
+    assert run.journal.is_done("generate")
+    assert f"hyperpod-ft report {run.paths.directory}" in capfd.readouterr().out
 
 
 def test_an_output_that_is_gone_or_cut_short_makes_the_stage_run_again(make_run: MakeRun) -> None:
     run = make_run()
-    output = run.root / "x"
+    output = run.paths.root / "x"
     publish.write_text(output, "abc")
     finish(run, "download", output)
-    assert run.is_done("download")
+    assert run.journal.is_done("download")
     output.write_text("ab")
-    assert run.why_not_done("download") == "x has 2 bytes, was 3"
+    assert run.journal.why_not_done("download") == "x has 2 bytes, was 3"
     output.unlink()
-    assert "x no longer exists" in run.why_not_done("download")
+    assert "x no longer exists" in run.journal.why_not_done("download")
 
 
 def test_a_record_of_another_configuration_does_not_count(make_run: MakeRun) -> None:
     finish_all(make_run())
     other = make_run(merge__dtype="float32")
-    assert other.why_not_done("merge") == "its configuration changed"
+    assert other.journal.why_not_done("merge") == "its configuration changed"
     assert chosen(other) == ["merge", "generate"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"stage": 1}', '{"outputs": [{"path": 3}]}'])
 def test_a_damaged_record_is_no_record(make_run: MakeRun, text: str) -> None:
     run = make_run()
-    publish.write_text(run.record_path("env"), text)
-    assert run.why_not_done("env") == "has not run"
+    publish.write_text(run.paths.record_path("env"), text)
+    assert run.journal.why_not_done("env") == "has not run"
 
 
 def test_missing_needs_are_named(make_run: MakeRun) -> None:
@@ -133,7 +133,7 @@ def test_a_failing_volume_is_one_line(
         raise OSError(code, os.strerror(code))
 
     with pytest.raises(SystemExit) as ended:
-        stage.main("env", work, [str(run.directory)])
+        stage.main("env", work, [str(run.paths.directory)])
     assert ended.value.code == status
     assert capsys.readouterr().err == (
         f"error: env: the volume: {os.strerror(code)}; free or repair the volume, then resume\n"
@@ -144,7 +144,7 @@ def test_a_second_training_job_does_not_sit_on_its_nodes(make_run: MakeRun, monk
     run = make_run()
     finish_all(run, but="train")
     monkeypatch.setattr(stage, "_TRAINING_PATIENCE_SECONDS", 0.2)
-    with publish.lock(run.lock_path("train")), pytest.raises(UserError, match="still locked by another process"):
+    with publish.lock(run.paths.lock_path("train")), pytest.raises(UserError, match="still locked by another process"):
         stage.perform(run, "train", lambda run: stage.Result())
 
 
@@ -157,7 +157,7 @@ def test_a_run_waits_while_another_compiles_the_graphs_that_it_needs_too(
     held, work = threading.Event(), []
 
     def compile_elsewhere() -> None:
-        with publish.lock(run.lock_path("precompile")):
+        with publish.lock(run.paths.lock_path("precompile")):
             held.set()
             time.sleep(1)
             work.append("elsewhere")

@@ -21,7 +21,7 @@ def test_the_status_does_not_depend_on_the_teardown(
     run.freeze()
     (tmp_path / "sitecustomize.py").write_text("import atexit, os\natexit.register(os.abort)\n")
     ended = subprocess.run(
-        [sys.executable, "-m", "hyperpod_ft.stages.train", str(run.directory)],
+        [sys.executable, "-m", "hyperpod_ft.stages.train", str(run.paths.directory)],
         env=os.environ | {"PYTHONPATH": str(tmp_path), "WORLD_SIZE": world_size},
         check=False,
         capture_output=True,

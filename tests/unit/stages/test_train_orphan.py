@@ -26,7 +26,7 @@ def test_a_rank_ends_with_its_torchrun(make_run: MakeRun) -> None:
         }
         environment |= {"TORCHELASTIC_RESTART_COUNT": "0", "LOCAL_RANK": "1"}
         environment |= {"MASTER_PORT": str(store.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        rank = f"{sys.executable} -m hyperpod_ft.stages.train '{run.directory}'"
+        rank = f"{sys.executable} -m hyperpod_ft.stages.train '{run.paths.directory}'"
         with subprocess.Popen(["bash", "-c", f"{rank} & wait"], env=os.environ | environment) as torchrun:
             connection, _ = store.accept()  # the rank is at work, and waits for the answer
             torchrun.send_signal(signal.SIGKILL)

@@ -17,16 +17,16 @@ def test_reports_of_a_sweep_are_named_after_what_varies(make_run: Callable[..., 
     runs = [make_run(training__learning_rate=rate) for rate in (0.2, 0.1)]
     for run in runs:
         run.freeze()
-        run.add_job(Job("env", "p1", "process", "2026-01-01T00:00:00Z"))
+        run.journal.add_job(Job("env", "p1", "process", "2026-01-01T00:00:00Z"))
     points = [
-        Point({"training.learning_rate": rate, "seed": 7}, run.full_name, "")
+        Point({"training.learning_rate": rate, "seed": 7}, run.paths.full_name, "")
         for rate, run in zip((0.2, 0.1), runs, strict=True)
     ]
-    sweep = Sweep(runs[0].root, "rates", None, "process", tuple(points))
+    sweep = Sweep(runs[0].paths.root, "rates", None, "process", tuple(points))
     page = report_page(sweep_reports(sweep))
     assert "learning_rate 0.2, seed 7" in page and "learning_rate 0.1, seed 7" in page
-    alone = Sweep(runs[0].root, "rates", None, "process", tuple(points[:1]))
-    assert [report.name for report in sweep_reports(alone)] == [runs[0].full_name]
+    alone = Sweep(runs[0].paths.root, "rates", None, "process", tuple(points[:1]))
+    assert [report.name for report in sweep_reports(alone)] == [runs[0].paths.full_name]
 
 
 def test_the_limit_is_one_of_trainings_and_a_best_point_may_change(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """A sweep with launcher process: the limit, what is shared, failures, and what the commands print."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.protocol import JobState, LauncherAnswer
 from hyperpod_ft.launch.submit import create_run_directory
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Record, utc_now
@@ -25,6 +25,7 @@ from hyperpod_ft.sweep.submission import cancel_sweep, resume_sweep, submit_swee
 from hyperpod_ft.sweep.sweep import Sweep
 from tests.conftest import run_file_values
 from tests.quick_stages import interpreter, most_at_a_time
+from tests.unit.stage_runs import finish, finish_all
 from tests.waiting import wait_for
 
 
@@ -55,7 +56,9 @@ def command(*arguments: str) -> int:
         return end.exit_code
 
 
-def test_runs_wait_for_one_another_and_for_what_they_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_wait_for_one_another_and_for_what_they_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     planned = sweep_of(tmp_path)
     sweep, root = planned.sweep, planned.sweep.root
     (tmp_path / "root").mkdir()
@@ -83,16 +86,18 @@ def test_runs_wait_for_one_another_and_for_what_they_share(tmp_path: Path, capsy
     assert "Already done: 2 of 2 runs" in capsys.readouterr().out
     assert command("cancel") == 0
     assert "nothing to cancel" in capsys.readouterr().out
-    assert command("report", "-o", str(tmp_path / "report.html")) == 0
-    page = (tmp_path / "report.html").read_text()
+    monkeypatch.chdir(tmp_path)
+    assert command("report") == 0
+    page = (tmp_path / "sweep-report.html").read_text()
+    assert not (tmp_path / "report.html").exists(), "that of `report`"
     assert all(point.run in page for point in result.points)
 
 
 def test_cancel_stops_the_runs_that_wait_first(tmp_path: Path) -> None:
     planned = sweep_of(tmp_path)
     list(submit_sweep(planned))
-    cancelled = [run.full_name for run, _ in cancel_sweep(planned.sweep)]
-    assert cancelled == [run.full_name for run in reversed(planned.runs)]
+    cancelled = [run.paths.full_name for run, _ in cancel_sweep(planned.sweep)]
+    assert cancelled == [run.paths.full_name for run in reversed(planned.runs)]
     assert {point.state for point in ended(planned.sweep).points} == {"cancelled"}
     trained = planned.sweep.root / "trained"
     assert not trained.exists() or planned.runs[1].plan.run_id not in trained.read_text()
@@ -105,22 +110,20 @@ def test_a_shared_job_that_can_never_start_is_replaced(tmp_path: Path, monkeypat
     class Waiting(ProcessLauncher):
         """Has one job, which waits; takes stages instead of starting them."""
 
-        def active(self, run: Run, jobs: Sequence[Job]) -> list[Job]:
-            return [job for job in jobs if job.job_id == "stuck" and job not in cancelled]
-
-        def states(self, run: Run, jobs: Sequence[Job]) -> dict[str, JobState]:
-            return {job.job_id: JobState("PENDING") for job in jobs}
+        def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool = False) -> LauncherAnswer:
+            left = [job for job in jobs if job.job_id == "stuck" and job not in cancelled]
+            return LauncherAnswer(dict.fromkeys(left, JobState("PENDING")))
 
         def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
             cancelled.extend(jobs)
 
-        def submit(self, run: Run, stages: Any, submitted: Callable[[Job], None], awaited: Any = None) -> None:
+        def submit(self, run: Run, stages: Any, after: object) -> None:
             for stage in stages:
-                submitted(Job(stage.name, f"new-{stage.name}", self.name, utc_now()))
+                run.journal.add_job(Job(stage.name, f"new-{stage.name}", self.name, utc_now()))
 
     planned = sweep_of(tmp_path)
     create_run_directory(planned.runs[0])
-    planned.runs[0].add_job(Job("dataset", "stuck", "process", utc_now()))
+    planned.runs[0].journal.add_job(Job("dataset", "stuck", "process", utc_now()))
     monkeypatch.setattr(Launchers, "of", lambda _: Launchers(process=Waiting()))
     first = next(submit_sweep(planned))
     assert [job.job_id for job in cancelled] == ["stuck"]
@@ -134,7 +137,7 @@ def test_losses_over_different_rows_have_no_best_point(tmp_path: Path) -> None:
             run.freeze()
             facts = {"validation_loss": 2.0 - number if number else first, "best_validation_loss": 1.0 + number}
             record = Record("train", run.plan["train"].fingerprint, {}, (), facts, utc_now(), 1.0, "test", "1")
-            record.write(run.record_path("train"))
+            record.write(run.paths.record_path("train"))
         return sweep_result(planned.sweep)
 
     assert trained({"training.learning_rate": [0.1, 0.2]}).best == 2
@@ -145,6 +148,26 @@ def test_losses_over_different_rows_have_no_best_point(tmp_path: Path) -> None:
     different = trained({"dataset.max_length": [128, 256]})
     assert [point.validation_loss for point in different.points] == [2.0, 1.0]
     assert different.best is None and "datasets differ" in different.note
+
+
+def test_no_point_is_trained_again_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its model and checkpoints were cleaned. The other points go on."""
+    planned = sweep_of(tmp_path)
+    cleaned = planned.runs[0]
+    cleaned.freeze()
+    finish_all(cleaned)
+    for stage in ("train", "consolidate", "merge"):
+        output = cleaned.paths.directory / f"output-of-{stage}"
+        output.touch()
+        finish(cleaned, stage, output)
+        output.unlink()
+    assert command(str(tmp_path / "sweep.yaml"), "--launcher", "process") == 0
+    ended(planned.sweep)
+    said = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("1/2"))
+    assert f"hyperpod-ft submit {cleaned.paths.config_path} --from train" in said
+    assert [point.jobs == () for point in resume_sweep(planned.sweep)] == [True, True]
+    assert cleaned.plan.run_id not in (planned.sweep.root / "trained").read_text()
+    assert all(planned.runs[1].journal.is_done(stage.name) for stage in planned.runs[1].plan.stages)
 
 
 def test_training_jobs_wait_for_no_other_run(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def row(step: int) -> dict[str, Any]:
 
 def log(run: Run, steps: Iterable[int]) -> None:
     """Append the rows of these steps, as rank 0 does."""
-    with run.metrics_path.open("a") as stream:
+    with run.paths.metrics_path.open("a") as stream:
         for step in steps:
             stream.write(json.dumps(row(step)) + "\n")
 
@@ -42,7 +42,7 @@ def log(run: Run, steps: Iterable[int]) -> None:
 def finish(run: Run, **facts: Any) -> None:
     """Write the record of the training."""
     record = Record("train", run.plan["train"].fingerprint, {}, (), facts, utc_now(), 0.0, "test", "")
-    record.write(run.record_path("train"))
+    record.write(run.paths.record_path("train"))
 
 
 def losses(run: Run) -> list[tuple[int, float]]:
@@ -50,7 +50,7 @@ def losses(run: Run) -> list[tuple[int, float]]:
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
 
-    files: list[Path] = sorted((run.tracking / "tensorboard").glob("events.*"))
+    files: list[Path] = sorted((run.paths.tracking / "tensorboard").glob("events.*"))
     events = [Event.FromString(content) for file in files for content in RawEventFileLoader(str(file)).Load()]
     values = [(event.step, value) for event in events for value in event.summary.value]
     return [(step, value.simple_value) for step, value in values if value.tag == "loss"]

@@ -41,14 +41,14 @@ def stand_in(tracked: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     program.write_text(STAND_IN)
     program.chmod(0o755)
     run = tracked("mlflow", python=str(program))
-    run.tracking.mkdir()
+    run.paths.tracking.mkdir()
     monkeypatch.setattr(follower, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(follower, "_FIRST_PAUSE_SECONDS", 0.05)
     return run
 
 
 def requests(run: Run) -> list[dict[str, object]]:
-    path = run.tracking / "requests"
+    path = run.paths.tracking / "requests"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -66,19 +66,19 @@ def test_each_step_is_published_once_by_followers_that_are_killed(tracked: MakeR
     """With TensorBoard's own files. The training goes back to its checkpoint meanwhile, and makes steps again."""
     run = tracked("tensorboard")
     log(run, range(1, 6))
-    program = [sys.executable, "-m", "hyperpod_ft.tracking", str(run.directory)]
+    program = [sys.executable, "-m", "hyperpod_ft.tracking", str(run.paths.directory)]
     first = subprocess.Popen(program, stdin=subprocess.PIPE)
     wait_for(lambda: TrackerState.read(run, "tensorboard").step == 5)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    run.metrics_path.unlink()
+    run.paths.metrics_path.unlink()
     log(run, [*range(1, 4), *range(4, 8)])  # resumed from step 3
     second = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     wait_for(lambda: TrackerState.read(run, "tensorboard").step == 7)
     log(run, [8])
     finish(run, final_loss=0.25)
     output, _ = second.communicate("", timeout=60)
-    assert f"tensorboard: published to step 8 {run.tracking / 'tensorboard'}\n" in output
+    assert f"tensorboard: published to step 8 {run.paths.tracking / 'tensorboard'}\n" in output
     assert losses(run) == [(step, pytest.approx(2 / step)) for step in range(1, 9)]
     assert TrackerState.read(run, "tensorboard").final == {"final/final_loss": 0.25}
 
@@ -113,13 +113,13 @@ def test_rows_and_then_the_figures_are_published_and_only_once(stand_in: Run) ->
 
 
 def test_a_tracker_that_fails_catches_up_with_a_later_row(stand_in: Run, capfd: pytest.CaptureFixture[str]) -> None:
-    broken = stand_in.tracking / "broken"
+    broken = stand_in.paths.tracking / "broken"
     broken.write_text('{"problem": "ConnectionError: no route"}\n')
     shutdown = Shutdown()
     thread = threading.Thread(target=follow, args=(stand_in, shutdown))
     thread.start()
     log(stand_in, [1, 2])
-    starts = stand_in.tracking / "starts"
+    starts = stand_in.paths.tracking / "starts"
     wait_for(lambda: starts.exists() and len(starts.read_text().splitlines()) >= 3)
     assert TrackerState.read(stand_in, "mlflow").problem == "ConnectionError: no route"
     broken.unlink()
@@ -134,13 +134,13 @@ def test_a_tracker_that_fails_catches_up_with_a_later_row(stand_in: Run, capfd: 
 
 
 def test_a_tracker_that_hangs_is_left_in_time_and_catches_up_later(stand_in: Run) -> None:
-    (stand_in.tracking / "hangs").touch()
+    (stand_in.paths.tracking / "hangs").touch()
     log(stand_in, [1])
     begun = time.monotonic()
     state = catch_up(stand_in, seconds=0.5)["mlflow"]
     assert time.monotonic() - begun < 10
     assert (state.step, state.problem) == (0, "the tracker did not answer in time")
-    (stand_in.tracking / "hangs").unlink()
+    (stand_in.paths.tracking / "hangs").unlink()
     assert catch_up(stand_in)["mlflow"].step == 1
     assert published(stand_in) == [1]
 
@@ -150,7 +150,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_another(tracked: MakeRun, stand_i
     python = stand_in.config.tracking.python
     run = tracked("mlflow", "trackio", python=python)
     Path(str(python)).write_text(STAND_IN.replace("-e hangs", "$3 == trackio && -e hangs"))
-    (run.tracking / "hangs").touch()
+    (run.paths.tracking / "hangs").touch()
     log(run, [1])
     states = catch_up(run, seconds=1)
     assert states["mlflow"].step == 1
@@ -192,8 +192,8 @@ def test_a_held_lock_is_reported_once(
     shutdown, reads = Shutdown(), list[int]()
     read = TrackerState.read
     monkeypatch.setattr(TrackerState, "read", lambda *arguments: (reads.append(1), read(*arguments))[1])
-    stand_in.tracking.mkdir(parents=True, exist_ok=True)
-    with publish.lock(stand_in.tracking / "mlflow.lock"):
+    stand_in.paths.tracking.mkdir(parents=True, exist_ok=True)
+    with publish.lock(stand_in.paths.tracking / "mlflow.lock"):
         thread = threading.Thread(target=Follower(stand_in, "mlflow", shutdown).follow)
         thread.start()
         wait_for(lambda: len(reads) > 5)
@@ -204,17 +204,17 @@ def test_a_held_lock_is_reported_once(
 
 def test_rows_are_read_as_they_are_written(tracked: MakeRun) -> None:
     run = tracked()
-    rows = NewRows(run.metrics_path)
+    rows = NewRows(run.paths.metrics_path)
     assert rows.after(0) == []
     log(run, [1, 2])
-    with run.metrics_path.open("a") as stream:
+    with run.paths.metrics_path.open("a") as stream:
         stream.write('{"step": 3, "lo')
         stream.flush()
         assert [row["step"] for row in rows.after(0)] == [1, 2]
         stream.write('ss": 0.5}\nno JSON\n')
     assert rows.after(2) == [{"step": 3, "loss": 0.5}]
     assert rows.after(3) == []
-    _copy_without_the_last(run.metrics_path).replace(run.metrics_path)
+    _copy_without_the_last(run.paths.metrics_path).replace(run.paths.metrics_path)
     assert [row["step"] for row in rows.after(1)] == [2]
 
 
@@ -240,7 +240,7 @@ def test_logs_have_no_secrets(tracked: MakeRun, stand_in: Run, monkeypatch: pyte
     log(stand_in, [1])
     state = catch_up(stand_in)["mlflow"]
     assert state.problem == "https://***@host denied ***"
-    assert (stand_in.logs / "tracking-mlflow.log").read_text() == "denied: ***\n" * 2
+    assert (stand_in.paths.logs / "tracking-mlflow.log").read_text() == "denied: ***\n" * 2
 
 
 def test_the_address_of_a_tracker_is_kept_without_its_password(stand_in: Run) -> None:
@@ -248,21 +248,21 @@ def test_the_address_of_a_tracker_is_kept_without_its_password(stand_in: Run) ->
     program.write_text(STAND_IN.replace('"here"', '"postgresql://me:secret@host/runs"'))
     log(stand_in, [1])
     assert catch_up(stand_in)["mlflow"].where == "postgresql://***@host/runs"
-    assert "secret" not in (stand_in.tracking / "mlflow.json").read_text()
+    assert "secret" not in (stand_in.paths.tracking / "mlflow.json").read_text()
 
 
 def test_a_tracker_that_prints_something_else_is_tried_again(stand_in: Run) -> None:
-    (stand_in.tracking / "broken").write_text("Traceback\n")
+    (stand_in.paths.tracking / "broken").write_text("Traceback\n")
     log(stand_in, [1])
     assert "something else" in catch_up(stand_in)["mlflow"].problem
-    (stand_in.tracking / "broken").unlink()
+    (stand_in.paths.tracking / "broken").unlink()
     assert catch_up(stand_in)["mlflow"].step == 1
 
 
 def test_the_command_catches_up(stand_in: Run) -> None:
-    command = [sys.executable, "-m", "hyperpod_ft", "track", str(stand_in.directory)]
+    command = [sys.executable, "-m", "hyperpod_ft", "track", str(stand_in.paths.directory)]
     log(stand_in, [1, 2])
-    broken = stand_in.tracking / "broken"
+    broken = stand_in.paths.tracking / "broken"
     broken.write_text('{"problem": "ConnectionError: no route"}\n')
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "mlflow: published to step 0 ConnectionError: no route\n" in done.stdout) == (1, True)
@@ -275,7 +275,7 @@ def test_the_command_catches_up(stand_in: Run) -> None:
 def test_a_state_that_cannot_be_read_publishes_nothing(stand_in: Run) -> None:
     """It may say that all is published: under a new key all would be published again."""
     log(stand_in, [1])
-    path = stand_in.tracking / "mlflow.json"
+    path = stand_in.paths.tracking / "mlflow.json"
     path.symlink_to(path.name)
     assert "symbolic links" in catch_up(stand_in)["mlflow"].problem
     path.unlink()
@@ -299,7 +299,7 @@ def test_an_error_of_the_run_does_not_end_the_tracker(stand_in: Run, monkeypatch
     thread = threading.Thread(target=follow, args=(stand_in, shutdown))
     thread.start()
     try:
-        wait_for((stand_in.tracking / "mlflow.json").exists)
+        wait_for((stand_in.paths.tracking / "mlflow.json").exists)
         assert TrackerState.read(stand_in, "mlflow").problem == "records/eval.json: is damaged"
         log(stand_in, [1])
         wait_for(lambda: published(stand_in) == [1])

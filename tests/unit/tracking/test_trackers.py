@@ -29,7 +29,7 @@ def given(tracked: MakeRun, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_", "TRACKIO_"))]:
         monkeypatch.delenv(name)
     run = tracked()
-    run.tracking.mkdir()
+    run.paths.tracking.mkdir()
     return description(run, "0123456789ab-f00d")
 
 
@@ -168,8 +168,8 @@ def test_wandb_offline(tracked: MakeRun, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     run = tracked("wandb")
-    run.tracking.mkdir()
-    run.logs.mkdir()
+    run.paths.tracking.mkdir()
+    run.paths.logs.mkdir()
     for steps in ((1, 2, 3), (4, 5)):
         publisher = Publisher(run, "wandb", lambda: math.inf)
         assert publisher.ask(open=description(run, "0123456789ab-f00d"))["step"] is None
@@ -179,13 +179,13 @@ def test_wandb_offline(tracked: MakeRun, monkeypatch: pytest.MonkeyPatch) -> Non
     publisher.ask(final=FINAL, step=5)
     publisher.ask(end=True)
     publisher.close()
-    directory = run.tracking / "wandb"
+    directory = run.paths.tracking / "wandb"
     files = sorted(directory.glob("offline-run-*/run-*.wandb"))
     history, summary, config = read(files)
     assert [(row["_step"], row["loss"]) for row in history] == expected("loss")
     assert summary["final/final_loss"] == 0.4
     assert config["dataset.format"] == "dolly"
-    assert not [file for file in run.directory.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
+    assert not [file for file in run.paths.directory.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
 
 
 def read(files: list[Path]) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.runs.records import Record, utc_now
+from hyperpod_ft.runs.records import Record, outputs_of, utc_now
 from hyperpod_ft.runs.run import Run
 from tests.unit.hub_server import GOOD_TOKEN, OTHER_TOKEN, Hub, Repository, serve
 from tests.unit.stage_runs import make_run, tree, weights
@@ -43,8 +43,8 @@ def trained(tmp_path: Path) -> Run:
         "adapter_model.safetensors": weights(lora=b"lora"),
     }
     finish(run, final_loss=0.25)
-    _write(run, "merge", run.tuned_model, SHARDS | SMALL)
-    _write(run, "consolidate", run.adapter, adapter)
+    _write(run, "merge", run.paths.tuned_model, SHARDS | SMALL)
+    _write(run, "consolidate", run.paths.adapter, adapter)
     return run
 
 
@@ -53,19 +53,19 @@ def _write(run: Run, stage: str, directory: Path, files: dict[str, bytes]) -> No
     for name, content in files.items():
         (directory / name).write_bytes(content)
     facts = {"chat_template": "none"}
-    outputs = run.outputs_of([directory], digests=False)
+    outputs = outputs_of(run.paths.root, [directory], digests=False)
     Record(stage, run.plan[stage].fingerprint, {}, outputs, facts, utc_now(), 0.0, "test", "").write(
-        run.record_path(stage)
+        run.paths.record_path(stage)
     )
 
 
 def start(run: Run, hub: Hub, *options: str, token: str = GOOD_TOKEN) -> "subprocess.Popen[str]":
-    home = str(run.root / "hf")
+    home = str(run.paths.root / "hf")
     variables = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     if token:
         variables["HF_TOKEN"] = token
     return subprocess.Popen(
-        [sys.executable, "-m", "hyperpod_ft", "push", str(run.directory), NAME, *options],
+        [sys.executable, "-m", "hyperpod_ft", "push", str(run.paths.directory), NAME, *options],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -87,7 +87,7 @@ def test_a_model_arrives_whole_in_one_commit_and_is_private(trained: Run, hub: H
     assert repository.files == SHARDS | SMALL
     assert repository.private and len(hub.commits) == 1
     assert GOOD_TOKEN not in output
-    assert not [name for name, content in tree(trained.directory).items() if GOOD_TOKEN.encode() in content]
+    assert not [name for name, content in tree(trained.paths.directory).items() if GOOD_TOKEN.encode() in content]
     hub.requests.clear()
     status, output = push(trained, hub)
     assert (status, len(hub.commits)) == (0, 1), output
@@ -152,9 +152,9 @@ def test_a_dry_run_and_what_is_refused(trained: Run, hub: Hub) -> None:
     hub.repositories[NAME] = Repository({})
     status, output = push(trained, hub)
     assert status == 2 and "org/tuned exists and is public; add --public" in output
-    (trained.tuned_model / "config.json").unlink()
+    (trained.paths.tuned_model / "config.json").unlink()
     status, output = push(trained, hub)
     assert status == 2
     assert all(text in output for text in ("stage merge", "nothing to push yet", "hyperpod-ft resume"))
     assert hub.large == {} and hub.commits == [] and "Traceback" not in output
-    assert tree(trained.adapter)
+    assert tree(trained.paths.adapter)

@@ -6,7 +6,7 @@ from typing import Any
 
 from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig, parse_config
 from hyperpod_ft.checkpoint.formats.json_file import read_object
-from hyperpod_ft.checkpoint.sharded.remedies import DAMAGED, INCOMPLETE
+from hyperpod_ft.checkpoint.sharded.description import DAMAGED, INCOMPLETE
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
 

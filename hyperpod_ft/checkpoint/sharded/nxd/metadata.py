@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from hyperpod_ft.checkpoint.formats.json_file import read, validate
+from hyperpod_ft.checkpoint.sharded.description import DAMAGED_FILE, INCOMPLETE, MIXED
 from hyperpod_ft.checkpoint.sharded.nxd.cuts import Heads
-from hyperpod_ft.checkpoint.sharded.remedies import DAMAGED_FILE, INCOMPLETE, MIXED
 from hyperpod_ft.errors import UserError
 
 _Positive = Annotated[int, Field(ge=1)]

@@ -17,7 +17,7 @@ from typing import Any
 from hyperpod_ft.checkpoint.formats import safe_pickle, torch_file
 from hyperpod_ft.checkpoint.formats.safe_pickle import Inert
 from hyperpod_ft.checkpoint.formats.torch_file import StoredTensor
-from hyperpod_ft.checkpoint.sharded.remedies import DAMAGED_FILE, INCOMPLETE, MIXED
+from hyperpod_ft.checkpoint.sharded.description import DAMAGED_FILE, INCOMPLETE, MIXED
 from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_OF_TORCH_NAME
 from hyperpod_ft.errors import UserError
 

@@ -28,11 +28,11 @@ from typing import Any
 from hyperpod_ft.checkpoint.adapters import peft_names
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG
 from hyperpod_ft.checkpoint.formats.json_file import read_object
+from hyperpod_ft.checkpoint.sharded.description import INCOMPLETE, MIXED
 from hyperpod_ft.checkpoint.sharded.nxd import adapter_config, metadata, rank_files
 from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedQueries, PipelineStage
 from hyperpod_ft.checkpoint.sharded.nxd.rank_files import RankFile
 from hyperpod_ft.checkpoint.sharded.nxd.transformations import logical
-from hyperpod_ft.checkpoint.sharded.remedies import INCOMPLETE, MIXED
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor, check
 from hyperpod_ft.errors import UserError
 

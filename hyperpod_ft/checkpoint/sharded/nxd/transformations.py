@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hyperpod_ft.checkpoint.sharded.description import DAMAGED
 from hyperpod_ft.checkpoint.sharded.nxd import cuts
 from hyperpod_ft.checkpoint.sharded.nxd.cuts import Span, assemble, check_size, replicated
 from hyperpod_ft.checkpoint.sharded.nxd.metadata import FusedLinears, GroupedOutput, GroupedQueries, Transformation
 from hyperpod_ft.checkpoint.sharded.nxd.rank_files import Shard
-from hyperpod_ft.checkpoint.sharded.remedies import DAMAGED
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
 

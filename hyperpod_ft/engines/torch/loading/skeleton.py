@@ -15,7 +15,7 @@ from transformers import AutoConfig, PreTrainedModel, initialization
 from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
-from hyperpod_ft.checkpoint.formats.auto_class import auto_class
+from hyperpod_ft.checkpoint.formats.pretrained import auto_class
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
@@ -34,14 +34,14 @@ def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrai
     one.
     """
     # it warns, on every rank, that a directory named model@revision is not a Python module
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         quantization = getattr(config, "quantization_config", None)
         if quantization is None:
             loader = auto_class(is_encoder_decoder=config.is_encoder_decoder)
             with torch.device("meta"), initialization.meta_device_safe_creation_ops():
-                model: Any = loader.from_config(
+                model: PreTrainedModel = loader.from_config(
                     config, trust_remote_code=False, attn_implementation=attention, dtype=dtype
                 )
             _keep_in_fp32(model, dtype)
@@ -63,7 +63,8 @@ def materialize(module: nn.Module, device: torch.device, parameters_on: torch.de
     parameters_on = parameters_on or device
     made: dict[torch.Tensor, torch.Tensor] = {}
     for submodule in module.modules():
-        for owned in (submodule._parameters, submodule._buffers):
+        tensors_of_kinds: tuple[dict[str, Any], ...] = (submodule._parameters, submodule._buffers)
+        for owned in tensors_of_kinds:
             for name, tensor in owned.items():
                 if tensor is None or not tensor.is_meta:
                     continue
@@ -134,5 +135,5 @@ def _compute_buffers(model: PreTrainedModel) -> None:
         model.get_submodule(owner)._buffers[key] = torch.empty_like(buffer, device="cpu")
     # so that initialization leaves them alone
     for _, tensor in _stored(model):
-        tensor._is_hf_initialized = True
+        tensor._is_hf_initialized = True  # type: ignore[attr-defined] # what transformers looks at
     model.initialize_weights()

@@ -63,7 +63,7 @@ class SliceReader:
                 yield out[places], content.view(dtype).as_strided(block.shape, block.strides)
 
     def _read(self, file: Path, offset: int, content: torch.Tensor) -> None:
-        target = memoryview(content.numpy())
+        target = content.numpy().data
         try:
             descriptor = self._descriptor(file)
             while target:

@@ -46,7 +46,7 @@ def locate(model: PreTrainedModel, directory: Path) -> dict[str, LogicalTensor]:
         names_of[id(value)].append(name)
     if missing := sorted(names[0] for names in names_of.values() if not stored.keys() & set(names)):
         raise UserError(f"{directory}: {len(missing)} of the model's tensors are missing: {missing[0]}", _REMEDY)
-    located = {}
+    located: dict[str, LogicalTensor] = {}
     for names in names_of.values():
         first, *others = (stored[name] for name in names if name in stored)
         for tensor in (first, *others):
@@ -56,6 +56,11 @@ def locate(model: PreTrainedModel, directory: Path) -> dict[str, LogicalTensor]:
         whole = replace(first, replicas=tuple(piece for other in others for piece in other.pieces))
         located |= dict.fromkeys(names, whole)
     return located
+
+
+def names_in_files(located: Mapping[str, LogicalTensor]) -> dict[str, str]:
+    """The names in the files of tensors that transformers only renames, by their names in the model."""
+    return {name: tensor.name for name, tensor in located.items() if tensor.name not in located}
 
 
 def _check(tensor: LogicalTensor, expected: torch.Tensor, directory: Path) -> None:
@@ -75,7 +80,7 @@ def _check(tensor: LogicalTensor, expected: torch.Tensor, directory: Path) -> No
 def _converted(
     model: PreTrainedModel,
     tensors: Mapping[str, LogicalTensor],
-    expected: Mapping[str, torch.Tensor],
+    expected: dict[str, torch.Tensor],
     directory: Path,
 ) -> dict[str, LogicalTensor]:
     """Stored tensors by their names in the model, as transformers' `convert_and_load_state_dict_in_model` finds them.
@@ -93,9 +98,11 @@ def _converted(
         target, pattern = rename_source_key(name, renamings, converters, prefix, expected)
         if target not in expected and name in expected:
             target, pattern = name, None
-        if target in expected and pattern is None:
+        if target not in expected:
+            continue
+        if pattern is None:
             found.setdefault(target, tensors[name])
-        elif target in expected:
+        else:
             parts.setdefault(target, {}).setdefault(pattern, []).append(tensors[name])
     for target, sources in parts.items():
         found |= _convert(converter_of[next(iter(sources))], sources, target, model.config, directory)

@@ -35,11 +35,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
-from hyperpod_ft.config.sections.lora import Lora
+from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.torch.lora import nf4
 from hyperpod_ft.engines.torch.lora.product import flat, product, squared_row_norms
-from hyperpod_ft.engines.torch.model.divided_dropout import dropout_of_part
-from hyperpod_ft.planning.lora_targets import refuse_unknown, targets
+from hyperpod_ft.engines.torch.model.tensor_collectives import dropout_of_part
+from hyperpod_ft.planning.lora import refuse_unknown, targets
 
 
 def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> None:
@@ -230,7 +230,7 @@ class _EmbeddingUpdate:
     def __init__(self, scale: float, padding: int | None) -> None:
         self._scale, self._padding = scale, padding
 
-    def __call__(self, module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+    def __call__(self, module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         a, b = module.lora_embedding_A, module.lora_embedding_B
         narrow = nn.functional.embedding(args[0], a.T, self._padding).to(output.dtype)
         factor = getattr(module, "embed_scale", None)  # Gemma's embedding multiplies its output

@@ -24,7 +24,7 @@ def squared_row_norms(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sc
     """
     dtype = torch.promote_types(weight.dtype, torch.float32)
     wide_a, wide_b = a.to(dtype), b.to(dtype)
-    squares = torch.linalg.vector_norm(weight, dim=1, dtype=dtype).square()
+    squares: torch.Tensor = torch.linalg.vector_norm(weight, dim=1, dtype=dtype).square()
     cross = (weight @ a.to(weight.dtype).T).to(dtype)
     return squares + (wide_b * (2 * scale * cross + scale**2 * (wide_b @ (wide_a @ wide_a.T)))).sum(1)
 

@@ -18,6 +18,8 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gptj import modeling_gptj
 
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.errors import UserError
@@ -82,7 +84,10 @@ def attend(
         length = query.shape[2]
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
         attended = varlen_attn(
-            *tokens, bounds, bounds, length, length, scale=scaling, window_size=window, enable_gqa=True
+            *(tokens[0], tokens[1], tokens[2], bounds, bounds, length, length),
+            scale=scaling,
+            window_size=window,
+            enable_gqa=True,
         )
         assert isinstance(attended, torch.Tensor)
     else:
@@ -124,7 +129,7 @@ def _flash(tokens: list[torch.Tensor]) -> bool:
     )
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _each_document(
     tokens: list[torch.Tensor], bounds: torch.Tensor, window: int | None, weighting: _Weighting
 ) -> torch.Tensor:
@@ -198,3 +203,22 @@ def _product(
     exact = torch.promote_types(scores.dtype, torch.float32)
     weights = torch.softmax(scores, dim=-1, dtype=exact).to(query.dtype)
     return torch.nn.functional.dropout(weights, dropout) @ value
+
+
+class _GptJAttention(modeling_gptj.GPTJAttention):
+    """Transformers' class, which does not call AttentionInterface, whose tensors are [rows, heads, length, size]."""
+
+    def _attn(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, None]:
+        dropout = self.attn_dropout.p if self.training else 0.0
+        attention = ALL_ATTENTION_FUNCTIONS[NAME]  # ranks that share rows register their own
+        attended, _ = attention(self, query, key, value, attention_mask, dropout=dropout)
+        return attended.transpose(1, 2), None
+
+
+modeling_gptj.GPTJ_ATTENTION_CLASSES[NAME] = _GptJAttention

@@ -3,20 +3,24 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from hyperpod_ft.checkpoint.formats import tied
+from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
+from hyperpod_ft.config.sections.training import Training
+from hyperpod_ft.engines import checkpoint_directory
+from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
-from hyperpod_ft.engines.torch.loading.weights import locate
+from hyperpod_ft.engines.torch.loading.weights import locate, names_in_files
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import (
@@ -37,52 +41,50 @@ from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
 from hyperpod_ft.engines.torch.sharding.shards import RankShard, TensorSplit, local, shards_of
 from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights
 from hyperpod_ft.planning import parallelism
-from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.torch import pipeline_cut
-from hyperpod_ft.planning.torch import rules as torch_rules
-from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES
-from hyperpod_ft.planning.torch.sequence_parallel import has_sequence_parallel
-from hyperpod_ft.planning.torch.sharding import Sharding
-from hyperpod_ft.runs.run import Run
+from hyperpod_ft.planning.layout import Layout
+from hyperpod_ft.planning.torch.limits import divisible_family
 
 
 @dataclass(frozen=True)
 class ShardedModel:
     """A model on this rank, and what the training loop needs about it."""
 
-    module: nn.Module
+    module: PreTrainedModel
     trained_weights: TrainedWeights
     pipeline_stages: tuple[stages.StageLayers, ...]  # those on this rank; without a pipeline, one with all layers
     trainable_parameters: int  # of the whole model
     total_parameters: int
 
 
-def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
-    """The base model of `run.base_model` with its adapters, divided over the ranks.
+def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
+    """The base model with its adapters, divided over the ranks as the layout says.
 
     It is built without memory, divided, and then each rank reads or draws its shards. Precision fp32 computes in fp32.
     bf16 computes in bf16: frozen weights are stored in bf16, and trained ones have fp32 masters; gradients are summed
-    in fp32. Raises UserError when the model cannot be loaded or split, its logits are not known, or a LoRA target
-    matches no module.
+    in fp32. Raises UserError when the model cannot be loaded or split, its logits are not known, a LoRA target
+    matches no module, or what is trained could not be consolidated.
     """
-    config, mesh = run.config, meshes.weights
+    config, sharding, mesh = task.config, task.layout.sharding, meshes.weights
     device = torch.device(mesh.device_type)
     dtype = devices.DTYPES[config.training.precision]
     # FSDP2 computes in bf16 with the fp32 weights that it updates; the other modes keep both
     trained = torch.float32 if config.training.method == "full" and sharding.by_layer else dtype
-    model = _skeleton(run, trained)
-    weights = locate(model, run.base_model)
-    _prepare(model, run, meshes)
+    model = whole_model(task.base_model, trained, own_attention=task.layout.own_attention)
+    weights = locate(model, task.base_model)
+    _prepare(model, config.training, meshes)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     if config.training.method == "lora":
         adapters.adapt(model, config.lora, config.seed)
         trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total_parameters += trainable_parameters
-    cut = _cut(run, model)
-    splits = _divide(model, run, mesh["tp"], cut) if mesh["tp"].size() > 1 else {}
+    stored_names = names_in_files(weights)
+    lora = config.lora if config.training.method == "lora" else None
+    checkpoint_directory.check_consolidable(trained_shapes(model, stored_names), lora, task.base_model)
+    cut = _stages(task.layout, model)
+    splits = _divide(model, task.layout, mesh["tp"], cut) if mesh["tp"].size() > 1 else {}
     own_stages = cut[mesh.get_local_rank("pp") :: mesh["pp"].size()]
     ends = stages.keep(model, own_stages, mesh) if len(cut) > 1 else {}
-    _change_forward(decoder_layers(model), run, device)
+    _change_forward(decoder_layers(model), task, device)
     shards = shards_of(model, mesh, splits)
     shards |= {name: replace(shards[name], ends=group) for name, group in ends.items()}
     if sharding.by_layer:
@@ -98,10 +100,17 @@ def build(run: Run, meshes: Meshes, sharding: Sharding) -> ShardedModel:
         trained_weights = ShardedWeights(model, shards, mesh, sharding, several_stages=len(own_stages) > 1)
     else:
         trained_weights = _replicated(model, weights, shards, mesh, offload=sharding.offload == "optimizer")
+    trained_weights.stored_names = stored_names
     return ShardedModel(model.train(), trained_weights, own_stages, trainable_parameters, total_parameters)
 
 
-def _prepare(model: PreTrainedModel, run: Run, meshes: Meshes) -> None:
+def trained_shapes(model: PreTrainedModel, stored_names: Mapping[str, str]) -> dict[str, torch.Size]:
+    """The shapes of the trained parameters of a whole model, by their names in checkpoints."""
+    trained = (each for each in model.named_parameters() if each[1].requires_grad)
+    return {stored_names.get(name, name): parameter.shape for name, parameter in trained}
+
+
+def _prepare(model: PreTrainedModel, training: Training, meshes: Meshes) -> None:
     """Before it is divided: check its heads, and change its attention, its result and what its layers keep."""
     tensor_parallel_degree = meshes.weights["tp"].size()
     if tensor_parallel_degree > 1:
@@ -111,7 +120,7 @@ def _prepare(model: PreTrainedModel, run: Run, meshes: Meshes) -> None:
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
     context_parallel.divide_attention(meshes.tokens["cp"])
     (seq2seq_model if model.config.is_encoder_decoder else language_model).return_loss(model)
-    if not compiling.compiles(run.config.training, torch.device(meshes.weights.device_type)):
+    if not compiling.compiles(training, torch.device(meshes.weights.device_type)):
         # a compiler finds out by itself what need not be kept, and modules with their own forward functions would give
         # each layer a separate graph
         gated_mlp.keep_less(model)
@@ -135,17 +144,11 @@ def _replicated(
     return trained
 
 
-def _cut(run: Run, model: PreTrainedModel) -> tuple[stages.StageLayers, ...]:
+def _stages(layout: Layout, model: PreTrainedModel) -> tuple[stages.StageLayers, ...]:
     """All stages of the pipeline, in order; without a pipeline, one stage with all layers."""
-    degrees = run.plan.degrees
-    if degrees.pipeline_parallel == 1:
+    if not layout.stages:
         return (stages.StageLayers(0, 1, range(len(decoder_layers(model)))),)
-    model_config = read_config(run.base_model)
-    pipeline_cut.check_family(degrees, str(model_config.get("model_type", "")))
-    shape = model_shape(model_config)
-    assert shape is not None, "families that can be cut have a known shape"
-    layers = pipeline_cut.cut(run.config, degrees, shape)
-    cut = tuple(stages.StageLayers(index, len(layers), some) for index, some in enumerate(layers))
+    cut = tuple(stages.StageLayers(i, len(layout.stages), range(*ends)) for i, ends in enumerate(layout.stages))
     stages.check_trained(model, cut)
     return cut
 
@@ -157,23 +160,22 @@ def _layers_of(model: PreTrainedModel, some: Sequence[stages.StageLayers]) -> li
 
 
 def _divide(
-    model: PreTrainedModel, run: Run, mesh: DeviceMesh, cut: Sequence[stages.StageLayers]
+    model: PreTrainedModel, layout: Layout, mesh: DeviceMesh, cut: Sequence[stages.StageLayers]
 ) -> dict[str, TensorSplit]:
     """Split the model over tensor-parallel ranks, before it is cut into stages."""
     if model.config.is_encoder_decoder:
         return t5_tensor_parallel.parallelize(model, mesh)
-    family = torch_rules.divisible_family(model.config.model_type)
-    sequence_parallel = has_sequence_parallel(run.config, run.plan.degrees)
+    family = divisible_family(model.config.model_type)
     return tensor_parallel.parallelize(
-        model, family, mesh, sequence_parallel=sequence_parallel, stages=_layers_of(model, cut)
+        model, family, mesh, sequence_parallel=layout.sequence_parallel, stages=_layers_of(model, cut)
     )
 
 
-def _change_forward(layers: list[nn.Module], run: Run, device: torch.device) -> None:
+def _change_forward(layers: list[nn.Module], task: TrainingTask, device: torch.device) -> None:
     """Change the layers' forward: what is recomputed is compiled too, and what both still keep goes to host memory."""
-    training = run.config.training
+    training = task.config.training
     activations.checkpoint_layers(layers, training)
-    compiling.compile_layers(layers, training, device, run.compile_cache)
+    compiling.compile_layers(layers, training, device, task.compile_cache)
     if training.activation_offload:
         activations.offload_layers(layers, device)
 
@@ -208,13 +210,14 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in classes]
 
 
-def _skeleton(run: Run, dtype: torch.dtype) -> PreTrainedModel:
-    config = read_config(run.base_model)
-    # other families keep their own attention, with one document per row
-    separates = config.get("model_type") in SEPARATING_FAMILIES
-    model = skeleton.build(run.base_model, dtype, attention.NAME if separates else None)
+def whole_model(directory: Path, dtype: torch.dtype, *, own_attention: bool = False) -> PreTrainedModel:
+    """The base model without memory, undivided. Raises UserError when it cannot be built.
+
+    `own_attention`: with the engine's attention, which separates the documents of a row, instead of transformers' own.
+    """
+    model = skeleton.build(directory, dtype, attention.NAME if own_attention else None)
     if model.config.is_encoder_decoder:
-        names = [tensor.name for tensor in read_model(run.base_model)]
-        if not tied.is_tied(config, names):
+        names = [tensor.name for tensor in read_model(directory)]
+        if not model_directory.is_tied(read_config(directory), names):
             seq2seq_model.untie_head(model)
     return model

@@ -34,7 +34,7 @@ def compile_layers(layers: Sequence[nn.Module], training: Training, device: torc
     os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
     backend = "neuron" if device.type == "neuron" else "inductor"
     for layer in layers:
-        layer.forward = torch.compile(  # type: ignore[method-assign]
+        layer.forward = torch.compile(
             layer.forward, backend=backend, dynamic=False, fullgraph=devices.fixed_shapes(device)
         )
 

@@ -86,4 +86,5 @@ class _AttentionOverRanks:
 
     def _exchange(self, parts: torch.Tensor) -> torch.Tensor:
         """[ranks, ...]: part i goes to rank i, whose part for this rank takes its place."""
-        return wait_tensor(all_to_all_single(parts.contiguous(), None, None, self._group))
+        exchanged: torch.Tensor = wait_tensor(all_to_all_single(parts.contiguous(), None, None, self._group))
+        return exchanged

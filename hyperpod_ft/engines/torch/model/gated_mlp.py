@@ -24,7 +24,7 @@ def keep_less(model: nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, NewGELUActivation):
-            module.forward = _gelu_tanh
+            module.forward = _gelu_tanh  # type: ignore[method-assign,assignment]
         if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
             activation = _activation(module.act_fn)
             if activation and _is_formula(module):
@@ -36,12 +36,12 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Forward:
-    def __init__(self, module: nn.Module, activation: str) -> None:
+    def __init__(self, module: Any, activation: str) -> None:
         self._module, self._activation = module, activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         module = self._module
-        gated: torch.Tensor = _Gated.apply(module.gate_proj(x), module.up_proj(x), self._activation)
+        gated: torch.Tensor = _Gated.apply(module.gate_proj(x), module.up_proj(x), self._activation)  # type: ignore[no-untyped-call]
         down: torch.Tensor = module.down_proj(gated)
         return down
 
@@ -56,7 +56,7 @@ class _Gated(torch.autograd.Function):
         return _activated(gate, activation).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         gate, up = ctx.saved_tensors
         of_up = _activated(gate, ctx.activation).mul_(gradient)
         of_activated = gradient * up
@@ -73,7 +73,7 @@ def _activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
     return nn.functional.silu(gate)
 
 
-def _activation(module: nn.Module) -> str | None:
+def _activation(module: Any) -> str | None:
     """Which known activation a module computes, by its values; None for another."""
     x = torch.linspace(-6, 6, 97, dtype=torch.float64)
     try:
@@ -92,7 +92,7 @@ class _Affine(nn.Module):
         return self._factor * x + 1
 
 
-def _is_formula(module: nn.Module) -> bool:
+def _is_formula(module: Any) -> bool:
     parts = {"gate_proj": _Affine(2.0), "up_proj": _Affine(-3.0), "down_proj": _Affine(5.0)}
     probe = copy.copy(module)
     probe._modules = module._modules | parts

@@ -9,7 +9,6 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-import hyperpod_ft.engines.torch.model.gptj  # noqa: F401 - registers its attention
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch import devices
@@ -132,9 +131,9 @@ class LossForward:
         return summed_cross_entropy(hidden, head, targets, self._rule)
 
 
-def _head(model: PreTrainedModel) -> nn.Module:
+def _head(model: PreTrainedModel) -> nn.Linear:
     head = model.get_output_embeddings()
-    assert isinstance(head, nn.Module)
+    assert isinstance(head, nn.Linear), "check_logits refuses models without one"
     return head
 
 
@@ -152,36 +151,38 @@ def check_logits(model: PreTrainedModel, rule: LogitsRule, stacks: Sequence[str]
 
     `stacks`: the names of the model's parts that are called before its head. Raises UserError when they differ.
     """
-    width = _head(model).weight.shape[1]
-    random = torch.Generator().manual_seed(0)
-    hidden = torch.randn(1, 1, width, generator=random)
-    # the model's own class and settings, around a decoder that answers `hidden` and a head of three words
-    probe = copy.copy(model)
-    probe._modules = dict(model._modules)
-    try:
-        biased = _head(model).bias is not None
-        with torch.random.fork_rng(devices=[]):
-            head = nn.Linear(width, 3, biased, device="cpu", dtype=torch.float32)
-        for stack in stacks:
-            setattr(probe, stack, _Answer(hidden))
-        probe.set_output_embeddings(head)
-        ids = torch.zeros(1, 1, dtype=torch.int64)
-        of_decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
-        found = type(model).forward(probe, input_ids=ids, use_cache=False, **of_decoder).logits
-        agree = torch.allclose(found, rule(head(hidden)), rtol=1e-4, atol=1e-5)
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        agree = False
-    if not agree:
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or not _follows(model, head, rule, stacks):
         raise UserError(
             f"model.source: engine torch does not know how {type(model).__name__} computes its logits",
             "choose a model of another family",
         )
 
 
+def _follows(model: PreTrainedModel, head: nn.Linear, rule: LogitsRule, stacks: Sequence[str]) -> bool:
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1, 1, head.in_features, generator=random)
+    # the model's own class and settings, around a decoder that answers `hidden` and a head of three words
+    probe = copy.copy(model)
+    probe._modules = dict(model._modules)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            narrow = nn.Linear(head.in_features, 3, head.bias is not None, device="cpu", dtype=torch.float32)
+        for stack in stacks:
+            setattr(probe, stack, _Answer(hidden))
+        probe.set_output_embeddings(narrow)
+        ids = torch.zeros(1, 1, dtype=torch.int64)
+        of_decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+        found = type(model).forward(probe, input_ids=ids, use_cache=False, **of_decoder).logits
+        return torch.allclose(found, rule(narrow(hidden)), rtol=1e-4, atol=1e-5)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False
+
+
 class _Answer(nn.Module):
     """A decoder with one answer."""
 
-    def __init__(self, hidden: torch.Tensor) -> None:
+    def __init__(self, hidden: Any) -> None:
         super().__init__()
         self._hidden = hidden
 

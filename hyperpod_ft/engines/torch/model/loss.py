@@ -51,7 +51,9 @@ def summed_cross_entropy(
     """
     if type(head) is nn.Linear and torch.is_grad_enabled() and head.weight.requires_grad:
         own_rows, block, hidden = _rows_and_block(head, hidden)
-        loss: torch.Tensor = _LossSum.apply(hidden, head.weight, head.bias, targets, rule, own_rows, block)
+        loss: torch.Tensor = _LossSum.apply(  # type: ignore[no-untyped-call]
+            hidden, head.weight, head.bias, targets, rule, own_rows, block
+        )
         return loss
     return cross_entropies(hidden, head, targets, rule).sum()
 
@@ -64,17 +66,21 @@ def cross_entropies(hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor
     """
     own_rows, block, hidden = _rows_and_block(head, hidden)
     if type(head) is nn.Linear:
-        weight, bias = head.weight, head.bias
+        weight: torch.Tensor = head.weight
+        bias: torch.Tensor | None = head.bias
         if not torch.is_grad_enabled():
             # autograd.Function asks for gradients of whatever requires them, also under no_grad
             hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-        losses: torch.Tensor = _LossPerPosition.apply(hidden, weight, bias, targets, rule, own_rows, block)
+        losses: torch.Tensor = _LossPerPosition.apply(  # type: ignore[no-untyped-call]
+            hidden, weight, bias, targets, rule, own_rows, block
+        )
         return losses
     # a head with an adapter computes its logits again in the backward pass
     blocks = zip(hidden.split(block), targets.split(block), strict=True)
     # all blocks share DoRA's norms, for which the whole matrix is read
-    has_dora = isinstance(head, LoraLinear) and head.lora_magnitude_vector is not None
-    shared = (head.ratio(head.base_weight(hidden.dtype)),) if has_dora else ()
+    shared: tuple[torch.Tensor, ...] = ()
+    if isinstance(head, LoraLinear) and head.lora_magnitude_vector is not None:
+        shared = (head.ratio(head.base_weight(hidden.dtype)),)
     parts = [
         checkpoint(_block_losses, x, head, target, rule, own_rows, *shared, use_reentrant=False) for x, target in blocks
     ]
@@ -105,7 +111,8 @@ def _block_losses(
     own_rows: VocabularyRows | None,
     *shared: torch.Tensor,
 ) -> torch.Tensor:
-    losses: torch.Tensor = _LossesOfLogits.apply(head(hidden, *shared), targets, rule, own_rows)
+    logits = head(hidden, *shared)
+    losses: torch.Tensor = _LossesOfLogits.apply(logits, targets, rule, own_rows)  # type: ignore[no-untyped-call]
     return losses
 
 
@@ -123,7 +130,7 @@ class _LossesOfLogits(torch.autograd.Function):
         return losses
 
     @staticmethod
-    def backward(ctx: Any, scales: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, scales: torch.Tensor) -> Any:
         (gradient,) = ctx.saved_tensors
         return (gradient * scales[:, None]).to(ctx.dtype), None, None, None
 
@@ -144,7 +151,7 @@ class _LossPerPosition(torch.autograd.Function):
         return losses
 
     @staticmethod
-    def backward(ctx: Any, scales: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, scales: torch.Tensor) -> Any:
         if ctx.later:
             _, *grads = _in_blocks(*ctx.saved_tensors, *ctx.settings, wanted=ctx.needs_input_grad[:3], scales=scales)
         else:
@@ -163,7 +170,7 @@ class _LossSum(torch.autograd.Function):
         return losses.sum()
 
     @staticmethod
-    def backward(ctx: Any, scale: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, scale: torch.Tensor) -> Any:
         # in place, since that of the weight is as large as the head
         grads = [grad if grad is None else grad.mul_(scale) for grad in ctx.saved_tensors]
         return (*_cast(grads, ctx.dtypes), *[None] * 4)

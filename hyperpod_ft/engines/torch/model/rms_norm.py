@@ -20,16 +20,17 @@ def keep_less(model: nn.Module) -> None:
     weight * x / sqrt(mean(x^2) + epsilon) in fp32. Works on the meta device.
     """
     for module in model.modules():
-        if _is_formula(module):
-            module.forward = _Forward(module)
+        epsilon = _epsilon(module)
+        if epsilon is not None and _is_formula(module, epsilon):
+            module.forward = _Forward(module, epsilon)
 
 
 class _Forward:
-    def __init__(self, module: nn.Module) -> None:
-        self._module, self._epsilon = module, _epsilon(module)
+    def __init__(self, module: nn.Module, epsilon: float) -> None:
+        self._module, self._epsilon = module, epsilon
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        normalized: torch.Tensor = _RmsNorm.apply(x, self._module.weight, self._epsilon)
+        normalized: torch.Tensor = _RmsNorm.apply(x, self._module.weight, self._epsilon)  # type: ignore[no-untyped-call]
         return normalized
 
 
@@ -37,15 +38,15 @@ class _RmsNorm(torch.autograd.Function):
     """x [..., width] in any dtype, weight [width]; computed in fp32, the result in the dtype of x."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float | None) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         exact = torch.promote_types(x.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=exact)
+        norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=exact)
         ratio = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, ratio)
         return (x * ratio).to(x.dtype).mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, weight, ratio = ctx.saved_tensors
         dtype, exact = x.dtype, ratio.dtype
         x, gradient, scales = x.to(exact), gradient.to(exact), weight.to(exact)
@@ -63,9 +64,9 @@ def _epsilon(module: nn.Module) -> float | None:
     return next((value for name in _EPSILONS if isinstance(value := getattr(module, name, None), float)), None)
 
 
-def _is_formula(module: nn.Module) -> bool:
-    weight, epsilon = getattr(module, "weight", None), _epsilon(module)
-    if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or epsilon is None or len(module._parameters) > 1:
+def _is_formula(module: nn.Module, epsilon: float) -> bool:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or len(module._parameters) > 1:
         return False
     random = torch.Generator().manual_seed(0)
     x = torch.randn(3, 8, generator=random)
@@ -75,4 +76,5 @@ def _is_formula(module: nn.Module) -> bool:
         found = type(module).forward(probe, x)
     except (AttributeError, RuntimeError, TypeError):
         return False
-    return isinstance(found, torch.Tensor) and torch.allclose(found, _RmsNorm.apply(x, probe.weight, epsilon))
+    expected = _RmsNorm.apply(x, probe.weight, epsilon)  # type: ignore[no-untyped-call]
+    return isinstance(found, torch.Tensor) and torch.allclose(found, expected)

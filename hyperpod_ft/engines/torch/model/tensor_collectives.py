@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel group exchange inside a model, each with its gradient.
+"""What the ranks of a tensor-parallel group exchange inside a model, each with its gradient, and how they drop out.
 
 Forward and backward are a pair: where one sums over the ranks, the other copies; where one gathers the parts of a
 sequence, the other sums and divides it again (sequence parallelism: Korthikanti et al., arXiv:2205.05198, section
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 Exchange = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
 
@@ -51,7 +52,8 @@ def _own(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 def _gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     parts = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
     dist.all_gather_into_tensor(parts, part.contiguous(), group=group)
-    return parts.unflatten(0, (group.size(), -1)).transpose(0, 1).flatten(1, 2)
+    rows: torch.Tensor = parts.unflatten(0, (group.size(), -1)).transpose(0, 1)
+    return rows.flatten(1, 2)
 
 
 def _summed_part(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -75,3 +77,33 @@ join_sequence = _exchange("JoinSequence", _gathered, _own)
 gather_sequence = _exchange("GatherSequence", _gathered, _summed_part)
 # this rank's part of the sum over the ranks; backward gathers
 sum_sequence = _exchange("SumSequence", _summed_part, _gathered)
+
+
+def dropout_of_part(part: torch.Tensor, p: float, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """What `torch.nn.functional.dropout` makes of this rank's part, the parts of all being equal along `dim`.
+
+    All ranks of a group draw the same random numbers, since most of what they drop out is the same on all of them. Of
+    what is divided each draws the mask of the whole, and uses its own part: other elements have their own masks, and
+    the generators of all ranks stay in one state, also where activations are computed again.
+    """
+    shape = list(part.shape)
+    shape[dim] *= group.size()
+    kept = torch.empty(shape, dtype=torch.bool, device=part.device).bernoulli_(1 - p)
+    # cloned: the whole mask need not be kept for the backward pass
+    own = kept.chunk(group.size(), dim)[group.rank()].clone(memory_format=torch.contiguous_format)
+    return part * own * (1 / (1 - p))
+
+
+def divide_dropout(dropout: nn.Dropout, group: dist.ProcessGroup, dim: int = 1) -> None:
+    """Let a module drop out its rank's part of a tensor that is divided along `dim`, by default its positions."""
+    module: Any = dropout
+    module.__class__, module.group, module.dim = _DividedDropout, group, dim
+
+
+class _DividedDropout(nn.Dropout):
+    # a class: a compiler gives layers whose modules have their own forward functions a graph each
+    group: dist.ProcessGroup
+    dim: int
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return dropout_of_part(input, self.p, self.dim, self.group) if self.training and self.p else input

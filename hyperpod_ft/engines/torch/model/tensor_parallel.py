@@ -34,10 +34,11 @@ from transformers.pytorch_utils import Conv1D
 
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import groups_of_neighbors
-from hyperpod_ft.engines.torch.model import divided_dropout, vocabulary_parallel
+from hyperpod_ft.engines.torch.model import vocabulary_parallel
 from hyperpod_ft.engines.torch.model.tensor_collectives import (
     Exchange,
     copy_to_ranks,
+    divide_dropout,
     divide_sequence,
     gather_sequence,
     join_sequence,
@@ -70,7 +71,7 @@ def parallelize(
         for layer in layers:
             splitting.layer(layer, sequence_parallel)
         if sequence_parallel and layers:
-            layers[0].register_forward_pre_hook(_on_first(divide_sequence, splitting.group))
+            layers[0].register_forward_pre_hook(_enter_block(divide_sequence, splitting.group), with_kwargs=True)
             layers[-1].register_forward_hook(_on_output(join_sequence, splitting.group))
     splits = splitting.splits | vocabulary_parallel.divide(
         [model.get_submodule(family.embedding)],
@@ -105,12 +106,7 @@ class Splitting:
             layer.get_submodule(family.shared_input).register_forward_hook(_on_output(enter, group))
         for name in () if family.shared_input else (family.attention, family.mlp):
             layer.get_submodule(name).register_forward_pre_hook(_enter_block(enter, group), with_kwargs=True)
-        for path, outputs in family.columns.items():
-            self.column(layer.get_submodule(path), outputs)
-        for path in family.rows:
-            linear = layer.get_submodule(path)
-            self.row(linear)
-            linear.register_forward_hook(leave_block(leave, group))
+        self.linears(layer, leave)
         self._attention(layer.get_submodule(family.attention))
         # the others, norms and dropout between blocks and biases of rows, see a part of the positions
         if not sequence_parallel:
@@ -120,7 +116,16 @@ class Splitting:
                 self._sum(parameter)
         for module in layer.modules():
             if isinstance(module, nn.Dropout):
-                divided_dropout.divide(module, group)
+                divide_dropout(module, group)
+
+    def linears(self, block: nn.Module, leave: Exchange) -> None:
+        """Split the family's linears; `leave` takes the outputs of the last ones to all ranks."""
+        for path, outputs in self.family.columns.items():
+            self.column(block.get_submodule(path), outputs)
+        for path in self.family.rows:
+            linear = block.get_submodule(path)
+            self.row(linear)
+            linear.register_forward_hook(_leave_block(leave, self.group))
 
     def column(self, linear: Any, outputs: tuple[Outputs, ...]) -> None:
         if adapters.is_adapted(linear):
@@ -140,7 +145,7 @@ class Splitting:
                 self._sum(linear.lora_magnitude_vector)
             linear.divide_rows(self.group)
         else:
-            linear.__class__ = _row_class(type(linear))
+            linear.__class__ = _row_class(linear.__class__)
 
     def _attention(self, attention: Any) -> None:
         tensor_parallel = self.group.size()
@@ -158,14 +163,14 @@ class Splitting:
             self._sum(attention.q_norm.weight)
             self._sum(attention.k_norm.weight)
         elif self.family.head_norms == "all":
-            for norm, outputs, copies in (
-                (attention.q_norm, "queries", 1),
-                (attention.k_norm, "keys", self._copies_of_keys),
-            ):
-                vars(norm).pop("forward", None)  # that of rms_norm.py
-                norm.__class__ = _norm_class(type(norm))
-                norm.repeated_width, norm.group = norm.weight.numel() * copies, self.group
-                self.divide(norm, (outputs,), {"weight": 0})
+            self._norm_of_all_heads(attention.q_norm, "queries", copies=1)
+            self._norm_of_all_heads(attention.k_norm, "keys", copies=self._copies_of_keys)
+
+    def _norm_of_all_heads(self, norm: Any, outputs: Outputs, copies: int) -> None:
+        vars(norm).pop("forward", None)  # that of rms_norm.py
+        norm.__class__ = _norm_class(norm.__class__)
+        norm.repeated_width, norm.group = norm.weight.numel() * copies, self.group
+        self.divide(norm, (outputs,), {"weight": 0})
 
     def _sum(self, parameter: nn.Parameter) -> None:
         self.splits[parameter] = TensorSplit(parameter.shape, sums=self.group)
@@ -240,17 +245,10 @@ def _enter_block(enter: Exchange, group: dist.ProcessGroup) -> Any:
     return hook
 
 
-def leave_block(leave: Exchange, group: dist.ProcessGroup) -> Any:
+def _leave_block(leave: Exchange, group: dist.ProcessGroup) -> Any:
     def hook(linear: Any, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         total = leave(output, group)
         return total if linear.bias is None else total + linear.bias.to(total.dtype)
-
-    return hook
-
-
-def _on_first(exchange: Exchange, group: dist.ProcessGroup) -> Any:
-    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return exchange(args[0], group), *args[1:]
 
     return hook
 

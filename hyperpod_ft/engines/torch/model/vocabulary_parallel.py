@@ -40,7 +40,7 @@ def divide(
     dividing = _Dividing(vocabulary, group)
     for embedding in embeddings:
         dividing.rows(embedding, "weight")
-        embedding.forward = _OwnRows(embedding, dividing.vocabulary_rows)  # type: ignore[method-assign]
+        embedding.forward = _OwnRows(embedding, dividing.vocabulary_rows)
         if adapters.is_adapted(embedding):
             adapters.divide_embedding(embedding, dividing.vocabulary_rows.own, group)
     dividing.rows(head, "weight", "bias", "lora_magnitude_vector")

@@ -10,12 +10,11 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sections.dpo import Dpo
-from hyperpod_ft.engines.batches import Batch, PackedSplit, Seq2SeqBatch
+from hyperpod_ft.config.sections.training import Dpo
+from hyperpod_ft.engines.batches import Batch, PackedSplit, PreferenceSplit, Seq2SeqBatch
 from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
 from hyperpod_ft.engines.torch.model.t5 import seq2seq_model
-from hyperpod_ft.engines.torch.objectives.preference_rows import PreferenceSplit
 from hyperpod_ft.errors import UserError
 
 
@@ -76,7 +75,8 @@ class DirectPreference:
     smoothing e it is -(1 - e) log sigmoid(m) - e log sigmoid(-m) (conservative DPO, as in the authors' implementation).
     """
 
-    metrics = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")  # TRL's names
+    # TRL's names
+    metrics: tuple[str, ...] = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
 
     def __init__(self, dpo: Dpo) -> None:
         self._dpo = dpo
@@ -85,6 +85,7 @@ class DirectPreference:
         return PreferenceSplit(directory)
 
     def count(self, split: PackedSplit, rows: NDArray[np.int64], where: str) -> int:
+        assert isinstance(split, PreferenceSplit)
         pairs = int(split.pairs(rows).sum())
         if not pairs:
             raise UserError(f"{where}: its rows hold no pair of completions", "check dataset.source")

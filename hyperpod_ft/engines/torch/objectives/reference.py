@@ -13,27 +13,29 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import nn
 
 from hyperpod_ft import publish
 from hyperpod_ft.digests import files_below, text_sha256
-from hyperpod_ft.engines.batches import Batch
+from hyperpod_ft.engines.batches import Batch, PreferenceSplit, Seq2SeqBatch
+from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import compiling, language_model
-from hyperpod_ft.engines.torch.objectives.preference_rows import Floats, PreferenceSplit, Rows
 from hyperpod_ft.engines.torch.validation import forward_only
-from hyperpod_ft.runs.run import Run
 
 _PROGRESS_SECONDS = 10.0
 _PASSES_PER_PART = 64  # of a rank, after which what was measured is stored
 _INPUTS = "inputs.sha256"
 
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
 Wanted = Mapping[str, tuple[PreferenceSplit, Rows]]  # splits by name, and those of their rows that are used
 
 
 def add(
-    run: Run,
+    task: TrainingTask,
     ranks: Ranks,
     meshes: Meshes,
     device: torch.device,
@@ -44,14 +46,15 @@ def add(
 
     They are measured by `module` as it is, and stored part by part, so that an interrupted pass continues. Collective.
     """
-    known = stored(run, wanted) if ranks.is_rank_0 else {}
+    known = stored(task, wanted) if ranks.is_rank_0 else {}
     for name, (split, _) in wanted.items():
         split.reference = known.get(name, np.full(split.documents, np.nan, np.float32))
         _broadcast_from_rank_0(split, device)
-    training = run.config.training
+    training = task.config.training
     compiled = compiling.compiles(training, device)
 
-    def log_probabilities(batch: Batch) -> torch.Tensor:
+    def log_probabilities(batch: Batch | Seq2SeqBatch) -> torch.Tensor:
+        assert isinstance(batch, Batch)
         found: torch.Tensor = -module(**language_model.inputs(batch, device, compiled, by_document=True))
         return found
 
@@ -63,7 +66,7 @@ def add(
             part = missing[first : first + rows_of_part]
             _measure(module, split, part, training.micro_batch_size, meshes, log_probabilities)
             if ranks.is_rank_0:
-                store(run, {each: whole.reference for each, (whole, _) in wanted.items()})
+                store(task, {each: whole.reference for each, (whole, _) in wanted.items()})
             if ranks.is_rank_0 and time.monotonic() - reported > _PROGRESS_SECONDS:
                 reported = time.monotonic()
                 done = len(rows) - len(missing) + first + len(part)
@@ -86,7 +89,7 @@ def _measure(
     rows: Rows,
     micro_batch_size: int,
     meshes: Meshes,
-    log_probabilities: Callable[[Batch], torch.Tensor],
+    log_probabilities: Callable[[Batch | Seq2SeqBatch], torch.Tensor],
 ) -> None:
     """Set the references of the documents of `rows`; `log_probabilities` gives those of a batch, fp32 [documents]."""
     parts: list[tuple[Rows, torch.Tensor]] = []
@@ -100,32 +103,34 @@ def _measure(
     split.reference[measured] = found.cpu().numpy()[measured]
 
 
-def stored(run: Run, wanted: Wanted) -> dict[str, Floats]:
+def stored(task: TrainingTask, wanted: Wanted) -> dict[str, Floats]:
     """What was measured so far, by split; nothing of another model or other rows, nor of a damaged file."""
     known = {}
     with contextlib.suppress(OSError):
-        if (run.reference_log_probabilities / _INPUTS).read_text(encoding="utf-8") != _inputs(run):
+        if (task.reference_log_probabilities / _INPUTS).read_text(encoding="utf-8") != _inputs(task):
             return {}
         for name, (split, _) in wanted.items():
             with contextlib.suppress(OSError, ValueError, EOFError):
-                values = np.load(run.reference_log_probabilities / f"{name}.npy", allow_pickle=False)
+                values = np.load(task.reference_log_probabilities / f"{name}.npy", allow_pickle=False)
                 if values.dtype == np.float32 and values.shape == (split.documents,):
                     known[name] = values
     return known
 
 
-def store(run: Run, known: Mapping[str, Floats]) -> None:
+def store(task: TrainingTask, known: Mapping[str, Floats]) -> None:
     """`known`: fp32 [documents] by split, NaN where nothing was measured."""
     measured = sum(int(np.isfinite(values).sum()) for values in known.values())
-    with publish.new_directory(run.reference_log_probabilities) as partial:
+    with publish.new_directory(task.reference_log_probabilities) as partial:
         for name, values in known.items():
             np.save(partial / f"{name}.npy", values)
-        (partial / _INPUTS).write_text(_inputs(run), encoding="utf-8")
-        (partial / run.reference_count.name).write_text(f"{measured}\n", encoding="utf-8")
+        (partial / _INPUTS).write_text(_inputs(task), encoding="utf-8")
+        (partial / task.reference_count.name).write_text(f"{measured}\n", encoding="utf-8")
 
 
-def _inputs(run: Run) -> str:
-    """What identifies the model and the rows, on every machine that has them: when files were written does not."""
-    files = [path for directory in (run.base_model, run.dataset_path) for path in files_below(directory)]
-    found = [(run.relative(path), path.stat().st_size) for path in files]
-    return text_sha256(json.dumps([run.plan[stage].fingerprint for stage in ("download", "dataset")] + found))
+def _inputs(task: TrainingTask) -> str:
+    """What identifies the model and the rows, on every machine that has them: when files were written does not.
+
+    The names of their directories say what was downloaded and how it was prepared.
+    """
+    files = [(path, above.parent) for above in (task.base_model, task.dataset) for path in files_below(above)]
+    return text_sha256(json.dumps([(path.relative_to(above).as_posix(), path.stat().st_size) for path, above in files]))

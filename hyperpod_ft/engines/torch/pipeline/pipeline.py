@@ -15,12 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from hyperpod_ft.config.sections.parallelism import Parallelism
+from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model.build import ShardedModel
 from hyperpod_ft.engines.torch.pipeline.stages import StageLayers
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.run import Run
 
 Inputs = Mapping[str, torch.Tensor]
 """Of one micro batch, as `language_model.inputs` makes them."""
@@ -53,7 +53,7 @@ class Pipeline:
         self._backward_passes = 0
         # NCCL makes the group's communicator in the first collective, in which all its ranks must take part
         dist.all_reduce(torch.zeros(1, device=hidden.device), group=self._group)
-        parts = [self._scheduled_stage(place) for place in range(len(stages))]
+        parts: list[Any] = [self._scheduled_stage(place) for place in range(len(stages))]
         options: dict[str, Any] = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
         if settings.pipeline_schedule == "interleaved":
             self._schedule: Any = ScheduleInterleaved1F1B(parts, micro_batches, **options)
@@ -145,16 +145,18 @@ class ScheduledStage(PipelineStage):
         super().backward_one_chunk(*args, **kwargs)
 
 
-def pipeline_of(run: Run, meshes: Meshes, device: torch.device, model: ShardedModel, tokens: int) -> Pipeline | None:
+def pipeline_of(
+    task: TrainingTask, meshes: Meshes, device: torch.device, model: ShardedModel, tokens: int
+) -> Pipeline | None:
     """The pipeline; None when the model is in one piece. `tokens`: of a row on this rank."""
     if meshes.weights["pp"].size() == 1:
         return None
-    training = run.config.training
+    training = task.config.training
     return Pipeline(
         model.module,
         model.pipeline_stages,
         meshes.weights["pp"],
-        run.config.parallelism,
+        task.config.parallelism,
         training.gradient_accumulation_steps,
         torch.empty(
             (training.micro_batch_size, tokens, model.module.config.hidden_size),

@@ -66,7 +66,7 @@ def keep(model: PreTrainedModel, stages: Sequence[StageLayers], mesh: DeviceMesh
     if not last:
         _drop(model, [family.last_norm, family.head])
     # transformers' own returns None once the embedding is dropped
-    model.get_output_embeddings = lambda: model.get_submodule(family.head)
+    model.get_output_embeddings = lambda: model.get_submodule(family.head)  # type: ignore[method-assign]
     views = [_view(model.base_model, stage, family) for stage in stages]
     model.forward = _StageForward(stages, views, whole)
     return {f"{family.embedding}.weight": ends} if ends else {}
@@ -74,7 +74,7 @@ def keep(model: PreTrainedModel, stages: Sequence[StageLayers], mesh: DeviceMesh
 
 def _trains_tied_embedding(model: PreTrainedModel, family: Family) -> bool:
     """Whether embedding and output matrix are one parameter that is trained."""
-    embedding, head = (model.get_submodule(path).weight for path in (family.embedding, family.head))
+    embedding, head = (model.get_parameter(f"{path}.weight") for path in (family.embedding, family.head))
     return head is embedding and head.requires_grad
 
 
@@ -103,10 +103,10 @@ def check_trained(model: PreTrainedModel, stages: Sequence[StageLayers]) -> None
             )
 
 
-def _view(decoder: nn.Module, stage: StageLayers, family: Family) -> nn.Module:
+def _view(decoder: Any, stage: StageLayers, family: Family) -> nn.Module:
     """A decoder that computes this stage alone: its layers, which it shares with `decoder`, and what else it has."""
     layers, norm = (path.rpartition(".")[2] for path in (family.layers, family.last_norm))
-    view = copy.copy(decoder)
+    view: Any = copy.copy(decoder)
     view._modules = dict(decoder._modules)
     every = getattr(decoder, layers)._modules
     setattr(view, layers, nn.ModuleList(every[str(number)] for number in stage.layers))
@@ -120,11 +120,11 @@ def _view(decoder: nn.Module, stage: StageLayers, family: Family) -> nn.Module:
             setattr(view, family.positions.rpartition(".")[2], _NoPositions())
         if hasattr(view, "embedding_multiplier"):
             view.embedding_multiplier = 1.0  # Granite's factor of what its forward pass begins with
-    config: Any = decoder.config
-    if getattr(config, "layer_types", None):
+    if layer_types := getattr(decoder.config, "layer_types", None):
         # indexed by position in `layers`
-        view.config = copy.copy(config)
-        view.config.layer_types = [config.layer_types[number] for number in stage.layers]
+        view.config = copy.copy(decoder.config)
+        view.config.layer_types = [layer_types[number] for number in stage.layers]
+    assert isinstance(view, nn.Module)
     return view
 
 

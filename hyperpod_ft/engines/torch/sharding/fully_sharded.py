@@ -18,7 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.sharding.shards import RankShard, check_replicas, local
 from hyperpod_ft.engines.torch.sharding.trained_weights import HostMemory, TrainedWeights, in_buckets
-from hyperpod_ft.planning.torch.sharding import Sharding
+from hyperpod_ft.planning.layout import Sharding
 
 
 def shard_by_layer(

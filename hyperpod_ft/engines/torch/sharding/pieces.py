@@ -21,19 +21,12 @@ class Pieces(torch.Tensor):
 
     @staticmethod
     def __new__(cls, shape: torch.Size, dtype: torch.dtype, device: torch.device, boxes: list[Box]) -> "Pieces":
-        made: Pieces = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]
+        made: Pieces = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         made.boxes = boxes
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.new_empty.default:
-            # what copies a state to host memory begins with this, and then copies the boxes
-            return cls(args[0].shape, args[0].dtype, (kwargs or {}).get("device", args[0].device), [])
-        if func is torch.ops.aten._to_copy.default and (kwargs or {}).keys() == {"dtype"}:
-            dtype = kwargs["dtype"]
-            boxes = [(start, values.to(dtype)) for start, values in args[0].boxes]
-            return cls(args[0].shape, dtype, args[0].device, boxes)
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
         raise TypeError(f"{func} is not defined for a part of a tensor")
 
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:

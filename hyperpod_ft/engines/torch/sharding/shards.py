@@ -37,6 +37,7 @@ class TensorSplit:
 
     def take(self, whole: torch.Tensor) -> torch.Tensor:
         """What this rank has of a parameter that is split, copied; on the meta device too."""
+        assert self.dim is not None
         slices = [whole.narrow(self.dim, own.start, len(own)) for own in self.ranges]
         return torch.cat(slices, self.dim)
 

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.sharding.shards import RankShard, squared_norm
-from hyperpod_ft.planning.torch.sharding import BUCKET_BYTES
+from hyperpod_ft.planning.layout import BUCKET_BYTES
 
 _Item = TypeVar("_Item")
 
@@ -44,6 +44,7 @@ class TrainedWeights(ABC):
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.shards = {name: shards[name] for name in self.parameters}
         self.mesh = mesh
+        self.stored_names: Mapping[str, str] = {}  # those in checkpoints, where they are not the module's
         # names of parameters, in the order in which their gradients become known
         self.buckets: list[list[str]] = []
         self._gradients: dict[str, torch.Tensor] = {}
@@ -82,7 +83,10 @@ class TrainedWeights(ABC):
 
     def state(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
         """The masters by name, for checkpoints: Pieces where ranks hold different shards. In fp32 they share memory."""
-        return {name: self.shards[name].wrap(self.master(name).to(dtype)) for name in self.parameters}
+        return {
+            self.stored_names.get(name, name): self.shards[name].wrap(self.master(name).to(dtype))
+            for name in self.parameters
+        }
 
     def _complete(self, gradients: dict[str, torch.Tensor]) -> None:
         """Store final gradients; those of a tied embedding wait for the pipeline's other end.

@@ -53,6 +53,15 @@ def test_several_adapters_are_pefts_concatenation(tmp_path: Path, dtype: torch.d
         assert same(value, expected[name].to(dtype), computed.get(name)), name
 
 
+def test_an_adapter_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    save_base(tmp_path / "base", llama, torch.float32)
+    trained(base_in(tmp_path / "base"), lora()).save_pretrained(tmp_path / "adapter")
+    (tmp_path / "link").symlink_to("adapter")
+    adapters = [WeightedAdapter(tmp_path / "adapter"), WeightedAdapter(tmp_path / "link")]
+    with pytest.raises(UserError, match="link: is given twice; give it once, with --weight 2"):
+        merge(tmp_path / "base", adapters, tmp_path / "merged")
+
+
 def test_one_adapter_with_a_weight_is_its_update_times_it(tmp_path: Path) -> None:
     save_base(tmp_path / "base", llama, torch.float32)
     trained(base_in(tmp_path / "base"), lora(lora_alpha=8)).save_pretrained(tmp_path / "adapter")

@@ -1,7 +1,6 @@
 """The arithmetic of a merge: right within the bounds of rounding, the same bits for any ranges and any threads."""
 
 import math
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from hyperpod_ft.checkpoint.adapters.lora import Update
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
 from hyperpod_ft.checkpoint.merge import merged_tensor
 from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor
-from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.elements import STORED
 from hyperpod_ft.checkpoint.tensors.logical_tensor import TORCH_NAME_OF_DTYPE, LogicalTensor
 from hyperpod_ft.errors import UserError
@@ -190,22 +188,6 @@ def test_what_is_no_number_is_refused(tmp_path: Path, wrong: float) -> None:
     save_file(case.values, tmp_path / "all.safetensors")
     with pytest.raises(UserError, match=r"adapter: tensor weight merged as F16 holds (NaN|Inf)"):
         merged(case, [case.update])
-
-
-def test_threads_share_the_factors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = make(tmp_path, (400, 64), 4, 0.75)
-    loads = []
-    read = reading.read
-    monkeypatch.setattr(reading, "read", lambda tensor: loads.append(threading.get_ident()) or read(tensor))
-    weight = case.tensors["weight"]
-    out = np.empty(weight.elements, np.float32)
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(8) as pool:
-        merged_weight = MergedTensor(weight, (case.update,))
-        begins = range(0, weight.elements, 100)
-        list(pool.map(lambda begin: merged_weight.fill("F32", begin, begin + 100, out[begin : begin + 100]), begins))
-        assert not merged_weight._loaded
-    assert len(loads) == 2
-    assert case.bound(torch.float32).holds(torch.from_numpy(out.reshape(400, 64)))
 
 
 @pytest.mark.parametrize("padding", [0, 1, 2, 3])

@@ -146,7 +146,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 1 and values["ok"] is False and len(values["findings"]) == 2
     assert values["comparison"]["largest_difference"] is None
     for arguments, line in (
-        ((tmp_path / "nothing",), "no such directory"),
+        ((tmp_path / "nothing",), "no such file"),
         ((tmp_path,), "is not a model or an adapter"),
         ((good, "--against", tmp_path), "is not a model"),
         ((good, "--tolerance", "-1"), "--tolerance -1.0: "),

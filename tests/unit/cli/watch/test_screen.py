@@ -1,16 +1,18 @@
-"""What the view shows on terminals of any size."""
+"""What the view shows."""
 
+import math
 from dataclasses import replace
+from io import StringIO
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from hyperpod_ft.cli.watch.keys import View
-from hyperpod_ft.cli.watch.screen import draw
-from hyperpod_ft.cli.watch.watcher import Picture
+from hyperpod_ft.cli.watch.screen import LossHistory, Picture, draw, sparkline
 from hyperpod_ft.launch.status import LatestMetrics, RunStatus, StageStatus
 from hyperpod_ft.runs.results.log_text import parse_progress
+from tests.unit.cli.watch.test_loss_history import row
 
-CHAIN = View()
 NOW = "2026-01-01T01:02:03Z"
 STAGES = (
     StageStatus("env", "done", seconds=5.1),
@@ -24,66 +26,74 @@ STAGES = (
     StageStatus("train", "running", "0:12 node-[1-2]", "2", restarts="restart 1 of 3 (rank 3: exit 1 at step 12)"),
     StageStatus("merge", "pending", "Dependency", "3"),
 )
-PICTURE = Picture(
-    RunStatus("dolly", "/fsx/runs/dolly/1", "", "running", STAGES, submitted="2026-01-01T00:00:00Z",
-              training=LatestMetrics(30, 120, 2.0, 1000.0)),
-    losses=(4.0, 3.0, 2.0),
-    newest={"tokens_per_second": 1234.5, "mfu": 0.31, "learning_rate": 1e-4, "grad_norm": 0.5},
-    validation=(20, 2.5),
-    seconds_per_step=1.5,
-    stage="train",
-    log=tuple(f"step {step}/120" for step in range(100)),
-    log_path="/fsx/runs/dolly/1/logs/train.out",
-    messages=("12:00:00  created training job dolly-train",),
-)  # fmt: skip
+LOG = [
+    *(f"step {step}/120" for step in range(100)),
+    "\x1b[31mred\x1b[0m",
+    "\x1b]0;title\x07",
+    "\x1b[2J",
+    "[bold]x[/bold]",
+]
 
 
-def lines(picture: Picture = PICTURE, view: View = CHAIN, width: int = 120, height: int = 40) -> list[str]:
-    drawn = draw(picture, view, NOW, width, height).split("\n", allow_blank=True)
-    assert len(drawn) == height and all(line.cell_len <= width for line in drawn)
-    return [line.plain.rstrip() for line in drawn]
-
-
-def test_the_whole_chain_at_a_look() -> None:
-    seen = lines()
-    assert seen[0] == "dolly  running  1 of 4 stages done  submitted 1h02m ago"
-    stages = "\n".join(seen[3:7])
-    assert "env          done      ━━━━━━━━━━━━━━━━━━━━━━━━ 100%  5.1 s" in stages
-    assert "━━━━━━──────────────────  25%  download model: 1.0 GB of 4.0 GB (25%), 100.0 MB/s  eta 30s" in stages
-    assert "› train        running   ━━━━━━──────────────────  25%  step 30/120  eta 2m15s  0:12 node-[1-2]" in stages
-    assert "merge        pending   ────────────────────────       Dependency" in stages
-    assert "  train: restart 1 of 3 (rank 3: exit 1 at step 12)" in seen
-    assert "  12:00:00  created training job dolly-train" in seen
-    assert "  loss  █▅▁  4.0000 → 2.0000" in seen
-    assert "1,234 tokens/s  MFU 31.0%  learning rate 1.0e-04  gradient norm 0.50  validation 2.5000 at step 20" in str(
-        seen
+@pytest.fixture
+def picture(tmp_path: Path) -> Picture:
+    losses = LossHistory(tmp_path / "metrics.jsonl")
+    (tmp_path / "metrics.jsonl").write_text(
+        row(28, 4.0, seconds=1.5)
+        + row(29, 3.0, 2.5, seconds=3.0)
+        + row(30, 2.0, seconds=4.5, tokens_per_second=1234.5, mfu=0.31, learning_rate=1e-4, grad_norm=0.5)
     )
-    assert seen[-2] == "step 99/120" and "log of train: /fsx/runs/dolly/1/logs/train.out" in str(seen)
-    assert "c cancel the run" in seen[-1] and "q leave" in seen[-1]
+    losses.read()
+    status = RunStatus("dolly", "/fsx/runs/dolly/1", "", "running", STAGES, submitted="2026-01-01T00:00:00Z",
+                       training=LatestMetrics(30, 120, 2.0, 1000.0))  # fmt: skip
+    return Picture(status, losses, "train", LOG, "/fsx/train.out", ["12:00:00  created training job dolly-train"])
 
 
-@pytest.mark.parametrize("width", [1, 9, 40, 70, 300])
-@pytest.mark.parametrize("height", [1, 2, 5, 9, 12, 20])
-def test_every_size_of_a_terminal(width: int, height: int) -> None:
-    for view in (View(), View(whole_log=True, lines_back=3), View(asks=True)):
-        assert lines(view=view, width=width, height=height)[-1]
-    if height >= 5 and width >= 40:
-        assert any("› train" in line for line in lines(width=width, height=height)), "the stage at work stays"
+def lines(picture: Picture, width: int = 130, height: int = 24) -> list[str]:
+    console = Console(file=StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    with console.capture() as drawn:
+        console.print(draw(picture, NOW, height))
+    return [line.rstrip() for line in drawn.get().splitlines()]
 
 
-def test_a_log_alone() -> None:
-    seen = lines(view=View(whole_log=True, lines_back=10), height=13)
-    assert [line for line in seen if line.startswith("step")] == [f"step {step}/120" for step in range(80, 90)]
-    assert "10 newer lines below" in seen[1]
+def test_the_whole_chain_at_a_look(picture: Picture) -> None:
+    seen = lines(picture)
+    assert seen[0] == "dolly  running  1 of 4 stages done  submitted 1h02m ago"
+    assert seen[3:9] == [
+        "  env          done      ━━━━━━━━━━━━━━━━━━━━━━━━ 100% 5.1 s",
+        "  download     running   ━━━━━━                    25% download model: 1.0 GB of 4.0 GB (25%), 100.0 MB/s"
+        "  eta 30s  0:40 node-1",
+        "› train        running   ━━━━━━                    25% step 30/120  eta 2m15s  0:12 node-[1-2]",
+        "  merge        pending                                 Dependency",
+        "  train: restart 1 of 3 (rank 3: exit 1 at step 12)",
+        "  12:00:00  created training job dolly-train",
+    ]
+    assert "  loss  █▅▁  4.0000 → 2.0000" in seen
+    known = "1,234 tokens/s  MFU 31.0%  learning rate 1.0e-04  gradient norm 0.50  validation 2.5000 at step 29"
+    assert f"        {known}" in seen
+    assert "log of train: /fsx/train.out ──" in "\n".join(seen)
+    assert len(seen) == 24 and "c cancel the run" in seen[-1] and "q leave" in seen[-1]
 
 
-def test_what_a_log_holds_cannot_control_the_terminal() -> None:
-    hostile = replace(PICTURE, log=("\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x1b[2J", "[bold]not markup[/bold]"))
-    text = "\n".join(lines(hostile))
-    assert "\x1b" not in text and "\x07" not in text
-    assert "red\n?]0;title?\n?[2J\n[bold]not markup[/bold]" in text
+def test_the_newest_of_a_log_which_cannot_control_the_terminal(picture: Picture) -> None:
+    """Above the last line of the screen, on terminals of all sizes."""
+    newest = ["step 98/120", "step 99/120", "red", "?]0;title?", "?[2J", "[bold]x[/bold]"]
+    assert lines(picture)[-7:-1] == lines(picture, height=30)[-7:-1] == newest
+    alone = lines(replace(picture, whole_log=True), 14, 9)
+    assert alone[2:8] == newest and alone[0] == "dolly  runnin…"
 
 
-def test_it_asks_before_it_cancels() -> None:
-    assert lines(view=View(asks=True))[-1] == "Cancel the jobs of dolly? y yes, any other key no"
-    assert lines(replace(PICTURE, cancelling=True))[-1] == "Cancelling…"
+def test_a_curve_goes_from_the_lowest_to_the_highest() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 20) == "▁▂▃▄▅▆▇█"
+    assert sparkline([2.5, 2.5], 20) == "▁▁"
+    assert sparkline([], 20) == ""
+    assert sparkline([1, math.nan, 3, math.inf, -1e308], 20) == "▁×█××"
+
+
+def test_no_spike_disappears() -> None:
+    values = [1.0] * 100_000
+    values[70_003] = 9.0
+    curve = sparkline(values, 50)
+    assert len(curve) == 50 and curve.count("█") == 1 and curve[35] == "█"
+    values[20_000] = math.nan
+    assert sparkline(values, 50)[10] == "×"

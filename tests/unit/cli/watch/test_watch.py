@@ -52,7 +52,7 @@ class Screen:
                 "-m",
                 "hyperpod_ft",
                 "watch",
-                run.directory,
+                run.paths.directory,
             ],
             stdin=self.terminal,
             stdout=self.terminal,
@@ -108,8 +108,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     root = tmp_path_factory.mktemp("volume")
     run = Run.of(run_file.resolve(run_file.validate(run_file_values(root), "run.yaml"), root))
     prepare(run, Launchers())
-    run.script("env").write_text("echo 'first line'; echo 'env: second line'; exec sleep 300\n")
-    ProcessLauncher().submit(run, run.plan.stages, run.add_job)
+    run.paths.script("env").write_text("echo 'first line'; echo 'env: second line'; exec sleep 300\n")
+    ProcessLauncher().submit(run, run.plan.stages, {})
     yield run
     cancel(run, Launchers())
 
@@ -123,7 +123,17 @@ def screen(run: Run) -> Iterator[Screen]:
 
 
 def test_keys_choose_suspend_and_leave(run: Run, screen: Screen) -> None:
-    assert f"{run.config.name}  running  0 of {len(run.plan.stages)} stages done" in screen.text
+    screen.wait_for(f"{run.config.name}  running  0 of {len(run.plan.stages)} stages done")
+    assert "log of env: none yet" not in screen.text, "the first picture is of the run's files already"
+    seen = len(screen.text)
+    screen.type("\x1b[B")
+    screen.wait_for("log of download: none yet", seen)
+    seen = len(screen.text)
+    screen.type("\x1b[A\r")
+    screen.wait_for(r"submitted \w+ ago\s+log of env: \S+ ─+\s+first line\s+env: second line", seen)
+    seen = len(screen.text)
+    screen.type("\x1b")
+    screen.wait_for("› env", seen)
     seen = len(screen.text)
     screen.type("\x1b[B")
     screen.wait_for("log of download: none yet", seen)
@@ -157,7 +167,7 @@ def test_without_a_terminal_there_are_lines(run: Run, tmp_path: Path) -> None:
     lines = tmp_path / "output"
     with lines.open("w") as output:
         watching = subprocess.Popen(
-            [sys.executable, "-m", "hyperpod_ft", "watch", run.directory],
+            [sys.executable, "-m", "hyperpod_ft", "watch", run.paths.directory],
             stdin=subprocess.DEVNULL,
             stdout=output,
             env=os.environ | {"TERM": "xterm"},

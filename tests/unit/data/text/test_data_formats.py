@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.text.example import Example, RowError, Segment
 from hyperpod_ft.data.text.formats import prompt_of, render
 from hyperpod_ft.data.text.prompts import check_prompt
@@ -63,9 +63,19 @@ def test_prompt_completion_is_verbatim() -> None:
     assert (example.prompt, example.completion) == (" a\n", " b ")
 
 
-def test_text_has_no_prompt_and_all_of_it_is_trained() -> None:
-    example = render(dataset(format="text"), {"text": "Once upon"}, TOKENIZER)
-    assert example == Example("", "Once upon", (Segment("Once upon", True),))
+@pytest.mark.parametrize(
+    ("text", "beginning"),
+    [
+        ("Once upon", "Once"),
+        ("  a time\n", "  a"),
+        ("吾輩は猫である", "吾輩は"),
+        ("one two " * 100, ("one two " * 25)[:-1]),
+        ("a        ", ""),
+    ],
+)
+def test_all_of_a_text_is_trained_and_its_beginning_is_the_prompt_of_a_sample(text: str, beginning: str) -> None:
+    example = render(dataset(format="text"), {"text": text}, TOKENIZER)
+    assert example == Example(beginning, text.removeprefix(beginning), (Segment(text, True),))
     assert prompt_of(dataset(format="text"), {"text": "Once upon"}, TOKENIZER) == "Once upon"
 
 

@@ -11,8 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
-from hyperpod_ft.config.sections.lora import Lora
-from hyperpod_ft.config.sections.training import Training
+from hyperpod_ft.config.sections.training import Lora, Training
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model import activations, attention, compiling, language_model, tensor_parallel

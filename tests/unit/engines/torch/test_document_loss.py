@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hyperpod_ft.config.sections.dpo import Dpo
-from hyperpod_ft.config.sections.lora import Lora
+from hyperpod_ft.config.sections.training import Dpo, Lora
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model import loss
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, document_cross_entropies

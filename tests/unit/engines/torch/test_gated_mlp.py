@@ -57,13 +57,6 @@ def test_same_results_with_less_kept(activation: str) -> None:
     assert found_kept == kept - 3 * 5 * 24 * 8, "act(gate) is not kept"
 
 
-def test_on_the_meta_device() -> None:
-    with torch.device("meta"):
-        model = llama()
-    gated_mlp.keep_less(model)
-    assert isinstance(model.model.layers[0].mlp.forward, gated_mlp._Forward)
-
-
 class Other(nn.Module):
     """Has the parts, but adds where others multiply."""
 

@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from hyperpod_ft.config.sections.lora import Lora
+from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.model import loss
+from hyperpod_ft.engines.torch.model import language_model, loss
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
+from hyperpod_ft.errors import UserError
 from tests.unit.engines.torch.test_attention import Largest
+from tests.unit.tiny_families import SIZES
 
 WIDTH, VOCABULARY, POSITIONS = 16, 50, 23
 RULES = [LogitsRule(), LogitsRule(scale=0.25), LogitsRule(softcap=2.0), LogitsRule(scale=3.0, softcap=1.5)]
@@ -134,3 +137,10 @@ def test_blocks_share_doras_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
     for one, other in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_without_a_linear_head_is_refused() -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES))  # type: ignore[no-untyped-call]
+    model.get_output_embeddings = lambda: None
+    with pytest.raises(UserError, match="does not know how LlamaForCausalLM computes its logits"):
+        language_model.return_loss(model)

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hyperpod_ft.engines.torch.lora import nf4
 from hyperpod_ft.planning.torch.sharded_state import NF4_BYTES
@@ -64,18 +63,3 @@ def test_empty_has_the_sizes_of_quantize() -> None:
         expected, found = nf4.quantize(torch.ones(values)), nf4.empty(values, torch.device("cpu"))
         assert [part.shape for part in found] == [part.shape for part in expected]
         assert math.prod(found[0].shape) * 2 >= values
-
-
-def test_the_table_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an accelerator, each would wait for a copy from the host."""
-    torch.manual_seed(0)
-    codes, scales = nf4.quantize(torch.randn(4, 64))
-    # what tracing leaves behind must not be used
-    nf4._pairs.cache_clear()
-    with FakeTensorMode() as mode:
-        traced = nf4.dequantize(mode.from_tensor(codes), mode.from_tensor(scales), (4, 64), torch.bfloat16)
-    assert traced.shape == (4, 64) and traced.dtype == torch.bfloat16
-    first = nf4.dequantize(codes, scales, (4, 64), torch.float32)
-    assert not isinstance(first, FakeTensor)
-    monkeypatch.setattr(torch, "tensor", None)
-    assert torch.equal(nf4.dequantize(codes, scales, (4, 64), torch.float32), first)

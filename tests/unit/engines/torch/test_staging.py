@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
+from hyperpod_ft.engines.torch.checkpoints import Stager
 from hyperpod_ft.engines.torch.sharding.pieces import Pieces
-from hyperpod_ft.engines.torch.staging import Stager
 
 
 def tensors(state: Any) -> list[torch.Tensor]:
@@ -26,9 +26,6 @@ def test_parts_alone_are_copied() -> None:
         assert torch.equal(found, original)
         assert found.untyped_storage().nbytes() == original.nbytes
         assert found.data_ptr() != original.data_ptr()
-    rounded = part.to(torch.bfloat16)
-    assert rounded.dtype == torch.bfloat16
-    assert all(torch.equal(one, other.bfloat16()) for one, other in zip(tensors(rounded), tensors(part), strict=True))
 
 
 def test_the_next_checkpoint_uses_the_same_memory() -> None:

@@ -27,13 +27,12 @@ def prepared(make_run: MakeRun, **scripts: str) -> Run:
     run = make_run()
     prepare(run, Launchers())
     for name, text in scripts.items():
-        run.script(name).write_text(f"#!/bin/bash\nset -e\n{text}\n")
+        run.paths.script(name).write_text(f"#!/bin/bash\nset -e\n{text}\n")
     return run
 
 
 def states(run: Run) -> dict[str, str]:
-    known = ProcessLauncher().states(run, run.jobs())
-    return {job.stage: known[job.job_id].state for job in run.jobs() if job.job_id in known}
+    return {job.stage: state.state for job, state in ProcessLauncher().states(run, run.journal.jobs()).states.items()}
 
 
 def ended(run: Run) -> bool:
@@ -60,7 +59,7 @@ def test_scripts_run_in_order_and_a_failure_cancels_what_needs_it(
         consolidate="echo consolidate >>order",
     )
     monkeypatch.setenv("SLURM_JOB_ID", "99")
-    ProcessLauncher().submit(run, run.plan.stages[:5], run.add_job)
+    ProcessLauncher().submit(run, run.plan.stages[:5], {})
     wait_for(lambda: ended(run))
     assert states(run) == {
         "env": "COMPLETED",
@@ -69,8 +68,8 @@ def test_scripts_run_in_order_and_a_failure_cancels_what_needs_it(
         "train": "CANCELLED",
         "consolidate": "CANCELLED",
     }
-    assert (run.directory / "order").read_text().split() == ["env", "download", "dataset"]
-    assert run.log("download", "p2").read_text() == "out\nerr\n"
+    assert (run.paths.directory / "order").read_text().split() == ["env", "download", "dataset"]
+    assert run.paths.log("download", "p2").read_text() == "out\nerr\n"
 
 
 def test_an_interrupted_submission_leaves_nothing_running(
@@ -95,26 +94,26 @@ def test_an_interrupted_submission_leaves_nothing_running(
         done.result()
     begin.touch()
     wait_for(lambda: not alive(int(pid_file.read_text())))
-    assert not run.log("env", "p1").exists(), "no script was started"
-    assert Launchers().active(run) == []
+    assert not run.paths.log("env", "p1").exists(), "no script was started"
+    assert not Launchers().active(run)
 
 
 def test_cancel_ends_every_process_also_one_in_a_session_of_its_own(make_run: MakeRun) -> None:
     run = prepared(make_run, env="setsid sleep 300 & echo $! >pid; wait")
-    ProcessLauncher().submit(run, run.plan.stages[:2], run.add_job)
-    pid_file = run.directory / "pid"
+    ProcessLauncher().submit(run, run.plan.stages[:2], {})
+    pid_file = run.paths.directory / "pid"
     wait_for(lambda: pid_file.exists() and pid_file.read_text().strip())
     # the chain runner writes it after it has started the script
     wait_for(lambda: states(run) == {"env": "RUNNING", "download": "PENDING"})
-    ProcessLauncher().cancel(run, run.jobs())
+    ProcessLauncher().cancel(run, run.journal.jobs())
     assert states(run) == {"env": "CANCELLED", "download": "CANCELLED"}
     assert not alive(int(pid_file.read_text()))
 
 
 def test_what_a_killed_chain_runner_left_is_seen_and_can_be_stopped(make_run: MakeRun) -> None:
     run = prepared(make_run, env="echo $$ >pid; setsid sleep 300 & wait")
-    ProcessLauncher().submit(run, run.plan.stages[:2], run.add_job)
-    pid_file = run.directory / "pid"
+    ProcessLauncher().submit(run, run.plan.stages[:2], {})
+    pid_file = run.paths.directory / "pid"
     wait_for(lambda: pid_file.exists() and pid_file.read_text().strip())
     # the chain runner records the script's process after it has started it
     wait_for(lambda: states(run) == {"env": "RUNNING", "download": "PENDING"})
@@ -124,7 +123,7 @@ def test_what_a_killed_chain_runner_left_is_seen_and_can_be_stopped(make_run: Ma
     assert status(run, Launchers()).stages[0].state == "running"
     with pytest.raises(UserError, match="still at work"):
         submit(run, Launchers(), Selection(), "process")
-    ProcessLauncher().cancel(run, run.jobs())
+    ProcessLauncher().cancel(run, run.journal.jobs())
     assert not alive(script)
     current = status(run, Launchers())
     assert current.stages[0].state == "failed"
@@ -135,3 +134,18 @@ def test_active_states(state: str) -> None:
     assert JobState(state).active
     assert JobState("A_STATE_OF_A_VERSION_TO_COME").active
     assert not JobState("COMPLETED").active
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to another user")
+def test_no_process_is_ended_that_another_user_has_named(make_run: MakeRun) -> None:
+    run = prepared(make_run, env="sleep 60")
+    ProcessLauncher().submit(run, run.plan.stages[:1], {})
+    wait_for(lambda: states(run) == {"env": "RUNNING"})
+    (state_file,) = (run.paths.directory / "processes").glob("*.json")
+    os.chown(state_file, 65534, 65534)
+    with pytest.raises(UserError, match=f"{state_file}: belongs to another user"):
+        ProcessLauncher().cancel(run, run.journal.jobs())
+    assert states(run) == {"env": "RUNNING"}
+    os.chown(state_file, 0, 0)
+    ProcessLauncher().cancel(run, run.journal.jobs())
+    wait_for(lambda: ended(run))

@@ -67,11 +67,10 @@ def test_it_is_refused_before_any_job_is_submitted(
     trainium = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
     run = make_run(**trainium)
     run.freeze()
-    submitted: list[object] = []
     with pytest.raises(UserError, match=r"not a trn1\.32xlarge"):
-        SlurmLauncher().submit(run, run.plan.stages, submitted.append)
-    assert submitted == []
+        SlurmLauncher().submit(run, run.plan.stages, {})
+    assert run.journal.jobs() == []
     local = make_run()
     local.freeze()
-    SlurmLauncher().submit(local, local.plan.stages[:1], submitted.append)
-    assert len(submitted) == 1, "without accelerators, any node will do"
+    SlurmLauncher().submit(local, local.plan.stages[:1], {})
+    assert len(local.journal.jobs()) == 1, "without accelerators, any node will do"

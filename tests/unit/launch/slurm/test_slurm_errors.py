@@ -1,4 +1,4 @@
-"""What to do when sbatch fails. It is a stand-in here that prints what Slurm's own prints."""
+"""What to do when Slurm refuses or forgets. Its programs are stand-ins here that print what its own print."""
 
 import os
 from collections.abc import Callable
@@ -7,8 +7,39 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.render import slurm_job_name
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
+
+
+def put_on_path(programs: dict[str, str], directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.mkdir()
+    for name, script in programs.items():
+        program = directory / name
+        program.write_text(f"#!/bin/bash\n{script}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+
+
+def test_what_only_the_accounting_calls_running_has_ended(
+    make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller that lost its state has never told it of the end. Such a job must not hold up a run for ever."""
+    run = make_run()
+    run.freeze()
+    rows = "\n".join(
+        f"{job}|{state}|0:10|node1|{slurm_job_name(run.config, 'env')}|{run.paths.directory}"
+        for job, state in _ACCOUNTED
+    )
+    programs = {"squeue": "echo 'Invalid job id specified' >&2; exit 1", "sacct": f"cat <<'E'\n{rows}\nE"}
+    put_on_path({**programs, "scontrol": "exit 1"}, tmp_path / "bin", monkeypatch)
+    jobs = [Job("env", job, "slurm", "2026-01-01T00:00:00Z") for job, _ in _ACCOUNTED]
+    found = SlurmLauncher().states(run, jobs).states
+    assert {job.job_id: state.state for job, state in found.items()} == {"7": "FAILED"}
+
+
+_ACCOUNTED = (("7", "FAILED"), ("8", "RUNNING"), ("9", "PENDING"))
 
 
 @pytest.mark.parametrize(
@@ -27,15 +58,11 @@ from hyperpod_ft.runs.run import Run
 def test_a_failed_sbatch(
     make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, remedy: str
 ) -> None:
-    for name, script in (("sbatch", f"echo 'sbatch: error: {said}' >&2; exit 1"), ("squeue", "exit 0")):
-        program = tmp_path / "bin" / name
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!/bin/bash\n{script}\n")
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    programs = {"sbatch": f"echo 'sbatch: error: {said}' >&2; exit 1", "squeue": "exit 0"}
+    put_on_path(programs, tmp_path / "bin", monkeypatch)
     run = make_run()
     run.freeze()
     with pytest.raises(UserError) as error:
-        SlurmLauncher().submit(run, run.plan.stages[:1], lambda job: None)
+        SlurmLauncher().submit(run, run.plan.stages[:1], {})
     assert f": {said}" in error.value.problem
     assert remedy in error.value.remedy

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.errors import ConfigError, UserError
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.choice import AllowedDegrees, Proposal, propose
 from hyperpod_ft.planning.model_fit import check_memory, check_trainable
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import degrees_of
-from hyperpod_ft.planning.torch import sharding_choice
+from hyperpod_ft.planning.torch import sharding
 from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B
 
@@ -114,7 +114,7 @@ def test_what_is_proposed_is_never_refused() -> None:
             assert check_trainable(again, degrees, model_config) == shape
             memory = check_memory(again, degrees, shape)
             assert memory and memory.total == each.needed
-            assert sharding_choice.choose_sharding(again, degrees, shape) == each.sharding
+            assert sharding.choose_sharding(again, degrees, shape) == each.sharding
         times = [each.tokens_per_second for each in allowed(proposal)]
         assert times == sorted(times, reverse=True)
     assert proposed > 50, "or this test shows little"
@@ -182,13 +182,13 @@ def test_nothing_is_possible() -> None:
 
 @pytest.mark.parametrize("key", ["tensor_parallel", "pipeline_parallel", "context_parallel"])
 def test_a_degree_cannot_be_given_too(key: str) -> None:
-    with pytest.raises(ValueError, match=f"parallelism.{key}: parallelism.degrees auto chooses it"):
-        config("p5.48xlarge", **{key: 2})
+    with pytest.raises(UserError, match=f"parallelism.{key}: parallelism.degrees auto chooses it"):
+        Run.of(config("p5.48xlarge", **{key: 2}))
 
 
 def test_engine_neuron_has_no_estimate(make_run: MakeRun) -> None:
     neuron = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge"}
-    with pytest.raises(ConfigError, match=r"parallelism\.degrees: only engine torch supports it"):
+    with pytest.raises(UserError, match=r"parallelism\.degrees: only engine torch supports it"):
         make_run(**neuron, parallelism={"degrees": "auto"})
 
 
@@ -203,9 +203,9 @@ def test_the_choice_is_frozen(make_run: MakeRun, tmp_path: Path) -> None:
     }
     run = make_run(**common, parallelism={"degrees": "auto"})
     assert run.proposal and run.plan.degrees == run.proposal.chosen.degrees
-    run.directory.mkdir(parents=True)
+    run.paths.directory.mkdir(parents=True)
     run.freeze()
-    opened = Run.open(run.directory)
+    opened = Run.open(run.paths.directory)
     assert opened == run and opened.proposal is None
     assert opened.config.parallelism.context_parallel == opened.plan.degrees.context_parallel == 2
     # the same run as with these degrees in the run file

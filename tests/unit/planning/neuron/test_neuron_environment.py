@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.errors import ConfigError, UserError
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.neuron.environment import variables
 from hyperpod_ft.runs.run import Run
 
@@ -25,20 +25,6 @@ def neuron(make_run: MakeRun, **overrides: Any) -> Run:
             **overrides,
         }
     )
-
-
-def test_one_trn1_node(make_run: MakeRun) -> None:
-    found = variables(neuron(make_run).config, CACHE)
-    assert found == {
-        "NEURON_CC_FLAGS": "--model-type transformer --enable-saturate-infinity --retry_failed_compilation"
-        f" --distribution-strategy=llm-training --cache_dir={CACHE}",
-        "NEURON_COMPILE_CACHE_URL": str(CACHE),
-        "NEURON_FUSE_SOFTMAX": "1",
-        "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "3",
-        "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",
-        "NEURON_RT_STOCHASTIC_ROUNDING_SEED": "0",
-        "MALLOC_ARENA_MAX": "64",
-    }
 
 
 def test_logical_cores_agree_with_the_compiler(make_run: MakeRun) -> None:
@@ -75,10 +61,10 @@ def test_what_the_user_sets_stays(make_run: MakeRun) -> None:
 def test_optimum_neuron_reads_the_whole_path_of_the_cache(make_run: MakeRun) -> None:
     """With the expression of optimum-neuron 0.4.5, utils/cache_utils.py, get_neuron_cache_path."""
     run = neuron(make_run)
-    flags = variables(run.config, run.neuron_cache)["NEURON_CC_FLAGS"]
+    flags = variables(run.config, run.paths.neuron_cache)["NEURON_CC_FLAGS"]
     match = re.search(r"--cache_dir=([\w\/-]+)", flags)
     assert match is not None
-    assert match[1] == str(run.neuron_cache) == shlex.split(flags)[-1].removeprefix("--cache_dir=")
+    assert match[1] == str(run.paths.neuron_cache) == shlex.split(flags)[-1].removeprefix("--cache_dir=")
 
 
 @pytest.mark.parametrize("root", ["/fsx/v1.2", "/fsx/a:b", "/fsx/two words", "/fsx/größe"])
@@ -99,5 +85,5 @@ def test_the_cache_is_the_kits_to_choose(make_run: MakeRun, environment: dict[st
 
 def test_how_cores_are_grouped_is_the_kits(make_run: MakeRun) -> None:
     for given in ({"NEURON_LOGICAL_NC_CONFIG": "1"}, {"NEURON_CC_FLAGS": "-O1 --lnc=1"}):
-        with pytest.raises(ConfigError, match=r"cluster\.environment: .* \(LNC\)"):
+        with pytest.raises(UserError, match=r"cluster\.environment: .* \(LNC\)"):
             neuron(make_run, cluster__environment=given)

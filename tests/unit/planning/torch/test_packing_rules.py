@@ -13,9 +13,11 @@ from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.model import attention, language_model
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.families import SEPARATING_FAMILIES
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.parallelism import degrees_of
-from hyperpod_ft.planning.torch.packing_rules import SEPARATING_FAMILIES, check_packing
+from hyperpod_ft.planning.torch.limits import check_family
 from hyperpod_ft.runs.run import Run
 from tests.unit.tiny_families import SIZES
 
@@ -131,6 +133,9 @@ def difference(found: Result, expected: Result) -> float:
     )
 
 
+ONE_RANK = Degrees(1, 1, 1, 1)
+
+
 @pytest.mark.parametrize("family", sorted(SEPARATING_FAMILIES))
 def test_packed_documents_train_as_they_do_alone(family: str) -> None:
     expected = alone(family)
@@ -142,13 +147,13 @@ def test_a_family_with_its_window_in_a_mask_is_refused(make_run: MakeRun) -> Non
     """Its documents would be apart, but its attention would see beyond its window."""
     assert difference(packed("qwen2_moe", "cpu"), alone("qwen2_moe")) > 0.1
     with pytest.raises(UserError, match="qwen2_moe"):
-        check_packing(make_run().config, "qwen2_moe")
+        check_family(make_run().config, ONE_RANK, "qwen2_moe")
 
 
 @pytest.mark.parametrize("family", ["codegen", "opt", "bloom", "gpt_oss", "jamba", "qwen3_next", ""])
 def test_other_families_are_refused(make_run: MakeRun, family: str) -> None:
     with pytest.raises(UserError, match=family or "none"):
-        check_packing(make_run().config, family)
+        check_family(make_run().config, ONE_RANK, family)
 
 
 @pytest.mark.parametrize("packing", ["bfd", "wrapped"])
@@ -163,9 +168,9 @@ def test_a_model_is_refused_when_its_config_is_read(make_run: MakeRun, tmp_path:
 def test_pairs_need_a_family_that_is_known(make_run: MakeRun) -> None:
     """Even without packing, both documents of a pair are in one row."""
     config = make_run(training__objective="dpo", dataset__format="preference", dataset__packing="none").config
-    check_packing(config, "llama")
+    check_family(config, ONE_RANK, "llama")
     with pytest.raises(UserError, match=r"training\.objective: dpo .* gpt_neo; choose a model of another family"):
-        check_packing(config, "gpt_neo")
+        check_family(config, ONE_RANK, "gpt_neo")
 
 
 def test_without_packing_every_family_may_train(make_run: MakeRun, tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ import pytest
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_fit import check_memory
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.plan import plan
-from hyperpod_ft.planning.torch import sharding_choice
-from hyperpod_ft.planning.torch.sharding import Sharding, candidates
+from hyperpod_ft.planning.torch import sharding
 from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B
 
@@ -25,7 +25,7 @@ def on(make_run: MakeRun, instance: str, nodes: int = 1, **values: Any) -> RunCo
 
 
 def chosen(config: RunConfig, model_config: dict[str, Any]) -> str:
-    return sharding_choice.explain(config, degrees_of(config), model_shape(model_config))
+    return sharding.explain_sharding(config, degrees_of(config), model_shape(model_config))
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,8 @@ def chosen(config: RunConfig, model_config: dict[str, Any]) -> str:
         (1, {"parallelism": {"offload": "optimizer"}}, LLAMA_3_8B, "replicated, optimizer in host memory"),
         (1, {"parallelism": {"offload": "parameters"}}, LLAMA_3_8B, "zero3 over 8 ranks, parameters in host memory"),
         (1, {"parallelism": {"tensor_parallel": 8, "sharding": "zero3"}}, LLAMA_3_8B, "replicated"),
+        # only `auto` stays within nodes
+        (2, {"parallelism": {"tensor_parallel": 2, "sharding": "zero3"}}, LLAMA_3_8B, "zero3 over 8 ranks"),
     ],
 )
 def test_the_fastest_that_fits(
@@ -71,18 +73,11 @@ def test_the_fastest_that_fits(
 
 def test_the_size_of_a_model_may_be_unknown(make_run: MakeRun) -> None:
     config = on(make_run, "p5.48xlarge", 2)
-    assert sharding_choice.choose_sharding(config, degrees_of(config), None) == Sharding("zero3", 16), (
-        "needs the least memory"
-    )
+    assert sharding.choose_sharding(config, degrees_of(config), None) == Sharding("zero3", 16), "needs the least memory"
     local = make_run(parallelism={"ranks_per_node": 2}).config
-    assert sharding_choice.choose_sharding(local, degrees_of(local), None) == Sharding("replicated", 1), (
+    assert sharding.choose_sharding(local, degrees_of(local), None) == Sharding("replicated", 1), (
         "CPUs have no such limit"
     )
-
-
-def test_zero3_stays_within_nodes_if_that_fits(make_run: MakeRun) -> None:
-    config = on(make_run, "p5.48xlarge", 2, parallelism={"sharding": "zero3", "tensor_parallel": 2})
-    assert list(candidates(config, degrees_of(config))) == [Sharding("zero3", 4), Sharding("zero3", 8)]
 
 
 def test_host_memory_is_a_remedy_that_is_not_chosen_unasked(make_run: MakeRun) -> None:
@@ -101,9 +96,8 @@ def test_what_contradicts_itself_is_refused(make_run: MakeRun) -> None:
     ):
         with pytest.raises(UserError, match=words):
             make_run(parallelism={"ranks_per_node": 4} | values)
-    config = make_run(parallelism={"ranks_per_node": 4, "shard_ranks": 3}).config
     with pytest.raises(UserError, match="3 does not divide the 4 data-parallel ranks; set it to 1, 2 or 4, or leave"):
-        list(candidates(config, degrees_of(config)))
+        make_run(parallelism={"ranks_per_node": 4, "shard_ranks": 3})
 
 
 def test_a_run_is_the_same_under_every_sharding(make_run: MakeRun) -> None:

@@ -10,9 +10,9 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model import activations
 from hyperpod_ft.engines.torch.model.t5 import attention
-from hyperpod_ft.planning.encoder_decoder.t5_shape import t5_shape
 from hyperpod_ft.planning.model_fit import estimate
 from hyperpod_ft.planning.parallelism import degrees_of
+from hyperpod_ft.planning.t5_shape import t5_shape
 from scripts.activation_memory import MadeTensors
 
 ROWS, SOURCE, TARGET = 2, 128, 64

@@ -35,7 +35,7 @@ def test_pipelines_are_refused(make_run: MakeRun) -> None:
 def test_graphs_are_compiled_before_training_and_shared_by_their_shapes(trainium: MakeRun, make_run: MakeRun) -> None:
     run = trainium()
     assert "precompile" in run.plan["train"].needs
-    assert trainium(training__learning_rate=1e-3).neuron_cache == run.neuron_cache
+    assert trainium(training__learning_rate=1e-3).paths.neuron_cache == run.paths.neuron_cache
     for changed in (
         {"dataset__max_length": 1024},
         {"dataset__validation_share": 0},
@@ -44,9 +44,9 @@ def test_graphs_are_compiled_before_training_and_shared_by_their_shapes(trainium
         {"parallelism": {"sharding": "zero3"}},
         {"parallelism": {"sequence_parallel": False}},
     ):
-        assert trainium(**changed).neuron_cache != run.neuron_cache, changed
+        assert trainium(**changed).paths.neuron_cache != run.paths.neuron_cache, changed
     flags = {"NEURON_CC_FLAGS": "-O1"}
-    assert trainium(cluster__environment=flags).neuron_cache != run.neuron_cache
+    assert trainium(cluster__environment=flags).paths.neuron_cache != run.paths.neuron_cache
     assert run.plan["generate"].resources.cpus, "on CPUs"
     assert "precompile" not in make_run(cluster__instance_type="p5.48xlarge", parallelism={}).plan
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.results.samples import ExactCount, Loss, Losses, RecordedAnswers, SampledRow, Samples
+from hyperpod_ft.runs.results.samples import AnswerCount, Loss, Losses, RecordedAnswers, SampledRow, Samples
 
 SAMPLES = Samples.of(
     [RecordedAnswers("<s>p", True, "b", "t")],
@@ -25,7 +25,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         RecordedAnswers("q", False, "x", "y"),
         RecordedAnswers("r", False, "z", "z"),
     ]
-    assert SAMPLES.exact_match == {"train": ExactCount(1, 0, 1), "validation": ExactCount(1, 0, 0)}
+    assert SAMPLES.exact_match == {"train": AnswerCount(1, 0, 1), "validation": AnswerCount(1, 0, 0)}
 
 
 def test_the_record_has_the_numbers_without_the_answers(tmp_path: Path) -> None:
@@ -33,6 +33,23 @@ def test_the_record_has_the_numbers_without_the_answers(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "samples.json").read_text())
     assert {key: value for key, value in written.items() if key not in ("prompts", "samples")} == SAMPLES.summary()
     assert (SAMPLES.summary()["answers"], SAMPLES.summary()["answers_changed"]) == (3, 2)
+
+
+def test_answers_are_compared_by_what_a_pattern_finds() -> None:
+    def number(text: str) -> str | None:
+        return text.rpartition("#")[2] if "#" in text else None
+
+    rows = [
+        SampledRow.of("train", RecordedAnswers("q", False, "x#5", "y#7"), "z#7", number),
+        SampledRow.of("train", RecordedAnswers("q", False, "x", "z#7"), "z#7", number),
+        SampledRow.of("train", RecordedAnswers("q", False, "x", "x"), "without", number),
+    ]
+    samples = Samples.of([], rows, 3, None)
+    assert samples.pattern_match == {"train": AnswerCount(2, 0, 2), "validation": AnswerCount(0, 0, 0)}
+    assert samples.lines() == [
+        "exact answers, train rows: base 0/3, tuned 1/3",
+        "answers by pattern, train rows: base 0/2, tuned 2/2",
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"prompts": [{"prompt": "p"}], "samples": []}'])

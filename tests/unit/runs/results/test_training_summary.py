@@ -19,7 +19,7 @@ from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.status import LatestMetrics, RunStatus, StageStatus, status
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results import training_summary, usage
-from hyperpod_ft.runs.results.samples import ExactCount
+from hyperpod_ft.runs.results.samples import AnswerCount
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.steps import steps
 from tests.waiting import wait_for
@@ -47,12 +47,14 @@ FACTS = {
 
 
 def finish(run: Run, stage: str, facts: dict[str, Any]) -> None:
-    Record(stage, run.plan[stage].fingerprint, {}, (), facts, utc_now(), 90.0, "test", "").write(run.record_path(stage))
+    Record(stage, run.plan[stage].fingerprint, {}, (), facts, utc_now(), 90.0, "test", "").write(
+        run.paths.record_path(stage)
+    )
 
 
 def add(run: Run, number: int, seconds: float) -> None:
     attempt = usage.Usage("1", f"2026-01-01T00:00:0{number}Z", seconds, 2, 32)
-    publish.write_json(run.usage_path / f"{number}.json", asdict(attempt))
+    publish.write_json(run.paths.usage_path / f"{number}.json", asdict(attempt))
 
 
 def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
@@ -60,10 +62,10 @@ def test_hours_and_cost_over_all_attempts(make_run: MakeRun) -> None:
     add(run, 1, 1800.0)
     add(run, 2, 900.0)
     add(run, 3, 900.0)
-    publish.write_text(run.usage_path / "4.json", "{")
+    publish.write_text(run.paths.usage_path / "4.json", "{")
     assert usage.totals(run) == {"attempts": 3, "node_hours": 2.0, "accelerator_hours": 32.0, "cost": 40.0}
     free = make_run(**TRN1, cluster__nodes=2)
-    assert free.directory == run.directory, "a price makes no other run"
+    assert free.paths.directory == run.paths.directory, "a price makes no other run"
     assert usage.totals(free)["cost"] is None
 
 
@@ -73,7 +75,7 @@ def test_an_attempt_is_counted_whatever_ends_it(make_run: MakeRun, monkeypatch: 
     with pytest.raises(RuntimeError), usage.recording_usage(run):
         time.sleep(0.05)
         raise RuntimeError
-    (attempt,) = usage.read(run)
+    (attempt,) = usage.read(run.paths)
     assert attempt.seconds >= 0.05 and (attempt.job_id, attempt.nodes) == ("77", 1)
     assert attempt.accelerators == 0 and usage.totals(run)["accelerator_hours"] is None
     assert not [thread for thread in threading.enumerate() if thread.name == "usage"]
@@ -88,13 +90,13 @@ def test_an_attempt_that_is_killed_is_counted_until_then(make_run: MakeRun) -> N
         "usage._EVERY_SECONDS = 0.05\n"
         "with usage.recording_usage(Run.open(Path(sys.argv[1]))): time.sleep(60)"
     )
-    process = subprocess.Popen([sys.executable, "-c", program, str(run.directory)])
+    process = subprocess.Popen([sys.executable, "-c", program, str(run.paths.directory)])
     try:
-        wait_for(lambda: any(attempt.seconds >= 0.1 for attempt in usage.read(run)), process=process)
+        wait_for(lambda: any(attempt.seconds >= 0.1 for attempt in usage.read(run.paths)), process=process)
     finally:
         process.kill()
         process.wait()
-    (attempt,) = usage.read(run)
+    (attempt,) = usage.read(run.paths)
     assert attempt.seconds >= 0.1
 
 
@@ -103,18 +105,21 @@ def test_summaries_come_from_valid_records(make_run: MakeRun) -> None:
     assert training_summary.summary_of(run) is None
     finish(run, "train", FACTS)
     exact = {"train": {"rows": 8, "base": 1, "tuned": 6}, "validation": {"rows": 0, "base": 0, "tuned": 0}}
-    finish(run, "generate", {"exact_match": exact})
+    pattern = {"validation": {"rows": 4, "base": 0, "tuned": 3}}
+    finish(run, "generate", {"exact_match": exact, "pattern_match": pattern})
     finish(run, "precompile", {})
     found = training_summary.summary_of(run)
     assert found is not None
     assert (found.method, found.instances, found.precompile_seconds) == ("lora", "1 x trn1.32xlarge", 90.0)
-    assert found.exact_train == ExactCount(8, 1, 6) and found.exact_validation is None
+    assert found.exact_train == AnswerCount(8, 1, 6) and found.exact_validation is None
+    assert found.pattern_validation == AnswerCount(4, 0, 3) and found.pattern_train is None
+    assert ("answers by pattern, validation", "3/4 (base 0)") in training_summary.table([found])
     assert {name: getattr(found, name) for name in FACTS} == FACTS
     priced = training_summary.summary_of(make_run(**TRN1, cluster__price_per_node_hour=30.0))
     assert priced is not None and priced.cost == 30.0, "a price may be given after the training"
-    record = run.record("train")
+    record = run.journal.record("train")
     assert record is not None
-    replace(record, fingerprint="other").write(run.record_path("train"))
+    replace(record, fingerprint="other").write(run.paths.record_path("train"))
     assert training_summary.summary_of(run) is None
 
 
@@ -184,12 +189,17 @@ def test_compare_prints_the_table_of_the_article(make_run: MakeRun) -> None:
     for run in (lora, full):
         run.freeze()
     finish(lora, "train", FACTS)
-    refused = compare(str(lora.directory), str(full.directory), expect=2)
-    assert refused.startswith(f"error: {full.directory}: ") and f"hyperpod-ft status {full.directory}" in refused
+    refused = compare(str(lora.paths.directory), str(full.paths.directory), expect=2)
+    assert (
+        refused.startswith(f"error: {full.paths.directory}: ")
+        and f"hyperpod-ft status {full.paths.directory}" in refused
+    )
     slower = {"trainable_parameters": 8_030_261_248, "rows_per_second": 2.083, "seconds": 5400.0, "cost": None}
     finish(full, "train", FACTS | slower)
-    head, *lines = compare(str(lora.directory), str(full.directory)).splitlines()
-    assert head.split() == [f"test/{lora.plan.run_id}", f"test/{full.plan.run_id}"]
+    head, differs, *lines = compare(str(lora.paths.directory), str(full.paths.directory)).splitlines()
+    names = [f"test/{lora.plan.run_id}", f"test/{full.plan.run_id}"]
+    assert head.split()[-2:] == lines.pop(0).split() == names
+    assert differs.split() == ["training.method", "lora", "full"]
     rows = {line[:26].strip(): line[26:].split() for line in lines}
     assert rows["method"] == ["lora", "full"]
     assert rows["trainable parameters"] == ["6,815,744", "8,030,261,248"]
@@ -197,8 +207,9 @@ def test_compare_prints_the_table_of_the_article(make_run: MakeRun) -> None:
     assert rows["minutes"] == ["53.0", "90.0"]
     assert rows["cost"] == ["21.50"]
     assert "exact answers, train" not in rows, "generate has not run"
-    values = json.loads(compare(str(lora.directory), "--json"))
-    assert values[0]["accelerator_hours"] == 16.0 and values[0]["run"] == f"test/{lora.plan.run_id}"
+    values = json.loads(compare(str(lora.paths.directory), str(full.paths.directory), "--json"))
+    assert values["settings"] == {"training.method": ["lora", "full"]}
+    assert values["runs"][0]["accelerator_hours"] == 16.0 and [run["run"] for run in values["runs"]] == names
 
 
 def test_text_where_a_number_belongs_is_a_number_that_is_not_known(

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from hyperpod_ft.checkpoint.formats import model_directory
-from hyperpod_ft.config.sections.dataset import Dataset
+from hyperpod_ft.checkpoint.formats import model_directory, pretrained
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import chat_template
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.evaluation import greedy, pretrained
+from hyperpod_ft.evaluation import greedy
 from hyperpod_ft.serving.answers.answering import Answering
 from hyperpod_ft.serving.answers.device import device_named
-from hyperpod_ft.serving.http.errors import HttpError
-from hyperpod_ft.serving.http.openai_api import Request
+from hyperpod_ft.serving.http.openai_api import HttpError, Request
 from tests.unit import tiny_checkpoints, tiny_t5, tiny_tokenizer
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyperpod_ft.serving.answers.text_stream import TextStream
+from hyperpod_ft.serving.answers.decoding import TextStream
 
 
 def decode(ids: Sequence[int]) -> str:

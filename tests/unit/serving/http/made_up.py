@@ -4,8 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from hyperpod_ft.serving.http.errors import HttpError
-from hyperpod_ft.serving.http.openai_api import Answer, Request
+from hyperpod_ft.serving.http.openai_api import Answer, HttpError, Request
 
 
 @dataclass

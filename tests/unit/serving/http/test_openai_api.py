@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.serving.http import openai_api
-from hyperpod_ft.serving.http.errors import HttpError
-from hyperpod_ft.serving.http.openai_api import Answer, Reply, parse
+from hyperpod_ft.serving.http.openai_api import Answer, HttpError, Reply, parse
 
 
 def body(**values: Any) -> bytes:
@@ -44,7 +43,7 @@ def test_settings_are_read() -> None:
     )
     assert (request.model, request.prompt, request.max_tokens, request.seed) == ("base", "p", 3, -4)
     assert (request.temperature, request.top_p, request.stop) == (1.0, 0.5, ("END",))
-    assert request.stream and request.include_usage
+    assert request.stream and request.stream_options.include_usage
 
 
 def test_the_newer_name_of_the_limit_counts() -> None:

@@ -52,7 +52,7 @@ def test_base_and_tuned_answers_stand_beside_each_other(window: Browser, serving
     window.requests()
     open_page(window, serving.url)
     window.run(f"document.querySelector('#tokens').value = {tuned.TOKENS}")
-    (sample, *_) = json.loads(tuned_run.samples_path.read_text())["prompts"]
+    (sample, *_) = json.loads(tuned_run.paths.samples_path.read_text())["prompts"]
     ask(window, tuned.ROWS[0]["instruction"])
     assert window.text("h2") == tuned.ROWS[0]["instruction"]
     assert window.texts("h3") == ["tuned", "base", "mine"]

@@ -38,7 +38,7 @@ def make(base: Path, **settings: object) -> Run:
 
 
 def log_steps(run: Run, *steps: int) -> None:
-    with run.metrics_path.open("a") as stream:
+    with run.paths.metrics_path.open("a") as stream:
         for step in steps:
             row = {"step": step, "loss": 4.0 / step, "seconds": float(step), "tokens_per_second": 100.0}
             stream.write(json.dumps(row) + "\n")
@@ -54,9 +54,9 @@ def working(base: Path) -> Iterator[Run]:
     """Its first job works until it is cancelled."""
     run = make(base, name="working")
     prepare(run, Launchers())
-    run.script("env").write_text("echo ready; exec sleep 300\n")
-    ProcessLauncher().submit(run, run.plan.stages[:1], run.add_job)
-    wait_for(lambda: list(run.logs.glob("*")))
+    run.paths.script("env").write_text("echo ready; exec sleep 300\n")
+    ProcessLauncher().submit(run, run.plan.stages[:1], {})
+    wait_for(lambda: list(run.paths.logs.glob("*")))
     log_steps(run, 1, 2)
     yield run
     cancel(run, Launchers())
@@ -106,29 +106,29 @@ def test_every_run_is_listed_and_every_link_leads_somewhere(
     status, page = ask("")
     assert status == 200
     links = re.findall(r'href="([^"]+)"', page)
-    assert sorted(links) == [f"runs/{idle.full_name}", f"runs/{working.full_name}"]
+    assert sorted(links) == [f"runs/{idle.paths.full_name}", f"runs/{working.paths.full_name}"]
     assert re.search(r"working/.*\n.*running.*\n<td>env</td>", page)
     for link in links:
         status, report = ask(link)
         assert status == 200 and f"<h1>{link.removeprefix('runs/')}</h1>" in report
         (back,) = re.findall(r'href="([^"]+)">All runs', report)
         assert urljoin(f"{server.url}{link}", back) == server.url
-    comparison = ask(f"compare?run={idle.full_name}&run={working.full_name}")[1]
+    comparison = ask(f"compare?run={idle.paths.full_name}&run={working.paths.full_name}")[1]
     assert "2 runs compared" in comparison and "training.learning_rate" in comparison
 
 
 def test_the_report_of_a_run_at_work_is_always_new(ask: Ask, working: Run, idle: Run) -> None:
-    assert 'data-refresh-seconds="1"' in ask(f"runs/{working.full_name}")[1]
-    assert "data-refresh-seconds" not in ask(f"runs/{idle.full_name}")[1]
+    assert 'data-refresh-seconds="1"' in ask(f"runs/{working.paths.full_name}")[1]
+    assert "data-refresh-seconds" not in ask(f"runs/{idle.paths.full_name}")[1]
     log_steps(working, 3)
-    wait_for(lambda: "1.3333" in ask(f"runs/{working.full_name}")[1])
+    wait_for(lambda: "1.3333" in ask(f"runs/{working.paths.full_name}")[1])
 
 
 def test_only_who_knows_the_token_sees_anything(server: ViewServer, ask: Ask, idle: Run) -> None:
     for token in ("", "x", server.token[:-1], server.token + "x", "%2e", "%C3%BC"):
-        for path in ("", f"runs/{idle.full_name}"):
+        for path in ("", f"runs/{idle.paths.full_name}"):
             status, text = ask(path, token=token)
-            assert status == 404 and idle.full_name not in text and server.token not in text
+            assert status == 404 and idle.paths.full_name not in text and server.token not in text
     assert ask("", method="HEAD") == (200, "")
 
 
@@ -144,14 +144,14 @@ def test_a_page_of_another_site_gets_nothing(server: ViewServer, ask: Ask) -> No
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_nothing_can_be_changed(ask: Ask, base: Path, method: str, idle: Run) -> None:
-    assert ask(f"runs/{idle.full_name}", method=method)[0] in (405, 501)
+    assert ask(f"runs/{idle.paths.full_name}", method=method)[0] in (405, 501)
 
 
 def test_looking_writes_nothing(ask: Ask, idle: Run) -> None:
-    before = tree(idle.directory)
-    for path in ("", f"runs/{idle.full_name}", f"compare?run={idle.full_name}"):
+    before = tree(idle.paths.directory)
+    for path in ("", f"runs/{idle.paths.full_name}", f"compare?run={idle.paths.full_name}"):
         assert ask(path)[0] == 200
-    assert tree(idle.directory) == before
+    assert tree(idle.paths.directory) == before
     assert "0 runs: choose 1 to 20" in ask("compare")[1]
 
 
@@ -184,26 +184,28 @@ def test_nothing_but_runs_is_served(ask: Ask, base: Path, path: str) -> None:
 def test_a_run_that_is_damaged_says_so(ask: Ask, base: Path) -> None:
     run = make(base, name="damaged")
     run.freeze()
-    run.plan_path.write_text("{")
+    run.paths.plan_path.write_text("{")
     try:
-        status, text = ask(f"runs/{run.full_name}")
+        status, text = ask(f"runs/{run.paths.full_name}")
         assert status == 500 and "plan.json" in text
         assert ask("")[0] == 200
     finally:
-        run.config_path.unlink()
+        run.paths.config_path.unlink()
 
 
 def test_the_command_says_where_and_how_to_reach_it(idle: Run) -> None:
     viewing = subprocess.Popen(
-        [sys.executable, "-m", "hyperpod_ft", "view", str(idle.directory), "--port", "0"],
+        [sys.executable, "-m", "hyperpod_ft", "view", str(idle.paths.directory), "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
     )
     assert viewing.stdout is not None
     lines = [viewing.stdout.readline() for _ in range(4)]
-    url = re.fullmatch(rf"{idle.full_name}: (http://127\.0\.0\.1:(\d+)/[\w-]{{32}})/runs/{idle.full_name}\n", lines[0])
+    url = re.fullmatch(
+        rf"{idle.paths.full_name}: (http://127\.0\.0\.1:(\d+)/[\w-]{{32}})/runs/{idle.paths.full_name}\n", lines[0]
+    )
     assert url is not None
-    assert lines[1] == f"All runs below {idle.root}: {url[1]}/\n"
+    assert lines[1] == f"All runs below {idle.paths.root}: {url[1]}/\n"
     assert f"cluster ssh CLUSTER_FILE -L {url[2]}:127.0.0.1:{url[2]}" in lines[2]
     connection = http.client.HTTPConnection("127.0.0.1", int(url[2]), timeout=60)
     connection.request("GET", url[1].partition(url[2])[2])  # without the slash at its end
@@ -232,8 +234,8 @@ def test_in_a_browser(server: ViewServer, working: Run, idle: Run, tmp_path: Pat
         window.wait_for(lambda: "2 runs compared" in window.text("main"))
         window.run("document.querySelector('nav a').click()")
         window.wait_for(lambda: window.texts("tbody a"))
-        window.run(f"document.querySelector('a[href$=\"{working.full_name}\"]').click()")
-        window.wait_for(lambda: working.full_name in window.text("h1"))
+        window.run(f"document.querySelector('a[href$=\"{working.paths.full_name}\"]').click()")
+        window.wait_for(lambda: working.paths.full_name in window.text("h1"))
         log_steps(working, 4, 5, 6, 7, 8)
         window.wait_for(lambda: "fell from 4 to 0.5" in window.text("main"))
         window.resize(1100, 1600)

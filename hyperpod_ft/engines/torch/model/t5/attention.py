@@ -93,8 +93,8 @@ class _Attention:
         dropout = module.dropout if module.training else 0.0
         if mask.dtype == torch.bool:
             allowed = mask if position_bias is None else position_bias
-            parts = (tensor.transpose(1, 2) for tensor in (query, key, value))
-            attended = scaled_dot_product_attention(*parts, attn_mask=allowed, scale=1.0, dropout_p=dropout)
+            query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+            attended = scaled_dot_product_attention(query, key, value, allowed, scale=1.0, dropout_p=dropout)
             attended = attended.transpose(1, 2)
         else:
             attended = _each_document(query, key, value, mask[0, 0], position_bias, dropout)
@@ -138,7 +138,7 @@ def _bias(module: Any, buckets: torch.Tensor) -> torch.Tensor:
     return weight.t().index_select(1, buckets)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _each_document(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -161,9 +161,9 @@ def _each_document(
         if not len(own_key):  # padding of a target without any of its source
             attended.append(torch.zeros_like(own_query))
             continue
-        parts = (part.transpose(0, 1)[None] for part in (own_query, own_key, own_value))
         own_mask = None if own_bias is None else own_bias.view(1, -1, len(own_query), len(own_query))
-        found = scaled_dot_product_attention(*parts, attn_mask=own_mask, scale=1.0, dropout_p=dropout)
+        q, k, v = (part.transpose(0, 1)[None] for part in (own_query, own_key, own_value))
+        found = scaled_dot_product_attention(q, k, v, own_mask, scale=1.0, dropout_p=dropout)
         attended.append(found[0].transpose(0, 1))
     return torch.cat(attended).view(shape)
 

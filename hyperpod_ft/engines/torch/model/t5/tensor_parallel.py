@@ -11,14 +11,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from hyperpod_ft.engines.torch.model import divided_dropout, vocabulary_parallel
-from hyperpod_ft.engines.torch.model.tensor_collectives import copy_to_ranks, sum_over_ranks
-from hyperpod_ft.engines.torch.model.tensor_parallel import Splitting, leave_block
+from hyperpod_ft.engines.torch.model import vocabulary_parallel
+from hyperpod_ft.engines.torch.model.tensor_collectives import copy_to_ranks, divide_dropout, sum_over_ranks
+from hyperpod_ft.engines.torch.model.tensor_parallel import Splitting
 from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
 from hyperpod_ft.planning.families import Family
 
 _ATTENTION = Family(("t5",), columns=dict.fromkeys("qkv", ("queries",)), rows=("o",))
-_MLP = Family(("t5",), columns=dict.fromkeys(("wi", "wi_0", "wi_1"), ("units",)), rows=("wo",))
 
 
 def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> dict[str, TensorSplit]:
@@ -36,8 +35,10 @@ def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> dict[str, TensorSpl
             splits |= splitting.splits
         elif hasattr(module, "DenseReluDense"):
             mlp: Any = module.DenseReluDense
-            splits |= _split(mlp, Splitting(model.config, _MLP, mesh)).splits
-            divided_dropout.divide(mlp.dropout, mesh.get_group(), dim=-1)
+            inputs = [name for name in ("wi", "wi_0", "wi_1") if hasattr(mlp, name)]
+            family = Family(("t5",), columns=dict.fromkeys(inputs, ("units",)), rows=("wo",))
+            splits |= _split(mlp, Splitting(model.config, family, mesh)).splits
+            divide_dropout(mlp.dropout, mesh.get_group(), dim=-1)
     embeddings = [model.get_submodule(name) for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
     splits |= vocabulary_parallel.divide(
         embeddings, model.get_output_embeddings(), model.config.vocab_size, mesh.get_group()
@@ -47,12 +48,7 @@ def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> dict[str, TensorSpl
 
 def _split(block: nn.Module, splitting: Splitting) -> Splitting:
     block.register_forward_pre_hook(_enter(splitting.group), with_kwargs=True)
-    for name, outputs in splitting.family.columns.items():
-        if hasattr(block, name):
-            splitting.column(block.get_submodule(name), outputs)
-    for name in splitting.family.rows:
-        splitting.row(block.get_submodule(name))
-        block.get_submodule(name).register_forward_hook(leave_block(sum_over_ranks, splitting.group))
+    splitting.linears(block, sum_over_ranks)
     return splitting
 
 

@@ -1,0 +1,111 @@
+"""Optional packages of this kit; a run file becomes a trained model without them.
+
+Each is a package of this kit with a module `annex`, whose `ANNEX` says what the room adds. Nothing else of an annex is
+imported from outside it. Without its folder and its name in `NAMES`, the kit lacks the room's commands, its sections of
+the run file and its launchers, and nothing else.
+"""
+
+from __future__ import annotations  # the types below are not imported: this stays light
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import typer
+
+    from hyperpod_ft.config.fields import Section
+    from hyperpod_ft.config.run_config import RunConfig
+    from hyperpod_ft.launch.preflight import JobPreview
+    from hyperpod_ft.launch.protocol import Launcher
+    from hyperpod_ft.planning.plan import StagePlan
+    from hyperpod_ft.runs.jobs import Job
+    from hyperpod_ft.runs.run import Run
+
+NAMES = ("localcluster", "cluster", "sagemaker", "serving")
+
+
+class Commands(NamedTuple):
+    """Commands of an annex. Without a name they stand beside the others, otherwise below it."""
+
+    app: typer.Typer
+    name: str | None = None
+    help: str | None = None
+
+
+class Annex:
+    """What a room may add. An annex overrides what it has, and imports it only then: `--help` asks for all commands."""
+
+    def sections(self) -> Mapping[str, type[Section]]:
+        """Sections of a run file, by key. Each may be left out."""
+        return {}
+
+    def commands(self) -> Sequence[Commands]:
+        return ()
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ValueError when the annex's sections do not go with the others."""
+
+    def launchers(self) -> Sequence[Launcher]:
+        return ()
+
+    def previews(self, run: Run, stages: Sequence[StagePlan]) -> Sequence[JobPreview]:
+        """The jobs that its launcher would create for these stages, where they are not one a stage."""
+        return ()
+
+    def has_own_python(self, config: RunConfig) -> bool:
+        """Whether the run's jobs may be on machines that have other interpreters than this one."""
+        return False
+
+    def location(self, run: Run, path: Path) -> str:
+        """Where a path of the run is that its jobs have left elsewhere; empty for one that is, or will be, here."""
+        return ""
+
+    def bring(self, run: Run, directories: Sequence[Path]) -> None:
+        """Bring what the records list below these directories here, as far as this machine lacks it.
+
+        May be killed at any moment and called again: complete files stay. Raises UserError when that fails.
+        """
+
+    def other_jobs(self, run: Run) -> Sequence[Job]:
+        """Active jobs that use the run's files but are not its stages. Raises UserError without an answer."""
+        return ()
+
+    def slurm_conf(self, cluster: str) -> Path | None:
+        """The slurm.conf of this user's own Slurm of that name, or of the default one (empty); None if it is not up."""
+        return None
+
+    def slurm_name(self, conf: str) -> str:
+        """The name of the user's own Slurm with this slurm.conf; empty for any other."""
+        return ""
+
+
+@cache
+def annexes() -> tuple[Annex, ...]:
+    """All annexes of this kit."""
+    return tuple(import_module(f"hyperpod_ft.{name}.annex").ANNEX for name in NAMES)
+
+
+def slurm_conf(cluster: str) -> Path | None:
+    """As `Annex.slurm_conf`."""
+    return next(filter(None, (annex.slurm_conf(cluster) for annex in annexes())), None)
+
+
+def bring(run: Run, directories: Sequence[Path]) -> None:
+    """As `Annex.bring`."""
+    for annex in annexes():
+        annex.bring(run, directories)
+
+
+def own_python(config: RunConfig) -> bool:
+    """As `Annex.has_own_python`."""
+    return any(annex.has_own_python(config) for annex in annexes())
+
+
+def sections() -> Iterator[tuple[str, type[Section]]]:
+    """The sections of a run file that annexes add."""
+    for annex in annexes():
+        yield from annex.sections().items()

@@ -1,0 +1,104 @@
+"""The objects at a location: which there are, the content of small ones, and removing them.
+
+`client` is boto3's for s3 throughout. Names are relative to the location, as in trees.py."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ft.aws.s3.location import Location, explained_s3, parent_of
+from hyperpod_ft.aws.session import error_code
+
+DIGEST = "xxh3-128"  # the key of an object's metadata that holds the XXH3 (128 bits) of its content, as hex
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object: its name relative to the location, and what S3 lists of it."""
+
+    name: str
+    key: str
+    size: int
+    etag: str  # changes with the content
+    modified: float  # seconds since 1970
+
+
+def entries(client: Any, location: Location, below: str = "") -> list[Entry]:
+    """Every file at or below a name of the location, sorted by name. Raises botocore's errors."""
+    prefix = location.key(below) if below else location.prefix
+    found = [
+        entry
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=location.bucket, Prefix=prefix)
+        for entry in _entries(location, page)
+        if not below or entry.name == below or entry.name.startswith(f"{below.rstrip('/')}/")
+    ]
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def entries_named(client: Any, location: Location, names: Iterable[str]) -> dict[str, Entry]:
+    """The objects of these names, by name, with a request for each directory rather than for each file."""
+    wanted = set(names)
+    found: dict[str, Entry] = {}
+    for parent in sorted({parent_of(name) for name in wanted}):
+        prefix = f"{location.key(parent)}/".lstrip("/") if parent else location.key("")
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=location.bucket, Prefix=prefix, Delimiter="/")
+        found |= {entry.name: entry for page in pages for entry in _entries(location, page) if entry.name in wanted}
+    return found
+
+
+def exists(client: Any, location: Location, name: str) -> bool:
+    """Whether an object of this name is there. Raises botocore's errors."""
+    try:
+        client.head_object(Bucket=location.bucket, Key=location.key(name))
+    except client.exceptions.ClientError as error:
+        if error_code(error) in ("404", "NoSuchKey", "NoSuchBucket", "NotFound"):
+            return False
+        raise
+    return True
+
+
+def digest_of(client: Any, bucket: str, entry: Entry) -> str:
+    """The digest in an object's metadata; empty if it was not written by `push`."""
+    answer = client.head_object(Bucket=bucket, Key=entry.key)
+    return str(answer["Metadata"].get(DIGEST, ""))
+
+
+def _entries(location: Location, page: Any) -> Iterator[Entry]:
+    for listed in page.get("Contents", []):
+        if name := location.name(listed["Key"]):
+            yield Entry(name, listed["Key"], listed["Size"], listed["ETag"], listed["LastModified"].timestamp())
+
+
+_MAX_KEYS = 1000  # of one DeleteObjects
+
+
+def read(client: Any, url: str, name: str) -> bytes | None:
+    """The content of an object, or None if it does not exist."""
+    from botocore.exceptions import ClientError  # noqa: PLC0415 - boto3 belongs to an extra
+
+    location = Location.of(url)
+    with explained_s3(url, "read"):
+        try:
+            content: bytes = client.get_object(Bucket=location.bucket, Key=location.key(name))["Body"].read()
+        except ClientError as error:
+            if error_code(error) == "NoSuchKey":
+                return None
+            raise
+    return content
+
+
+def write(client: Any, url: str, name: str, content: bytes) -> None:
+    location = Location.of(url)
+    with explained_s3(url, "write"):
+        client.put_object(Bucket=location.bucket, Key=location.key(name), Body=content)
+
+
+def remove(client: Any, url: str, names: Iterable[str]) -> None:
+    """Remove objects, those that exist."""
+    location = Location.of(url)
+    keys = [{"Key": location.key(name)} for name in names]
+    with explained_s3(url, "remove"):
+        for begin in range(0, len(keys), _MAX_KEYS):
+            client.delete_objects(
+                Bucket=location.bucket, Delete={"Objects": keys[begin : begin + _MAX_KEYS], "Quiet": True}
+            )

@@ -1,0 +1,191 @@
+"""`hyperpod-ft init`: a run file to start from."""
+
+import contextlib
+import sys
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hyperpod_ft.cli.init.questions import Interview, Question, answers
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.shipped import PACKAGE
+
+if TYPE_CHECKING:
+    from hyperpod_ft.authoring.conversion.convert import Supplement
+    from hyperpod_ft.authoring.new_run import NewRun
+
+
+class Method(str, Enum):
+    """What is trained."""
+
+    lora = "lora"
+    full = "full"
+
+
+class Format(str, Enum):
+    """The formats of a dataset that need no template."""
+
+    dolly = "dolly"
+    alpaca = "alpaca"
+    prompt_completion = "prompt-completion"
+    chat = "chat"
+    text = "text"
+    preference = "preference"
+
+
+def _recipes() -> str:
+    return ", ".join(sorted(path.stem for path in (PACKAGE / "recipes").glob("*.yaml")))
+
+
+def init(
+    recipe: Annotated[str | None, typer.Argument(help=f"A packaged recipe, to be copied: {_recipes()}.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")] = Path("run.yaml"),
+    model: Annotated[str | None, typer.Option(help="A Hub id, S3 URI or directory of a model.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="A Hub id, S3 URI, file or directory.")] = None,
+    instance: Annotated[
+        str | None, typer.Option(help="Instance type of the training nodes; `local` for this machine's CPUs.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Number of training nodes.", show_default="1")] = None,
+    method: Annotated[
+        Method | None, typer.Option(help="Train LoRA adapters, or all parameters.", show_default="lora")
+    ] = None,
+    dataset_format: Annotated[
+        Format | None, typer.Option("--format", help="The dataset's format. Default: recognized from its first rows.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split of the dataset, or rows of one, such as `train[:90%]`.")
+    ] = None,
+    other: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Convert a file of axolotl, LLaMA-Factory or `trl sft --config`."),
+    ] = None,
+) -> None:
+    """Write a run file: a recipe's, one that fits a model and an instance type, or one converted from another tool.
+
+    On a terminal, asks for what is missing.
+    """
+    if output.exists():
+        raise UserError(f"{output} exists", "give another name with -o")
+    known_format = dataset_format.value if dataset_format else None
+    if recipe is not None:
+        if model or dataset or instance or nodes or method or dataset_format or split or other:
+            raise UserError(
+                f"{recipe}: a recipe has its own model, dataset, method and cluster",
+                "give one or the other, and edit the run file",
+            )
+        _copy(recipe, output)
+    else:
+        with answers() as asked:
+            if other is not None:
+                for option, given, key in (("split", split, "dataset.split"), ("method", method, "training.method")):
+                    if given:
+                        raise UserError(f"--{option}: a converted file has its own", f"edit {key} in the run file")
+                from hyperpod_ft.authoring.conversion.convert import Supplement
+
+                (instance,) = asked.ask(_instance(instance))
+                _convert(other, Supplement(instance, nodes or 1, model, dataset, known_format), output)
+            else:
+                from hyperpod_ft.authoring.new_run import NewRun
+
+                _require_some(model, dataset, instance)
+                questions = *_sources(model, dataset, known_format, split, output), _instance(instance)
+                model, dataset, instance = asked.ask(*questions)
+                trained = (method or Method.lora).value
+                _write(NewRun(model, dataset, instance, nodes or 1, trained, known_format, split), output, asked)
+    print(f"Wrote {output}. Edit it, then: hyperpod-ft plan {output}")
+
+
+def _copy(recipe: str, output: Path) -> None:
+    from hyperpod_ft.config import run_file
+
+    recipes = run_file.recipes()
+    if recipe not in recipes:
+        raise UserError(f"no recipe {recipe!r}", f"recipes: {', '.join(recipes)}")
+    copy_example(recipes[recipe], output)
+
+
+def _sources(
+    model: str | None, dataset: str | None, known_format: str | None, split: str | None, output: Path
+) -> tuple[Question, ...]:
+    from hyperpod_ft.authoring.dataset_format import FormatUnclearError
+    from hyperpod_ft.authoring.new_run import check_dataset, check_model
+
+    def check(given: str) -> None:
+        with contextlib.suppress(FormatUnclearError):  # asked for, once all else is known
+            check_dataset(given, known_format, split, output)
+
+    return (
+        Question("--model", "Model (Hub id, s3:// or directory)", model, lambda given: check_model(given, output)),
+        Question("--dataset", "Dataset (Hub id, s3://, file or directory)", dataset, check),
+    )
+
+
+def _instance(given: str | None) -> Question:
+    from hyperpod_ft.authoring.new_run import instance_of
+
+    return Question("--instance", "Instance type (local: CPUs of this machine)", given, instance_of)
+
+
+def _asked_format(asked: Interview, why: str) -> str:
+    """The format, asked for on a terminal where it cannot be recognized."""
+    print(why, file=sys.stderr)
+    formats = [one.value for one in Format]
+
+    def check(given: str) -> None:
+        if given not in formats:
+            raise UserError(f"{given}: is not a format", f"give one of {', '.join(formats)}")
+
+    return asked.ask(Question("--format", f"Format of its rows ({', '.join(formats)})", None, check))[0]
+
+
+def _write(wanted: "NewRun", output: Path, asked: Interview) -> None:
+    from hyperpod_ft.authoring.dataset_format import FormatUnclearError
+    from hyperpod_ft.authoring.new_run import new_run
+
+    try:
+        draft = new_run(wanted, output)
+    except FormatUnclearError as error:
+        if not sys.stdin.isatty():
+            raise
+        draft = new_run(replace(wanted, format=_asked_format(asked, error.problem)), output)
+    for line in draft.head[1:]:
+        print(f"note: {line}", file=sys.stderr)
+    write_new(draft.text(), output)
+
+
+def _convert(other: Path, supplement: "Supplement", output: Path) -> None:
+    from hyperpod_ft.authoring.conversion.convert import convert
+
+    converted = convert(other, supplement, output)
+    write_new(converted.draft.text(), output)
+    for line in converted.draft.head[1:]:
+        print(f"note: {line}", file=sys.stderr)
+    for heading, lines in converted.left().items():
+        print(heading, *lines, sep="\n")
+
+
+def _require_some(*given: str | None) -> None:
+    if not any(given) and not sys.stdin.isatty():
+        raise UserError(
+            "init: nothing to write a run file for",
+            "give a recipe (`hyperpod-ft init quickstart`), or --model, --dataset and --instance",
+        )
+
+
+def copy_example(example: Path, output: Path) -> None:
+    """Copy `example` to `output`. Raises UserError when `output` exists or cannot be written."""
+    write_new(example.read_text(encoding="utf-8"), output)
+
+
+def write_new(text: str, output: Path) -> None:
+    """Write a file that does not exist yet. Raises UserError when `output` exists or cannot be written."""
+    try:
+        with output.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise UserError(f"{output} exists", "give another name with -o") from None
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror}", "give another name with -o") from error

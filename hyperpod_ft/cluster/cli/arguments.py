@@ -1,0 +1,159 @@
+"""What the commands of `hyperpod-ft cluster` have in common: their arguments, and what these name.
+
+A command on an existing cluster lists its own options only: `on_cluster` and `change` add those that all such commands
+have, and give it the cluster instead of them.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hyperpod_ft.cli.options import Profile, Yes, interruptible, require_yes
+from hyperpod_ft.cli.output import tables
+from hyperpod_ft.cluster.cli import show as show_cluster
+
+if TYPE_CHECKING:
+    from hyperpod_ft.cluster.access import ClusterAccess
+    from hyperpod_ft.cluster.config import ClusterConfig, ClusterReference
+    from hyperpod_ft.progress import PrintLine
+
+CONTINUES = (
+    "AWS continues, and its resources cost money; run the command again to continue, or `hyperpod-ft cluster delete` to"
+    " delete them"
+)
+DEFAULT_FILE = Path("cluster.yaml")
+File = Annotated[Path, typer.Argument(metavar="[CLUSTER_FILE]", help="A cluster file.")]
+Reference = Annotated[
+    str, typer.Argument(metavar="[CLUSTER]", help="A cluster file, or a cluster's name (see --region).")
+]
+RequiredReference = Annotated[
+    str, typer.Argument(metavar="CLUSTER", help="A cluster file, or a cluster's name (see --region).")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. node_recovery=None.")
+]
+Legacy = Annotated[bool, typer.Option("--legacy-provisioning", help="The same as `--set provisioning=legacy`.")]
+Region = Annotated[
+    str | None, typer.Option("--region", help="Region of a cluster given by name. Default: the AWS CLI's.")
+]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="MINUTES", help="How long to wait.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Send the request and return at once.")]
+After = Annotated[bool, typer.Option("--json", help="Print the cluster afterwards, as `status --json` does.")]
+
+
+def load(file: Path, overrides: list[str] | None, legacy: bool) -> "ClusterConfig":
+    from hyperpod_ft.cluster import config as cluster_config
+
+    return cluster_config.load(file, (*(overrides or ()), *(("provisioning=legacy",) if legacy else ())))
+
+
+def reference_of(config: "ClusterConfig", file: Path) -> "ClusterReference":
+    from hyperpod_ft.cluster.config import ClusterReference
+
+    return ClusterReference(config.name, config.region, config, str(file))
+
+
+def find(reference: str, region: str | None) -> "ClusterReference":
+    from hyperpod_ft.cluster import config as cluster_config
+
+    return cluster_config.find(reference, region)
+
+
+def access_of(
+    target: "ClusterReference", profile: str | None, report: "PrintLine" = tables.progress
+) -> "ClusterAccess":
+    from hyperpod_ft.cluster.access import ClusterAccess
+
+    return ClusterAccess.of(target, profile, report)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A cluster to change, for how many minutes to wait for it (None: not at all), and whether --yes was given."""
+
+    access: "ClusterAccess"
+    wait: float | None
+    yes: bool
+
+    def confirm(self, what: str) -> None:
+        """Ask the user, unless --yes was given. Raises UserError or typer's Exit."""
+        if not self.yes:
+            require_yes(f"{what} Continue?")
+
+
+def on_cluster(
+    app: typer.Typer, name: str | None = None, report: "PrintLine" = tables.progress
+) -> Callable[[Callable[..., None]], None]:
+    """Make a function a command on an existing cluster: its first parameter is the `ClusterAccess`."""
+
+    def register(function: Callable[..., None]) -> None:
+        def run(*, cluster: str, region: str | None, profile: str | None, **own: Any) -> None:
+            function(access_of(find(cluster, region), profile, report), **own)
+
+        shared = [_option("region", Region, None), _option("profile", Profile, None)]
+        _register(app, name, run, function, _option("cluster", Reference, str(DEFAULT_FILE)), shared)
+
+    return register
+
+
+def change(
+    app: typer.Typer, name: str | None = None, *, minutes: float | None = 60.0, named: bool = True
+) -> Callable[[Callable[..., None]], None]:
+    """Make a function a command that changes a cluster: its first parameter is the `Change`.
+
+    `minutes`: how long it waits by default; None: it has nothing to wait for. `named`: the cluster must be given.
+    """
+
+    def register(function: Callable[..., None]) -> None:
+        def run(
+            *,
+            cluster: str,
+            region: str | None,
+            profile: str | None,
+            timeout: float = 0.0,
+            no_wait: bool = True,
+            yes: bool,
+            as_json: bool,
+            **own: Any,
+        ) -> None:
+            from hyperpod_ft.cluster import inspection
+
+            access = access_of(find(cluster, region), profile)
+            with interruptible(CONTINUES):
+                function(Change(access, None if no_wait else timeout, yes), **own)
+            if as_json:
+                show_cluster.status(inspection.status(access), as_json=True)
+
+        waiting = [_option("timeout", Timeout, minutes), _option("no_wait", NoWait, False)]
+        shared = [
+            *(_option("region", Region, None), _option("profile", Profile, None)),
+            *(waiting if minutes else ()),
+            *(_option("yes", Yes, False), _option("as_json", After, False)),
+        ]
+        given = _option("cluster", RequiredReference) if named else _option("cluster", Reference, str(DEFAULT_FILE))
+        _register(app, name, run, function, given, shared)
+
+    return register
+
+
+def _option(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _register(
+    app: typer.Typer,
+    name: str | None,
+    run: Callable[..., None],
+    function: Callable[..., None],
+    cluster: inspect.Parameter,
+    shared: list[inspect.Parameter],
+) -> None:
+    """Register `run` with the help of `function`, and with the parameters that typer is to see."""
+    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in inspect.signature(function).parameters.values()]
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__signature__ = inspect.Signature([cluster, *own[1:], *shared])  # type: ignore[attr-defined]
+    app.command(name)(run)

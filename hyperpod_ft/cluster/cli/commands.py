@@ -1,0 +1,224 @@
+"""`hyperpod-ft cluster`: each command parses, calls one function and prints. boto3 is imported late."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hyperpod_ft.cli.init.command import copy_example
+from hyperpod_ft.cli.options import Confirm, Json, Profile, command_group, interruptible, require_name
+from hyperpod_ft.cli.output import show_checks
+from hyperpod_ft.cluster.cli import maintain, observe
+from hyperpod_ft.cluster.cli import show as show_cluster
+from hyperpod_ft.cluster.cli.arguments import (
+    CONTINUES,
+    DEFAULT_FILE,
+    File,
+    Legacy,
+    NoWait,
+    Overrides,
+    Timeout,
+    access_of,
+    load,
+    on_cluster,
+    reference_of,
+)
+from hyperpod_ft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hyperpod_ft.cluster.access import ClusterAccess
+
+app = typer.Typer(
+    name="cluster",
+    help="Create, validate, connect to, change and delete a HyperPod cluster.",
+    cls=command_group(
+        headings={
+            "The cluster": "init validate create status doctor delete",
+            "Its nodes": "nodes ssh logs events replace-node reboot-node delete-node",
+            "Changes": "scale delete-group update auto-patch node-recovery observability",
+        }
+    ),
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def init(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")] = DEFAULT_FILE,
+) -> None:
+    """Write an example cluster file: one ml.c5.xlarge, one ml.trn1.32xlarge, 1.2 TiB at /fsx."""
+    from hyperpod_ft.cluster import config as cluster_config
+
+    copy_example(cluster_config.example(), output)
+    print(f"Wrote {output}. Edit it, then: hyperpod-ft cluster validate {output}")
+
+
+@app.command()
+def validate(
+    file: File = DEFAULT_FILE,
+    overrides: Overrides = None,
+    legacy: Legacy = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Check without an AWS account or network.")] = False,
+    profile: Profile = None,
+    as_json: Json = False,
+) -> None:
+    """Check a cluster file before money is spent; exit code 1 if there are errors."""
+    try:
+        config = load(file, overrides, legacy)
+    except ConfigError as error:
+        raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
+    from hyperpod_ft.aws.session import Session
+    from hyperpod_ft.cluster.validation import validate as validation
+
+    if offline:
+        checked = validation.validate_offline(config)
+    else:
+        checked = validation.validate(config, Session(config.region, profile).client)
+    raise typer.Exit(show_checks.validated(checked, as_json))
+
+
+@app.command()
+def create(
+    file: File = DEFAULT_FILE,
+    overrides: Overrides = None,
+    legacy: Legacy = False,
+    profile: Profile = None,
+    timeout: Timeout = 60.0,
+    no_wait: NoWait = False,
+) -> None:
+    """Validate, deploy the stack, upload the lifecycle scripts, create the cluster, and wait until all nodes run.
+
+    Safe to run again after an interruption: it continues from the existing resources.
+    """
+    from hyperpod_ft.cluster import create as creation
+
+    config = load(file, overrides, legacy)
+    access = access_of(reference_of(config, file), profile)
+    with interruptible(CONTINUES):
+        cluster = creation.create(access, config, None if no_wait else timeout)
+    if cluster is None:
+        print(f"Not waiting. Check it with: hyperpod-ft cluster status {file}")
+    else:
+        show_cluster.created(config, cluster, file)
+
+
+@on_cluster(app)
+def status(access: "ClusterAccess", as_json: Json = False) -> None:
+    """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
+    from hyperpod_ft.cluster import inspection
+
+    raise typer.Exit(show_cluster.status(inspection.status(access), as_json))
+
+
+@on_cluster(app)
+def nodes(access: "ClusterAccess", as_json: Json = False) -> None:
+    """List every node with its state."""
+    from hyperpod_ft.cluster import inspection
+
+    show_cluster.nodes(inspection.nodes(access), as_json)
+
+
+@on_cluster(app)
+def events(
+    access: "ClusterAccess",
+    group: Annotated[str | None, typer.Option("--group", help="Only events of this instance group.")] = None,
+    node: Annotated[str | None, typer.Option("--node", help="Only events of this instance id or host name.")] = None,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many, the newest.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """List what HyperPod did to a cluster with continuous provisioning, and why something failed."""
+    from hyperpod_ft.cluster import inspection
+
+    found = inspection.newest_events(access, group, node, count)
+    show_cluster.events(found, as_json)
+
+
+@on_cluster(app, report=show_cluster.print_to_stderr)
+def logs(
+    access: "ClusterAccess",
+    node: Annotated[
+        str | None, typer.Option("--node", help="Instance id or host name. Default: the node that wrote last.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more lines.")] = False,
+) -> None:
+    """Print a node's lifecycle log from CloudWatch, also for nodes that no longer exist."""
+    from hyperpod_ft.cluster import inspection
+
+    for line in inspection.lifecycle_log(access, node, follow):
+        print(line, flush=follow)
+
+
+@on_cluster(app, "ssh")
+def ssh_command(
+    access: "ClusterAccess",
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Run this instead of a shell.")
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", help="Connect to the first running node of this group. Default: the login group."),
+    ] = None,
+    node: Annotated[str | None, typer.Option("--node", help="Connect to this node: instance id or host name.")] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user", "-l", help="User on the node. Default: the cluster's user with your key; without users, ubuntu."
+        ),
+    ] = None,
+    identity: Annotated[Path | None, typer.Option("--identity", "-i", help="Key file, private or public.")] = None,
+    forward: Annotated[
+        list[str] | None, typer.Option("-L", metavar="PORT:HOST:PORT", help="Forward a port, as ssh does.")
+    ] = None,
+    ssm: Annotated[
+        bool, typer.Option("--ssm", help="Open a shell through SSM, without sshd and keys, as SSM's own user.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the ssh command without running it.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Write the ssh configuration for other programs and print it.")
+    ] = False,
+) -> None:
+    """Log in to a node through SSM (docs/reaching-nodes.md)."""
+    from hyperpod_ft.cluster import access as cluster_access
+    from hyperpod_ft.cluster.ssh import connect as ssh
+    from hyperpod_ft.cluster.ssh.choice import IMAGE_USER
+
+    user = user or (IMAGE_USER if ssm else cluster_access.login_user(access, identity))
+    request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
+    route = cluster_access.ssh_route(access, request)
+    if dry_run:
+        print(ssh.preview(route, request))
+    elif print_config:
+        print(ssh.write_config(route, request), end="")
+    else:
+        raise typer.Exit(
+            ssh.shell(route, show_cluster.print_to_stderr)
+            if ssm
+            else ssh.connect(route, request, show_cluster.print_to_stderr)
+        )
+
+
+@on_cluster(app)
+def delete(
+    access: "ClusterAccess",
+    delete_data: Annotated[
+        bool, typer.Option("--delete-data", help="Also delete the file system and the bucket with all their data.")
+    ] = False,
+    confirm: Confirm = None,
+    timeout: Timeout = 60.0,
+) -> None:
+    """Delete the cluster and everything that costs money except the data; with --delete-data also the data.
+
+    Prints the remaining resources that cost money. Safe to run again after an interruption.
+    """
+    from hyperpod_ft.cluster import maintenance
+
+    what = "and /fsx and the bucket with all their data" if delete_data else "but not /fsx and the bucket"
+    print(f"This deletes cluster {access.name}, {what}.")
+    require_name(access.name, confirm)
+    with interruptible(CONTINUES):
+        left = maintenance.delete_cluster(access, delete_data=delete_data, timeout=timeout)
+    show_cluster.remains(left, access.name, access.region)
+
+
+app.add_typer(maintain.app)
+app.add_typer(observe.app)

@@ -1,0 +1,181 @@
+"""Calls to SageMaker HyperPod. `client` is boto3's for sagemaker throughout."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ft.aws.session import error_code
+from hyperpod_ft.cluster.config import ClusterConfig
+from hyperpod_ft.cluster.hyperpod.nodes import Node
+from hyperpod_ft.errors import UserError, did_you_mean
+
+IN_SERVICE, FAILED, DELETING = "InService", "Failed", "Deleting"
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """An instance group. While it scales, `current` differs from `target`, regardless of the cluster's status."""
+
+    name: str
+    instance_type: str
+    current: int
+    target: int
+    status: str  # InstanceGroupStatus; empty where HyperPod reports none
+    lifecycle_uri: str
+    node_type: str  # Controller, Login or Compute; empty under legacy provisioning
+
+
+@dataclass(frozen=True)
+class HyperPodCluster:
+    """A cluster, from DescribeCluster. `status` is ClusterStatus: Creating, InService, Failed, ..."""
+
+    name: str
+    arn: str
+    status: str
+    failure: str
+    groups: tuple[GroupState, ...]
+    subnets: tuple[str, ...]
+    kubernetes: bool  # orchestrated by EKS, not Slurm
+    continuous: bool = False  # HyperPod keeps trying to launch instances, and keeps events
+
+    @property
+    def id(self) -> str:
+        return self.arn.rpartition("/")[2]
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is in service and every group has its target number of instances."""
+        return self.status == IN_SERVICE and all(group.current == group.target for group in self.groups)
+
+    def group(self, name: str) -> GroupState:
+        """Raises UserError if there is no such group."""
+        for group in self.groups:
+            if group.name == name:
+                return group
+        known = [group.name for group in self.groups]
+        raise UserError(
+            f"cluster {self.name}: no instance group {name!r}" + did_you_mean(name, known), f"known: {', '.join(known)}"
+        )
+
+
+def describe(client: Any, name: str) -> dict[str, Any] | None:
+    """DescribeCluster's answer; None if no cluster has this name."""
+    try:
+        described: dict[str, Any] = client.describe_cluster(ClusterName=name)
+    except client.exceptions.ClientError as error:
+        if error_code(error) == "ResourceNotFound":
+            return None
+        raise
+    return described
+
+
+def find(client: Any, name: str) -> HyperPodCluster | None:
+    """The cluster; None if no cluster has this name."""
+    described = describe(client, name)
+    return None if described is None else of_description(described)
+
+
+def require(client: Any, name: str) -> HyperPodCluster:
+    """The cluster. Raises UserError if no cluster has this name."""
+    if cluster := find(client, name):
+        return cluster
+    names = [
+        summary["ClusterName"]
+        for page in client.get_paginator("list_clusters").paginate()
+        for summary in page["ClusterSummaries"]
+    ]
+    known = f"existing: {', '.join(sorted(names))}" if names else "there are no clusters"
+    region = client.meta.region_name
+    raise UserError(
+        f"no cluster {name!r} in {region}" + did_you_mean(name, names), f"{known}; for another region pass --region"
+    )
+
+
+def not_ours(cluster: HyperPodCluster, subnet_id: str) -> str:
+    """Why a cluster cannot be the one that this kit created on this subnet; empty if it can be."""
+    if cluster.kubernetes:
+        return f"cluster {cluster.name} already exists and uses Kubernetes (EKS), not Slurm"
+    if subnet_id not in cluster.subnets:
+        return f"cluster {cluster.name} already exists on other subnets: this cluster file did not create it"
+    return ""
+
+
+def delete(client: Any, name: str) -> bool:
+    """Request deletion; False if HyperPod refuses because the cluster is changing."""
+    try:
+        client.delete_cluster(ClusterName=name)
+    except client.exceptions.ClientError as error:
+        if error_code(error) == "ConflictException":
+            return False
+        if error_code(error) != "ResourceNotFound":
+            raise
+    return True
+
+
+def find_node(nodes: list[Node], wanted: str) -> Node:
+    """The node of this instance id or host name. Raises UserError if it does not exist."""
+    for node in nodes:
+        if wanted and wanted in (node.instance_id, node.hostname):
+            return node
+    known = [node.instance_id for node in nodes if node.instance_id]
+    raise UserError(
+        f"no node {wanted!r}" + did_you_mean(wanted, known),
+        "give an instance id or host name from `hyperpod-ft cluster nodes`",
+    )
+
+
+def of_description(described: dict[str, Any]) -> HyperPodCluster:
+    """The cluster that `DescribeCluster` describes."""
+    return HyperPodCluster(
+        name=described["ClusterName"],
+        arn=described["ClusterArn"],
+        status=described["ClusterStatus"],
+        failure=described.get("FailureMessage", ""),
+        groups=tuple(
+            GroupState(
+                name=group["InstanceGroupName"],
+                instance_type=group.get("InstanceType", ""),
+                current=group.get("CurrentCount", 0),
+                target=group.get("TargetCount", 0),
+                status=group.get("Status", ""),
+                lifecycle_uri=group.get("LifeCycleConfig", {}).get("SourceS3Uri", ""),
+                node_type=group.get("SlurmConfig", {}).get("NodeType", ""),
+            )
+            for group in described["InstanceGroups"]
+        ),
+        subnets=tuple(described.get("VpcConfig", {}).get("Subnets", [])),
+        kubernetes="Eks" in described.get("Orchestrator", {}),
+        continuous=described.get("NodeProvisioningMode") == "Continuous",
+    )
+
+
+# of AWS's scripts and this kit's example
+_USUAL_NAMES = {"controller-machine": "Controller", "login-group": "Login"}
+
+
+@dataclass(frozen=True)
+class GroupRoles:
+    """Names of instance groups; None where the cluster has no such group, or none can be recognized."""
+
+    controller: str | None
+    login: str | None
+    workers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, cluster: HyperPodCluster, config: ClusterConfig | None) -> "GroupRoles":
+        """HyperPod reports roles only for clusters whose Slurm it set up; for others names decide: those of the
+        cluster file, or the usual ones."""
+        named = _USUAL_NAMES if config is None else _names_in(config)
+        roles = [(group.node_type or named.get(group.name, "Compute"), group.name) for group in cluster.groups]
+        controllers, logins, workers = (
+            tuple(name for role, name in roles if role == wanted) for wanted in ("Controller", "Login", "Compute")
+        )
+        return cls(next(iter(controllers), None), next(iter(logins), None), workers)
+
+    @property
+    def entry(self) -> str | None:
+        """The group that users log in to: the login group, or the controller if there is none."""
+        return self.login or self.controller
+
+
+def _names_in(config: ClusterConfig) -> dict[str, str]:
+    return {config.controller.name: "Controller"} | ({config.login.name: "Login"} if config.login else {})

@@ -1,0 +1,165 @@
+"""What a run starts from: sections `model` and `dataset`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from hyperpod_ft.config.fields import (
+    NonNegativeInt,
+    PositiveInt,
+    Revision,
+    Section,
+    Share,
+    Source,
+    matches,
+    shortened,
+)
+from hyperpod_ft.config.sections import EXPERIMENTAL_ON_GPUS
+
+
+class Model(Section):
+    """The base model."""
+
+    source: Source = Field(
+        description="A Hugging Face Hub id (`meta-llama/Meta-Llama-3-8B`), an `s3://bucket/prefix` URI, a local"
+        " directory (absolute, or starting with `.`), or `example:tiny-llama`, which is included."
+    )
+    revision: Revision | None = Field(
+        None, description="Hub commit (recommended), tag or branch; `main` if not set. Only for Hub ids."
+    )
+
+
+# A split or a slice of one, as Hugging Face datasets write it.
+SPLIT = r"\w+(\.\w+)*(\[(-?\d{1,18}%?)?:(-?\d{1,18}%?)?\])?"
+
+
+class Dataset(Section):
+    """The training data, and how it is tokenized and packed."""
+
+    source: Source = Field(
+        description="A Hub dataset id, an `s3://` URI, a local file or directory (absolute, or starting with `.`),"
+        " or `example:qa` or `example:preferences`, which are included."
+    )
+    revision: Revision | None = Field(None, description="Hub commit, tag or branch. Only for Hub ids.")
+    files: tuple[str, ...] = Field(
+        ("*.jsonl", "*.json", "*.parquet"),
+        min_length=1,
+        description="Glob patterns of the files to read, relative to the source.",
+    )
+    split: Annotated[
+        str,
+        matches(
+            SPLIT,
+            "a split, or rows of one, as in train[:90%]",
+        ),
+    ] = Field(
+        "train",
+        description="Which of the files are read, where their names or directories tell a split as they do for Hugging"
+        " Face's `datasets` (`test-00000-of-00002.parquet`, `validation/a.jsonl`); `all` reads them all. Names that"
+        " tell nothing are `train`, unless others say that they are. A slice limits the rows: `train[:90%]`,"
+        " `train[:500]`.",
+    )
+    format: Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "template", "preference"] = Field(
+        description="`dolly` (instruction, context, response), `alpaca` (instruction, input, output),"
+        " `prompt-completion` (prompt, completion), `chat` (messages, with the tokenizer's chat template),"
+        " `text` (text), `template` (prompt_template and completion_template below), or `preference` (prompt, chosen,"
+        " rejected: strings or chat messages; for training.objective dpo)."
+    )
+    prompt_template: str | None = Field(None, description="Jinja template of the row's fields; for format `template`.")
+    completion_template: str | None = Field(
+        None, description="Jinja template of the row's fields; for format `template`."
+    )
+    ignored_columns: tuple[str, ...] = Field(
+        (),
+        description="Columns that would change the training, such as `images`, `tools` or `messages.weight`, and that"
+        " the format does not use: without this, stage `dataset` stops at them. Others, such as ids, are only listed.",
+    )
+    max_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] = Field(
+        2048,
+        description="Length of every packed row, in tokens; of an encoder-decoder, length of the encoder's part.",
+    )
+    max_target_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] | None = Field(
+        None,
+        description="Length of the decoder's part of every packed row, in tokens. Required for an encoder-decoder"
+        " (T5, Flan-T5), and only for one.",
+    )
+    loss_on: Literal["completion", "all"] = Field(
+        "completion",
+        description="Which tokens count in the loss: those of the completion, or those of the prompt too. `text`"
+        " rows have no prompt.",
+    )
+    packing: Literal["bfd", "wrapped", "none"] = Field(
+        "bfd",
+        description="`bfd` packs whole examples by best fit, `wrapped` concatenates all examples and cuts them into"
+        " rows, `none` pads each example to a row. Attention within packed documents (engine torch) is"
+        f" {EXPERIMENTAL_ON_GPUS}",
+    )
+    overlong: Literal["drop", "truncate"] = Field(
+        "drop",
+        description="What to do with an example longer than max_length, or max_target_length; has no effect with"
+        " packing `wrapped`.",
+    )
+    validation_share: Share = Field(
+        0.02, description="Fraction of the raw rows held out for validation, at least 0 and below 1."
+    )
+    max_bad_rows: NonNegativeInt = Field(
+        0,
+        description="How many unusable raw rows are skipped; with more, the stage fails. They are listed with file and"
+        " line.",
+    )
+    workers: NonNegativeInt = Field(
+        0,
+        description="Number of tokenizing processes; 0 means one per CPU of the job, with at least 4 MB of text each.",
+    )
+
+    @property
+    def split_name(self) -> str:
+        """The split without its slice."""
+        return self.split.partition("[")[0]
+
+    @property
+    def documents_per_example(self) -> int:
+        """The number of documents that a raw row becomes: two for a preference, chosen and rejected."""
+        return 2 if self.format == "preference" else 1
+
+    @property
+    def row_tokens(self) -> int:
+        """The number of positions of a packed row, the decoder's included."""
+        return self.max_length + (self.max_target_length or 0)
+
+    @model_validator(mode="after")
+    def _suits_an_encoder_decoder(self) -> "Dataset":
+        if self.max_target_length is None:
+            return self
+        if self.format in ("chat", "text", "preference"):
+            raise ValueError(
+                f"format {self.format}: an encoder-decoder is trained on pairs of source and target; use"
+                " prompt-completion, template, dolly or alpaca, or leave max_target_length out"
+            )
+        if self.loss_on == "all":
+            raise ValueError("loss_on all: an encoder-decoder does not predict its prompt; set it to completion")
+        if self.packing == "wrapped":
+            raise ValueError("packing wrapped: would separate sources from their targets; set it to bfd or none")
+        return self
+
+    @model_validator(mode="after")
+    def _templates_belong_to_their_format(self) -> "Dataset":
+        given = self.prompt_template is not None or self.completion_template is not None
+        if self.format == "template" and self.completion_template is None:
+            raise ValueError("format template needs completion_template (and usually prompt_template); add it")
+        if self.format != "template" and given:
+            raise ValueError(f"prompt_template and completion_template are for format template, not {self.format}")
+        if given:
+            self._check_templates()
+        return self
+
+    def _check_templates(self) -> None:
+        from jinja2 import Environment, TemplateSyntaxError  # noqa: PLC0415 - only this format needs it
+
+        for key in ("prompt_template", "completion_template"):
+            try:
+                Environment().parse(getattr(self, key) or "")  # noqa: S701 - only parsed
+            except RecursionError as error:
+                raise ValueError(f"{key}: is nested too deeply") from error
+            except TemplateSyntaxError as error:
+                raise ValueError(f"{key}: line {error.lineno}: {shortened(str(error.message))}") from error

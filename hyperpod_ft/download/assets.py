@@ -1,0 +1,125 @@
+"""The model and the dataset of a run, as stage download fetches them, and what a submission does about them before."""
+
+import os
+import sys
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, read_config
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.download.fetch import Wanted, ensure
+from hyperpod_ft.download.listing import FileSource, Listing, dataset_files, model_files
+from hyperpod_ft.download.sources import source_of
+from hyperpod_ft.errors import ConfigError, UserError
+from hyperpod_ft.planning.engine_rules import limits_of
+from hyperpod_ft.runs.assets import Kind, assets, config_directory, dataset_asset, early_config, model_asset
+from hyperpod_ft.runs.jobs import SAGEMAKER
+from hyperpod_ft.runs.run import Run
+
+_MODEL = "model.source"
+_TRUE = ("1", "ON", "YES", "TRUE")  # to huggingface_hub
+_AT_A_TIME = 8
+
+
+def model(run: Run) -> Wanted:
+    asset = model_asset(run.config)
+    return Wanted("model", asset, model_files(_MODEL, asset.source), run.paths.base_model, _check_model)
+
+
+def dataset(run: Run) -> Wanted:
+    return Wanted("dataset", dataset_asset(run.config), dataset_files(run.config.dataset), run.paths.raw_dataset)
+
+
+def bring(run: Run, launcher: str) -> None:
+    """Put files of this machine below `cluster.root`, or what will be pushed to a store: containers see only that."""
+    for wanted in (model(run), dataset(run)):
+        if launcher == SAGEMAKER and wanted.asset.kind == "local":
+            ensure(wanted)
+
+
+def downloads(runs: Iterable[Run]) -> Collection[Run]:
+    """One of these runs for each stage download: the points of a sweep share most."""
+    return {run.paths.record_path("download"): run for run in runs}.values()
+
+
+def refuse_changes(runs: Iterable[Run]) -> None:
+    """Raise UserError when the objects at an S3 URI are not those that stage download has fetched."""
+    for run in downloads(runs):
+        if record := run.journal.valid_record("download"):
+            for wanted in (model(run), dataset(run)):
+                wanted.refuse_changes(record.facts.get(wanted.kind, {}).get("content", ""))
+
+
+def _check_model(directory: Path) -> None:
+    """Reject a damaged model by its headers, which takes a second, before accelerators are requested."""
+    try:
+        read_config(directory)
+        read_model(directory)
+    except UserError as error:
+        raise UserError(f"{_MODEL}: the model is damaged: {error}") from error
+
+
+def look_up(runs: Iterable[Run]) -> None:
+    """Ask for what stage download will fetch from the Hub, in a short request for each source of these runs.
+
+    Prints to stderr why the Hub could not be asked. Raises ConfigError for what it does not have, or not for this
+    account.
+    """
+    waiting = (run for run in downloads(runs) if run.journal.why_not_done("download"))
+    wanted = dict.fromkeys(one for run in waiting for one in assets(run.config).items())
+    with ThreadPoolExecutor(_AT_A_TIME) as threads:
+        answers = list(threads.map(lambda one: _answer(*one), wanted))
+    if problems := [str(answer) for answer in answers if isinstance(answer, UserError)]:
+        raise ConfigError(problems)
+    for reason in filter(None, answers):
+        print(f"not looked up: {reason}", file=sys.stderr)
+
+
+def look_up_source(where: str, kind: Kind, asset: Asset) -> str:
+    """The same for one source, named `where` in errors; nothing is asked for one that is not on the Hub."""
+    if asset.kind != "hub":
+        return ""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
+        return f"{where}: HF_HUB_OFFLINE is set"  # without the time that importing the client takes
+    from hyperpod_ft.download.hub import Hub  # noqa: PLC0415 - takes half a second, needed for the Hub only
+
+    return Hub(where, kind, asset).look_up()
+
+
+def _answer(kind: Kind, asset: Asset) -> str | UserError:
+    try:
+        return look_up_source(f"{kind}.source", kind, asset)
+    except UserError as error:
+        return error
+
+
+def ensure_model_config(config: RunConfig) -> None:
+    """Fetch config.json alone, if the degrees of a run are to be chosen and nothing of its model is here.
+
+    Raises UserError as stage download does.
+    """
+    if config.parallelism.degrees == "manual" or config_directory(config):
+        return
+    limits_of(config.engine).check_settings(config)  # before anything is fetched
+    asset, final = model_asset(config), early_config(config)
+    source = source_of("model", _MODEL, asset)
+    listing = source.listing()
+    wanted = tuple(file for file in listing.files if file.name == CONFIG)
+    if not wanted:
+        raise UserError(f"{_MODEL}: {asset.source} has no {CONFIG}", "choose a transformers model")
+    with publish.lock(final.with_name(f".{final.name}.lock")):
+        if config_directory(config):  # by another command
+            return
+        _fetch(source, Listing(wanted, listing.commit), final)
+
+
+def _fetch(source: FileSource, listing: Listing, final: Path) -> None:
+    with publish.new_directory(final) as partial:
+        source.fetch(listing, partial)
+        for path in partial.iterdir():
+            if path.name != CONFIG:  # huggingface_hub's own notes
+                publish.remove(path)

@@ -1,0 +1,104 @@
+"""Whether a model can be loaded, adapted and consolidated, by its headers and the module tree: before anything runs.
+
+    python -m hyperpod_ft.engines.torch.consolidable MODEL_DIR [LORA | targets]
+
+LORA: section `lora` of the run file as JSON; without it, all parameters are trained. Takes no memory for weights. Where
+only config.json is there yet, names of files are not compared. Exit status 2, with the error on stdout, when not.
+`targets`: print what `lora.target_modules` must be, as JSON; `null` when it may be left out, or nothing is known.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, read_model
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
+from hyperpod_ft.config.sections.training import Lora
+from hyperpod_ft.engines.checkpoint_directory import check_consolidable
+from hyperpod_ft.engines.torch.loading.weights import locate, names_in_files
+from hyperpod_ft.engines.torch.lora.adapters import adapt
+from hyperpod_ft.engines.torch.model.build import trained_shapes, whole_model
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+
+
+def check(directory: Path, lora: Lora | None) -> None:
+    """Raise UserError when the model cannot be trained, or what is trained cannot be consolidated."""
+    model = whole_model(directory, torch.float32)
+    located = locate(model, directory) if _has_weights(directory) else {}
+    stored = {tensor.name: tensor for tensor in read_model(directory)} if located else {}
+    joined = next((tensor.name for tensor in located.values() if tensor.name not in stored), None)
+    targets = ", ".join(_targets(model, located, stored))
+    try:
+        if lora:
+            adapt(model, lora, seed=0)
+        if located:
+            check_consolidable(trained_shapes(model, names_in_files(located)), lora, directory)
+    except UserError as error:
+        if joined is None or not targets or (lora and lora.target_modules and error.problem.startswith("lora.")):
+            raise
+        raise UserError(
+            f"model.source: transformers keeps several tensors of this model's files in one, {joined} (such as all"
+            " experts of a layer), which can be neither adapted nor consolidated yet",
+            f"train the other layers: set training.method to lora and lora.target_modules to [{targets}]",
+        ) from error
+
+
+def needed_targets(directory: Path) -> list[str] | None:
+    """What `lora.target_modules` must be; None when it may be left out, or there is nothing that it could be."""
+    try:
+        check(directory, Lora())
+    except UserError:
+        model = whole_model(directory, torch.float32)
+        if _has_weights(directory):
+            stored = {tensor.name: tensor for tensor in read_model(directory)}
+            return _targets(model, locate(model, directory), stored) or None
+    return None
+
+
+def _has_weights(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in (INDEX, SINGLE))
+
+
+def _targets(
+    model: PreTrainedModel, located: Mapping[str, LogicalTensor], stored: Mapping[str, LogicalTensor]
+) -> list[str]:
+    """Last names of the linear modules whose matrices, all of that name, files and module tree both have.
+
+    The output layer is not one of them. `located`, `stored`: the files' tensors by their names in the model and there.
+    """
+    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    weights = [
+        located[f"{name}.weight"].name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not output and f"{name}.weight" in located
+    ]
+    others = {name for name, tensor in stored.items() if len(tensor.shape) == 2}.difference(weights)
+    own, elsewhere = (
+        dict.fromkeys(name.removesuffix(".weight").rpartition(".")[2] for name in names if name in stored)
+        for names in (weights, others)
+    )
+    return [name for name in own if name not in elsewhere]
+
+
+def main() -> int:
+    """The exit status."""
+    directory, *lora = sys.argv[1:]
+    try:
+        if lora == ["targets"]:
+            print(json.dumps(needed_targets(Path(directory))))
+        else:
+            check(Path(directory), Lora.model_validate_json(lora[0]) if lora else None)
+    except UserError as error:
+        print(error)
+        return EXIT_USER_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Encoder-decoders: which can be trained, and their size."""

@@ -1,0 +1,54 @@
+"""LoRA: which modules of a model get adapters, and the ranks of adapters that vLLM accepts.
+
+The modules are those that the run file names, or its family's.
+"""
+
+from collections.abc import Iterable
+
+from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.training import Lora, last_parts
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.families import default_targets
+from hyperpod_ft.planning.model_shape import Linear, ModelShape
+
+MAX_LORA_RANK = 512
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, MAX_LORA_RANK)  # of --max-lora-rank
+
+
+def targets(lora: Lora, model_type: str) -> tuple[str, ...]:
+    """The ends of the names of the modules that LoRA adapts. `model_type`: config.json's."""
+    return default_targets(model_type) if lora.target_modules is None else lora.target_modules
+
+
+def target_names(lora: Lora, model_type: str) -> frozenset[str]:
+    """The last components of the targets' names."""
+    return last_parts(targets(lora, model_type))
+
+
+def adapted_linears(lora: Lora, shape: ModelShape) -> list[Linear]:
+    """The linear modules of a layer that have adapters."""
+    names = target_names(lora, shape.model_type)
+    return [linear for linear in shape.linears if linear.name in names]
+
+
+def check_targets(config: RunConfig, shape: ModelShape) -> None:
+    """Raise UserError for a target that the model does not have."""
+    if config.training.method == "lora":
+        refuse_unknown(targets(config.lora, shape.model_type), shape.modules)
+
+
+def refuse_unknown(wanted: Iterable[str], modules: Iterable[str]) -> None:
+    """`modules`: paths of those that can have adapters. Raises UserError, which lists the last parts of their names."""
+    paths = list(modules)
+    for target in wanted:
+        if not any(ends_with(path, target) for path in paths):
+            raise UserError(
+                f"lora.target_modules: {target!r} matches no module of the model",
+                f"set it to some of those that it has: {', '.join(sorted(last_parts(paths)))}",
+            )
+
+
+def max_lora_rank(rank: int) -> int:
+    """The smallest --max-lora-rank for adapters of a rank, which is at most MAX_LORA_RANK."""
+    return next(accepted for accepted in _LORA_RANKS if accepted >= rank)

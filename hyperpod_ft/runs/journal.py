@@ -1,0 +1,158 @@
+"""Journal: what happened to a run, as its files say: records, jobs, submissions, and how far its training is."""
+
+import contextlib
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from hyperpod_ft import publish
+from hyperpod_ft.errors import UserError, printable
+from hyperpod_ft.planning.plan import Plan
+from hyperpod_ft.runs.jobs import Job, Submission
+from hyperpod_ft.runs.records import CARD, Record
+from hyperpod_ft.runs.run_paths import RunPaths
+
+_JOBS = TypeAdapter(list[Job])
+_SUBMISSION = TypeAdapter(Submission)
+_SIZES = TypeAdapter(dict[str, int])
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What is written about a run at its paths. Reads the files at each call: jobs on other machines write them."""
+
+    paths: RunPaths
+    plan: Plan
+
+    # Stages
+
+    def record(self, stage: str) -> Record | None:
+        return Record.read(self.paths.record_path(stage))
+
+    def valid_record(self, stage: str) -> Record | None:
+        """The record of a stage of the plan, unless it was made with another configuration."""
+        record = self.record(stage) if stage in self.plan else None
+        return record if record and record.fingerprint == self.plan[stage].fingerprint else None
+
+    def why_not_done(self, stage: str) -> str:
+        """Why the stage must run; empty when its record is valid and its outputs exist, here or in the run's store."""
+        record = self.record(stage)
+        if record is None:
+            return "has not run"
+        if record.fingerprint != self.plan[stage].fingerprint:
+            return "its configuration changed"
+        in_store: dict[str, int] | None = None
+        for output in record.outputs:
+            try:
+                size = os.stat(f"{self.paths.root}/{output.path}").st_size  # noqa: PTH116 - a third of Path.stat's time
+            except OSError:
+                in_store = self.sizes_in_store() if in_store is None else in_store
+                if output.path not in in_store:
+                    return f"{output.path} no longer exists"
+                size = in_store[output.path]
+            if size != output.size and Path(output.path).name != CARD:
+                return f"{output.path} has {size} bytes, was {output.size}"
+        return ""
+
+    def sizes_in_store(self) -> dict[str, int]:
+        """What the store's listing holds; empty without one."""
+        try:
+            return _SIZES.validate_json(self.paths.store_listing.read_bytes())
+        except (OSError, ValueError):
+            return {}
+
+    def is_done(self, stage: str) -> bool:
+        return not self.why_not_done(stage)
+
+    # Jobs
+
+    def jobs(self) -> list[Job]:
+        """Every submission so far, oldest first."""
+        try:
+            return _JOBS.validate_json(self.paths.jobs_path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except ValueError as error:
+            raise UserError(
+                f"{self.paths.jobs_path}: is damaged", "restore it, or cancel the run's jobs (see squeue) and remove it"
+            ) from error
+
+    def add_job(self, job: Job) -> None:
+        publish.write_text(self.paths.jobs_path, f"{_JOBS.dump_json([*self.jobs(), job], indent=2).decode()}\n")
+
+    def latest_jobs(self) -> dict[str, Job]:
+        """The newest submission of each stage."""
+        return {job.stage: job for job in self.jobs()}
+
+    def unfinished(self, jobs: Mapping[str, Job]) -> list[Job]:
+        """Those of the jobs, by stage, whose stage is not done."""
+        return [job for stage, job in jobs.items() if stage in self.plan and not self.is_done(stage)]
+
+    @property
+    def last_launcher(self) -> str:
+        """The launcher of its newest submission; Slurm's before the first."""
+        return next((job.launcher for job in reversed(self.jobs())), "slurm")
+
+    def exit_status(self, stage: str, job_id: str) -> int | None:
+        """The exit status that the job left; 1 for a file that is damaged or closed to this user, None without one."""
+        try:
+            content = self.paths.exit_marker(stage, job_id).read_bytes().strip()
+        except FileNotFoundError:
+            return None
+        except (PermissionError, IsADirectoryError):
+            return 1
+        return int(content) if content.isdigit() else 1
+
+    def log_here(self, stage: str, job_id: str) -> Path | None:
+        """The job's log, or what CloudWatch has of it, if one of them is here."""
+        logs = (self.paths.log(stage, job_id), self.paths.fetched_log(stage, job_id))
+        return next((log for log in logs if log.exists()), None)
+
+    # Submissions
+
+    def submissions(self) -> list[Submission]:
+        """Oldest first; damaged files are left out. Raises OSError when one cannot be read."""
+        submissions = []
+        for path in sorted(self.paths.provenance.glob("submission-*.json")):
+            with contextlib.suppress(ValueError):
+                submissions.append(_SUBMISSION.validate_json(path.read_bytes()))
+        return submissions
+
+    def add_submission(self, submission: Submission, timestamp: str) -> None:
+        """`timestamp`: a part of the file's name; later ones are greater."""
+        publish.write_json(self.paths.provenance / f"submission-{timestamp}.json", asdict(submission))
+
+    @property
+    def submitted_as(self) -> str:
+        """The run file or recipe that was submitted, with its overrides, as arguments of `submit`; else empty."""
+        try:
+            return shlex.join(shlex.split(printable(self.paths.origin.read_text(encoding="utf-8").strip())))
+        except (OSError, ValueError):
+            return ""
+
+    # How far the training is
+
+    def last_written_step(self) -> int:
+        """The step of the checkpoint that was written last, or 0 without one.
+
+        Not the highest step: when a checkpoint is damaged, training resumes from an earlier one.
+        """
+        written = []
+        for step, path in self.paths.checkpoints_by_step().items():
+            with contextlib.suppress(OSError):  # just deleted
+                written.append((path.stat().st_mtime_ns, step))
+        return max(written, default=(0, 0))[1]
+
+    def references_measured(self) -> int:
+        """How many of DPO's reference log-probabilities are stored.
+
+        Their number, not when they were written, shows progress: a job may measure the same part as the one before it.
+        """
+        try:
+            return int(self.paths.reference_count.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return 0

@@ -1,0 +1,137 @@
+"""Which training job of a run comes next, and creating it.
+
+Training jobs know no dependencies. A submission records all its jobs at once, under the names they will have; `advance`
+creates the first one whose stages have no records yet. It reads the current state each time and is idempotent:
+a submission, every look at the states of the run's jobs and, at its end, a container call it, also at the same time,
+because SageMaker refuses a second job of the same name.
+"""
+
+import contextlib
+from dataclasses import replace
+
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.attempts import Attempt
+from hyperpod_ft.runs.jobs import SAGEMAKER, Job
+from hyperpod_ft.runs.journal import Journal
+from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.results import metrics
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.signals import KILLED_STATUS
+from hyperpod_ft.sagemaker.groups import RecordedJob, StageGroup, job_name, recorded_jobs, training_jobs
+from hyperpod_ft.sagemaker.store.run_files import run_files_digest
+from hyperpod_ft.sagemaker.store.sync import RunSync
+from hyperpod_ft.sagemaker.successors import decide_successor
+from hyperpod_ft.sagemaker.training_jobs import TrainingJob, TrainingJobs
+from hyperpod_ft.sagemaker.training_request import create_training_job
+
+
+def advance(run: Run, jobs: TrainingJobs, sync: RunSync, leaving: str = "") -> str | None:
+    """Create the training job whose turn it is; returns its name, None if there is nothing to create.
+
+    `leaving`: the job whose container calls this at its end, and which SageMaker still lists as running. Raises
+    UserError when SageMaker refuses, for example because of a quota.
+    """
+    sync.refresh()
+    for job in recorded_jobs(run):
+        left = _left(run.journal, job)
+        if not left:
+            continue
+        if is_cancelled(run, job.name):
+            return None
+        found = jobs.find(job.name)
+        if found is not None and found.state.active and job.name != leaving:
+            return None
+        next_job = job if found is None else _add_successor(run, job, found, left, sync)
+        if next_job is None or not _create(run, jobs, next_job, left):
+            return None
+        with contextlib.suppress(UserError):  # the job is there, whether marks can be seen or not
+            sync.refresh()
+        if any(is_cancelled(run, known.name) for known in (job, next_job)):
+            # `cancel` may have looked for jobs to stop before this one was there
+            jobs.stop(next_job.name)
+            return None
+        return next_job.name
+    return None
+
+
+def is_cancelled(run: Run, name: str) -> bool:
+    """Whether a job was cancelled, or one of its submission that it continues."""
+    known = training_jobs(run)
+    same = {(job.stage, job.submitted) for job in known if job.job_id == name}
+    return any(
+        run.paths.cancel_marker(job.stage, job.job_id).exists() for job in known if (job.stage, job.submitted) in same
+    )
+
+
+def states(run: Run, jobs: TrainingJobs) -> dict[str, JobState]:
+    """The states of the newest submission's training jobs, by name, of those that have stages left."""
+    found: dict[str, JobState] = {}
+    awaited = ended = ""
+    for job in recorded_jobs(run):
+        if not _left(run.journal, job):
+            continue
+        known = jobs.find(job.name)
+        if known is not None:
+            state = known.state
+        elif is_cancelled(run, job.name):
+            state = JobState("CANCELLED")
+        elif ended:
+            state = JobState("CANCELLED", f"{ended} did not finish its stages")
+        else:
+            state = JobState("PENDING", f"after {awaited}" if awaited else "not created yet")
+        found[job.name] = state
+        if state.active:
+            awaited = job.name
+        else:
+            ended = job.name
+    return found
+
+
+def _left(journal: Journal, job: RecordedJob) -> list[str]:
+    return [stage for stage in job.stages if stage in journal.plan and not journal.is_done(stage)]
+
+
+def _create(run: Run, jobs: TrainingJobs, job: RecordedJob, stages: list[str]) -> bool:
+    if not all(run.paths.script(stage).exists() for stage in stages):
+        return False  # another machine has submitted the run: only its scripts are in the store
+    group = StageGroup(job.group, tuple(run.plan[stage] for stage in stages))
+    return jobs.create(create_training_job(run, group, job.name, job.code, run_files_digest(run.paths.directory)))
+
+
+def _add_successor(
+    run: Run, job: RecordedJob, found: TrainingJob, left: list[str], sync: RunSync
+) -> RecordedJob | None:
+    """Record the job that follows an ended one, counting it as a restart if it is one. Returns None if none follows."""
+    stage = next((stage for stage in left if run.plan[stage].starts_ranks), None)
+    if stage is None:
+        return None  # CPU stages are not repeated
+    known = attempts.of_submission(run.journal, stage, job.name)
+    exits = [status for name in left if (status := run.journal.exit_status(name, job.name)) is not None]
+    decision = decide_successor(found, exits, known, run.config.cluster.max_restarts)
+    if decision == "none":
+        return None
+    successor = replace(job, name=job_name(run, job.group, job.number + 1), number=job.number + 1)
+    for name in left:
+        run.journal.add_job(Job(name, successor.name, SAGEMAKER, job.submitted, code=job.code))
+    if decision == "restart":
+        attempts.add(run.paths, stage, _lost(run.journal, job))
+    sync.push([run.paths.jobs_path, *(path for name in left if (path := run.paths.restarts_path(name)).exists())])
+    return successor
+
+
+def _lost(journal: Journal, job: RecordedJob) -> Attempt:
+    """The attempt of a job that could not report how it ended."""
+    checkpoint = journal.last_written_step()
+    return Attempt(
+        job_id=job.name,
+        time=utc_now(),
+        status=KILLED_STATUS,
+        recorded=False,
+        failures=(),
+        signal=0,
+        resumed_from=checkpoint,
+        checkpoint=checkpoint,
+        step=metrics.last_step(journal.paths.metrics_path),
+    )

@@ -1,0 +1,139 @@
+"""A container's interpreter for the stages: the image's own, or a virtual environment on top of it, with the pins.
+
+    python -m hyperpod_ft.sagemaker.container.interpreter PYTHON PINS    makes the environment of PYTHON, by its base
+
+The environment holds only what the image lacks or has in another version. An image with the pinned torch keeps its own
+build, with its CUDA libraries: nothing large is downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Callable, Iterable
+
+from hyperpod_ft.errors import UserError, last_line
+
+# Where AWS's images have Python, besides PATH.
+_DIRECTORIES = ("/opt/venv/bin", "/opt/conda/bin", "/usr/local/bin", "/usr/bin")
+_NAMES = ("python3", *(f"python3.{minor}" for minor in range(14, 9, -1)))
+# Exits with 0 if the kit can run there and packages can be added, with 1 if it has no torch.
+_SUITABLE = """
+import ensurepip, importlib.util, sys
+sys.exit(2 if sys.version_info < (3, 10) else importlib.util.find_spec("torch") is None)
+"""
+_PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;]+).*")  # a name, perhaps with extras, and a version
+_OF_TORCH = ("nvidia-", "cuda-", "triton")  # packages that torch brings with it
+_AWS = "aws.txt"  # beside the pins of the engines, for the kit's transfers and requests
+
+
+def prepare(python: Path, pins: str, code: Path) -> None:
+    """Make sure that `python` exists; create it with `pins`, a file below `code`. Raises UserError when it cannot."""
+    if os.access(python, os.X_OK):
+        return
+    if not pins:
+        raise UserError(f"env.python: no {python} in this image", "leave env.python out, or set sagemaker.image")
+    base = _base()
+    print(f"interpreter: {base} with the packages of {pins}, in {python.parent.parent}", flush=True)
+    done = subprocess.run(
+        [base, "-m", "hyperpod_ft.sagemaker.container.interpreter", str(python), str(code / pins)],
+        env={**os.environ, "PYTHONPATH": str(code)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, end="", flush=True)
+    if done.returncode:
+        last = last_line(done.stdout) or "no error message"
+        raise UserError(
+            f"interpreter: cannot install the packages of {pins}: {last}",
+            "check that the job can reach a package index",
+        )
+
+
+def _base() -> str:
+    """An interpreter of the image, if possible one with torch. Raises UserError when none is suitable."""
+    found = [sys.executable, *(shutil.which(name) for name in _NAMES)]
+    found += [shutil.which(name, path=os.pathsep.join(_DIRECTORIES)) for name in _NAMES]
+    second = None
+    for candidate in dict.fromkeys(found):
+        if candidate is not None:
+            status = subprocess.run([candidate, "-c", _SUITABLE], stderr=subprocess.DEVNULL, check=False).returncode
+            if status == 0:
+                return candidate
+            second = second or (candidate if status == 1 else None)
+    if second is None:
+        raise UserError("no Python 3.10 or newer with ensurepip in this image", "set sagemaker.image to another one")
+    return second
+
+
+def to_install(pins: Iterable[str], installed: Callable[[str], str | None]) -> list[str]:
+    """The pins that an image lacks. `installed`: the version of a package there, without its local part, or None.
+
+    Raises ValueError for a line that is not a pin.
+    """
+    lines = [line for line in (line.split("#")[0].strip() for line in pins) if line]
+    found = []
+    torch_is_there = False
+    for line in lines:
+        pin = _PIN.fullmatch(line)
+        if pin is None:
+            raise ValueError(f"{line!r} is not name==version")
+        name, version = pin.groups()
+        if not _is_pinned(installed(name), version):
+            found.append(line)
+        elif name == "torch":
+            torch_is_there = True
+    if torch_is_there:
+        found = [line for line in found if not line.startswith(_OF_TORCH)]
+    return found
+
+
+def _is_pinned(installed: str | None, version: str) -> bool:
+    """Whether it is that version, or with `.*` at the end one that begins so."""
+    if installed is None or not version.endswith(".*"):
+        return installed == version
+    return f"{installed}.".startswith(version.removesuffix("*"))
+
+
+def options(pins: Iterable[str]) -> list[str]:
+    """pip's for these pins: those of engine torch name every package, those for Neuron leave dependencies to pip."""
+    return [] if any(line.startswith("torch-neuronx") for line in pins) else ["--no-deps"]
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name).split("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def create(python: Path) -> None:
+    """Create a virtual environment on top of the running interpreter's packages. Raises CalledProcessError."""
+    environment = python.parent.parent
+    # not --system-site-packages: of a virtual environment, these would be those of the interpreter under it
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    for site_packages in environment.glob("lib/python*/site-packages"):
+        (site_packages / "image.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
+
+
+def install(python: Path, pins: Path) -> None:
+    """Install what the running interpreter lacks of the pins, and of those for AWS. Raises CalledProcessError."""
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+    for file in (pins, pins.with_name(_AWS)):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        if missing := to_install(lines, _installed):
+            print(f"interpreter: installing {len(missing)} packages of {file.name}", flush=True)
+            subprocess.run([*pip, *options(lines), *missing], check=True)
+
+
+if __name__ == "__main__":
+    create(Path(sys.argv[1]))
+    install(Path(sys.argv[1]), Path(sys.argv[2]))

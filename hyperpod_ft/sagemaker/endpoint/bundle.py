@@ -1,0 +1,150 @@
+"""Which files of a run an endpoint is given, and what they are: read from the run's directory, never written."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
+from hyperpod_ft.checkpoint.formats.model_directory import (
+    BESIDE_WEIGHTS,
+    TOKENIZER,
+    has_chat_template,
+    read_config,
+)
+from hyperpod_ft.digests import text_sha256
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.remedies import require_done
+from hyperpod_ft.planning.model_shape import attention_heads, model_shape
+from hyperpod_ft.runs.records import Record
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.sagemaker.endpoint.endpoint_request import ADAPTER_DIRECTORY
+from hyperpod_ft.sagemaker.endpoint.fit import ServedModel
+from hyperpod_ft.sagemaker.endpoint.section import Deploy
+from hyperpod_ft.sagemaker.section import store_of, store_url
+from hyperpod_ft.sagemaker.store.models import is_here
+
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_MODEL_CONFIG = ("config.json", "generation_config.json")
+
+
+@dataclass(frozen=True)
+class BundleFiles:
+    """Files below one directory, and where they go in the bundle: "" is its top."""
+
+    root: Path
+    files: tuple[Path, ...]
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """`version` names the content: fingerprint and record of the stage that made it. `dtype` is vLLM's --dtype.
+
+    `stored`: the S3 prefix of a model that is in the run's store and not here; then there are no parts to upload.
+    """
+
+    parts: tuple[BundleFiles, ...]
+    nbytes: int
+    version: str
+    served: ServedModel
+    dtype: str
+    chat: bool  # has a chat template
+    lora_rank: int | None = None
+    stored: str | None = None
+
+
+def small_files_in_store(run: Run) -> list[str]:
+    """The outputs, relative to `cluster.root`, that deciding needs of a model that only the run's store has."""
+    record = run.journal.record(run.plan.model_stage)
+    if record is None or store_of(run.config) is None:
+        return []
+    wanted = [output.path for output in record.outputs if not output.path.endswith(".safetensors")]
+    wanted.append(run.paths.relative(run.paths.samples_path))
+    return [path for path in wanted if not (run.paths.root / path).exists()]
+
+
+def bundle_of(run: Run, settings: Deploy) -> Bundle:
+    """The files for an endpoint. Raises UserError if they are missing."""
+    require_done(run.journal, run.plan.model_stage, "no tuned model yet")
+    config = read_config(run.paths.tuned_model)
+    record = run.journal.record(run.plan.model_stage)
+    assert record is not None, "a stage that is done has one"
+    version = _version(record)
+    weights = [output for output in record.outputs if output.path.endswith(".safetensors")]
+    here = all(is_here(run.paths, record, output) for output in weights)
+    if settings.model == "adapter":
+        if not here:
+            raise UserError("deploy.model: base model and adapter are in the run's store only", "set it to merged")
+        return _with_adapter(run, config, version)
+    parts = (_part(run.paths.tuned_model, (*BESIDE_WEIGHTS, *_WEIGHTS)),) if here else ()
+    return Bundle(
+        parts=parts,
+        nbytes=_size(parts) if here else sum(output.size for output in record.outputs),
+        version=version,
+        served=_served(config, sum(output.size for output in weights)),
+        dtype=_dtype(config),
+        chat=has_chat_template(run.paths.tuned_model),
+        stored=None if here else store_url(run, run.paths.tuned_model),
+    )
+
+
+def _version(record: Record) -> str:
+    """The model's version: it differs for a model that was made again (`submit --force`) with the same fingerprint."""
+    made = [record.started, *([output.path, output.size] for output in record.outputs)]
+    return f"{record.fingerprint[:12]}-{text_sha256(json.dumps(made))[:6]}"
+
+
+def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:
+    """The base model with the tuned model's tokenizer and chat template, and the adapter."""
+    if not (run.paths.adapter / ADAPTER_CONFIG).is_file():
+        raise UserError(
+            f"{run.paths.adapter}: the adapter no longer exists", "set deploy.model to merged, or run consolidate again"
+        )
+    parts = (
+        _part(run.paths.base_model, (*_MODEL_CONFIG, *_WEIGHTS)),
+        _part(run.paths.tuned_model, TOKENIZER),
+        _part(run.paths.adapter, ("adapter_config.json", "adapter_model.safetensors"), ADAPTER_DIRECTORY),
+    )
+    weights = sum(file.stat().st_size for part in parts for file in part.files if file.suffix == ".safetensors")
+    return Bundle(
+        parts=parts,
+        nbytes=_size(parts),
+        version=f"adapter-{version}",
+        served=_served(config, weights),
+        dtype=_dtype(config),
+        chat=has_chat_template(run.paths.tuned_model),
+        lora_rank=run.config.lora.r,
+    )
+
+
+def _part(root: Path, patterns: tuple[str, ...], prefix: str = "") -> BundleFiles:
+    files = {file for pattern in patterns for file in root.glob(pattern) if file.is_file()}
+    return BundleFiles(root, tuple(sorted(files)), prefix)
+
+
+def _size(parts: tuple[BundleFiles, ...]) -> int:
+    return sum(file.stat().st_size for part in parts for file in part.files)
+
+
+def _served(config: Mapping[str, Any], weights: int) -> ServedModel:
+    shape = model_shape(config)
+    heads = shape.heads if shape else attention_heads(config) or 1
+    positions = config.get("max_position_embeddings", config.get("n_positions"))
+    return ServedModel(
+        weight_bytes=weights // 2 if _stored_dtype(config) == "float32" else weights,
+        shape=shape,
+        heads=heads,
+        positions=positions,
+        model_type=str(config.get("model_type", "")),
+    )
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    """fp32 weights are served in bf16: vLLM's `auto` would convert them to fp16, which has a smaller range."""
+    return "bfloat16" if _stored_dtype(config) == "float32" else "auto"
+
+
+def _stored_dtype(config: Mapping[str, Any]) -> str:
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")

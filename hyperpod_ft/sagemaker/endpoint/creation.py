@@ -1,0 +1,180 @@
+"""Creates a run's endpoint, waits for it, proves it. Every step finds what an interrupted command has created."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ft import publish
+from hyperpod_ft.aws.s3 import buckets, trees
+from hyperpod_ft.aws.s3.location import Location
+from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.errors import UserError, printable
+from hyperpod_ft.progress import PrintLine, format_bytes
+from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.results.samples import RecordedAnswers
+from hyperpod_ft.sagemaker.endpoint import scaling, waiting
+from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix
+from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name, model_name, startup_seconds
+from hyperpod_ft.sagemaker.endpoint.endpoints import DELETING, FAILED, Endpoints
+from hyperpod_ft.sagemaker.endpoint.invoking import invoke
+from hyperpod_ft.sagemaker.endpoint.proof import ComparedAnswer, Proof, completion_request, completion_text
+from hyperpod_ft.sagemaker.endpoint.remove import remove
+from hyperpod_ft.sagemaker.endpoint.waiting import EndpointFailedError, EndpointWatch
+
+_START_SECONDS = 1800.0  # for instances, image and model, before the container's own startup time
+_LOG_LINES = 60  # of a container that failed: its end holds the error
+_QUESTIONS_AT_ONCE = 8
+_QUOTA = "request a higher quota of this instance type `for endpoint usage` in Service Quotas, or choose another type"
+
+
+@dataclass(frozen=True)
+class Creation:
+    """Creates a planned endpoint, waits for it and compares its answers."""
+
+    deployment: Deployment
+    session: Session
+    watch: EndpointWatch
+    report: PrintLine
+
+    def run(self, *, keep: bool) -> Proof:
+        """The endpoint's answers beside the recorded ones.
+
+        Raises UserError if it cannot be created. If its container fails, everything is deleted first, unless `keep`;
+        after any other error, what was created is kept, and the error says so.
+        """
+        self._check_bucket()
+        exists = self._exists()
+        with self._kept():
+            if not exists:
+                self._create()
+            try:
+                self._wait()
+                return self._prove()
+            except EndpointFailedError as error:
+                self._show_log()
+                if keep:
+                    raise
+                prefix = bundle_prefix(self.deployment.run)
+                remove(self.watch, self.session.client, [prefix] if prefix else [])
+                failed = error
+        raise UserError(
+            f"{failed.problem}; everything created for it has been deleted", "fix what its log shows, then deploy again"
+        ) from failed
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Adds to every error that what was created is kept, and how to delete it: instances are billed by the hour."""
+        try:
+            with explained(f"endpoint {self.watch.name}", {"ResourceLimitExceeded": _QUOTA}):
+                yield
+        except UserError as error:
+            delete = f"to delete it: {self.deployment.delete_command}"
+            raise UserError(
+                f"{error.problem}; what was created is kept and may cost money",
+                f"{error.remedy}; {delete}" if error.remedy else delete,
+            ) from error
+
+    def _check_bucket(self) -> None:
+        """Raises UserError if the files' bucket is in another region: SageMaker would fail only once instances run."""
+        target = self.deployment.target
+        bucket = Location.of(target.bundle).bucket
+        with explained(f"bucket {bucket}", {"404": "correct deploy.store, or create the bucket"}):
+            region = buckets.region(self._s3, bucket)
+        if region and region != target.region:
+            raise UserError(
+                f"deploy.store: bucket {bucket} is in {region}, the endpoint in {target.region}",
+                "choose a bucket and an endpoint in one region",
+            )
+
+    def _exists(self) -> bool:
+        """Whether the endpoint is there, as planned. One that has failed is deleted: it cannot be repaired."""
+        name = self.watch.name
+        endpoint, component = self._endpoints.find(name), self._endpoints.component(name)
+        if endpoint is None:
+            return False
+        if endpoint.status in (FAILED, DELETING) or (component is not None and component.status in (FAILED, DELETING)):
+            self.report(f"endpoint {name} has failed or is being deleted; it will be created again once it is gone")
+            remove(self.watch, self.session.client, keep_bundle=True)
+            return False
+        if endpoint.config != self.deployment.requests.config["EndpointConfigName"]:
+            raise UserError(
+                f"endpoint {name} exists with other settings or an earlier model of the run,"
+                f" on {endpoint.instance_type or 'another type'}",
+                f"hyperpod-ft deploy delete {name}, then deploy again",
+            )
+        self.report(f"endpoint {name} already exists")
+        return True
+
+    def _create(self) -> None:
+        bundle, target, requests = self.deployment.bundle, self.deployment.target, self.deployment.requests
+        if bundle.parts:
+            self.report(f"uploading {format_bytes(bundle.nbytes)} to {target.bundle}/")
+        for part in bundle.parts:
+            url = "/".join(filter(None, (target.bundle, part.prefix)))
+            trees.push(self._s3, url, part.root, part.files, "upload")
+        self._endpoints.create_model(requests.model)
+        self._endpoints.create_config(requests.config)
+        self._endpoints.create_endpoint(requests.endpoint)
+
+    def _wait(self) -> None:
+        target, component = self.deployment.target, self.deployment.requests.component
+        seconds = _START_SECONDS + startup_seconds(target.settings)
+        self.watch.until_endpoint(seconds)
+        if component is not None:
+            self._endpoints.create_component(component)
+            self.watch.until_component(seconds)
+            scaling.apply(
+                self.session.client("application-autoscaling"),
+                self.session.client("cloudwatch"),
+                component_name(target.name),
+                target.settings.instances,
+            )
+
+    def _show_log(self) -> None:
+        """Print the end of the container's log, and keep all of it with the run; or say why it cannot be read."""
+        path = self.deployment.run.paths.logs / "endpoint.log"
+        try:
+            with explained("the container's log"):
+                lines = list(waiting.lines(self.session.client("logs"), self.watch.log_group(), follow=False))
+        except UserError as error:
+            self.report(str(error))
+            return
+        publish.write_text(path, "".join(f"{line}\n" for line in lines))
+        self.report(f"--- the container's log, last {min(len(lines), _LOG_LINES)} of {len(lines)} lines ({path})")
+        for line in lines[-_LOG_LINES:]:
+            self.report(printable(line, keep="\t"))
+        self.report("---")
+
+    def _prove(self) -> Proof:
+        """Ask the endpoint the run's own prompts; the result is kept in the run directory."""
+        run, target, recorded = self.deployment.run, self.deployment.target, self.deployment.recorded
+        component = component_name(target.name) if self.deployment.requests.component else None
+        client = self.session.client("sagemaker-runtime", connections=_QUESTIONS_AT_ONCE)
+        served = model_name(target.settings)
+
+        def ask(sample: RecordedAnswers) -> ComparedAnswer:
+            request = completion_request(sample, served, run.config.generate.max_new_tokens)
+            return ComparedAnswer(sample, completion_text(invoke(client, target.name, component, request)))
+
+        self.report(f"asking {len(recorded)} prompts of {run.paths.samples_path.name}")
+        with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:
+            proof = Proof(tuple(pool.map(ask, recorded)))
+        about = {
+            "endpoint": target.name,
+            "region": target.region,
+            "instance_type": target.settings.instance_type,
+            "image": self.deployment.requests.model["PrimaryContainer"]["Image"],
+            "asked_at": utc_now(),
+        }
+        publish.write_json(run.paths.endpoint_proof, about | proof.as_dict())
+        return proof
+
+    @property
+    def _endpoints(self) -> Endpoints:
+        return self.watch.endpoints
+
+    @property
+    def _s3(self) -> Any:
+        return self.session.client("s3", connections=trees.CONNECTIONS)

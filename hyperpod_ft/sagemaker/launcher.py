@@ -1,0 +1,172 @@
+"""Launcher `sagemaker`: a run as SageMaker training jobs, one for each group of stages."""
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from hyperpod_ft import publish
+from hyperpod_ft.aws.checks.service_model import check_request
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.protocol import After, LauncherAnswer
+from hyperpod_ft.launch.snapshot import snapshot
+from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.runs.jobs import SAGEMAKER, Job
+from hyperpod_ft.runs.records import utc_now
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.sagemaker import advance as advancing
+from hyperpod_ft.sagemaker.groups import (
+    NO_MAIL,
+    groups,
+    job_name,
+    name_prefix,
+    next_number,
+    sagemaker_section,
+    training_jobs,
+)
+from hyperpod_ft.sagemaker.job_logs import JobLogs
+from hyperpod_ft.sagemaker.store.sync import RunSync, sync_of
+from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
+from hyperpod_ft.sagemaker.training_request import create_training_job
+
+
+@dataclass(frozen=True)
+class SageMakerLauncher:
+    """SageMaker in the region of each run's section `sagemaker`."""
+
+    name: ClassVar[str] = SAGEMAKER
+    _regions: dict[str, TrainingJobs] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _logs: dict[str, JobLogs] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def submit(self, run: Run, stages: Sequence[StagePlan], after: After) -> None:
+        """Record a training job for each group of the stages, and create the first one.
+
+        Raises UserError, before anything is recorded, for what SageMaker's own model of a request refuses.
+        """
+        jobs, sync = self._jobs(run.config), self._sync(run)
+        code = snapshot(run.paths.code_copies).name
+        existing = jobs.names(name_prefix(run))
+        now, recorded = utc_now(), []
+        for group in groups(stages):
+            name = job_name(run, group.name, next_number(run, group.name, existing))
+            _check(create_training_job(run, group, name, code))
+            recorded += [Job(stage.name, name, self.name, now, code=code) for stage in group.stages]
+        sync.discard([stage.name for stage in stages])
+        for job in recorded:
+            run.journal.add_job(job)
+        try:
+            sync.prepare()
+            advancing.advance(run, jobs, sync)
+        except BaseException:
+            # SageMaker may have accepted a job, whose container would create the next one
+            with contextlib.suppress(UserError):
+                self._stop(run, recorded)
+            raise
+        if run.config.cluster.mail_user:
+            print(f"warning: cluster.mail_user: {NO_MAIL} (docs/training-jobs.md)", file=sys.stderr)
+
+    def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool) -> LauncherAnswer:
+        """The run's jobs, also those that another machine submitted and those that are not recorded.
+
+        With `keep_going`, what could not be brought or created is in the answer's note; otherwise it is an error.
+        """
+        sagemaker, sync = self._jobs(run.config), self._sync(run)
+        created = note = ""
+        try:
+            if keep_going:
+                created = _advance(run, sagemaker, sync)
+            else:
+                sync.refresh()
+        except UserError as error:
+            if not keep_going:
+                raise
+            note = str(error)
+        known = advancing.states(run, sagemaker)
+        if not note and not all(state.active for state in known.values()):
+            # records, or a job that continues this one, may have come between that look and the end of the job
+            sync.refresh()
+            known = advancing.states(run, sagemaker)
+        states = {job: known[job.job_id] for job in training_jobs(run) if job.job_id in known}
+        recorded = {job.job_id for job in training_jobs(run)}
+        for name in sagemaker.names(name_prefix(run)):
+            if name not in recorded and (found := sagemaker.find(name)) is not None:
+                stages = found.hyperparameters.get("stages", "").split()
+                states |= {Job(stage, name, self.name, utc_now()): found.state for stage in stages if stage in run.plan}
+        return LauncherAnswer(states, created, note)
+
+    def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
+        """Mark the jobs first, so that no container creates the one after it, then stop those that exist.
+
+        Also those that a container has just created: it may have looked for marks before. Raises UserError when it
+        cannot be seen whether there are any, and for a directory of another user: with a copy of this user's run.yaml
+        it names this user's jobs.
+        """
+        if not run.paths.is_own:
+            raise UserError(
+                f"{run.paths.directory}: belongs to another user",
+                "only that user can cancel its training jobs with this command",
+            )
+        self._stop(run, jobs)
+        names = {job.job_id for job in jobs}
+        try:
+            known = self.states(run, jobs, keep_going=False).states
+            created = [job for job, state in known.items() if state.active and job.job_id not in names]
+        except UserError as error:
+            problem = f"cancelled, but a container may have created another training job: {error.problem}"
+            again = f"run hyperpod-ft cancel {run.paths.directory} again"
+            raise UserError(problem, f"{error.remedy}; then {again}" if error.remedy else again) from error
+        if created:
+            self._stop(run, created)
+
+    def _stop(self, run: Run, jobs: Sequence[Job]) -> None:
+        markers = [run.paths.cancel_marker(job.stage, job.job_id) for job in jobs]
+        for marker in markers:
+            publish.write_text(marker, "")
+        self._sync(run).push(markers)
+        sagemaker = self._jobs(run.config)
+        for name in dict.fromkeys(job.job_id for job in jobs):
+            found = sagemaker.find(name)
+            if found is not None and found.state.active:
+                sagemaker.stop(name)
+
+    def log(self, run: Run, job: Job) -> Path | None:
+        """What the container has written where this machine sees it, or else what CloudWatch has of it by now."""
+        stages = [known.stage for known in training_jobs(run) if known.job_id == job.job_id]
+        if stages and not run.paths.log(job.stage, job.job_id).exists():  # and the job is this run's
+            if job.job_id not in self._logs:
+                self._logs[job.job_id] = JobLogs(run, job.job_id, stages, self._jobs(run.config).session)
+            self._logs[job.job_id].update()
+        return run.journal.log_here(job.stage, job.job_id)
+
+    def _jobs(self, config: RunConfig) -> TrainingJobs:
+        region = sagemaker_section(config).region
+        return self._regions.setdefault(region, TrainingJobs(region))
+
+    def _sync(self, run: Run) -> RunSync:
+        return sync_of(run, self._jobs(run.config).session)
+
+
+def _advance(run: Run, jobs: TrainingJobs, sync: RunSync) -> str:
+    """The id of the job that was created, if one was due.
+
+    Only looks while a submission is at work, which may not have pushed yet what its jobs need; or another look.
+    """
+    with contextlib.ExitStack() as alone:
+        try:
+            alone.enter_context(publish.lock(run.paths.submit_lock, patience=0))
+        except UserError:
+            sync.refresh()
+            return ""
+        return advancing.advance(run, jobs, sync) or ""
+
+
+def _check(request: dict[str, object]) -> None:
+    """Raise UserError for the first violation of SageMaker's model of the request."""
+    for violation in check_request("sagemaker", "CreateTrainingJob", request):
+        raise UserError(
+            f"training job {request['TrainingJobName']}: {violation.path} {violation.problem}",
+            "correct the run file's sections cluster and sagemaker",
+        )

@@ -1,0 +1,146 @@
+"""Section `sagemaker` of a run file: where SageMaker training jobs find a run, and what they run on."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from hyperpod_ft.config.fields import NonNegativeInt, PositiveInt, Section, TimeLimit, matches
+
+if TYPE_CHECKING:
+    from hyperpod_ft.config.run_config import RunConfig
+    from hyperpod_ft.runs.run import Run
+
+_S3_URL = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()@=+,-]+)*/?"
+_INSTANCE_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9]+")
+
+Region = Annotated[str, matches(r"[a-z]{2,4}(-[a-z]+)+-\d", "an AWS region, such as us-west-2")]
+RoleArn = Annotated[str, matches(r"arn:aws[a-z-]*:iam::\d{12}:role/?[a-zA-Z_0-9+=,.@\-_/]+", "the ARN of a role")]
+S3Url = Annotated[str, matches(_S3_URL, "s3://bucket or s3://bucket/prefix")]
+Subnet = Annotated[str, matches(r"subnet-[0-9a-f]{8,17}", "the id of a subnet")]
+SecurityGroup = Annotated[str, matches(r"sg-[0-9a-f]{8,17}", "the id of a security group")]
+
+
+class FileSystem(Section):
+    """An FSx for Lustre file system that training jobs mount as `cluster.root`, instead of a store in S3."""
+
+    id: Annotated[str, matches(r"fs-[0-9a-f]{8,17}", "the id of a file system")] = Field(
+        description="Id of the file system."
+    )
+    directory: Annotated[
+        str, matches(r"(/[A-Za-z0-9._-]+)+", "an absolute path that begins with the mount name, such as /abcdefgh/ft")
+    ] = Field(
+        description="Directory of the file system that is `cluster.root`. It begins with the file system's mount name:"
+        " `/<mount name>/hyperpod-ft`."
+    )
+    subnets: Annotated[tuple[Subnet, ...], Field(min_length=1, max_length=16)] = Field(
+        description="Subnets of the jobs, in the file system's zone."
+    )
+    security_groups: Annotated[tuple[SecurityGroup, ...], Field(min_length=1, max_length=5)] = Field(
+        description="Security groups of the jobs. They must reach the file system, and one another when a job has"
+        " several instances."
+    )
+
+
+class SageMaker(Section):
+    """SageMaker training jobs (`submit --launcher sagemaker`) and endpoints; docs/training-jobs.md."""
+
+    region: Region = Field(description="AWS region of the jobs, the store and the file system.")
+    role: RoleArn = Field(
+        description="Execution role of the containers; `hyperpod-ft sagemaker setup` creates one with the permissions"
+        " that they need."
+    )
+    store: S3Url | None = Field(
+        None,
+        description="S3 prefix that holds what `cluster.root` holds on a cluster: models, datasets, runs."
+        " `cluster.root` is then a directory of the machine that submits. Either this or file_system.",
+    )
+    file_system: FileSystem | None = None
+    image: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9./:@_-]{0,254}", "the URI of a container image")] | None = (
+        Field(None, description="Container image of every job. If not set, AWS's image for the engine and the device.")
+    )
+    cpu_instance_type: str = Field(
+        "c7i.4xlarge", description="Instance type of the jobs that use only CPUs, before and after training."
+    )
+    volume_gb: Annotated[PositiveInt, Field(le=16384)] = Field(
+        500, description="Size of each instance's volume, in GB. Types with NVMe disks use these instead."
+    )
+    spot: bool = Field(
+        False,
+        description="Train on spot instances, which are cheaper and which AWS may take back. The training then"
+        " continues from its newest checkpoint.",
+    )
+    max_wait: TimeLimit = Field(
+        "1-00:00:00",
+        description="How long training may wait for accelerator instances (with `spot`: for any instances), in Slurm's"
+        " format [days-]hours:minutes:seconds.",
+    )
+    keep_alive: Annotated[NonNegativeInt, Field(le=360)] = Field(
+        0,
+        description="Minutes for which the training's instances wait for another job after it (a warm pool). They cost"
+        " as much as busy ones. Only another training uses them, such as one that continues this one: the job after a"
+        " training that is done has CPUs, or one instance. Not with `spot`.",
+    )
+    training_plan: (
+        Annotated[
+            str,
+            matches(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+", "the ARN of a training plan"),
+        ]
+        | None
+    ) = Field(None, description="Training plan that reserves the instances of the training.")
+    output: S3Url | None = Field(
+        None,
+        description="S3 prefix that CreateTrainingJob requires as an output path, and the role may write; nothing is"
+        " written there. Needed with file_system, where `hyperpod-ft sagemaker setup --file-system` prints one. If not"
+        " set: the store.",
+    )
+
+    @field_validator("store", "output")
+    @classmethod
+    def _without_a_slash(cls, value: str | None) -> str | None:
+        return value.rstrip("/") if value else value
+
+    @field_validator("cpu_instance_type")
+    @classmethod
+    def _instance_type(cls, value: str) -> str:
+        name = value.removeprefix("ml.")
+        if not _INSTANCE_TYPE.fullmatch(name):
+            raise ValueError("must be an instance type such as c7i.4xlarge")
+        return name
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SageMaker":
+        if (self.store is None) == (self.file_system is None):
+            raise ValueError("set either store or file_system, not both: the run is kept there")
+        if self.file_system and not self.output:
+            raise ValueError("file_system needs output: set it to an S3 prefix that the role may write")
+        if self.spot and self.training_plan:
+            raise ValueError("spot and training_plan: the instances of a plan are not spot instances; set one of them")
+        if self.spot and self.keep_alive:
+            raise ValueError("spot and keep_alive: SageMaker keeps no spot instances in a warm pool; set one of them")
+        return self
+
+    @property
+    def output_path(self) -> str:
+        """The S3 prefix that a request names as its output path."""
+        found = self.output or self.store
+        assert found is not None, "one of them is set"
+        return found
+
+
+def section_of(config: "RunConfig") -> SageMaker | None:
+    """A run file's section `sagemaker`."""
+    found: SageMaker | None = getattr(config, "sagemaker")  # noqa: B009 - an annex's section, unknown to the type checker
+    return found
+
+
+def store_of(config: "RunConfig") -> str | None:
+    """The S3 prefix in which training jobs keep the run, if they do not mount a file system."""
+    section = section_of(config)
+    return section.store if section else None
+
+
+def store_url(run: "Run", path: Path) -> str:
+    """Where the run's store has a path below `cluster.root`."""
+    return f"{store_of(run.config)}/{run.paths.relative(path)}"

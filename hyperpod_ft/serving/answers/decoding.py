@@ -1,0 +1,75 @@
+"""From scores to tokens, and from tokens to text: how one answer is made."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from hyperpod_ft.serving.http.openai_api import Request
+
+
+class _Draw(LogitsProcessor):
+    """Draws the next token, with its own random numbers, and leaves only that one for greedy search to take.
+
+    `generate` itself would draw from torch's one generator, which all threads share: a seed would mean nothing.
+    """
+
+    def __init__(self, temperature: float, top_p: float, generator: torch.Generator) -> None:
+        self._temperature, self._top_p, self._generator = temperature, top_p, generator
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        del input_ids
+        chances, order = torch.softmax(scores.float() / self._temperature, -1).sort(descending=True)
+        # the most likely tokens, until they have top_p together
+        chances[chances.cumsum(-1) - chances >= self._top_p] = 0
+        drawn = order.gather(-1, torch.multinomial(chances, 1, generator=self._generator))
+        return torch.full_like(scores, -torch.inf).scatter(-1, drawn, 0.0)
+
+
+def sampling(request: Request, device: torch.device) -> LogitsProcessorList:
+    """What `generate` is given for a request; empty for a greedy answer."""
+    if not request.temperature:
+        return LogitsProcessorList()
+    generator = torch.Generator(device)
+    if request.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(request.seed)
+    # at 0 no token would be left
+    return LogitsProcessorList([_Draw(request.temperature, max(request.top_p, 1e-9), generator)])
+
+
+_INCOMPLETE = "\ufffd"  # what a decoder writes for the first bytes of a character
+
+
+class TextStream:
+    """Gives the new text after each token: whole characters only, and no part of a stop text.
+
+    `text` is the whole of it, `stopped`: it has reached a stop text.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
+        self._decode, self._stops = decode, stops
+        self._given = 0
+        self.text = ""
+        self.stopped = False
+
+    def update(self, ids: Sequence[int], *, last: bool) -> str:
+        """The text to send after the tokens `ids`, all of the answer so far. `last`: no further token follows."""
+        text = self._decode(ids)
+        if found := [place for stop in self._stops if (place := text.find(stop)) >= 0]:
+            text, self.stopped = text[: min(found)], True
+        self.text = text
+        ready = len(text) if last or self.stopped else len(text) - self._held_back(text)
+        piece = text[self._given : ready]
+        self._given = max(self._given, ready)
+        return piece
+
+    def _held_back(self, text: str) -> int:
+        """How many characters at the end may still change or become part of a stop text."""
+        whole = text.rstrip(_INCOMPLETE)
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for length in range(min(longest, len(whole)), 0, -1):
+            if any(stop.startswith(whole[-length:]) for stop in self._stops):
+                return len(text) - len(whole) + length
+        return len(text) - len(whole)

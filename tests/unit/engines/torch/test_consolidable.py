@@ -1,0 +1,151 @@
+"""Which models can be consolidated, by what real tiny ones have in their files, and how a user learns it."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hyperpod_ft.authoring.new_run import NewRun, new_run
+from hyperpod_ft.config import run_file
+from hyperpod_ft.config.sections.training import Lora
+from hyperpod_ft.engines.torch.consolidable import check, needed_targets
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import trainability
+from hyperpod_ft.launch.preflight import check_run
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import download, env
+from tests.unit import tiny_t5
+from tests.unit.tiny_families import SIZES, as_published
+
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 4},
+    "mixtral": {},
+    "olmoe": {"num_experts": 4},
+    "glm4_moe": {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    "qwen3_next": {"num_experts": 4, "shared_expert_intermediate_size": 16, "num_hidden_layers": 4},
+}
+OTHER_NAMES = ("gpt_neo", "phi")  # than Llama's
+DENSE = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "granite", "olmo2"),
+    *("smollm3", "gpt2", "gptj", "gpt_neo", "gpt_neox", "stablelm", "cohere"),
+)
+# GPT-Neo names its sizes, and its kinds of layers, in its own way
+OWN_SIZES = {"gptj": {"rotary_dim": 4}, "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]}}
+
+
+def save(directory: Path, model_type: str, **values: Any) -> Path:
+    config = AutoConfig.for_model(model_type, **SIZES | values)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)  # type: ignore[no-untyped-call]
+    return directory
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("model") / "mixtral", "mixtral", **EXPERTS)
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_mixtures_are_refused_but_for_their_attention(model_type: str, tmp_path: Path) -> None:
+    directory = save(tmp_path, model_type, **EXPERTS | MIXTURES[model_type])
+    targets = needed_targets(directory)
+    assert targets and {"q_proj", "k_proj", "v_proj", "o_proj"} <= {*targets} and "lm_head" not in targets
+    for lora in (None, Lora()):
+        with pytest.raises(UserError, match=r"model\.source: .*\.experts\.") as refused:
+            check(directory, lora)
+        remedy = refused.value.remedy
+        assert "training.method to lora" in remedy and f"lora.target_modules to [{', '.join(targets)}]" in remedy
+    check(directory, Lora(target_modules=tuple(targets)))
+    with pytest.raises(UserError, match=r"lora\.target_modules: 'wqkv' .* q_proj"):
+        check(directory, Lora(target_modules=("wqkv",)))
+
+
+@pytest.mark.parametrize("model_type", DENSE)
+def test_dense_models_are_not_refused(model_type: str, tmp_path: Path) -> None:
+    directory = save(tmp_path, model_type, **OWN_SIZES.get(model_type, {}))
+    check(directory, None)
+    targets = needed_targets(directory)
+    check(directory, Lora(target_modules=tuple(targets) if targets else None))
+    assert bool(targets) == (model_type in OTHER_NAMES), targets
+
+
+def test_a_gpt2_as_published_is_not_refused(tmp_path: Path) -> None:
+    as_published(save(tmp_path, "gpt2"))
+    check(tmp_path, None)
+    check(tmp_path, Lora())
+
+
+def test_an_encoder_decoder_is_not_refused(tmp_path: Path) -> None:
+    tiny_t5.save_model(tmp_path, tiny_t5.config())
+    check(tmp_path, None)
+    check(tmp_path, Lora())
+
+
+def test_targets_are_known_from_config_json_alone(mixtral: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((mixtral / "config.json").read_bytes())
+    check(tmp_path, None)
+    with pytest.raises(UserError, match=r"lora\.target_modules: 'gate_proj' matches no module"):
+        check(tmp_path, Lora())
+
+
+@pytest.fixture
+def run_of(make_run: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
+    def run(model: Path, **changes: Any) -> Run:
+        (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n')
+        dataset = {"source": str(tmp_path / "rows.jsonl"), "format": "text"}
+        return make_run(model={"source": str(model)}, dataset=dataset, parallelism={"ranks_per_node": 1}, **changes)
+
+    return run
+
+
+def test_a_submission_is_refused(mixtral: Path, run_of: Callable[[Path], Run]) -> None:
+    run = run_of(mixtral)
+    with pytest.raises(UserError, match=r"experts.*; .*lora\.target_modules to \[q_proj") as refused:
+        check_run(run)
+    assert len(str(refused.value).splitlines()) == 1
+    output = run.paths.root / "run.yaml"
+    output.parent.mkdir(exist_ok=True)
+    output.write_text(new_run(NewRun(str(mixtral), run.config.dataset.source, "local"), output).text())
+    config = run_file.load(output)
+    assert config.lora.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
+    check_run(Run.of(config))
+
+
+@pytest.mark.parametrize("stage", [download.work, env.work])
+def test_the_stages_that_bring_model_and_interpreter_refuse(
+    mixtral: Path, run_of: Callable[[Path], Run], stage: Callable[[Run], object]
+) -> None:
+    run = run_of(mixtral)
+    with pytest.raises(UserError, match=r"lora\.target_modules"):
+        stage(run)
+    assert not run.paths.raw_dataset.exists(), "before a dataset is fetched"
+
+
+def test_points_of_a_sweep_ask_once_and_leave_nothing(
+    mixtral: Path, run_of: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, seen = tmp_path / "python", tmp_path / "seen"
+    python.write_text(
+        f'#!/bin/bash\necho "$(ls "$PYTHONPATH") $PWD$HF_TOKEN" >> {seen}\n[ ! -e {tmp_path}/hang ] || exec sleep 600\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    for changes in ({"r": 4}, {"r": 8, "alpha": 8.0, "dropout": 0.1, "rslora": True}):
+        check_run(run_of(mixtral, env__python=str(python), lora=changes))
+    assert seen.read_text() == "hyperpod_ft /\n", "one program, with this package, not those next to it, and no secret"
+    assert not (tmp_path / "root").exists()
+    (tmp_path / "hang").touch()
+    monkeypatch.setattr(trainability, "_SECONDS", 0.2)
+    check_run(run_of(mixtral, env__python=str(python), lora={"target_modules": ["q_proj"]}))
+    assert seen.read_text() == "hyperpod_ft /\n" * 2
+
+
+def test_usual_names_need_no_other_program(
+    tmp_path: Path, run_of: Callable[[Path], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(save(tmp_path / "llama", "llama"))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("started a program"))
+    check_run(run)

@@ -1,0 +1,201 @@
+"""Which training job of a run comes next, and that it is created once."""
+
+import threading
+from unittest.mock import Mock
+
+import pytest
+
+from hyperpod_ft import publish
+from hyperpod_ft.cli import main
+from hyperpod_ft.cli.output import show_runs
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import follow as follow_module
+from hyperpod_ft.launch import submit
+from hyperpod_ft.launch.follow import follow, log
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.status import status
+from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.runs.selection import Selection
+from hyperpod_ft.sagemaker.advance import states
+from hyperpod_ft.sagemaker.store.run_files import run_files_digest
+from hyperpod_ft.sagemaker.training_jobs import TrainingJob
+from tests.unit.sagemaker.training_jobs_in_memory import (
+    RUNNING,
+    Jobs,
+    advance_run,
+    as_jobs,
+    finish,
+    name,
+    shown,
+    submitted,
+)
+
+
+def test_each_job_is_created_when_the_records_of_the_one_before_are_there(run: Run, jobs: Jobs) -> None:
+    launchers = submitted(run)
+    assert jobs.created == ["prepare-1"]
+    assert {job.stage: job.job_id for job in run.journal.jobs()} == {
+        **dict.fromkeys(("env", "download", "dataset"), name(run, "prepare")),
+        "train": name(run, "train"),
+        **dict.fromkeys(("consolidate", "merge", "generate"), name(run, "finish")),
+    }
+    jobs.set_state(name(run, "prepare"), RUNNING)
+    finish(run, ["env"])
+    current = shown(status(run, launchers))
+    assert current == {
+        **{"env": "done", "download": "running", "dataset": "pending"},
+        **dict.fromkeys(("train", "consolidate", "merge", "generate"), "pending"),
+    }
+    # the record counts, not the state, which SageMaker changes later
+    finish(run, ["download", "dataset"])
+    assert advance_run(run, jobs) == name(run, "train")
+    assert advance_run(run, jobs) is None
+    jobs.set_state(name(run, "train"), RUNNING)
+    finish(run, ["train"])
+    status(run, launchers, keep_going=True)
+    assert jobs.created == ["prepare-1", "train-1", "finish-1"]
+    finish(run, ["consolidate", "merge", "generate"])
+    before = dict(jobs.found)
+    assert status(run, launchers).state == "done"
+    assert jobs.found == before
+
+
+def test_a_job_has_only_the_stages_that_are_left(run: Run, jobs: Jobs) -> None:
+    finish(run, ["env", "download", "dataset", "train", "consolidate"])
+    submitted(run)
+    assert [request["HyperParameters"]["stages"] for request in jobs.requests] == ["merge generate"]
+
+
+def test_a_selection_ends_with_its_stages(run: Run, jobs: Jobs) -> None:
+    launchers = submitted(run)
+    jobs.set_state(name(run, "prepare"), JobState("FAILED", "no disk"))
+    finish(run, ["env", "download"])
+    submit.submit(run, launchers, Selection(only="dataset"), "sagemaker")
+    finish(run, ["dataset"])
+    assert advance_run(run, jobs) is None
+    assert jobs.created == ["prepare-1", "prepare-2"]
+
+
+def test_only_who_has_the_scripts_creates_a_job(run: Run, jobs: Jobs) -> None:
+    """Its container runs no others; who has looked at a run of another machine has none."""
+    submitted(run)
+    assert [request["HyperParameters"]["run_files"] for request in jobs.requests] == [
+        run_files_digest(run.paths.directory)
+    ]
+    finish(run, ["env", "download", "dataset"])
+    run.paths.script("train").unlink()
+    assert advance_run(run, jobs) is None
+
+
+def test_two_at_once_create_one_job(run: Run, jobs: Jobs) -> None:
+    submitted(run)
+    finish(run, ["env", "download", "dataset"])
+    both = threading.Barrier(2)
+    jobs.before_create = both.wait
+    found: list[str | None] = []
+    threads = [threading.Thread(target=lambda: found.append(advance_run(run, jobs))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found, key=str) == sorted([None, name(run, "train")], key=str)
+    assert jobs.created == ["prepare-1", "train-1"]
+
+
+@pytest.mark.parametrize("look", ["status", "watch"])
+def test_status_and_watch_keep_a_run_going(run: Run, jobs: Jobs, look: str) -> None:
+    launchers = submitted_and_lost(run, jobs)
+    looked = status(run, launchers, keep_going=True) if look == "status" else next(follow(run, launchers))
+    assert looked.created == name(run, "train", 2)
+    assert jobs.created == ["train-1", "train-2"]
+    assert status(run, launchers, keep_going=True).created == "", "it is there"
+
+
+def test_what_only_reads_or_is_about_to_change_a_run_creates_nothing(run: Run, jobs: Jobs) -> None:
+    launchers = submitted_and_lost(run, jobs)
+    before = run.journal.jobs()
+    with pytest.raises(UserError, match="train"):
+        main.compare([str(run.paths.directory)])
+    main.list_command(run.paths.root)
+    publish.write_text(run.paths.log("train", name(run, "train")), "step 41\n")
+    assert "".join(log(run, launchers, "train", until_it_ends=False)) == "step 41\n"
+    launchers.bring_files(run, also="sagemaker")
+    submit.cancel(run, launchers)
+    assert (jobs.created, run.journal.jobs(), attempts.history(run.paths, "train")) == (["train-1"], before, [])
+
+
+def test_a_look_at_a_run_that_is_being_submitted_creates_nothing(run: Run, jobs: Jobs) -> None:
+    """Its files may not be in the store yet."""
+    launchers = submitted_and_lost(run, jobs)
+    with publish.lock(run.paths.submit_lock):
+        assert status(run, launchers, keep_going=True).created == ""
+    assert status(run, launchers, keep_going=True).created == name(run, "train", 2)
+
+
+def submitted_and_lost(run: Run, jobs: Jobs) -> Launchers:
+    """Of a training job that SageMaker has lost, so that another is due."""
+    finish(run, ["env", "download", "dataset"])
+    launchers = submitted(run)
+    jobs.set_state(name(run, "train"), JobState("FAILED", "InternalServerError: We encountered an error"))
+    return launchers
+
+
+def test_what_was_created_is_printed(run: Run, jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    launchers = submitted(run)
+    show_runs.submitted(run, run.journal.jobs())
+    assert f"created training job {name(run, 'prepare')}\n" in capsys.readouterr().out
+    finish(run, ["env", "download", "dataset"])
+    show_runs.status(status(run, launchers, keep_going=True))
+    assert capsys.readouterr().out.startswith(f"created training job {name(run, 'train')}\n")
+    show_runs.status(status(run, launchers, keep_going=True))
+    assert "created training job" not in capsys.readouterr().out
+
+
+def test_states_say_what_a_job_waits_for(run: Run, jobs: Jobs) -> None:
+    submitted(run)
+    found = states(run, as_jobs(jobs))
+    assert found[name(run, "train")] == JobState("PENDING", f"after {name(run, 'prepare')}")
+    jobs.set_state(name(run, "prepare"), JobState("FAILED"))
+    found = states(run, as_jobs(jobs))
+    assert not any(state.active for state in found.values())
+
+
+def test_following_a_log_goes_on_while_sagemaker_does_not_answer(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launchers = submitted(run)
+    finish(run, ["env", "download", "dataset"])
+    train = str(advance_run(run, jobs))
+    jobs.set_state(train, RUNNING)
+    log_file = run.paths.log("train", train)
+    publish.write_text(log_file, "step 1\n")
+    # a look asks twice: which job is next, and for the states
+    find, looks = jobs.find, iter((*["answer"] * 2, *["no answer"] * 4, "end"))
+
+    def answers_at_times(name: str) -> TrainingJob | None:
+        look = next(looks) if name == train else "answer"
+        if look == "no answer":
+            raise UserError(f"training job {name}: ThrottlingException")
+        if look == "end":
+            publish.write_text(log_file, "step 1\nstep 2\n")
+            finish(run, ["train"])
+        return find(name)
+
+    monkeypatch.setattr(jobs, "find", answers_at_times)
+    monkeypatch.setattr(follow_module, "_RETRY_SECONDS", 0.0)
+    assert "".join(log(run, launchers, "train", until_it_ends=True)) == "step 1\nstep 2\n"
+
+
+def test_following_a_log_ends_when_sagemaker_never_answers_again(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launchers = submitted(run)
+    following = log(run, launchers, "env", until_it_ends=True)
+    publish.write_text(run.paths.log("env", name(run, "prepare")), "begun\n")
+    assert next(following) == "begun\n"
+    monkeypatch.setattr(jobs, "find", Mock(side_effect=UserError("training job: no answer")))
+    monkeypatch.setattr(follow_module, "_RETRY_SECONDS", 0.0)
+    with pytest.raises(UserError, match="no answer; later: hyperpod-ft logs -f "):
+        next(following)
