@@ -108,8 +108,8 @@ def test_sources_of_this_machine_reach_stage_download(
 
 def test_discarding_removes_records_but_not_those_of_a_training(machine: Callable[[str], tuple[Run, RunSync]]) -> None:
     client, here = machine("client")
-    for stage in ("train", "merge"):
-        finish(client, stage, client.paths.directory / stage / "file")
+    for stage, output in {"train": client.paths.metrics_path, "merge": client.paths.tuned_model / "file"}.items():
+        finish(client, stage, output)
     here.prepare()
     with pytest.raises(UserError, match=r"--force: stage train.*s3://place/ft/runs/.*/checkpoints"):
         here.discard(["train", "merge"])
