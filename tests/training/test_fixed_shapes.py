@@ -7,8 +7,6 @@ process group has was read in torch-neuronx's code, its other limits in AWS's do
 from typing import Any
 
 import pytest
-import torch
-from fixed_shapes_worker import Examiner, GraphExaminer, UnsupportedError
 
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, MakeRun, metrics, write_rows
@@ -51,27 +49,3 @@ def test_every_step_is_what_the_device_can_do(
     for key in ("loss", "grad_norm", "validation_loss"):
         expected = [row[key] for row in metrics(usual)]
         assert [row[key] for row in metrics(runs[0])] == pytest.approx(expected, rel=0, abs=1e-5), key
-
-
-def test_what_the_device_cannot_do_is_seen() -> None:
-    refused = {
-        "depends on values": lambda: torch.ones(3).nonzero(),
-        "by a bool tensor": lambda: torch.ones(3)[torch.ones(3) > 0],
-        "torch.float64": lambda: torch.ones(3).double(),
-        "beyond 32 bits": lambda: torch.full((2,), 2**40),
-        "compiled again": lambda: torch.ones(4) + 1,
-        "knows none": lambda: torch.ops.hyperpod_ft.lora_product(
-            torch.ones(1, 2), None, torch.ones(2, 2), None, None, torch.ones(1, 2), torch.ones(2, 1), 1.0
-        ),
-    }
-    for message, operation in refused.items():
-        examiner = Examiner()
-        with examiner:
-            torch.ones(3) + 1
-            examiner.sealed = message == "compiled again"
-            with pytest.raises(UnsupportedError, match=message):
-                operation()
-    scale = torch.compile(lambda x: x * 2, backend=GraphExaminer(), dynamic=True, fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="a shape that varies"):
-        scale(torch.ones(3))
-    torch._dynamo.reset()

@@ -1,19 +1,18 @@
-"""The benchmarks: the harness measures, and each program runs."""
+"""The benchmarks: what they recorded reaches the goals and is in the documents; a program and its measurements."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import rounds
-from benchmarks.command import ROOT
-from benchmarks.goals import COPY, KIT
-from benchmarks.measure import CommandError
-from benchmarks.rounds import Contender
+from benchmarks import goals, table
+from benchmarks.command import RESULTS, ROOT
+from benchmarks.goals import KIT
+from benchmarks.soaking import outcome
 
 MEASURE = """
 import json, sys
@@ -51,40 +50,6 @@ def test_measure_counts_the_whole_tree(tmp_path: Path) -> None:
     assert measured["cpu"] > 0.3
     assert 200e6 < measured["peak"] < 300e6, "two children of 100 MB each"
     assert measured["written"] == 0 or measured["written"] >= 8e6, "nothing is written to storage on tmpfs"
-
-
-def contender(name: str, program: str, directory: Path, **more: Any) -> Contender:
-    output = directory / name
-    return Contender(
-        name,
-        [sys.executable, "-c", program, str(output)],
-        lambda: [output],
-        lambda: {"size": output.stat().st_size},
-        **more,
-    )
-
-
-def test_rounds_rotate_and_leave_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    inputs = tmp_path / "inputs"
-    inputs.mkdir()
-    (inputs / "file").write_bytes(b"x" * 1000)
-    write = "import sys; open(sys.argv[1], 'x').write('abc')"
-    fail = "raise SystemExit('no such thing')"
-    peers = [contender(COPY, write, tmp_path), contender(KIT, write, tmp_path)]
-    broken = contender("peer", fail, tmp_path, is_peer=True)
-    measured, failed = rounds.run([*peers, broken], 3, inputs, {}, tmp_path / "log")
-    assert failed == {"peer": "exit code 1: no such thing"}
-    assert {name: (len(found["rounds"]), found["output"]) for name, found in measured.items()} == {
-        COPY: (3, {"size": 3}),
-        KIT: (3, {"size": 3}),
-    }
-    order = [
-        line.split("round ")[1][:1] + line.split(": ")[1].split()[0] for line in capsys.readouterr().out.splitlines()
-    ]
-    assert order == ["1cp", "1hyperpod-ft", "1peer", "2hyperpod-ft", "2cp", "3cp", "3hyperpod-ft"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["inputs", "log"]
-    with pytest.raises(CommandError, match="no such thing"):
-        rounds.run([contender(KIT, fail, tmp_path)], 1, inputs, {}, tmp_path / "log")
 
 
 def test_the_dataset_benchmark_runs(tmp_path: Path) -> None:
@@ -125,3 +90,30 @@ def test_the_s3_benchmark_runs(verb: str, tmp_path: Path) -> None:
     assert entry["tree_bytes"] == 8 * (9 << 20) + 200 * (64 << 10)
     assert list(entry["contenders"]) == [KIT]
     assert not list((tmp_path / "work").iterdir())
+
+
+def test_the_document_shows_what_was_recorded() -> None:
+    document = table.DOCUMENT.read_text(encoding="utf-8")
+    assert document == table.document(document, table.load()), "run: python -m benchmarks.table"
+
+
+def test_what_was_recorded_reaches_every_goal() -> None:
+    missed = {
+        goal.what: goal.form.format(value) for goal, value in goals.reached(table.load()).items() if not goal.met(value)
+    }
+    assert missed == {}
+
+
+def test_records_name_no_place_of_the_machine() -> None:
+    for file in RESULTS.glob("*.json"):
+        assert not re.search(r'["\s=:]/\w', file.read_text()), file
+
+
+def test_the_soak_sees_what_became_different() -> None:
+    expected = {"metrics": [{"step": 1, "loss": 2.5}], "files": {"merged/a": "x"}}
+    assert outcome.differences(expected, {"metrics": [{"step": 1, "loss": 2.5}], "files": {"merged/a": "x"}}) == []
+    found = {"metrics": [{"step": 1, "loss": 2.25}], "files": {}}
+    assert outcome.differences(expected, found) == [
+        "files/merged/a: x became None",
+        "metrics/0/loss: 2.5 became 2.25",
+    ]

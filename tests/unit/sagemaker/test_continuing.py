@@ -1,6 +1,5 @@
 """Which training job follows one that has ended: what SageMaker says and what its containers left decide."""
 
-import signal
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -15,6 +14,7 @@ from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
+from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
 from hyperpod_ft.sagemaker.training_jobs import TrainingJob
 from tests.unit.sagemaker.training_jobs_in_memory import (
     COMPLETED,
@@ -94,6 +94,7 @@ def test_crashes_in_a_container_use_up_the_submissions_restarts(run: Run, jobs: 
     finish(run, ["env", "download", "dataset"])
     launchers = submitted(run)
     crash = Attempt(name(run, "train"), "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 40, 41)
+    attempts.add(run.paths, "train", replace(crash, status=NOTICE_STATUS, signal=NOTICE))  # leaving early is free
     attempts.add(run.paths, "train", crash)
     attempts.add(run.paths, "train", replace(crash, job_id="of-an-earlier-submission-train-9"))
     jobs.set_state(name(run, "train"), JobState("FAILED", "InternalServerError"))
@@ -101,6 +102,8 @@ def test_crashes_in_a_container_use_up_the_submissions_restarts(run: Run, jobs: 
     jobs.set_state(name(run, "train", 2), JobState("FAILED", "InternalServerError"))
     assert advance_run(run, jobs) is None, "two restarts: a crash and a loss"
     assert "restart 2 of 2" in status(run, launchers).stages[3].restarts
+    left_to_be_continued(run, name(run, "train", 2))
+    assert advance_run(run, jobs) == name(run, "train", 3), "to leave early needs no restart"
 
 
 def test_lost_instances_are_replaced_as_often_as_restarts_are_allowed(run: Run, jobs: Jobs) -> None:
@@ -123,12 +126,16 @@ def test_lost_instances_are_replaced_as_often_as_restarts_are_allowed(run: Run, 
     [
         (JobState("FAILED", "exit status 1"), True, "1"),
         (JobState("FAILED", "AlgorithmError: env: cannot import torch, exit code: 1"), True, ""),
+        (JobState("FAILED", "AlgorithmError: precompile: exit status 137: Killed, exit code: 137"), True, ""),
+        (JobState("FAILED", "AlgorithmError: , exit code: 1370"), True, ""),
+        (JobState("FAILED", "AlgorithmError: , exit code: 137"), True, "143"),
         (JobState("FAILED", "no value"), True, "2"),
         (JobState("FAILED", "rank 0: SIGTERM at step 3"), True, "143"),
         (JobState("CANCELLED"), True, ""),
         (JobState("CANCELLED"), True, "143"),
         (JobState("DEADLINE", "no spot instances"), True, ""),
         (JobState("FAILED", "CapacityError: Unable to provision requested ML compute capacity"), False, ""),
+        (JobState("FAILED", "InternalServerError: CapacityError, before it began"), False, ""),
     ],
 )
 def test_what_no_other_job_would_cure_is_not_continued(
@@ -147,11 +154,21 @@ def test_what_no_other_job_would_cure_is_not_continued(
         assert "CapacityError" in current.stages[3].detail
 
 
-def test_killed_at_the_limit_it_is_continued(run: Run, jobs: Jobs) -> None:
+@pytest.mark.parametrize(
+    ("state", "exit_status"),
+    [
+        (JobState("TIMEOUT"), "143"),
+        (JobState("FAILED", "InternalServerError"), "143"),
+        (JobState("FAILED", "AlgorithmError: , exit code: 137"), ""),
+    ],
+)
+def test_what_could_not_say_why_it_ended_is_restarted(run: Run, jobs: Jobs, state: JobState, exit_status: str) -> None:
+    """Killed, or ended by SageMaker, which sends SIGTERM at the limit."""
     finish(run, ["env", "download", "dataset"])
     submitted(run)
-    jobs.set_state(name(run, "train"), JobState("TIMEOUT"))
-    publish.write_text(run.paths.exit_marker("train", name(run, "train")), f"{128 + signal.SIGTERM}\n")
+    jobs.set_state(name(run, "train"), state)
+    if exit_status:
+        publish.write_text(run.paths.exit_marker("train", name(run, "train")), f"{exit_status}\n")
     assert advance_run(run, jobs) == name(run, "train", 2)
 
 

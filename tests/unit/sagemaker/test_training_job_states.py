@@ -102,45 +102,6 @@ def test_a_quota_is_named(jobs: TrainingJobs, service: Stubber) -> None:
         jobs.create({"TrainingJobName": "x", "RoleArn": ARN, "OutputDataConfig": {"S3OutputPath": "s3://bucket"}})
 
 
-def test_find(jobs: TrainingJobs, service: Stubber) -> None:
-    service.add_client_error("describe_training_job", "ValidationException", "Requested resource not found.")
-    assert jobs.find("x") is None
-    service.add_response(
-        "describe_training_job",
-        {
-            "TrainingJobName": "x",
-            "TrainingJobArn": ARN,
-            "TrainingJobStatus": "InProgress",
-            "SecondaryStatus": "Training",
-            "TrainingStartTime": BEGAN,
-            "CreationTime": BEGAN,
-            "HyperParameters": {"stages": "train"},
-            "ModelArtifacts": {"S3ModelArtifacts": "s3://bucket"},
-            "AlgorithmSpecification": {"TrainingInputMode": "File"},
-            "ResourceConfig": {"VolumeSizeInGB": 1},
-            "StoppingCondition": {},
-        },
-    )
-    found = jobs.find("x")
-    assert found is not None
-    assert (found.state.state, found.began, found.hyperparameters) == ("RUNNING", True, {"stages": "train"})
-    service.add_client_error("describe_training_job", "ValidationException", "1 validation error detected")
-    with pytest.raises(UserError, match="validation error"):
-        jobs.find("x")
-
-
-def test_names_are_those_that_begin_so(jobs: TrainingJobs, service: Stubber) -> None:
-    def page(*names: str) -> dict[str, Any]:
-        known = {"TrainingJobArn": ARN, "CreationTime": BEGAN, "TrainingJobStatus": "Completed"}
-        return {"TrainingJobSummaries": [{"TrainingJobName": name, **known} for name in names]}
-
-    service.add_response(
-        "list_training_jobs", page("a-run-b", "run-a-2") | {"NextToken": "t"}, {"NameContains": "run-"}
-    )
-    service.add_response("list_training_jobs", page("run-a-1"), {"NameContains": "run-", "NextToken": "t"})
-    assert jobs.names("run-") == ["run-a-1", "run-a-2"]
-
-
 def test_stopping_a_job_that_has_ended_is_no_error(jobs: TrainingJobs, service: Stubber) -> None:
     ended = "The request was rejected because the training job is in status Completed."
     service.add_client_error("stop_training_job", "ValidationException", ended)

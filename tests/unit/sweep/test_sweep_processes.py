@@ -21,7 +21,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sweep.planning import PlannedSweep, plan_sweep
 from hyperpod_ft.sweep.references import find_sweep
 from hyperpod_ft.sweep.results import SweepResult, sweep_result
-from hyperpod_ft.sweep.submission import cancel_sweep, resume_sweep, submit_sweep
+from hyperpod_ft.sweep.submission import resume_sweep, submit_sweep
 from hyperpod_ft.sweep.sweep import Sweep
 from tests.conftest import run_file_values
 from tests.quick_stages import interpreter, most_at_a_time
@@ -91,16 +91,6 @@ def test_runs_wait_for_one_another_and_for_what_they_share(
     page = (tmp_path / "sweep-report.html").read_text()
     assert not (tmp_path / "report.html").exists(), "that of `report`"
     assert all(point.run in page for point in result.points)
-
-
-def test_cancel_stops_the_runs_that_wait_first(tmp_path: Path) -> None:
-    planned = sweep_of(tmp_path)
-    list(submit_sweep(planned))
-    cancelled = [run.paths.full_name for run, _ in cancel_sweep(planned.sweep)]
-    assert cancelled == [run.paths.full_name for run in reversed(planned.runs)]
-    assert {point.state for point in ended(planned.sweep).points} == {"cancelled"}
-    trained = planned.sweep.root / "trained"
-    assert not trained.exists() or planned.runs[1].plan.run_id not in trained.read_text()
 
 
 def test_a_shared_job_that_can_never_start_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What the view shows."""
 
+import json
 import math
 from dataclasses import replace
 from io import StringIO
@@ -11,7 +12,6 @@ from rich.console import Console
 from hyperpod_ft.cli.watch.screen import LossHistory, Picture, draw, sparkline
 from hyperpod_ft.launch.status import LatestMetrics, RunStatus, StageStatus
 from hyperpod_ft.runs.results.log_text import parse_progress
-from tests.unit.cli.watch.test_loss_history import row
 
 NOW = "2026-01-01T01:02:03Z"
 STAGES = (
@@ -35,11 +35,16 @@ LOG = [
 ]
 
 
+def row(step: int, loss: float, validation: float | None = None, **others: float) -> str:
+    return json.dumps({"step": step, "loss": loss, "validation_loss": validation} | others) + "\n"
+
+
 @pytest.fixture
 def picture(tmp_path: Path) -> Picture:
     losses = LossHistory(tmp_path / "metrics.jsonl")
     (tmp_path / "metrics.jsonl").write_text(
-        row(28, 4.0, seconds=1.5)
+        row(27, math.nan)
+        + row(28, 4.0, seconds=1.5)
         + row(29, 3.0, 2.5, seconds=3.0)
         + row(30, 2.0, seconds=4.5, tokens_per_second=1234.5, mfu=0.31, learning_rate=1e-4, grad_norm=0.5)
     )
@@ -68,7 +73,7 @@ def test_the_whole_chain_at_a_look(picture: Picture) -> None:
         "  train: restart 1 of 3 (rank 3: exit 1 at step 12)",
         "  12:00:00  created training job dolly-train",
     ]
-    assert "  loss  █▅▁  4.0000 → 2.0000" in seen
+    assert "  loss  ×█▅▁  nan → 2.0000" in seen
     known = "1,234 tokens/s  MFU 31.0%  learning rate 1.0e-04  gradient norm 0.50  validation 2.5000 at step 29"
     assert f"        {known}" in seen
     assert "log of train: /fsx/train.out ──" in "\n".join(seen)
@@ -97,3 +102,18 @@ def test_no_spike_disappears() -> None:
     assert len(curve) == 50 and curve.count("█") == 1 and curve[35] == "█"
     values[20_000] = math.nan
     assert sparkline(values, 50)[10] == "×"
+
+
+def test_the_pace_is_that_of_the_newest_rows(tmp_path: Path) -> None:
+    """The first step compiles; one slow step among many does not change the time left much."""
+    path = tmp_path / "metrics.jsonl"
+    losses = LossHistory(path)
+    seconds = [100.0 + step for step in range(1, 100)]
+    seconds[-1] += 5
+    rows = [row(step, 1.0, seconds=at) for step, at in enumerate(seconds, 1)]
+    path.write_text(rows[0])
+    losses.read()
+    assert losses.seconds_per_step is None
+    path.write_text("".join(rows))
+    losses.read()
+    assert losses.seconds_per_step == pytest.approx(1 + 5 / 49)
