@@ -39,7 +39,10 @@ _LORA_TORCH_ONLY = ("lora.dora", "lora.plus_ratio", "lora.quantization")  # matt
 
 def check_settings(config: RunConfig) -> None:
     if not config.instance.is_neuron:
-        raise UserError(f"engine neuron needs a trn instance type, not {config.cluster.instance_type}")
+        raise UserError(
+            f"cluster.instance_type: engine neuron needs a trn instance type, not {config.cluster.instance_type}",
+            "choose one, or set engine: torch",
+        )
     if config.training.objective == "dpo":
         raise UserError("training.objective: only engine torch supports dpo", "set engine: torch, or objective sft")
     if config.dataset.max_target_length is not None:

@@ -39,7 +39,10 @@ _SHARED_MODULES = {"shared", "embed_tokens", "lm_head", "relative_attention_bias
 
 def check_settings(config: RunConfig) -> None:
     if config.cluster.instance_type.startswith("trn1"):
-        raise UserError("engine torch does not run on trn1: TorchNeuron needs trn2", "use engine: neuron")
+        raise UserError(
+            "cluster.instance_type: engine torch does not run on trn1",
+            "choose trn2, which TorchNeuron needs, or use engine: neuron",
+        )
     if config.training.objective == "dpo":
         _check_preferences(config)
     if config.dataset.max_target_length is not None:

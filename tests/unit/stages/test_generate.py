@@ -124,8 +124,19 @@ def prepared_run(tmp_path: Path, base: Path, tuned: Path, *, validation: bool = 
 
 def test_side_by_side(base: Path, other: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = ["plain text", {"prompt": "a row", "completion": "not needed"}, {"prompt": "without completion"}]
-    wanted = {"train_samples": 5, "validation_samples": 3, "answer_pattern": "^"}  # which matches all, as the same
+    wanted = {"train_samples": 5, "validation_samples": 3, "answer_pattern": "(?s)^.{3}"}
     run = prepared_run(tmp_path, base, other, prompts=prompts, **wanted)
+    model = AutoModelForCausalLM.from_pretrained(other).eval()
+    tokenizer = AutoTokenizer.from_pretrained(other)
+
+    def tuned_answer(prompt: str) -> str:
+        by_hand = greedy_by_hand(model, tokenizer(prompt)["input_ids"], 6)
+        return str(tokenizer.decode(by_hand, skip_special_tokens=True))
+
+    path = run.paths.dataset_path / "samples.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[1]["completion"] = tuned_answer("t1")[:3] + ", and it ends in another way"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = generate.work(run)
     assert done.outputs == (run.paths.samples_path,)
     found = json.loads(run.paths.samples_path.read_text())
@@ -140,16 +151,13 @@ def test_side_by_side(base: Path, other: Path, tmp_path: Path, capsys: pytest.Ca
     assert losses["base"]["mean"] != losses["tuned"]["mean"]
     assert done.facts["validation_loss"] == losses
 
-    model = AutoModelForCausalLM.from_pretrained(other).eval()
-    tokenizer = AutoTokenizer.from_pretrained(other)
-    by_hand = greedy_by_hand(model, tokenizer("plain text")["input_ids"], 6)
-    assert found["prompts"][0]["tuned"] == tokenizer.decode(by_hand, skip_special_tokens=True)
+    assert found["prompts"][0]["tuned"] == tuned_answer("plain text")
 
     printed = capsys.readouterr().out
     assert "plain text" in printed and "| tuned" in printed and "validation loss: base" in printed
     assert "exact answers, train rows: base 0/5, tuned 0/5" in printed
-    assert "answers by pattern, train rows: base 5/5, tuned 5/5" in printed
-    assert done.facts["pattern_match"]["validation"] == {"rows": 3, "base": 3, "tuned": 3}
+    assert "answers by pattern, train rows: base 0/5, tuned 1/5" in printed
+    assert done.facts["pattern_match"]["validation"] == {"rows": 3, "base": 0, "tuned": 0}
 
 
 def test_a_text_is_continued_for_as_long_as_an_answer_can_be(base: Path, other: Path, tmp_path: Path) -> None:

@@ -123,7 +123,10 @@ def screen(run: Run) -> Iterator[Screen]:
 
 
 def test_keys_choose_suspend_and_leave(run: Run, screen: Screen) -> None:
-    screen.wait_for(f"{run.config.name}  running  0 of {len(run.plan.stages)} stages done")
+    first = screen.wait_for(f"{run.config.name}  (\\w+)  (\\d+) of (\\d+) stages done")
+    stages = len(run.plan.stages)
+    assert first.groups() == ("unknown", "0", str(stages)), "by the run's files, before its launcher is asked"
+    screen.wait_for(f"{run.config.name}  running  0 of {stages} stages done")
     assert "log of env: none yet" not in screen.text, "the first picture is of the run's files already"
     seen = len(screen.text)
     screen.type("\x1b[B")

@@ -114,6 +114,19 @@ def test_a_submission_is_refused(mixtral: Path, run_of: Callable[[Path], Run]) -
     check_run(Run.of(config))
 
 
+def test_a_mixture_whose_files_have_its_experts_as_one_is_refused_but_for_its_attention(
+    run_of: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Its experts are trained and consolidated, but no linear modules that an adapter could change."""
+    directory = save(tmp_path / "granitemoe", "granitemoe", num_local_experts=4, num_experts_per_tok=2)
+    with pytest.raises(UserError, match=r"lora\.target_modules: 'gate_proj' matches no module"):
+        check_run(run_of(directory))
+    targets = needed_targets(directory)
+    assert targets == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    check_run(run_of(directory, lora={"target_modules": targets}))
+    check_run(run_of(directory, training__method="full"))
+
+
 @pytest.mark.parametrize("stage", [download.work, env.work])
 def test_the_stages_that_bring_model_and_interpreter_refuse(
     mixtral: Path, run_of: Callable[[Path], Run], stage: Callable[[Run], object]
