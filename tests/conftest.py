@@ -29,6 +29,8 @@ for name in [name for name in os.environ if name.startswith("OPENBLAS_")]:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+MakeRun = Callable[..., Run]  # the fixture make_run
+
 gc_pause.pause_collection()  # until all tests are imported
 
 
@@ -125,7 +127,7 @@ def cluster(slurm_installed: None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., Run]:
+def make_run(tmp_path: Path) -> MakeRun:
     def make(**overrides: Any) -> Run:
         values = run_file_values(tmp_path / "root", **overrides)
         return Run.of(run_file.resolve(run_file.validate(values, "run.yaml"), tmp_path))

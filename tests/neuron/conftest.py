@@ -16,6 +16,7 @@ import pytest
 from transformers import LlamaConfig, PretrainedConfig
 
 from hyperpod_ft.runs.run import Run
+from tests.conftest import MakeRun
 from tests.forking import ForkServer
 from tests.training.conftest import ENVIRONMENT, Jobs, Launched, job_server, jobs, tiny_llama
 from tests.training.conftest import make_run as make_training_run
@@ -29,7 +30,6 @@ PYTHON = os.environ.get(NAMED, sys.executable)
 # the last one: importing torch._inductor would start a process for each CPU
 ON_CPU = {"PJRT_DEVICE": "CPU", "NXD_CPU_MODE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 PATIENCE_SECONDS = 600  # sixteen ranks on two processors
-MakeRun = Callable[..., Run]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -5,7 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,11 @@ from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
+from tests.conftest import MakeRun
+from tests.programs import write_program
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
-MakeRun = Callable[..., Run]
 
 
 @pytest.fixture
@@ -51,11 +52,11 @@ def names_and_comments() -> set[tuple[str, str]]:
     return {(name, comment) for name, comment in (line.split("|") for line in done.stdout.splitlines())}
 
 
-def sbatch_wrapper(directory: Path, text: str) -> None:
-    wrapper = directory / "sbatch"
+def sbatch_wrapper(directory: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Put an sbatch on PATH; REAL in its text is the real one."""
     real = subprocess.run(["which", "sbatch"], capture_output=True, text=True, check=True).stdout.strip()
-    wrapper.write_text(f"#!/bin/bash\n{text.replace('REAL', real)}\n")
-    wrapper.chmod(0o755)
+    write_program(directory / "sbatch", text.replace("REAL", real))
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
 
 
 def test_jobs_that_a_killed_submission_left_are_found_and_cancelled(
@@ -63,8 +64,7 @@ def test_jobs_that_a_killed_submission_left_are_found_and_cancelled(
 ) -> None:
     run = waiting(make_run)
     # held, so that they stay; and slow to answer, so that the kill comes before the answer
-    sbatch_wrapper(tmp_path, 'id=$(REAL --hold "$@"); sleep 2; echo "$id"')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sbatch_wrapper(tmp_path, monkeypatch, 'id=$(REAL --hold "$@"); sleep 2; echo "$id"')
     run.freeze()
     program = (
         "import pathlib, sys; from hyperpod_ft.runs.run import Run\n"
@@ -99,9 +99,10 @@ def test_an_interrupted_submission_cancels_what_it_made(
 ) -> None:
     run = waiting(make_run)
     sbatch_wrapper(
-        tmp_path, 'id=$(REAL --hold "$@"); [[ "$*" == *dataset* ]] && { echo oops >&2; exit 1; }; echo "$id"'
+        tmp_path,
+        monkeypatch,
+        'id=$(REAL --hold "$@"); [[ "$*" == *dataset* ]] && { echo oops >&2; exit 1; }; echo "$id"',
     )
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(UserError, match="sbatch dataset: oops"):
         submit(run, Launchers(slurm), Selection())
     wait_for(lambda: not queue(), what=queue, every=0.1)
@@ -111,8 +112,7 @@ def test_site_customizations_of_slurm(
     slurm: SlurmLauncher, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = waiting(make_run)
-    sbatch_wrapper(tmp_path, 'echo "Welcome to ExampleCluster, 3 nodes are idle"; exec REAL --hold "$@"')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sbatch_wrapper(tmp_path, monkeypatch, 'echo "Welcome to ExampleCluster, 3 nodes are idle"; exec REAL --hold "$@"')
     monkeypatch.setenv("SBATCH_JOB_NAME", "foo")
     monkeypatch.setenv("SBATCH_COMMENT", "site")
     monkeypatch.setenv("SQUEUE_FORMAT", "%A")
@@ -143,8 +143,7 @@ def test_the_jobs_of_another_user_are_left_alone(
 ) -> None:
     """A copy of one's own jobs, comment included, that somebody else submitted: neither counted nor cancelled."""
     mine = waiting(make_run)
-    sbatch_wrapper(tmp_path, 'exec REAL --hold "$@"')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sbatch_wrapper(tmp_path, monkeypatch, 'exec REAL --hold "$@"')
     other = submit_as(65534, mine)
     try:
         (listed,) = queue()
@@ -185,8 +184,7 @@ def test_two_runs_of_one_recipe_below_two_roots_are_two(
     first = waiting(make_run)
     second = waiting(make_run, cluster__root=str(tmp_path / "other root"), cluster__instance_type="local")
     assert first.plan == second.plan and first.paths.directory != second.paths.directory
-    sbatch_wrapper(tmp_path, 'exec REAL --hold "$@"')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sbatch_wrapper(tmp_path, monkeypatch, 'exec REAL --hold "$@"')
     of_first = submit(first, Launchers(slurm), Selection())
     of_second = submit(second, Launchers(slurm), Selection())
     assert len(of_first) == len(of_second) == len(first.plan.stages)
@@ -214,8 +212,7 @@ def test_slurm_keeps_no_secret(
     # the second one may not replace what the script itself exports
     for name, value in {**secrets, "HARMLESS": "hhhh-iiii", "PYTHONPATH": "hf_finetunemodels2024"}.items():
         monkeypatch.setenv(name, value)
-    sbatch_wrapper(tmp_path, 'REAL --hold "$@"')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sbatch_wrapper(tmp_path, monkeypatch, 'REAL --hold "$@"')
     run = waiting(make_run, tracking={"trackers": ["wandb"]})
     submit(run, Launchers(slurm), Selection())
     saved = b"".join(path.read_bytes() for path in (cluster.conf.parent / "state").rglob("*") if path.is_file())
@@ -258,8 +255,7 @@ def test_cancelling_removes_secrets(
     slurm: SlurmLauncher, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_aaaabbbbccccdddd")
-    sbatch_wrapper(tmp_path, 'REAL --hold "$@"')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sbatch_wrapper(tmp_path, monkeypatch, 'REAL --hold "$@"')
     run = waiting(make_run)
     submit(run, Launchers(slurm), Selection())
     assert list(run.paths.secrets_directory.iterdir())

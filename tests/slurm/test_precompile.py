@@ -6,18 +6,16 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hyperpod_ft.localcluster import LocalCluster
-from hyperpod_ft.runs.run import Run
 from tests import neuron_stand_ins
+from tests.conftest import MakeRun
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
-MakeRun = Callable[..., Run]
 
 
 def test_every_node_traces_and_the_first_records(cluster: LocalCluster, make_run: MakeRun, tmp_path: Path) -> None:

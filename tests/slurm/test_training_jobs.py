@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
+from tests.conftest import MakeRun
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(300)]
-MakeRun = Callable[..., Run]
 
 # Every rank says who it is, and what the sum over all ranks of 1 + rank is.
 ALL_REDUCE = """

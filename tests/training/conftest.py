@@ -23,6 +23,7 @@ from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.signals import NOTICE
 from hyperpod_ft.stages import stage, train
+from tests.conftest import MakeRun
 from tests.forking import Forked, ForkServer
 from tests.tasks import task_of
 from tests.unit import tiny_t5
@@ -272,7 +273,6 @@ def train_here(run: Run) -> Record:
     return record
 
 
-MakeRun = Callable[..., Run]
 TrainProgram = Callable[[Run], tuple[int, str]]
 
 

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import subprocess
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,9 +28,8 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from hyperpod_ft.serving import models
 from hyperpod_ft.serving.models import Models
+from tests.conftest import MakeRun
 from tests.waiting import wait_for
-
-MakeRun = Callable[..., Run]
 
 
 def existing(run: Run, *, finished: bool) -> Run:

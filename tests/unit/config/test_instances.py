@@ -35,6 +35,7 @@ def test_hyperpod_or_training_jobs_have_every_type() -> None:
         for shape in ("ClusterInstanceType", "TrainingInstanceType")
     )
     assert set(CATALOGUE) - {"local"} <= cluster | training
+    assert set(CATALOGUE) - training == {"local", "trn2.3xlarge"}
     assert {name for name, known in CATALOGUE.items() if known.has_accelerators} <= cluster
     assert not {name for name in cluster if name.startswith("trn3")}, "the catalogue can have them now"
 

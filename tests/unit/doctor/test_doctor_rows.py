@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,10 +20,9 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok
 from hyperpod_ft.launch.slurm.site import SlurmNode, SlurmSite
 from hyperpod_ft.planning.pins import NEURON_DRIVERS
-from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
+from tests.conftest import MakeRun
 
-MakeRun = Callable[..., Run]
 LUSTRE = "50 28 0:1 / /fsx rw,noatime - lustre 10.1.0.1@tcp:/4owupbev rw,{},lazystatfs\n"
 ROOT = "28 1 8:1 / / rw,relatime - ext4 /dev/root rw\n"
 

@@ -156,18 +156,6 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         perform(s3_run(tmp_path), "download", stage.work)
 
 
-@pytest.mark.usefixtures("s3")
-def test_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with pytest.raises(UserError, match=r"cannot read s3://models/llama: no AWS credentials;"):
-        perform(s3_run(tmp_path), "download", stage.work)
-
-
 def test_without_boto3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(UserError, match=re.escape(f"install it: {sys.executable} -m pip install 'hyperpod-ft[aws]'")):

@@ -2,17 +2,15 @@
 
 import ast
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hyperpod_ft.engines.neuron.arguments import arguments
-from hyperpod_ft.runs.run import Run
+from tests.conftest import MakeRun
 from tests.tasks import task_without_model
 
 SOURCES = Path(sys.prefix) / "neuron-sources"  # scripts/setup.sh puts them there
-MakeRun = Callable[..., Run]
 NEURON = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"ranks_per_node": 8}}
 
 

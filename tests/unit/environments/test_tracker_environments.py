@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ import pytest
 from hyperpod_ft.environments import trackers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.pins import requirements
-from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
+from tests.conftest import MakeRun
 from tests.unit.stage_runs import finish
 
-MakeRun = Callable[..., Run]
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 

@@ -4,7 +4,6 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,8 +15,8 @@ from hyperpod_ft.job.job_node import JobNode
 from hyperpod_ft.job.node import MASTER_PORTS, main, master_port, rendezvous
 from hyperpod_ft.localcluster import ports as local_cluster
 from hyperpod_ft.runs.run import Run
+from tests.conftest import MakeRun
 
-MakeRun = Callable[..., Run]
 REPOSITORY = Path(__file__).resolve().parents[3]
 SCONTROL = """#!/bin/bash
 case "$*" in

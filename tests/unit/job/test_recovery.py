@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt, NodeFailure
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.results import metrics
-from hyperpod_ft.runs.run import Run
-
-MakeRun = Callable[..., Run]
+from tests.conftest import MakeRun
 
 
 def attempt(**values: Any) -> Attempt:

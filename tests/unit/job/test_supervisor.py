@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,9 @@ from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
+from tests.conftest import MakeRun
 from tests.waiting import wait_for
 
-MakeRun = Callable[..., Run]
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 

@@ -1,6 +1,5 @@
 """Section eval and the command eval: which stages a run gets, what is refused, and what a submission selects."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import outputs_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
+from tests.conftest import MakeRun
 from tests.unit.stage_runs import finish
 
-MakeRun = Callable[..., Run]
 SECTION = {"tasks": ["arc_easy"]}
 TRAINING_JOBS = {"region": "us-east-1", "role": "arn:aws:iam::123456789012:role/r", "store": "s3://bucket/runs"}
 OTHERS = ("env", "download", "dataset", "train", "consolidate", "merge", "generate")

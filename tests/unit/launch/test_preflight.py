@@ -1,15 +1,12 @@
 """What `submit` refuses before a job starts."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.preflight import check_run
-from hyperpod_ft.runs.run import Run
-
-MakeRun = Callable[..., Run]
+from tests.conftest import MakeRun
 
 
 @pytest.mark.parametrize(

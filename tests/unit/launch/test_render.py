@@ -6,7 +6,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,11 @@ from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.runs.job_files import BANNER, banner
 from hyperpod_ft.runs.run import Run
 from tests import golden
+from tests.conftest import MakeRun
 from tests.waiting import wait_for
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "slurm"
 INSTALLATION = Installation(Path("/fsx/hyperpod-ft/kit/bin/python"), Path("/fsx/hyperpod-ft/code"))
-MakeRun = Callable[..., Run]
 
 
 def of_recipe(name: str) -> Run:

@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,9 +29,8 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 from hyperpod_ft.stages import stage
 from hyperpod_ft.tracking.state import TrackerState
+from tests.conftest import MakeRun
 from tests.unit.stage_runs import chosen, finish, finish_all
-
-MakeRun = Callable[..., Run]
 
 
 def test_shared_stages_are_shared_between_runs(make_run: MakeRun) -> None:

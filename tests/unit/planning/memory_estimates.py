@@ -1,6 +1,5 @@
 """Estimates of memory for the models and runs of tests."""
 
-from collections.abc import Callable
 from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
@@ -8,9 +7,7 @@ from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_fit import check_trainable, estimate
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import degrees_of
-from hyperpod_ft.runs.run import Run
-
-MakeRun = Callable[..., Run]
+from tests.conftest import MakeRun
 
 
 def shape_of(model_config: dict[str, Any]) -> ModelShape:

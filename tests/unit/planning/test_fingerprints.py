@@ -1,7 +1,6 @@
 """Fingerprints leave out what a run file leaves at its default, so that a new key changes no run's id."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from hyperpod_ft.planning import plan as planned
 from hyperpod_ft.planning.plan import plan
 from hyperpod_ft.runs.run import Run
 from tests import golden
+from tests.conftest import MakeRun
 
-MakeRun = Callable[..., Run]
 LEFT_OUT = Path(__file__).with_name("left_out.json")
 # Together they have all stages, and every section that changes results has an effect in one of them.
 RUNS: tuple[dict[str, Any], ...] = (

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from hyperpod_ft.planning.neuron import rules as neuron_rules
 from hyperpod_ft.planning.neuron.limits import uses_flash_attention
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.planning.torch.memory import has_sequence_parallel
-from hyperpod_ft.runs.run import Run
+from tests.conftest import MakeRun
 
-MakeRun = Callable[..., Run]
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -78,7 +76,11 @@ def test_sequence_parallelism(make_run: MakeRun, overrides: dict[str, Any], word
 @pytest.mark.parametrize(
     ("given", "length", "words"),
     [
-        (True, 1022, "parallelism.sequence_parallel: tensor_parallel 4 .* 511 tokens of a row .*; .* a multiple of 8,"),
+        (
+            True,
+            1022,
+            "sequence_parallel: tensor_parallel 4 .* 511 tokens of a row on each rank; .* a multiple of 8,",
+        ),
         (True, 1024, None),
         (None, 1022, None),
         (False, 1022, None),
@@ -268,12 +270,6 @@ def test_targets_that_a_family_has(
         expected = f"^lora.target_modules: .*{words}" if refused else ""
         with pytest.raises(UserError, match=expected) if refused else contextlib.nullcontext():
             check_model_directory(config, degrees_of(config), tmp_path)
-
-
-def test_sequence_parallelism_of_divided_rows(make_run: MakeRun) -> None:
-    degrees = {"ranks_per_node": 4, "tensor_parallel": 2, "context_parallel": 2}
-    with pytest.raises(UserError, match=r"2 does not divide the 1023 tokens of a row on each rank; .* multiple of 4"):
-        make_run(dataset__max_length=2046, parallelism=degrees | {"sequence_parallel": True})
 
 
 def test_one_rank_has_no_zero_1(make_run: MakeRun) -> None:

@@ -1,6 +1,5 @@
 """The plan: which stages, in what order, with which resources, and when a fingerprint changes."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,8 +7,7 @@ import pytest
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.parallelism import Degrees
 from hyperpod_ft.runs.run import Run
-
-MakeRun = Callable[..., Run]
+from tests.conftest import MakeRun
 
 
 def names(run: Run) -> list[str]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.aws.checks.service_model import check_request, model
+from hyperpod_ft.aws.checks.service_model import check_request
 from hyperpod_ft.config import run_file
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.metrics import StepMetrics
 from hyperpod_ft.errors import UserError
@@ -84,11 +83,6 @@ def test_requests_are_as_recorded_and_as_the_service_takes_them() -> None:
     golden.check(GOLDEN / "cpu.json", base)
     for name in sorted(set(CASES) - {"cpu"}):
         golden.check(GOLDEN / f"{name}.diff", golden.difference(base, recorded(name)))
-
-
-@pytest.mark.parametrize("instance_type", sorted(set(CATALOGUE) - {"local", "trn2.3xlarge"}))
-def test_training_jobs_have_every_type_of_the_catalogue(instance_type: str) -> None:
-    assert f"ml.{instance_type}" in model("sagemaker").shape_for("TrainingInstanceType").enum
 
 
 def test_three_jobs_of_which_one_has_the_accelerators() -> None:

@@ -22,9 +22,9 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import eval as eval_stage
 from hyperpod_ft.stages import stage, tasks
 from tests import lm_eval_interpreters
+from tests.conftest import MakeRun
 from tests.unit.stage_runs import finish
 
-MakeRun = Callable[..., Run]
 HARNESS = {"lm_eval": "0.4.13"}
 TASKS = Path(__file__).resolve().parents[2] / "data" / "lm-eval"
 TINY_LLAMA = TASKS.parents[2] / "examples" / "quickstart" / "tiny-llama"

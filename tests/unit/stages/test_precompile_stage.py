@@ -6,7 +6,6 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.train import _counted_graphs
 from tests import neuron_stand_ins
-
-MakeRun = Callable[..., Run]
+from tests.conftest import MakeRun
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,9 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
+from tests.conftest import MakeRun
 from tests.unit.report.recorded_run import recorded_run
 from tests.unit.stage_runs import chosen, finish, finish_all
-
-MakeRun = Callable[..., Run]
 
 
 def test_work_leaves_a_record_and_is_not_repeated(make_run: MakeRun) -> None:

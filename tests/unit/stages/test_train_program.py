@@ -18,8 +18,7 @@ from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.layout import Layout, Sharding
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import train
-
-MakeRun = Callable[..., Run]
+from tests.conftest import MakeRun
 
 
 def test_every_rank_trains_in_the_layout_that_rank_0_gives(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """What a sweep submits when some of its stages have jobs already, of this point or of another, and what for."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,9 +16,8 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sweep.planning import PlannedSweep
 from hyperpod_ft.sweep.submission import submit_sweep
 from hyperpod_ft.sweep.sweep import Point, Sweep
+from tests.conftest import MakeRun
 from tests.unit.stage_runs import finish
-
-MakeRun = Callable[..., Run]
 
 
 @dataclass(frozen=True)

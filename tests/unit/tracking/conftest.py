@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,7 @@ import pytest
 
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
-
-MakeRun = Callable[..., Run]
+from tests.conftest import MakeRun
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.tracking import follower
-from hyperpod_ft.tracking.content import NewRows, final
+from hyperpod_ft.tracking.content import final
 from hyperpod_ft.tracking.follower import Follower, Shutdown, follow
 from hyperpod_ft.tracking.state import TrackerState
 from tests.unit.tracking.conftest import MakeRun, finish, log, losses
@@ -200,28 +200,6 @@ def test_a_held_lock_is_reported_once(
         shutdown.begin(30)
         thread.join(30)
     assert capsys.readouterr().out.count("locked by another process") == 1
-
-
-def test_rows_are_read_as_they_are_written(tracked: MakeRun) -> None:
-    run = tracked()
-    rows = NewRows(run.paths.metrics_path)
-    assert rows.after(0) == []
-    log(run, [1, 2])
-    with run.paths.metrics_path.open("a") as stream:
-        stream.write('{"step": 3, "lo')
-        stream.flush()
-        assert [row["step"] for row in rows.after(0)] == [1, 2]
-        stream.write('ss": 0.5}\nno JSON\n')
-    assert rows.after(2) == [{"step": 3, "loss": 0.5}]
-    assert rows.after(3) == []
-    _copy_without_the_last(run.paths.metrics_path).replace(run.paths.metrics_path)
-    assert [row["step"] for row in rows.after(1)] == [2]
-
-
-def _copy_without_the_last(path: Path) -> Path:
-    copy = path.with_suffix(".new")
-    copy.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
-    return copy
 
 
 def test_final_figures_are_numbers(tracked: MakeRun) -> None:

@@ -66,6 +66,12 @@ class Screen:
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
+    def press(self, keys: str, pattern: str) -> None:
+        """Type, and wait until the pattern was written since."""
+        before = len(self.text)
+        self.type(keys)
+        self.wait_for(pattern, before)
+
     def signal(self, number: signal.Signals) -> None:
         """To the command."""
         (command,) = descendants(self._shell.pid)
@@ -128,24 +134,14 @@ def test_keys_choose_suspend_and_leave(run: Run, screen: Screen) -> None:
     assert first.groups() == ("unknown", "0", str(stages)), "by the run's files, before its launcher is asked"
     screen.wait_for(f"{run.config.name}  running  0 of {stages} stages done")
     assert "log of env: none yet" not in screen.text, "the first picture is of the run's files already"
-    seen = len(screen.text)
-    screen.type("\x1b[B")
-    screen.wait_for("log of download: none yet", seen)
-    seen = len(screen.text)
-    screen.type("\x1b[A\r")
-    screen.wait_for(r"submitted \w+ ago\s+log of env: \S+ ─+\s+first line\s+env: second line", seen)
-    seen = len(screen.text)
-    screen.type("\x1b")
-    screen.wait_for("› env", seen)
-    seen = len(screen.text)
-    screen.type("\x1b[B")
-    screen.wait_for("log of download: none yet", seen)
+    screen.press("\x1b[B", "log of download: none yet")
+    screen.press("\x1b[A\r", r"submitted \w+ ago\s+log of env: \S+ ─+\s+first line\s+env: second line")
+    screen.press("\x1b", "› env")
+    screen.press("\x1b[B", "log of download: none yet")
     seen = len(screen.text)
     screen.type("\x1a")
     screen.assert_given_back(128 + signal.SIGTSTP)
-    seen = len(screen.text)
-    screen.type("\n")
-    screen.wait_for("log of download: none yet", seen)
+    screen.press("\n", "log of download: none yet")
     seen = len(screen.text)
     screen.resize(40, 8)
     screen.wait_for("› download", seen)

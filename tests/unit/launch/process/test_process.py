@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,9 +16,8 @@ from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
+from tests.conftest import MakeRun
 from tests.waiting import wait_for
-
-MakeRun = Callable[..., Run]
 
 
 def prepared(make_run: MakeRun, **scripts: str) -> Run:

@@ -3,7 +3,6 @@
 import json
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.torch import sharding
 from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B
+from tests.conftest import MakeRun
 
-MakeRun = Callable[..., Run]
 GPTJ_6B = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 28, "n_positions": 2048, "vocab_size": 50400}
 FULL = {"method": "full", "activation_checkpointing": "full"}
 CHECKPOINTED = {"activation_checkpointing": "full"}

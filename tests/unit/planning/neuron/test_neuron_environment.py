@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.neuron.environment import variables
 from hyperpod_ft.runs.run import Run
+from tests.conftest import MakeRun
 
-MakeRun = Callable[..., Run]
 CACHE = Path("/fsx/hyperpod-ft/neuron-cache/0123456789abcdef")
 
 

@@ -1,7 +1,6 @@
 """Packed documents: families whose loss and gradients are those of the documents alone, and the runs refused."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ from hyperpod_ft.planning.families import SEPARATING_FAMILIES
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.torch.limits import check_family
-from hyperpod_ft.runs.run import Run
+from tests.conftest import MakeRun
 from tests.unit.tiny_families import SIZES
-
-MakeRun = Callable[..., Run]
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # shorter than the documents, in one layer where a family has both kinds

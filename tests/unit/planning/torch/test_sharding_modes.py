@@ -1,6 +1,5 @@
 """Which sharding a run gets: as its run file says, or the fastest that fits."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.plan import plan
 from hyperpod_ft.planning.torch import sharding
-from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B
-
-MakeRun = Callable[..., Run]
+from tests.conftest import MakeRun
 
 
 def on(make_run: MakeRun, instance: str, nodes: int = 1, **values: Any) -> RunConfig:

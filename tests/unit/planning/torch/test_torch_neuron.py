@@ -8,8 +8,7 @@ import pytest
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.run import Run
-
-MakeRun = Callable[..., Run]
+from tests.conftest import MakeRun
 
 
 @pytest.fixture

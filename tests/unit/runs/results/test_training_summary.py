@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -22,9 +21,9 @@ from hyperpod_ft.runs.results import training_summary, usage
 from hyperpod_ft.runs.results.samples import AnswerCount
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.steps import steps
+from tests.conftest import MakeRun
 from tests.waiting import wait_for
 
-MakeRun = Callable[..., Run]
 TRN1 = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
 # the 2024 article's LoRA run, as its record would say it
 FACTS = {

@@ -30,16 +30,3 @@ def test_two_threads_alternate() -> None:
         thread.join(10)
     assert len(order) == 40
     assert all(one != other for one, other in pairwise(order))
-
-
-def test_it_is_free_after_an_error() -> None:
-    lock = FairLock()
-    try:
-        with lock:
-            raise ValueError
-    except ValueError:
-        pass
-    taken = threading.Thread(target=lock.acquire)
-    taken.start()
-    taken.join(10)
-    assert not taken.is_alive()
