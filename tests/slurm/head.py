@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from tests.programs import call
 from tests.waiting import wait_for
 
 
@@ -26,16 +26,7 @@ class Head:
         return name
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "hyperpod_ft", *arguments],
-            cwd=self.directory,
-            env=os.environ | self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        return call(*arguments, cwd=self.directory, **self.environment)
 
     def __call__(self, *arguments: str, status: int = 0) -> str:
         done = self.run(*arguments)

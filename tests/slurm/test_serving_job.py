@@ -1,11 +1,9 @@
 """`serve --on-node` on a real Slurm: a job, its address, an answer, and its end."""
 
 import json
-import os
 import re
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import openai
@@ -13,6 +11,7 @@ import pytest
 
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
+from tests.programs import call
 from tests.unit.serving import tuned
 
 pytestmark = pytest.mark.slurm
@@ -24,14 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def serve(cluster: LocalCluster, run: Run, *options: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "hyperpod_ft", "serve", str(run.paths.directory), *options],
-        env=os.environ | cluster.environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return call("serve", run.paths.directory, *options, **cluster.environment())
 
 
 def test_a_job_serves_a_run_until_it_is_stopped(cluster: LocalCluster, run: Run) -> None:

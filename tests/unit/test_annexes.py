@@ -5,16 +5,14 @@ import-linter checks, and asks the registry for those that are left, as planning
 """
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hyperpod_ft.annexes import NAMES
+from tests.programs import call
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,15 +33,9 @@ def without(directory: Path, *names: str) -> Path:
 
 def kit(checkout: Path, *arguments: str) -> str:
     """The output of a command of that checkout, on a root of its own."""
-    root, set_root = checkout / "root", f"--set=cluster.root={checkout / 'root'}"
-    done = subprocess.run(
-        [sys.executable, "-m", "hyperpod_ft", *arguments, *([set_root] if arguments[0] != "--help" else [])],
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout), "XDG_STATE_HOME": str(root)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    root = checkout / "root"
+    more = [] if arguments[0] == "--help" else [f"--set=cluster.root={root}"]
+    done = call(*arguments, *more, cwd=checkout, PYTHONPATH=str(checkout), XDG_STATE_HOME=str(root))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

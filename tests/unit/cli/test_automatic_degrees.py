@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from scripts.memory_table import LLAMA_3_8B
-from tests.unit.cli.test_cli import call, refused
+from tests.programs import call
+from tests.unit.cli.test_cli import refused
 from tests.unit.hub_server import Repository, serve
 
 RUN_FILE = """

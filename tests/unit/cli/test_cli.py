@@ -22,21 +22,11 @@ from hyperpod_ft.cli import main
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
 from scripts.memory_table import LLAMA_3_8B
+from tests.programs import call
 from tests.unit.small_volume import small_volume
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "transformers", "datasets", "peft", "numpy", "huggingface_hub", "boto3", "pyarrow")
-
-
-def call(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hyperpod_ft", *arguments],
-        cwd=cwd,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def refused(*arguments: str, cwd: Path, **environment: str) -> str:

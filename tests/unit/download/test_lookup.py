@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cli.test_cli import call
+from tests.programs import call
 from tests.unit.hub_server import Hub, Repository, serve
 
 RUN_FILE = """

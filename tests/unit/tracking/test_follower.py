@@ -17,6 +17,7 @@ from hyperpod_ft.tracking import follower
 from hyperpod_ft.tracking.content import final
 from hyperpod_ft.tracking.follower import Follower, Shutdown, follow
 from hyperpod_ft.tracking.state import TrackerState
+from tests.programs import call
 from tests.unit.tracking.conftest import MakeRun, finish, log, losses
 from tests.waiting import wait_for
 
@@ -238,14 +239,13 @@ def test_a_tracker_that_prints_something_else_is_tried_again(stand_in: Run) -> N
 
 
 def test_the_command_catches_up(stand_in: Run) -> None:
-    command = [sys.executable, "-m", "hyperpod_ft", "track", str(stand_in.paths.directory)]
     log(stand_in, [1, 2])
     broken = stand_in.paths.tracking / "broken"
     broken.write_text('{"problem": "ConnectionError: no route"}\n')
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = call("track", stand_in.paths.directory)
     assert (done.returncode, "mlflow: published to step 0 ConnectionError: no route\n" in done.stdout) == (1, True)
     broken.unlink()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = call("track", stand_in.paths.directory)
     assert (done.returncode, done.stdout) == (0, "mlflow: published to step 2 here\n")
     assert published(stand_in) == [1, 2]
 

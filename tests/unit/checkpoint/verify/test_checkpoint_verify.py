@@ -19,6 +19,7 @@ from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.checkpoint.verify.verify import verify
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
+from tests.programs import call
 from tests.unit.checkpoint.verify.written_models import adapter, arrays, change_json, header, put, shard, write
 
 
@@ -119,29 +120,20 @@ def test_a_file_that_cannot_be_read_to_its_end_fails_at_once(tmp_path: Path, mon
     assert sum(seen[-98:]) == 100_000
 
 
-def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hyperpod_ft", "verify", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_the_command(tmp_path: Path) -> None:
     good = write(tmp_path / "good", arrays())
-    done = call(good)
+    done = call("verify", good)
     assert done.returncode == 0 and done.stdout.splitlines()[1:] == ["checksums  match", "no faults found"], done.stderr
     tensors = arrays()
     tensors["lm_head.weight"][0, 0] = np.nan
     bad = write(tmp_path / "bad", tensors)
-    done = call(bad, "--against", good)
+    done = call("verify", bad, "--against", good)
     assert done.returncode == 1 and not done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("wrong: ")] == [
         f"wrong: {bad}: tensor lm_head.weight holds NaN",
         f"wrong: {bad}, against {good}: tensor lm_head.weight: 1 of 384 values differ, by nan at most",
     ]
-    done = call(bad, "--against", good, "--json")
+    done = call("verify", bad, "--against", good, "--json")
     values = json.loads(done.stdout, parse_constant=pytest.fail)
     assert done.returncode == 1 and values["ok"] is False and len(values["findings"]) == 2
     assert values["comparison"]["largest_difference"] is None
@@ -153,7 +145,7 @@ def test_the_command(tmp_path: Path) -> None:
         ((good, "--adapter", good), "--adapter and --base: "),
         ((adapter(tmp_path / "adapter"), "--adapter", good, "--base", good), "is an adapter"),
     ):
-        done = call(*arguments)
+        done = call("verify", *arguments)
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
         assert line in done.stderr
 

@@ -1,7 +1,6 @@
 """The account of node-hours, and what `status` and `compare` show of a training, from records written by hand."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from hyperpod_ft.runs.results.samples import AnswerCount
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.steps import steps
 from tests.conftest import MakeRun
+from tests.programs import call
 from tests.waiting import wait_for
 
 TRN1 = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
@@ -172,13 +172,7 @@ def test_status_has_them_once_trained(make_run: MakeRun, capsys: pytest.CaptureF
 
 
 def compare(*arguments: str, expect: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "hyperpod_ft", "compare", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"COLUMNS": "200"},
-    )
+    done = call("compare", *arguments, COLUMNS="200")
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stderr if expect else done.stdout
 
