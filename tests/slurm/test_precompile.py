@@ -4,8 +4,6 @@
 """
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from hyperpod_ft.localcluster import LocalCluster
 from tests import neuron_stand_ins
 from tests.conftest import MakeRun
+from tests.slurm.local_clusters import run as slurm
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -28,17 +27,9 @@ def test_every_node_traces_and_the_first_records(cluster: LocalCluster, make_run
         env__python=str(neuron_stand_ins.environment(tmp_path / "venv")),
     )
     neuron_stand_ins.ready_for_precompile(run)
-    environment = {**os.environ, **cluster.environment()}
     # not `sbatch --wait`: it asks after 2, 10, then 42 s
-    job = subprocess.run(
-        ["sbatch", "--parsable", run.paths.script("precompile")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    queue = ["squeue", "--noheader", f"--jobs={job}"]
-    wait_for(lambda: not subprocess.run(queue, env=environment, capture_output=True, check=True).stdout, 200, every=0.2)
+    job = slurm(cluster, "sbatch", "--parsable", str(run.paths.script("precompile"))).strip()
+    wait_for(lambda: not slurm(cluster, "squeue", "--noheader", f"--jobs={job}"), 200, every=0.2)
     log = "".join(path.read_text() for path in run.paths.logs.glob("*.out"))
     record = run.journal.record("precompile")
     assert record is not None, log

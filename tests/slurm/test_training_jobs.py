@@ -4,9 +4,7 @@ The stage itself is replaced by a few lines where what is tested is the script: 
 """
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from tests.conftest import MakeRun
+from tests.slurm.local_clusters import run as slurm
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(300)]
@@ -86,18 +85,6 @@ def four_nodes(slurm_installed: None, tmp_path_factory: pytest.TempPathFactory) 
     cluster.up(nodes=4, cpus=4, bound_to_parent=True)
     yield cluster
     cluster.down()
-
-
-def slurm(cluster: LocalCluster, *arguments: str) -> str:
-    return subprocess.run(
-        arguments,
-        env=os.environ | cluster.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    ).stdout
 
 
 def state(cluster: LocalCluster, job: str) -> str:

@@ -153,6 +153,11 @@ def test_verify_tells_mistakes(made: Path) -> None:
     assert "is a sharded checkpoint; run hyperpod-ft consolidate first" in refused("verify", sharded)
     assert "is an adapter, not a model" in refused("verify", merged, "--against", adapter)
     assert "--tolerance: applies to --against only" in refused("verify", merged, "--tolerance", "1")
+    assert "--tolerance -1.0: " in refused("verify", merged, "--tolerance", "-1")
+    assert "--adapter and --base: " in refused("verify", merged, "--adapter", adapter)
+    assert "is an adapter" in refused("verify", adapter, "--adapter", adapter, "--base", base)
+    assert "is not a model or an adapter" in refused("verify", made)
+    assert "is not a model" in refused("verify", merged, "--against", made)
 
 
 def test_a_comparison_that_proves_nothing_does_not_pass(made: Path, tmp_path: Path) -> None:

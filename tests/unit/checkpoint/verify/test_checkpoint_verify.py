@@ -137,17 +137,8 @@ def test_the_command(tmp_path: Path) -> None:
     values = json.loads(done.stdout, parse_constant=pytest.fail)
     assert done.returncode == 1 and values["ok"] is False and len(values["findings"]) == 2
     assert values["comparison"]["largest_difference"] is None
-    for arguments, line in (
-        ((tmp_path / "nothing",), "no such file"),
-        ((tmp_path,), "is not a model or an adapter"),
-        ((good, "--against", tmp_path), "is not a model"),
-        ((good, "--tolerance", "-1"), "--tolerance -1.0: "),
-        ((good, "--adapter", good), "--adapter and --base: "),
-        ((adapter(tmp_path / "adapter"), "--adapter", good, "--base", good), "is an adapter"),
-    ):
-        done = call("verify", *arguments)
-        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-        assert line in done.stderr
+    done = call("verify", tmp_path / "nothing")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "no such file" in done.stderr, done.stderr
 
 
 def test_without_torch_it_says_what_is_missing(tmp_path: Path) -> None:
