@@ -94,3 +94,22 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown word: the closest known one, or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def hub_http_error() -> type[Exception]:
+    """The base of all errors of huggingface_hub's HTTP library: requests in 0.x, httpx in 1.x, httpx2 in 2.x.
+
+    The Hub's own errors derive from it, too. Callers have imported huggingface_hub; this module has not.
+    """
+    from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
+
+    kinds = HfHubHTTPError.__mro__
+    base: type[Exception] = [
+        kind for kind in kinds if kind.__module__.partition(".")[0] not in ("huggingface_hub", "builtins")
+    ][-1]
+    return base
+
+
+def hub_status(error: Exception) -> int:
+    """The HTTP status of the Hub's answer; 0 if there was none."""
+    return getattr(getattr(error, "response", None), "status_code", 0)

@@ -26,8 +26,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from hyperpod_ft.checkpoint.formats.model_directory import CONFIG
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download.listing import File, Listing
-from hyperpod_ft.errors import UserError
-from hyperpod_ft.hub_errors import http_error, status_of
+from hyperpod_ft.errors import UserError, hub_http_error, hub_status
 
 _PARALLEL_FILES = 8
 _LOOK_UP_SECONDS = 3.0
@@ -59,9 +58,9 @@ class Hub:
                 get_hf_file_metadata(hf_hub_url(name, CONFIG, revision=revision), timeout=_LOOK_UP_SECONDS)
             else:
                 HfApi().dataset_info(name, revision=revision, timeout=_LOOK_UP_SECONDS)
-        except (OfflineModeIsEnabled, http_error()) as error:
+        except (OfflineModeIsEnabled, hub_http_error()) as error:
             refusal = self._explain(error)
-            if status_of(error) in (401, 403, 404):
+            if hub_status(error) in (401, 403, 404):
                 raise refusal from error
             return refusal.problem
         return ""
@@ -87,12 +86,12 @@ class Hub:
             # raised when the Hub could not be reached; its cause says why
             cause = error.__cause__
             raise self._explain(cause if isinstance(cause, Exception) else error) from error
-        except (OfflineModeIsEnabled, http_error()) as error:
+        except (OfflineModeIsEnabled, hub_http_error()) as error:
             raise self._explain(error) from error
 
     def _explain(self, error: Exception) -> UserError:
         name, where, token = self.asset.source, self.where, get_token()
-        status = status_of(error)
+        status = hub_status(error)
         match error:
             case GatedRepoError():
                 page = f"{constants.ENDPOINT}/{'datasets/' if self.kind == 'dataset' else ''}{name}"

@@ -16,8 +16,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from hyperpod_ft.config.fields import shortened
-from hyperpod_ft.errors import UserError
-from hyperpod_ft.hub_errors import http_error, status_of
+from hyperpod_ft.errors import UserError, hub_http_error, hub_status
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.upload.content import Upload
 
@@ -92,16 +91,16 @@ def _check(api: HfApi, repository: str, commit: str, upload: Upload) -> None:
 def _explained(repository: str) -> Iterator[None]:
     try:
         yield
-    except (OfflineModeIsEnabled, http_error(), RuntimeError) as error:
+    except (OfflineModeIsEnabled, hub_http_error(), RuntimeError) as error:
         # of an upload, the cause is the Hub's answer
         cause = error.__cause__ if isinstance(error, RuntimeError) else error
-        if not isinstance(cause, (OfflineModeIsEnabled, http_error())):
+        if not isinstance(cause, (OfflineModeIsEnabled, hub_http_error())):
             raise
         raise _explain(repository, cause) from error
 
 
 def _explain(repository: str, error: Exception) -> UserError:
-    status = status_of(error)
+    status = hub_status(error)
     if isinstance(error, OfflineModeIsEnabled):
         return UserError("push: HF_HUB_OFFLINE is set", "unset it for this command")
     if status in (401, 403, 404):
