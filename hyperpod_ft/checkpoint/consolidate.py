@@ -1,12 +1,16 @@
-"""Turns a sharded checkpoint into PEFT adapters, or into one Hugging Face model."""
+"""Turns a sharded checkpoint into PEFT adapters, or into one Hugging Face model, once its bytes are checked."""
 
-from collections.abc import Collection, Mapping, Sequence
+import zlib
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import __version__, publish
 from hyperpod_ft.checkpoint.adapters import lora, lora_config, origin
-from hyperpod_ft.checkpoint.formats import model_directory
+from hyperpod_ft.checkpoint.formats import model_directory, torch_file
 from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import (
@@ -16,10 +20,12 @@ from hyperpod_ft.checkpoint.formats.safetensors_writer import (
     write_files,
     write_model,
 )
-from hyperpod_ft.checkpoint.sharded.integrity import refuse_damage
+from hyperpod_ft.checkpoint.formats.torch_file import Archive, ZipRecord
 from hyperpod_ft.checkpoint.sharded.sharded import ShardedAdapter, ShardedCheckpoint, open_checkpoint
-from hyperpod_ft.checkpoint.tensors import reading
+from hyperpod_ft.checkpoint.tensors import direct, reading
+from hyperpod_ft.checkpoint.tensors.blocks import THREADS
 from hyperpod_ft.checkpoint.tensors.comparing import refuse_divergence, same_values
+from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, Stored, refuse_nonfinite
 from hyperpod_ft.checkpoint.tensors.logical_tensor import (
     DTYPE_OF_TORCH_NAME,
@@ -236,3 +242,50 @@ def checked_copy(tensor: LogicalTensor, dtype: str, where: Path) -> Outgoing:
         refuse_nonfinite(out, dtype, tensor.name, rounded, _DIVERGED)
 
     return Outgoing(tensor.name, dtype, tensor.shape, fill)
+
+
+def refuse_damage(tensors: Iterable[LogicalTensor], archives: Iterable[Archive]) -> None:
+    """Raise UserError when a record that holds part of a tensor does not have the CRC-32 that torch.save recorded.
+
+    torch.load does not check it: a flipped byte becomes a wrong weight.
+
+    `archives`: where the tensors are stored.
+    """
+    needed = list(_needed(tensors, archives))
+    with (
+        ByteProgress("check", sum(record.size for _, record in needed)) as progress,
+        ThreadPoolExecutor(THREADS, "integrity") as pool,
+    ):
+        checks = [pool.submit(_check, file, record, progress) for file, record in needed]
+        try:
+            for check in checks:
+                check.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _needed(tensors: Iterable[LogicalTensor], archives: Iterable[Archive]) -> Iterator[tuple[Path, ZipRecord]]:
+    """The records of the archives that hold parts of tensors."""
+    wanted = sorted({(str(piece.file), piece.offset) for tensor in tensors for piece in tensor.stored})
+    offsets = {file: [offset for _, offset in group] for file, group in groupby(wanted, key=lambda place: place[0])}
+    for archive in archives:
+        inside = offsets.get(str(archive.file), [])
+        for record in torch_file.records(archive):
+            index = bisect_left(inside, record.offset)
+            if index < len(inside) and inside[index] < record.offset + record.size:
+                yield archive.file, record
+
+
+def _check(file: Path, record: ZipRecord, progress: ByteProgress) -> None:
+    found = 0
+    end = record.offset + record.size
+    for begin in range(record.offset, end, BLOCK_BYTES):
+        block = direct.buffer("check")[: min(BLOCK_BYTES, end - begin)]
+        direct.read(file, begin, block)
+        found = zlib.crc32(block.data, found)
+        progress.add(block.size)
+    if found != record.crc32:
+        raise UserError(
+            f"{file}: is damaged: bytes {record.offset} to {end} do not match the checksum that was saved with them",
+            "restore the file, or use an earlier checkpoint",
+        )

@@ -10,9 +10,9 @@ from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, r
 from hyperpod_ft.checkpoint.formats import checksums
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
+from hyperpod_ft.checkpoint.tensors.blocks import Scanner
 from hyperpod_ft.checkpoint.tensors.elements import Stored, nonfinite
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
-from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
 

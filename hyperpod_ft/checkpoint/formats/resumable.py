@@ -14,7 +14,7 @@ from typing import Any
 
 from hyperpod_ft import digests, publish
 from hyperpod_ft.checkpoint.formats import checksums
-from hyperpod_ft.checkpoint.tensors.scanning import Scanner
+from hyperpod_ft.checkpoint.tensors.blocks import Scanner
 from hyperpod_ft.errors import VOLUME_FULL, UserError
 from hyperpod_ft.progress import ByteProgress, count
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import digests
-from hyperpod_ft.checkpoint.adapters import peft_names
 from hyperpod_ft.checkpoint.adapters.lora import PREFIX
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, is_trained, saved_name
 from hyperpod_ft.checkpoint.formats.torch_file import Archive
 from hyperpod_ft.checkpoint.sharded import dcp, description
 from hyperpod_ft.checkpoint.sharded.nxd import adapter_config, reader
@@ -103,7 +102,7 @@ def _dcp(directory: Path, stored: Sequence[LogicalTensor]) -> ShardedCheckpoint:
         return ShardedCheckpoint(directory, (), tensors, directory if (directory / "config.json").is_file() else None)
     # only this file has the scale of the update
     values, _ = adapter_config.read_config(directory / CONFIG)
-    return _with_adapter(directory, values, [tensor for tensor in tensors if peft_names.is_trained(tensor.name)])
+    return _with_adapter(directory, values, [tensor for tensor in tensors if is_trained(tensor.name)])
 
 
 def _own(directory: Path, tensors: Sequence[LogicalTensor]) -> ShardedCheckpoint:
@@ -144,7 +143,7 @@ def of_engine(
 def _with_adapter(directory: Path, config: dict[str, Any], tensors: Sequence[LogicalTensor]) -> ShardedCheckpoint:
     adapter = []
     for tensor in tensors:
-        name = peft_names.saved_name(tensor.name, "default")
+        name = saved_name(tensor.name, "default")
         if name is None:
             raise UserError(
                 f"{directory}: tensor {tensor.name} does not belong to the adapter `default`", "save one adapter"

@@ -1,14 +1,22 @@
-"""Processes a file's blocks with threads in any order, and computes their digest in file order."""
+"""Processes a file's blocks with threads in any order, in bounded memory, and computes their digest in file order.
+
+One thread alone takes 1.44 times as long to verify 3.2 GB on 2 cores: it cannot read while it computes.
+"""
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
 
 import xxhash
 
-from hyperpod_ft.checkpoint.tensors.elements import Stored
+from hyperpod_ft.checkpoint.tensors import direct
+from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.processes import usable_cpus
+from hyperpod_ft.progress import ByteProgress
 
 # More threads than CPUs of this job: some wait for the disk while others compute.
 THREADS = min(8, 2 + usable_cpus())
@@ -64,3 +72,66 @@ class Digest:
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()
+
+
+# Half of the largest transfer: each thread holds up to three copies of a block.
+_BLOCK_BYTES = direct.BLOCK_BYTES // 2
+# An element may extend this far into the next block: other programs may write unaligned tensors.
+_OVERLAP = 7
+
+# `inspect(tensor, first, stored)`: elements from index `first` on, row-major, 1-D, of the stored dtype, valid only
+# during the call. Called from several threads, in any order; each element is passed once.
+Inspect = Callable[[LogicalTensor, int, Stored], None]
+
+
+class Scanner:
+    """Threads that read whole files once, one file after another, for their digests and to inspect elements."""
+
+    def __init__(self, progress: ByteProgress) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, "scanner")
+        self._progress = progress
+
+    def __enter__(self) -> "Scanner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def scan(self, file: Path, tensors: Sequence[LogicalTensor] = (), inspect: Inspect | None = None) -> str:
+        """Pass every element of `tensors`, which `file` holds in this order, to `inspect`.
+
+        Returns the file's XXH3 (128 bits) as hex. Raises UserError when it cannot be read to its end.
+        """
+        begins = [tensor.pieces[0].offset for tensor in tensors]
+        digest = Digest()
+        size = file.stat().st_size
+
+        def scan_block(begin: int) -> None:
+            with digest.turn():
+                end = min(begin + _BLOCK_BYTES, size)
+                block = direct.buffer("scan")[: min(end + _OVERLAP, size) - begin]
+                direct.read(file, begin, block)
+                if inspect:
+                    for tensor, first, stored in _elements(tensors, begins, begin, end, block):
+                        inspect(tensor, first, stored)
+                digest.update(begin, block[: end - begin])
+            self._progress.add(end - begin)
+
+        for_each(self._pool, range(0, size, _BLOCK_BYTES), scan_block)
+        return digest.hexdigest()
+
+
+def _elements(
+    tensors: Sequence[LogicalTensor], begins: Sequence[int], begin: int, end: int, block: Stored
+) -> Iterator[tuple[LogicalTensor, int, Stored]]:
+    """The elements that begin in bytes [begin, end) of the file; `block` holds these bytes and some after them."""
+    for index in range(max(0, bisect_right(begins, begin) - 1), len(tensors)):
+        tensor, offset = tensors[index], begins[index]
+        if offset >= end:
+            return
+        width = STORED[tensor.dtype].itemsize
+        first = max(0, -(-(begin - offset) // width))
+        last = min(tensor.elements, -(-(end - offset) // width))
+        if first < last:
+            at = offset + first * width - begin
+            yield tensor, first, block[at : at + (last - first) * width].view(STORED[tensor.dtype])

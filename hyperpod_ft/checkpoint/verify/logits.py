@@ -21,7 +21,7 @@ from peft import PeftConfig, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from hyperpod_ft.checkpoint.adapters.peft_names import saved_name
+from hyperpod_ft.checkpoint.adapters.lora_config import saved_name
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.checkpoint.adapters import origin
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS, recorded
+from hyperpod_ft.checkpoint.tensors.blocks import Scanner
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
-from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.checkpoint.verify.file_checks import Contents, collect_error, read_contents, read_tensors
 from hyperpod_ft.checkpoint.verify.value_checks import Difference, ValueChecks
 from hyperpod_ft.errors import UserError

@@ -25,8 +25,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters import peft_names
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, is_frozen_base, is_trained, original_name, saved_name
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.sharded.description import INCOMPLETE, MIXED
 from hyperpod_ft.checkpoint.sharded.nxd import adapter_config, metadata, rank_files
@@ -147,7 +146,7 @@ def _read(
     found: dict[str, LogicalTensor] = {}
     for stage, parameters, row in zip(stages, saved, files, strict=True):
         ranks = rank_files.read_all(row)
-        names = [name for name in _names(ranks) if adapter is None or not peft_names.is_frozen_base(name)]
+        names = [name for name in _names(ranks) if adapter is None or not is_frozen_base(name)]
         if missing := [name for name in _needed(stage, adapter) if name not in names]:
             raise UserError(f"{row[0]}: {missing[0]} is missing", INCOMPLETE)
         described = {name: name for name in names if name in parameters}
@@ -173,9 +172,9 @@ def _saved_parameters(stage: PipelineStage, adapter: str | None) -> dict[str, in
         return dict(stage.parameters)
     saved = {}
     for live, dim in stage.parameters.items():
-        if (name := peft_names.saved_name(live, adapter)) is not None:
+        if (name := saved_name(live, adapter)) is not None:
             # the copy of a module for modules_to_save is not marked as sharded
-            saved[name] = stage.parameters.get(peft_names.original_name(live), dim) if dim is None else dim
+            saved[name] = stage.parameters.get(original_name(live), dim) if dim is None else dim
     return saved
 
 
@@ -184,7 +183,7 @@ def _needed(stage: PipelineStage, adapter: str | None) -> Iterator[str]:
     for live in stage.parameters:
         if adapter is None:
             yield live
-        elif peft_names.is_trained(live) and (name := peft_names.saved_name(live, adapter)) is not None:
+        elif is_trained(live) and (name := saved_name(live, adapter)) is not None:
             yield name
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
-from hyperpod_ft.checkpoint.tensors import scanning
+from hyperpod_ft.checkpoint.tensors import blocks
+from hyperpod_ft.checkpoint.tensors.blocks import Scanner
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
-from hyperpod_ft.checkpoint.tensors.scanning import Scanner
 from hyperpod_ft.checkpoint.verify.verify import verify
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
@@ -102,7 +102,7 @@ def test_adapters(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_to_its_end_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever block fails, and whoever waits for it."""
-    monkeypatch.setattr(scanning, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr(blocks, "_BLOCK_BYTES", 4096)
     directory = write(tmp_path / "model", {"a": np.arange(100_000, dtype=np.float32)}, max_shard_bytes=1 << 20)
     (tensor,) = read_file(shard(directory))
     seen: list[int] = []
