@@ -12,8 +12,7 @@ from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.annexes import annexes
-from hyperpod_ft.clean import sizes
-from hyperpod_ft.clean.inventory import Inventory, Item, Kind, KnownRun, take_inventory
+from hyperpod_ft.clean.inventory import Inventory, Item, Kind, KnownRun, take_inventory, usages
 from hyperpod_ft.clean.needs import NeedIndex
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
@@ -59,8 +58,8 @@ def select(inventory: Inventory, wanted: Removal) -> Selected:
         item for item in inventory.items if item.kind in wanted.kinds and not item.kept and not item.only_by_name
     ]
     if wanted.changed_before is not None:
-        usages = sizes.usages(item.path for item in by_kind)
-        by_kind = [item for item in by_kind if usages[item.path].changed < wanted.changed_before]
+        taken = usages(item.path for item in by_kind)
+        by_kind = [item for item in by_kind if taken[item.path].changed < wanted.changed_before]
     chosen = list(dict.fromkeys([*named, *by_kind]))
     busy = _busy(inventory, chosen)
     for item in named:

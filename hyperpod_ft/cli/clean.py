@@ -10,8 +10,7 @@ from hyperpod_ft.cli.options import Root, Yes
 from hyperpod_ft.cli.output.tables import print_json
 
 if TYPE_CHECKING:
-    from hyperpod_ft.clean.inventory import Inventory, Item
-    from hyperpod_ft.clean.sizes import DiskUsage
+    from hyperpod_ft.clean.inventory import DiskUsage, Inventory, Item
 
 app = typer.Typer()
 
@@ -41,9 +40,8 @@ def clean(
 
     Nothing that an unfinished run needs or a job may use is removed, and nothing of another user's.
     """
-    from hyperpod_ft.clean.inventory import KINDS, take_inventory
+    from hyperpod_ft.clean.inventory import KINDS, take_inventory, usages
     from hyperpod_ft.clean.removal import Removal, remove, select
-    from hyperpod_ft.clean.sizes import usages
     from hyperpod_ft.cli.options import require_yes
     from hyperpod_ft.errors import UserError, did_you_mean, printable
     from hyperpod_ft.progress import format_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft import publish
-from hyperpod_ft.clean.sizes import usages
+from hyperpod_ft.clean.inventory import usages
 
 
 def test_sizes_are_those_on_disk_and_links_are_not_followed(tmp_path: Path) -> None:
