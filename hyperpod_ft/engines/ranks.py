@@ -1,19 +1,27 @@
-"""The ranks of a training run, as torchrun started them, their store, and their volumes."""
+"""The ranks of a training run, as torchrun started them, their store and their volumes, and how a signal stops them.
 
+Slurm's scancel and time limit send a signal before they kill the job.
+"""
+
+import contextlib
 import json
 import os
 import resource
+import signal
 import sys
 import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.signals import NOTICE, STOP_SIGNALS
 
 # Key-value waits that may take as long as another job's training: rank 0 may be waiting for the stage's lock.
 NO_TIMEOUT = timedelta(days=30)
@@ -104,3 +112,57 @@ def peak_memory_mb(device: torch.device) -> float:
     # ru_maxrss is in KiB on Linux, in bytes on macOS
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """Training stopped at a step boundary because of a signal; as a rule, a checkpoint of that step was saved."""
+
+    def __init__(self, step: int, signal_number: int, saved: bool = True) -> None:
+        super().__init__(step, signal_number, saved)
+        self.step = step
+        self.signal_number = signal_number
+        self.saved = saved
+
+    def __str__(self) -> str:
+        name = signal.Signals(self.signal_number).name
+        if not self.saved:
+            return (
+                f"{name}: stopped after step {self.step}, without saving it (training.save_only_model):"
+                " the next attempt starts again"
+            )
+        return f"{name}: stopped after step {self.step}, which is saved; run again to resume"
+
+    @property
+    def exit_status(self) -> int:
+        """What a shell reports for a process killed by the signal."""
+        return 128 + self.signal_number
+
+
+@contextlib.contextmanager
+def collect_signals() -> Iterator[list[int]]:
+    """While the block runs, append arriving signals to the list instead of ending the process.
+
+    After it, notices are ignored.
+    """
+    received: list[int] = []
+
+    def append(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    previous = {number: signal.signal(number, append) for number in STOP_SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            # a notice may come again; what it asks for is done, and its default action would end the process
+            signal.signal(number, signal.SIG_IGN if number == NOTICE else handler)
+
+
+def flags(received: Sequence[int]) -> list[float]:
+    """A 1.0 for each of STOP_SIGNALS that this rank received, else 0.0: what ranks add up, for `stop_signal`."""
+    return [float(known in received) for known in STOP_SIGNALS]
+
+
+def stop_signal(sums: Sequence[float]) -> int:
+    """The signal to stop for, from the sums of all ranks' `flags`; 0: no rank received one. SIGTERM comes first."""
+    return int(max((known for known, ranks in zip(STOP_SIGNALS, sums, strict=True) if ranks), default=0))

@@ -40,8 +40,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.interface import Engine, TrainingResult, TrainingTask
-from hyperpod_ft.engines.interruption import Interrupted
-from hyperpod_ft.engines.ranks import NO_TIMEOUT, Ranks, join_ranks
+from hyperpod_ft.engines.ranks import NO_TIMEOUT, Interrupted, Ranks, join_ranks
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.planning.layout import Layout

@@ -20,7 +20,7 @@ from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.model import activations, loss
-from hyperpod_ft.engines.torch.sharding.pieces import Pieces
+from hyperpod_ft.engines.torch.sharding.shards import Pieces
 from hyperpod_ft.runs.run import Run
 from tests.tasks import task_of
 

@@ -23,7 +23,7 @@ from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.model import activations
-from hyperpod_ft.engines.torch.sharding.pieces import Box
+from hyperpod_ft.engines.torch.sharding.shards import Box
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.runs.run import Run
 from tests.tasks import task_of

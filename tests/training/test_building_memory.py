@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from hyperpod_ft.engines.torch.loading.slices import BLOCK_BYTES
 from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
-from hyperpod_ft.engines.torch.sharding.pieces import Pieces
+from hyperpod_ft.engines.torch.sharding.shards import Pieces
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.t5_shape import t5_shape

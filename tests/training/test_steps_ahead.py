@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.engines.interruption import Interrupted
+from hyperpod_ft.engines.ranks import Interrupted
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.steps import LaunchedStep

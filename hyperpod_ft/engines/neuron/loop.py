@@ -21,10 +21,9 @@ from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingResult, TrainingTask
-from hyperpod_ft.engines.interruption import Interrupted, collect_signals, flags, stop_signal
 from hyperpod_ft.engines.neuron import checkpoints, trainer
 from hyperpod_ft.engines.neuron.gradients import sum_over_tensor_parallel
-from hyperpod_ft.engines.ranks import Ranks, peak_memory_mb
+from hyperpod_ft.engines.ranks import Interrupted, Ranks, collect_signals, flags, peak_memory_mb, stop_signal
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, total_steps

@@ -20,7 +20,7 @@ from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, delete_old,
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks, volume_of
 from hyperpod_ft.engines.torch import devices
-from hyperpod_ft.engines.torch.sharding.pieces import Pieces
+from hyperpod_ft.engines.torch.sharding.shards import Pieces
 from hyperpod_ft.errors import UserError
 
 

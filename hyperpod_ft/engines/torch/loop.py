@@ -20,8 +20,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PreferenceSplit, Seq2SeqBatch
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingResult, TrainingTask
-from hyperpod_ft.engines.interruption import Interrupted, collect_signals
-from hyperpod_ft.engines.ranks import Ranks, peak_memory_mb
+from hyperpod_ft.engines.ranks import Interrupted, Ranks, collect_signals, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.lora import adapters

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from hyperpod_ft.engines import sanity
-from hyperpod_ft.engines.interruption import flags, stop_signal
+from hyperpod_ft.engines.ranks import flags, stop_signal
 from hyperpod_ft.engines.torch import devices
 
 

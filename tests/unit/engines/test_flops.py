@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.engines.flops import flops_per_token
-from hyperpod_ft.engines.throughput import Throughput
+from hyperpod_ft.engines.throughput import Throughput, flops_per_token
 
 # meta-llama/Meta-Llama-3-8B's config.json
 LLAMA_3_8B: dict[str, Any] = {

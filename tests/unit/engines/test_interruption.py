@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hyperpod_ft.engines.interruption import flags, stop_signal
+from hyperpod_ft.engines.ranks import flags, stop_signal
 
 NOTICE, TERMINATION = int(signal.SIGUSR1), int(signal.SIGTERM)
 
@@ -26,7 +26,7 @@ def test_ranks_stop_for_the_strongest_signal_that_any_received(received: tuple[l
 
 PROGRAM = """
 import os, signal
-from hyperpod_ft.engines.interruption import collect_signals, flags, stop_signal
+from hyperpod_ft.engines.ranks import collect_signals, flags, stop_signal
 with collect_signals() as received:
     os.kill(os.getpid(), signal.SIGUSR1)
     assert stop_signal(flags(received)) == signal.SIGUSR1

@@ -11,7 +11,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.sections.inputs import Dataset
-from hyperpod_ft.engines.flops import t5_flops_per_token
+from hyperpod_ft.engines.throughput import t5_flops_per_token
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.lora import targets
 from hyperpod_ft.planning.memory import GIB

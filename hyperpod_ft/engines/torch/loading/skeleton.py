@@ -19,8 +19,7 @@ from hyperpod_ft.checkpoint.formats.pretrained import auto_class
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
-from hyperpod_ft.engines.torch.sharding.pieces import Box
-from hyperpod_ft.engines.torch.sharding.shards import RankShard, local
+from hyperpod_ft.engines.torch.sharding.shards import Box, RankShard, local
 from hyperpod_ft.errors import UserError
 
 _REMEDY = "make or download the model again"

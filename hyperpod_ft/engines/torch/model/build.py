@@ -33,8 +33,7 @@ from hyperpod_ft.engines.torch.model import (
     rms_norm,
     tensor_parallel,
 )
-from hyperpod_ft.engines.torch.model.t5 import seq2seq_model
-from hyperpod_ft.engines.torch.model.t5 import tensor_parallel as t5_tensor_parallel
+from hyperpod_ft.engines.torch.model.t5 import model as t5
 from hyperpod_ft.engines.torch.pipeline import stages
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
@@ -119,7 +118,7 @@ def _prepare(model: PreTrainedModel, training: Training, meshes: Meshes) -> None
         kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
     context_parallel.divide_attention(meshes.tokens["cp"])
-    (seq2seq_model if model.config.is_encoder_decoder else language_model).return_loss(model)
+    (t5 if model.config.is_encoder_decoder else language_model).return_loss(model)
     if not compiling.compiles(training, torch.device(meshes.weights.device_type)):
         # a compiler finds out by itself what need not be kept, and modules with their own forward functions would give
         # each layer a separate graph
@@ -164,7 +163,7 @@ def _divide(
 ) -> dict[str, TensorSplit]:
     """Split the model over tensor-parallel ranks, before it is cut into stages."""
     if model.config.is_encoder_decoder:
-        return t5_tensor_parallel.parallelize(model, mesh)
+        return t5.parallelize(model, mesh)
     family = divisible_family(model.config.model_type)
     return tensor_parallel.parallelize(
         model, family, mesh, sequence_parallel=layout.sequence_parallel, stages=_layers_of(model, cut)
@@ -219,5 +218,5 @@ def whole_model(directory: Path, dtype: torch.dtype, *, own_attention: bool = Fa
     if model.config.is_encoder_decoder:
         names = [tensor.name for tensor in read_model(directory)]
         if not model_directory.is_tied(read_config(directory), names):
-            seq2seq_model.untie_head(model)
+            t5.untie_head(model)
     return model

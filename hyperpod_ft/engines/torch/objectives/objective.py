@@ -14,7 +14,7 @@ from hyperpod_ft.config.sections.training import Dpo
 from hyperpod_ft.engines.batches import Batch, PackedSplit, PreferenceSplit, Seq2SeqBatch
 from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
-from hyperpod_ft.engines.torch.model.t5 import seq2seq_model
+from hyperpod_ft.engines.torch.model.t5 import model as t5
 from hyperpod_ft.errors import UserError
 
 
@@ -59,7 +59,7 @@ class Supervised:
 
     def inputs(self, batch: Batch | Seq2SeqBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
         if isinstance(batch, Seq2SeqBatch):
-            return seq2seq_model.inputs(batch, device, compiled)
+            return t5.inputs(batch, device, compiled)
         return language_model.inputs(batch, device, compiled, self._chunk)
 
     def sums(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

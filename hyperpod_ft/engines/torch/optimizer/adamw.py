@@ -95,7 +95,7 @@ class AdamW:
     def state(self) -> dict[str, Any]:
         """What is stored of the moments, by parameter name, for checkpoints: {fqn: {exp_avg, exp_avg_sq, ...}}.
 
-        Pieces (sharding/pieces.py) where ranks hold different shards. They share memory with the optimizer.
+        Pieces (sharding/shards.py) where ranks hold different shards. They share memory with the optimizer.
         """
         return {
             name: {key: self._trained_weights.shards[name].wrap(tensor) for key, tensor in stored.tensors().items()}

@@ -7,8 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.engines.torch.sharding.pieces import Pieces
-from hyperpod_ft.engines.torch.sharding.shards import RankShard, TensorSplit
+from hyperpod_ft.engines.torch.sharding.shards import Pieces, RankShard, TensorSplit
 
 
 class OneRank:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from hyperpod_ft.engines.torch.checkpoints import Stager
-from hyperpod_ft.engines.torch.sharding.pieces import Pieces
+from hyperpod_ft.engines.torch.sharding.shards import Pieces
 
 
 def tensors(state: Any) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.data.seq2seq.packing import fill_seq2seq, pack_seq2seq
 from hyperpod_ft.engines.batches import Seq2SeqBatch
-from hyperpod_ft.engines.torch.model.t5 import seq2seq_model
+from hyperpod_ft.engines.torch.model.t5 import model as t5
 
 V1_0 = {"feed_forward_proj": "relu", "tie_word_embeddings": True}
 V1_1 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
@@ -40,7 +40,7 @@ def tiny(version: dict[str, Any]) -> PreTrainedModel:
     )
     model = T5ForConditionalGeneration(config)
     if not config.scale_decoder_outputs:
-        seq2seq_model.untie_head(model)
+        t5.untie_head(model)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.2)
     return model.train()
@@ -81,10 +81,10 @@ def rows(how: str = "bfd") -> Seq2SeqBatch:
 def packed(version: dict[str, Any], device: str) -> Result:
     """The same pairs in packed rows, by the engine, as on a device of that type."""
     model, batch = tiny(version), rows()
-    seq2seq_model.return_loss(model)
-    arguments = seq2seq_model.inputs(batch, torch.device("cpu"), compiled=device != "cpu")
+    t5.return_loss(model)
+    arguments = t5.inputs(batch, torch.device("cpu"), compiled=device != "cpu")
     if device == "one with fixed shapes":
-        on_meta = seq2seq_model.inputs(batch, torch.device("meta"))
+        on_meta = t5.inputs(batch, torch.device("meta"))
         arguments = {name: arguments[name] for name in on_meta} | {"targets": batch.labels.flatten()}
         assert all(tensor.shape == on_meta[name].shape for name, tensor in arguments.items())
     return gradients(model, model(**arguments))

@@ -37,7 +37,7 @@ def estimate(
 
 
 def test_computation_is_that_of_the_model() -> None:
-    """6 operations a parameter and token, and those of attention, at the stated efficiency (engines/flops.py)."""
+    """6 operations a parameter and token, and those of attention, at the stated efficiency (engines/throughput.py)."""
     parameters = 8.03e9 - 128256 * 4096
     operations = 8192 * (6 * parameters + 12 * 32 * 4096 * 8192)
     seconds = operations / (989.4e12 * module.COMPUTE_EFFICIENCY)

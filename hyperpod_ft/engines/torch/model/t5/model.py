@@ -1,4 +1,4 @@
-"""T5 and Flan-T5 (v1.0 and the gated v1.1) as a model that returns its loss, from packed sources and targets.
+"""T5 and Flan-T5 (v1.0 and the gated v1.1) as a model that returns its loss, and divided over tensor-parallel ranks.
 
 What differs from causal models: two stacks, attention with a bias (attention.py), and an output layer that v1.0
 shares with the embedding, with hidden states scaled by 1 / sqrt(d_model) (Raffel et al., arXiv:1910.10683; Mesh
@@ -8,13 +8,19 @@ TensorFlow, transformer.py), and v1.1 does not.
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from hyperpod_ft.engines.batches import Seq2SeqBatch
-from hyperpod_ft.engines.torch.model import language_model
+from hyperpod_ft.engines.torch.model import language_model, vocabulary_parallel
 from hyperpod_ft.engines.torch.model.loss import LogitsRule
 from hyperpod_ft.engines.torch.model.t5 import attention
+from hyperpod_ft.engines.torch.model.tensor_collectives import copy_to_ranks, divide_dropout, sum_over_ranks
+from hyperpod_ft.engines.torch.model.tensor_parallel import Splitting
+from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
+from hyperpod_ft.planning.families import Family
 
 
 def inputs(batch: Seq2SeqBatch, device: torch.device, compiled: bool = False) -> dict[str, torch.Tensor]:
@@ -71,3 +77,48 @@ class _LossForward(language_model.LossForward):
             use_cache=False,
         )[0]
         return self.loss(decoded, targets, predicted_at)
+
+
+_ATTENTION = Family(("t5",), columns=dict.fromkeys("qkv", ("queries",)), rows=("o",))
+
+
+def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> dict[str, TensorSplit]:
+    """Split a T5 over the 1-D `mesh`, in place; returns what became of parameters, by FQN.
+
+    As that of other families (model/tensor_parallel.py), without sequence parallelism. Each rank has some heads of all
+    attentions, with their columns of the relative position bias, and some units of the MLPs. Cross-attention reads the
+    encoder's output too, whose gradients add up over the ranks as those of its own input.
+    """
+    splits: dict[nn.Parameter, TensorSplit] = {}
+    for module in model.modules():
+        if hasattr(module, "SelfAttention") or hasattr(module, "EncDecAttention"):
+            attention: Any = getattr(module, "EncDecAttention", None) or module.SelfAttention
+            splitting = _split(attention, Splitting(model.config, _ATTENTION, mesh))
+            if attention.has_relative_attention_bias:
+                splitting.divide(attention.relative_attention_bias, ("queries",), {"weight": 1})
+            splits |= splitting.splits
+        elif hasattr(module, "DenseReluDense"):
+            mlp: Any = module.DenseReluDense
+            inputs = [name for name in ("wi", "wi_0", "wi_1") if hasattr(mlp, name)]
+            family = Family(("t5",), columns=dict.fromkeys(inputs, ("units",)), rows=("wo",))
+            splits |= _split(mlp, Splitting(model.config, family, mesh)).splits
+            divide_dropout(mlp.dropout, mesh.get_group(), dim=-1)
+    embeddings = [model.get_submodule(name) for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
+    splits |= vocabulary_parallel.divide(
+        embeddings, model.get_output_embeddings(), model.config.vocab_size, mesh.get_group()
+    )
+    return {name: splits[parameter] for name, parameter in model.named_parameters() if parameter in splits}
+
+
+def _split(block: nn.Module, splitting: Splitting) -> Splitting:
+    block.register_forward_pre_hook(_enter(splitting.group), with_kwargs=True)
+    splitting.linears(block, sum_over_ranks)
+    return splitting
+
+
+def _enter(group: dist.ProcessGroup) -> Any:
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        states = {name: copy_to_ranks(kwargs[name], group) for name in ("key_value_states",) if name in kwargs}
+        return (copy_to_ranks(args[0], group), *args[1:]), kwargs | states
+
+    return hook
