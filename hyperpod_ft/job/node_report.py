@@ -1,5 +1,6 @@
 """Inventory of one node of a job that starts ranks: devices, network interfaces, free space and versions."""
 
+import json
 import os
 import re
 import shutil
@@ -10,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from hyperpod_ft.config.instances import Instance
-from hyperpod_ft.errors import UserError
-from hyperpod_ft.job import neuron_devices
+from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.job.job_node import JobNode
 from hyperpod_ft.launch.slurm.partitions import HYPERPOD
 
@@ -51,8 +52,8 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
     faults: list[str] = []
     if instance.is_neuron:
         try:
-            program = neuron_devices.neuron_ls()
-            listing = None if program is None else neuron_devices.devices(program)
+            program = neuron_ls()
+            listing = None if program is None else neuron_devices(program)
         except UserError as error:
             listing = None
             faults.append(str(error))
@@ -118,3 +119,48 @@ def _package_versions() -> dict[str, str]:
     for distribution in metadata.distributions():
         found.setdefault(distribution.name, distribution.version)  # the first on the path, as for an import
     return found
+
+
+_NEURON_TOOLS = "/opt/aws/neuron/bin"
+# The second replaces the first in Neuron 2.34 (AWS's announcement of October 2026).
+_JSON_OPTIONS = (("--json-output",), ("--output-format", "json"))
+_NEURON_SECONDS = 120
+
+
+def neuron_ls() -> Path | None:
+    """The path of the program, which is part of AWS's images; None elsewhere."""
+    found = shutil.which("neuron-ls") or shutil.which("neuron-ls", path=_NEURON_TOOLS)
+    return Path(found) if found else None
+
+
+def neuron_devices(program: Path, device_files: Path = Path("/dev")) -> list[dict[str, Any]]:
+    """The node's Neuron devices, without the processes that use them; empty on a node without device files.
+
+    Raises UserError when `neuron-ls` cannot read the devices: the driver is missing, or its version does not match.
+    """
+    messages: list[str] = []
+    for options in _JSON_OPTIONS:
+        try:
+            done = subprocess.run(
+                [str(program), *options], capture_output=True, text=True, check=False, timeout=_NEURON_SECONDS
+            )
+            if done.returncode == 0:
+                return _described(json.loads(done.stdout))
+            messages.append(last_line(done.stderr + done.stdout) or f"exit status {done.returncode}")
+        except (ValueError, AttributeError, TypeError) as error:
+            messages.append(f"unexpected JSON: {error}")
+        except subprocess.TimeoutExpired:
+            messages.append(f"did not finish within {_NEURON_SECONDS} s")
+    if not any(device_files.glob("neuron[0-9]*")):
+        return []
+    raise UserError(
+        f"{program}: {', then '.join(dict.fromkeys(messages))}",
+        "the node's Neuron driver is not running or does not match its tools: have the cluster's image updated or the"
+        " node replaced; the kit does not change drivers",
+    )
+
+
+def _described(listing: Any) -> list[dict[str, Any]]:
+    if isinstance(listing, dict):  # the newer format has the list in an object
+        (listing,) = (value for value in listing.values() if isinstance(value, list))
+    return [{key: value for key, value in entry.items() if key != "neuron_processes"} for entry in listing]

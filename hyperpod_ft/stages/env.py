@@ -15,8 +15,8 @@ import sys
 from typing import Any
 
 from hyperpod_ft.environments.build import build
-from hyperpod_ft.environments.probe import check_torch_neuron, probe
-from hyperpod_ft.job import neuron_devices
+from hyperpod_ft.environments.interpreters import check_torch_neuron, probe
+from hyperpod_ft.job.node_report import neuron_devices, neuron_ls
 from hyperpod_ft.launch.trainability import check_trainable
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import environment_kind, pins_file
@@ -53,11 +53,11 @@ def work(run: Run) -> stage.Result:
 
 def _neuron_devices() -> list[dict[str, Any]] | None:
     """The devices, for the record; None without `neuron-ls`, as on most head nodes."""
-    program = neuron_devices.neuron_ls()
+    program = neuron_ls()
     if program is None:
         print(f"env: no neuron-ls on {platform.node()}; the health check before training reads the devices", flush=True)
         return None
-    found = neuron_devices.devices(program)
+    found = neuron_devices(program)
     print(f"env: {program} sees {len(found)} Neuron devices on {platform.node()}", flush=True)
     return found
 

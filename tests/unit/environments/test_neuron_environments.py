@@ -19,7 +19,7 @@ import pytest
 
 from hyperpod_ft.environments import installation, interpreters
 from hyperpod_ft.environments.build import build
-from hyperpod_ft.environments.probe import check_torch_neuron, probe
+from hyperpod_ft.environments.interpreters import check_torch_neuron, probe
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.neuron import rules as neuron_rules
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, from_neuron_repositories, read_pins, requirements

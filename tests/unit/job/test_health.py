@@ -15,7 +15,7 @@ import pytest
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job import health, neuron_devices, node_report
+from hyperpod_ft.job import health, node_report
 from hyperpod_ft.job.health import problems, replacement
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.job.recovery import ATTEMPT_DIRECTORY, failures
@@ -152,7 +152,7 @@ def test_a_program_that_fails_is_reported_without_replacing_the_node(
         raise UserError("neuron-ls: no driver", "have the image updated")
 
     stand_in("neuron-ls", "")
-    monkeypatch.setattr(neuron_devices, "devices", fails)
+    monkeypatch.setattr(node_report, "neuron_devices", fails)
     report = observe(TRN1, 1, tmp_path)
     assert problems([replace(report, device_files=16)], TRN1, replace_words) == [
         f"{report.node}: neuron-ls: no driver; have the image updated"

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job import neuron_devices
+from hyperpod_ft.job import node_report
+from hyperpod_ft.job.node_report import neuron_devices
 from hyperpod_ft.stages.env import _neuron_devices
 from tests.programs import write_program
 
@@ -28,22 +29,22 @@ def program(directory: Path, text: str) -> Path:
 def test_devices_are_read_in_both_formats(tmp_path: Path, option: str, listing: object) -> None:
     (tmp_path / "listing").write_text(json.dumps(listing))
     stand_in = program(tmp_path, f'[[ "$*" == "{option}" ]] && cat {tmp_path}/listing')
-    assert neuron_devices.devices(stand_in) == [KNOWN, KNOWN]
+    assert neuron_devices(stand_in) == [KNOWN, KNOWN]
 
 
 def test_a_driver_that_does_not_serve_its_devices_is_an_error(tmp_path: Path) -> None:
     stand_in = program(tmp_path, "echo 'error=driver version is not supported' >&2; exit 1")
-    assert neuron_devices.devices(stand_in, tmp_path) == [], "a node without devices"
+    assert neuron_devices(stand_in, tmp_path) == [], "a node without devices"
     (tmp_path / "neuron0").touch()
     with pytest.raises(UserError, match=r"neuron-ls: error=driver version is not supported; the node's Neuron driver"):
-        neuron_devices.devices(stand_in, tmp_path)
+        neuron_devices(stand_in, tmp_path)
 
 
 def test_a_node_without_neuron_ls_is_said_and_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(neuron_devices, "_TOOLS", str(tmp_path))
+    monkeypatch.setattr(node_report, "_NEURON_TOOLS", str(tmp_path))
     assert _neuron_devices() is None
     assert "env: no neuron-ls on " in capsys.readouterr().out
     program(tmp_path, f"echo '{json.dumps([DEVICE])}'")
