@@ -13,7 +13,7 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.choice import propose
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_fit import check_memory, check_trainable
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape

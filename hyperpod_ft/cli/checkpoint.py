@@ -230,10 +230,10 @@ def verify(
     Of a run, its tuned model.
     """
     from hyperpod_ft.checkpoint.verify.verify import verify as verify_directory
-    from hyperpod_ft.launch import tuned
+    from hyperpod_ft.launch.finished import tuned_directory
 
     verified = verify_directory(
-        tuned.directory(reference), against=against, tolerance=tolerance, adapter=adapter, base=base
+        tuned_directory(reference), against=against, tolerance=tolerance, adapter=adapter, base=base
     )
     if as_json:
         print_json(verified.as_dict())

@@ -47,7 +47,7 @@ def eval_command(
     """
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.cli.watch.following import submit_and_follow
-    from hyperpod_ft.launch.evaluated_run import with_evaluation
+    from hyperpod_ft.launch.finished import with_evaluation
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.results.evaluation import evaluations
     from hyperpod_ft.runs.selection import Selection

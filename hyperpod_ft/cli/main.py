@@ -220,7 +220,7 @@ def cancel(reference: RunReference = None) -> None:
 def list_command(root: Root = None, as_json: Json = False) -> None:
     """List the runs below a root, newest first, with their losses."""
     from hyperpod_ft.cli.output import show_runs
-    from hyperpod_ft.launch.listing import list_runs
+    from hyperpod_ft.launch.status import list_runs
     from hyperpod_ft.runs import references
 
     chosen = references.chosen_root(root)

@@ -12,8 +12,7 @@ from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.launch.render import Installation, render
-from hyperpod_ft.launch.slurm.partitions import HYPERPOD, check_partition
-from hyperpod_ft.launch.slurm.site import SlurmSite
+from hyperpod_ft.launch.slurm.site import HYPERPOD, SlurmSite, check_partition
 from hyperpod_ft.runs.run import Run
 
 _OLDEST = (21, 8)  # the oldest whose options and output the kit knows

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.signals import NOTICE, STOP_SIGNALS
+from hyperpod_ft.runs.job_files import NOTICE, STOP_SIGNALS
 
 # Key-value waits that may take as long as another job's training: rank 0 may be waiting for the stage's lock.
 NO_TIMEOUT = timedelta(days=30)

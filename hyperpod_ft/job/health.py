@@ -24,7 +24,7 @@ from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, JobNode
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.job.recovery import report_failure
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
-from hyperpod_ft.launch.slurm.partitions import HYPERPOD
+from hyperpod_ft.launch.slurm.site import HYPERPOD
 from hyperpod_ft.runs.run import Run
 
 _EXIT_MISSING_REPORT = 1

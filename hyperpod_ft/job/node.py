@@ -18,9 +18,9 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_f
 from hyperpod_ft.job.job_node import JobNode
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.planning.engine_rules import rules_of
+from hyperpod_ft.runs.job_files import shell_status
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
-from hyperpod_ft.runs.signals import shell_status
 
 _PRECOMPILE = "--precompile"
 # Below Linux's ephemeral ports. The lifecycle scripts reserve them on nodes (provision/steps/limits.py).

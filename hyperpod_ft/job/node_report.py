@@ -16,7 +16,7 @@ from typing import Any
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.job.job_node import JobNode
-from hyperpod_ft.launch.slurm.partitions import HYPERPOD
+from hyperpod_ft.launch.slurm.site import HYPERPOD
 
 _PROGRAM_SECONDS = 30
 # EC2 (Nitro) gives an instance's type as the model of the machine; aws-ofi-nccl reads it there, too.

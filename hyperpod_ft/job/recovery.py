@@ -19,7 +19,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
 from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, JobNode
 from hyperpod_ft.runs.attempts import Attempt, NodeFailure
-from hyperpod_ft.runs.signals import NOTICE_STATUS, TERMINATED_STATUS
+from hyperpod_ft.runs.job_files import NOTICE_STATUS, TERMINATED_STATUS
 
 _MAX_PAUSE_SECONDS = 300
 _NODE_FAILURE = TypeAdapter(NodeFailure)

@@ -32,13 +32,12 @@ from hyperpod_ft.launch.slurm.programs import SlurmUnreachableError
 from hyperpod_ft.processes import end
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
-from hyperpod_ft.runs.job_files import banner
+from hyperpod_ft.runs.job_files import NOTICE, NOTICE_STATUS, STOP_SIGNALS, TERMINATED_STATUS, banner, shell_status
 from hyperpod_ft.runs.jobs import own_job_id
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS, STOP_SIGNALS, TERMINATED_STATUS, shell_status
 
 _POLL_SECONDS = 0.1
 _RECORD_POLL_SECONDS = 1.0  # a file on the shared volume

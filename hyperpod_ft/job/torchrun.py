@@ -13,7 +13,7 @@ from types import FrameType
 from hyperpod_ft.gc_pause import pause_collection, resume_collection
 from hyperpod_ft.job.recovery import report_failure
 from hyperpod_ft.processes import children
-from hyperpod_ft.runs.signals import NOTICE, shell_status
+from hyperpod_ft.runs.job_files import NOTICE, shell_status
 
 
 def main() -> int:

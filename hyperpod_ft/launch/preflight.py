@@ -12,7 +12,7 @@ from hyperpod_ft.data import source_files
 from hyperpod_ft.data.text.prompts import check_prompt, is_chat
 from hyperpod_ft.digests import names_below
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.remedies import training_again
+from hyperpod_ft.launch.finished import training_again
 from hyperpod_ft.launch.trainability import check_trainable
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import available
@@ -21,9 +21,9 @@ from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.planning.training_steps import rows_per_step
 from hyperpod_ft.runs.assets import config_directory
+from hyperpod_ft.runs.results.training_summary import Steps, steps
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
-from hyperpod_ft.runs.steps import Steps, steps
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,27 @@
-"""The current state of a run: from its records, then the launchers, then the files that its scripts left."""
+"""The current state of runs: from their records, then the launchers, then the files that their scripts left."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
+from hyperpod_ft.launch.finished import model_location, submit_command, training_again
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.remedies import submit_command, training_again
-from hyperpod_ft.launch.tuned import model_location
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import unix_time
+from hyperpod_ft.runs.references import all_runs
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.log_text import StageProgress, stage_progress
-from hyperpod_ft.runs.results.training_summary import TrainingSummary, summary_of
+from hyperpod_ft.runs.results.training_summary import TrainingSummary, steps, summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
-from hyperpod_ft.runs.steps import steps
 
 State = Literal["done", "running", "pending", "failed", "cancelled", "unknown", "not run"]
 ACTIVE: tuple[State, ...] = ("running", "pending")
@@ -258,3 +258,42 @@ def _latest_metrics(run: Run, stages: tuple[StageStatus, ...]) -> LatestMetrics 
         mfu=row.get("mfu"),
         reward_accuracy=row.get("rewards/accuracies"),
     )
+
+
+def list_runs(root: Path) -> list[RunStatus]:
+    """The status of every run below a root, newest first; names on stderr the runs that cannot be read."""
+    # runs that were submitted in the same second stay in the order of their files
+    return sorted(statuses_of(all_runs(root)), key=lambda current: current.submitted, reverse=True)
+
+
+def statuses_of(runs: Sequence[Run]) -> list[RunStatus]:
+    """The status of each of these runs, which are below one root. Each Slurm is asked once for all of them."""
+    statuses: dict[Path, RunStatus] = {}
+    asked: dict[str, tuple[SlurmLauncher, list[tuple[Run, Mapping[str, Job]]]]] = {}
+    for run in runs:
+        jobs = run.journal.latest_jobs()
+        unfinished = run.journal.unfinished(jobs)
+        if not unfinished:
+            statuses[run.paths.directory] = status_of(run, jobs, {})
+            continue
+        launchers = Launchers.of(run)
+        slurm = launchers.slurm
+        if all(job.launcher == slurm.name for job in unfinished):
+            # a local cluster, or the one that this process's environment names
+            asked.setdefault(slurm.environment.get("SLURM_CONF", ""), (slurm, []))[1].append((run, jobs))
+        else:
+            statuses[run.paths.directory] = status(run, launchers)
+    for slurm, on_it in asked.values():
+        for current in _of_slurm(slurm, on_it):
+            statuses[Path(current.directory)] = current
+    return [statuses[run.paths.directory] for run in runs]
+
+
+def _of_slurm(slurm: SlurmLauncher, seen: Sequence[tuple[Run, Mapping[str, Job]]]) -> list[RunStatus]:
+    """The statuses of runs with unfinished jobs on one Slurm. Records are read after Slurm has answered."""
+    jobs_of = [(run, [job for job in run.journal.unfinished(jobs) if not job.cluster_is_gone]) for run, jobs in seen]
+    try:
+        answers = slurm.states_of_runs(jobs_of)
+    except UserError as error:
+        return [status_of(run, jobs, None, str(error)) for run, jobs in seen]
+    return [status_of(run, jobs, states) for (run, jobs), states in zip(seen, answers, strict=True)]

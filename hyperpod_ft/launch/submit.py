@@ -9,16 +9,15 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch import provenance
+from hyperpod_ft.launch.finished import submit_command, training_again
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.launch.protocol import After, Dependency, Launcher
-from hyperpod_ft.launch.remedies import submit_command, training_again
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan, plan
 from hyperpod_ft.runs import volume_lock
-from hyperpod_ft.runs.jobs import Job
+from hyperpod_ft.runs.jobs import Job, Submission
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
@@ -194,7 +193,7 @@ def _prepare(run: Run) -> list[Path]:
     for stage, text in scripts.items():
         publish.write_text(run.paths.script(stage), text)
     timestamp = _timestamp()
-    run.journal.add_submission(provenance.submission(installation), timestamp)
+    run.journal.add_submission(Submission.now(installation.code), timestamp)
     publish.write_text(run.paths.provenance / f"run-{timestamp}.yaml", yaml_text.dump(run.config))
     return [run.paths.script(stage) for stage in scripts]
 

@@ -6,8 +6,7 @@ from typing import Any, Protocol
 
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import EngineName, RunConfig
-from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.layout import Layout
+from hyperpod_ft.planning.layout import Degrees, Layout
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.neuron import limits as neuron_limits

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.lora import adapted_linears
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.stage_sizes import PipelineStageSize

@@ -12,9 +12,8 @@ from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees, divisors
 from hyperpod_ft.planning.engine_rules import limits_of, rules_of
-from hyperpod_ft.planning.layout import Layout
+from hyperpod_ft.planning.layout import Degrees, Layout, divisors
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of

@@ -5,8 +5,8 @@ Errors show the arithmetic of what does not divide.
 
 from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees, check_divides, listed_divisors
 from hyperpod_ft.planning.engine_rules import limits_of, rules_of
+from hyperpod_ft.planning.layout import Degrees, check_divides, listed_divisors
 from hyperpod_ft.planning.lora import check_targets
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.progress import count

@@ -9,8 +9,8 @@ from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.run_config import RunConfig, StageName
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.engine_rules import rules_of
+from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.pins import EVALUATION_ENVIRONMENT, requirements
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Lora
-from hyperpod_ft.planning.degrees import Degrees, copies_over_tensor
+from hyperpod_ft.planning.layout import Degrees, copies_over_tensor
 from hyperpod_ft.planning.lora import adapted_linears, target_names
 from hyperpod_ft.planning.model_shape import Linear, ModelShape
 

@@ -22,11 +22,10 @@ from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.results.evaluation import evaluations
 from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.results.samples import Samples
-from hyperpod_ft.runs.results.training_summary import summary_of
+from hyperpod_ft.runs.results.training_summary import steps, summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.runs.selection import choose
-from hyperpod_ft.runs.steps import steps
 
 _DATASET_FACTS = (
     *("rows_read", "rows_used", "bad_rows", "train_examples", "validation_examples", "train_rows", "validation_rows"),

@@ -1,22 +1,28 @@
-"""The report as one HTML text: styles, scripts and data are inside, and nothing is loaded from elsewhere.
+"""Pages about runs, the report and the list of all runs, each as one HTML text: styles, scripts and data are inside,
+and nothing is loaded from elsewhere.
 
 Everything from runs is escaped: jinja2 escapes text, `_json` the data of the charts. In addition, the page's content
-security policy allows only the two scripts and the styles that it was made with.
+security policy allows only the scripts and the styles that it was made with.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import publish
+from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.report import comparison, facts, headings
 from hyperpod_ft.report.charts import charts
 from hyperpod_ft.report.html import asset, content_policy, environment
+from hyperpod_ft.report.numbers import finite
 from hyperpod_ft.report.run_report import ACTIVITIES, RunReport
 from hyperpod_ft.runs.results.training_summary import table
 
 _ANSWERS = 100  # shown; the rest is in samples.json
+_REPORT_ASSETS = ("uplot/uPlot.iife.min.js", "report.js", "uplot/uPlot.min.css", "report.css")
+_LIST_ASSETS = ("runs.js", "report.css")
 
 
 def report_page(
@@ -28,7 +34,7 @@ def report_page(
     the address of the list of all runs, if there is one.
     """
     drawn = [chart.as_dict() for chart in charts(reports)]
-    assets = {name: asset(name) for name in _ASSETS}
+    assets = {name: asset(name) for name in _REPORT_ASSETS}
     trained = [report.training_summary for report in reports if report.training_summary]
     return (
         environment()
@@ -59,10 +65,64 @@ def write_report(reports: Sequence[RunReport], path: Path) -> None:
     publish.write_text(path, report_page(reports))
 
 
-_ASSETS = ("uplot/uPlot.iife.min.js", "report.js", "uplot/uPlot.min.css", "report.css")
-
-
 def _json(value: Any) -> str:
     """JSON that cannot end the script element that holds it."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A run as the list shows it; empty and None: unknown."""
+
+    name: str  # name/id
+    state: str
+    at_work: str  # on which stages, and how far
+    submitted: str  # ISO 8601, UTC
+    loss: float | None
+    validation_loss: float | None
+    cost: float | None
+
+
+def runs_page(root: str, statuses: Sequence[RunStatus], refresh_seconds: int) -> str:
+    """The list of all runs below a root, as a page of a server that also has the page of each.
+
+    It loads itself again every `refresh_seconds`. Its links are relative: `runs/<name>/<id>`, `compare`.
+    """
+    assets = {name: asset(name) for name in _LIST_ASSETS}
+    rows = [_row(status) for status in statuses]
+    return (
+        environment()
+        .get_template("report/runs.html.j2")
+        .render(
+            root=root,
+            rows=rows,
+            costs=any(row.cost is not None for row in rows),
+            notes=list(dict.fromkeys(status.note for status in statuses if status.note)),
+            assets=assets,
+            policy=content_policy(assets, connects=True, forms=True),
+            refresh_seconds=refresh_seconds,
+        )
+    )
+
+
+def _row(status: RunStatus) -> _Row:
+    summary = status.training_summary
+    return _Row(
+        name=f"{status.name}/{Path(status.directory).name}",
+        state=status.state,
+        at_work=", ".join(_at_work(status)),
+        submitted=status.submitted,
+        loss=finite(status.loss),
+        validation_loss=finite(summary.validation_loss if summary else None),
+        cost=summary.cost if summary else None,
+    )
+
+
+def _at_work(status: RunStatus) -> list[str]:
+    found = []
+    for stage in status.stages:
+        if stage.state in ("running", "failed"):
+            far = status.fraction(stage)
+            found.append(stage.stage + (f" {far:.0%}" if far is not None else ""))
+    return found

@@ -9,10 +9,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
+from hyperpod_ft.runs.job_files import NOTICE, NOTICE_STATUS
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import UtcTime
 from hyperpod_ft.runs.run_paths import RunPaths
-from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
 
 _SIGNAL_NAMES = {known.value: known.name for known in signal.Signals}
 

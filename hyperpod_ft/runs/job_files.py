@@ -1,9 +1,12 @@
-"""The files of a job in its run directory. The id in their names is the one that the job's script exports.
+"""What the processes of a job agree on: its files in the run directory, the signals that end it, and exit statuses.
+
+The id in the names of files is the one that the job's script exports.
 
 A container reads this module before it has the kit's environment: standard library and Python 3.8 only.
 """
 
 import re
+import signal
 from pathlib import Path
 
 JOB_ID = "HYPERPOD_FT_JOB_ID"
@@ -30,3 +33,19 @@ def banner(stage: str, job_id: str) -> str:
 def exit_marker(run_directory: Path, stage: str, job_id: str) -> Path:
     """Holds the exit status that the stage's script, or the supervisor that replaced it, has left."""
     return run_directory / "exits" / f"{stage}_{job_id}"
+
+
+# Slurm's notice of the time limit, and a container's own. Slurm sends it to the job's script (`--signal=B:USR1@...`);
+# supervisor, srun and torchrun forward it. Training saves a checkpoint and ends.
+NOTICE = signal.SIGUSR1
+# What asks a training run to stop: the notice, or SIGTERM, which scancel sends and torchrun forwards.
+STOP_SIGNALS = (NOTICE, signal.SIGTERM)
+# Exit statuses, as a shell reports them, of processes that the notice, SIGTERM or SIGKILL ended.
+NOTICE_STATUS = 128 + NOTICE
+TERMINATED_STATUS = 128 + signal.SIGTERM
+KILLED_STATUS = 128 + signal.SIGKILL
+
+
+def shell_status(returncode: int) -> int:
+    """The exit status that a shell reports for the return code of a subprocess: 128 + n for signal n."""
+    return returncode if returncode >= 0 else 128 - returncode

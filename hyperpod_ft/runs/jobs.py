@@ -1,14 +1,20 @@
 """What was submitted of a run: its submissions, their jobs, and which job this process belongs to."""
 
+import getpass
 import os
+import platform
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
+from hyperpod_ft import __version__
 from hyperpod_ft.annexes import slurm_conf
 from hyperpod_ft.runs.job_files import JOB_ID
-from hyperpod_ft.runs.records import UtcTime
+from hyperpod_ft.runs.records import UtcTime, utc_now
 
 SAGEMAKER = "sagemaker"  # the launcher of training jobs
 # Parts of paths, and arguments of other programs. Files with them may have been written by anyone, such as a container.
@@ -58,6 +64,33 @@ class Submission:
     hyperpod_ft: str  # version
     code: str  # path of the copy of the kit's code that its jobs run
     git: GitState | None  # of `directory`; None outside a checkout
+
+    @classmethod
+    def now(cls, code: Path) -> "Submission":
+        """The submission that this process makes."""
+        return cls(
+            time=utc_now(),
+            argv=sys.argv,
+            directory=str(Path.cwd()),
+            user=getpass.getuser(),
+            host=platform.node(),
+            hyperpod_ft=__version__,
+            code=str(code),
+            git=_git_state(),
+        )
+
+
+def _git_state() -> GitState | None:
+    """Commit of the working directory, and which files differ from it; None outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=5)
+        return done.stdout.strip()
+
+    try:
+        return GitState(git("rev-parse", "HEAD"), git("status", "--porcelain").splitlines())
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def own_job_id() -> str:

@@ -13,12 +13,12 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
+from hyperpod_ft.runs.job_files import KILLED_STATUS
 from hyperpod_ft.runs.jobs import SAGEMAKER, Job
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results import metrics
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.signals import KILLED_STATUS
 from hyperpod_ft.sagemaker.groups import RecordedJob, StageGroup, job_name, recorded_jobs, training_jobs
 from hyperpod_ft.sagemaker.store.run_files import run_files_digest
 from hyperpod_ft.sagemaker.store.sync import RunSync

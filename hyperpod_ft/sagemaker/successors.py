@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from hyperpod_ft.runs.attempts import Attempt
-from hyperpod_ft.runs.signals import KILLED_STATUS, TERMINATED_STATUS
+from hyperpod_ft.runs.job_files import KILLED_STATUS, TERMINATED_STATUS
 from hyperpod_ft.sagemaker.training_jobs import TrainingJob
 
 # The beginning of a FailureReason that is about SageMaker and not about the job.

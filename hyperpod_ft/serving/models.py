@@ -12,8 +12,8 @@ from hyperpod_ft.annexes import own_python
 from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.checkpoint.adapters import origin
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.finished import BASE, TUNED, outside_runs, tuned_run
 from hyperpod_ft.launch.snapshot import code_for
-from hyperpod_ft.launch.tuned import BASE, TUNED, outside_runs, tuned_run
 from hyperpod_ft.runs.run import Run
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -18,9 +18,9 @@ from functools import partial
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job import neuron_cache
+from hyperpod_ft.runs.job_files import shell_status
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
-from hyperpod_ft.runs.signals import shell_status
 from hyperpod_ft.stages import stage
 
 

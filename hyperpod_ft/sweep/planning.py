@@ -1,4 +1,6 @@
-"""A sweep file to a sweep: the run of every point, all of them validated before anything is written."""
+"""A sweep file to a sweep: the run of every point, all of them validated before anything is written; or to the sweep
+that was made of it.
+"""
 
 import shlex
 from collections.abc import Iterable
@@ -9,6 +11,7 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.download.assets import ensure_model_config
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.launch.preflight import check_run
+from hyperpod_ft.runs.references import last_directory
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sweep import sweep_file
 from hyperpod_ft.sweep.sweep import Point, Sweep
@@ -86,3 +89,19 @@ def _refuse_equal(path: Path, runs: list[Run]) -> None:
                 "give each point another value of a key that changes the training",
             )
         first[run.paths.directory] = number
+
+
+def find_sweep(reference: str | None) -> Sweep:
+    """The sweep that an argument means: a sweep file, the directory of a sweep, or None, the sweep submitted last.
+
+    Raises UserError when it was not submitted.
+    """
+    if reference is None:
+        return Sweep.open(last_directory("sweep"))
+    path = Path(reference)
+    if path.is_dir():
+        return Sweep.open(path)
+    directory = sweep_directory(path)
+    if not (directory / "sweep.json").exists():
+        raise UserError(f"{reference}: this sweep has not been submitted", f"hyperpod-ft sweep {reference}")
+    return Sweep.open(directory)

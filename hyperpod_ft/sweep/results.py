@@ -8,8 +8,7 @@ from typing import Any
 
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.listing import statuses_of
-from hyperpod_ft.launch.status import RunStatus
+from hyperpod_ft.launch.status import RunStatus, statuses_of
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.run_report import RunReport
 from hyperpod_ft.runs.run import Run

@@ -18,9 +18,8 @@ from typing import Any
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.tracking.content import NewRows, description, final
+from hyperpod_ft.tracking.content import NewRows, TrackerState, description, final
 from hyperpod_ft.tracking.publisher_process import Publisher, PublishingError
-from hyperpod_ft.tracking.state import TrackerState
 from hyperpod_ft.tracking.trackers.interface import Row
 
 _POLL_SECONDS = 2.0

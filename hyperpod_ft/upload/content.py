@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.remedies import require_done
+from hyperpod_ft.launch.finished import require_done
 from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run import Run

@@ -11,7 +11,7 @@ from hyperpod_ft.aws.session import Session
 from hyperpod_ft.config import run_file
 from hyperpod_ft.download import assets
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.tuned import model_location
+from hyperpod_ft.launch.finished import model_location
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.store import run_store

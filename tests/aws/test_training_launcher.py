@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hyperpod_ft.processes import all_pids
-from hyperpod_ft.runs.signals import NOTICE
+from hyperpod_ft.runs.job_files import NOTICE
 from tests.aws import training_run
 from tests.aws.kit import ROOT
 from tests.aws.training_command import Command

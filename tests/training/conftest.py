@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, T5
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.ranks import Ranks
+from hyperpod_ft.runs.job_files import NOTICE
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.signals import NOTICE
 from hyperpod_ft.stages import stage, train
 from tests.conftest import MakeRun
 from tests.forking import Forked, ForkServer

@@ -16,8 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.mesh import Meshes, make_meshes
 from hyperpod_ft.engines.torch.sharding.shards import Pieces
-from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.layout import Sharding
+from hyperpod_ft.planning.layout import Degrees, Sharding
 
 
 @contextmanager

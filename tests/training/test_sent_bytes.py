@@ -10,8 +10,8 @@ import pytest
 from benchmarks.layouts import Layout, summary
 from benchmarks.synthetic import Geometry
 from benchmarks.training_run import Case, write_rows
+from hyperpod_ft.runs.job_files import STOP_SIGNALS
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.signals import STOP_SIGNALS
 from tests.training.conftest import Jobs, MakeRun, tiny_llama
 
 pytestmark = pytest.mark.training

@@ -28,7 +28,7 @@ from hyperpod_ft.engines.torch.checkpoints import Checkpoints
 from hyperpod_ft.engines.torch.mesh import make_meshes
 from hyperpod_ft.engines.torch.validation import Validation
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import MakeRun, TrainProgram, curve, metrics, train_here, write_rows

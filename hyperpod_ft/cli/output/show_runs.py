@@ -9,10 +9,10 @@ from rich.text import Text
 
 from hyperpod_ft.cli.output.tables import clip, clip_start, console, shown, table
 from hyperpod_ft.errors import printable
+from hyperpod_ft.launch.finished import model_location
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.status import MAY_CHANGE, RunStatus
-from hyperpod_ft.launch.tuned import model_location
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.runs.jobs import Job

@@ -61,7 +61,7 @@ def submit(
 def resume(sweep: Reference = None) -> None:
     """Submit the rest of a sweep: points that failed, were cancelled, or were never submitted."""
     from hyperpod_ft.cli.sweep import show
-    from hyperpod_ft.sweep.references import find_sweep
+    from hyperpod_ft.sweep.planning import find_sweep
     from hyperpod_ft.sweep.submission import resume_sweep
 
     found = find_sweep(sweep)
@@ -72,7 +72,7 @@ def resume(sweep: Reference = None) -> None:
 def status(sweep: Reference = None, as_json: Json = False) -> None:
     """Show the points of a sweep: settings, state, losses, and the best one; exit code 1 when one has failed."""
     from hyperpod_ft.cli.sweep import show
-    from hyperpod_ft.sweep.references import find_sweep
+    from hyperpod_ft.sweep.planning import find_sweep
     from hyperpod_ft.sweep.results import sweep_result
 
     result = sweep_result(find_sweep(sweep))
@@ -93,7 +93,7 @@ def report(
     """Write an HTML page that shows the runs of a sweep side by side."""
     from hyperpod_ft.cli.output.tables import shown
     from hyperpod_ft.report.page import write_report
-    from hyperpod_ft.sweep.references import find_sweep
+    from hyperpod_ft.sweep.planning import find_sweep
     from hyperpod_ft.sweep.results import sweep_reports
 
     write_report(sweep_reports(find_sweep(sweep)), output)
@@ -104,7 +104,7 @@ def report(
 def cancel(sweep: Reference = None) -> None:
     """Cancel the jobs of all points. `sweep resume` continues them later."""
     from hyperpod_ft.cli.sweep import show
-    from hyperpod_ft.sweep.references import find_sweep
+    from hyperpod_ft.sweep.planning import find_sweep
     from hyperpod_ft.sweep.submission import cancel_sweep
 
     show.cancelled(cancel_sweep(find_sweep(sweep)))

@@ -20,7 +20,7 @@ from hyperpod_ft.data import tokenizer
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.neuron import arguments as neuron_arguments
 from hyperpod_ft.engines.neuron import gradients
-from hyperpod_ft.planning.degrees import copies_over_tensor
+from hyperpod_ft.planning.layout import copies_over_tensor
 from hyperpod_ft.planning.lora import targets
 
 _heads_of_rank = GQAQKVColumnParallelLinearSpec.create_query_or_output_projection_local_weight_from_regular_weight

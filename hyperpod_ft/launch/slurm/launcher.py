@@ -20,9 +20,9 @@ from hyperpod_ft.config.secrets import parted
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import After, JobState, LauncherAnswer
 from hyperpod_ft.launch.render import JOB_COMMENT, reads_secrets, slurm_job_comment, slurm_job_name
-from hyperpod_ft.launch.slurm import partitions, programs
+from hyperpod_ft.launch.slurm import programs
 from hyperpod_ft.launch.slurm.programs import START_CONTROLLER, failure, without_defaults
-from hyperpod_ft.launch.slurm.site import SlurmSite
+from hyperpod_ft.launch.slurm.site import HYPERPOD, SlurmSite, check_partition
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
@@ -190,10 +190,10 @@ class SlurmLauncher:
     def _check_partition(self, config: RunConfig, stages: Sequence[StagePlan]) -> None:
         instance = config.instance
         whole_nodes = any(stage.resources.exclusive for stage in stages)
-        if instance.has_accelerators and whole_nodes and partitions.HYPERPOD.is_dir():
+        if instance.has_accelerators and whole_nodes and HYPERPOD.is_dir():
             site = SlurmSite(self.environment)
             partition = config.cluster.partition or site.default_partition()
-            partitions.check_partition(site.nodes(), partition, instance.name)
+            check_partition(site.nodes(), partition, instance.name)
 
     def _job(self, stage: str, job_id: str) -> Job:
         conf = self.environment.get("SLURM_CONF") or os.environ.get("SLURM_CONF", "")

@@ -12,8 +12,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.parallelism import Parallelism
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
-from hyperpod_ft.planning.degrees import Degrees, divisors
-from hyperpod_ft.planning.layout import Sharding
+from hyperpod_ft.planning.layout import Degrees, Sharding, divisors
 from hyperpod_ft.planning.memory import GIB, available
 from hyperpod_ft.planning.model_fit import check_memory, check_trainable
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape

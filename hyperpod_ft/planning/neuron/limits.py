@@ -11,7 +11,7 @@ from typing import Any
 from hyperpod_ft.config.fields import shortened, shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees, check_divides, copies_over_tensor, listed_divisors
+from hyperpod_ft.planning.layout import Degrees, check_divides, copies_over_tensor, listed_divisors
 from hyperpod_ft.planning.lora import target_names
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.neuron.environment import check_grouping

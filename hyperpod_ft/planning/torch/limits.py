@@ -10,7 +10,6 @@ from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, is_enc
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees, listed_divisors
 from hyperpod_ft.planning.families import (
     ENCODER_DECODERS,
     NOT_CAUSAL,
@@ -19,6 +18,7 @@ from hyperpod_ft.planning.families import (
     divisible_types,
     family_of,
 )
+from hyperpod_ft.planning.layout import Degrees, listed_divisors
 from hyperpod_ft.planning.lora import adapted_linears
 from hyperpod_ft.planning.model_shape import ModelShape, attention_heads
 from hyperpod_ft.planning.neuron.environment import check_grouping

@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.planning.degrees import Degrees, copies_over_context
-from hyperpod_ft.planning.layout import Sharding
+from hyperpod_ft.planning.layout import Degrees, Sharding, copies_over_context
 from hyperpod_ft.planning.lora import target_names
 from hyperpod_ft.planning.memory import FP32, KeptTensors, Memory, StepMemory
 from hyperpod_ft.planning.model_shape import ModelShape

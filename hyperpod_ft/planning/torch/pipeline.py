@@ -7,7 +7,7 @@ Each of the `gradient_accumulation_steps` micro batches of a step passes through
 from dataclasses import dataclass
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_shape import ModelShape
 
 

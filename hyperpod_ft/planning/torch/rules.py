@@ -6,9 +6,8 @@ from typing import Any
 
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import SEPARATING_FAMILIES
-from hyperpod_ft.planning.layout import Layout
+from hyperpod_ft.planning.layout import Degrees, Layout
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.neuron import environment as neuron_environment

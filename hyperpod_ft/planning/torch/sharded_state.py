@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.layout import BUCKET_BYTES, Sharding
+from hyperpod_ft.planning.layout import BUCKET_BYTES, Degrees, Sharding
 from hyperpod_ft.planning.memory import FP32, element_bytes
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.stage_sizes import PipelineStageSize

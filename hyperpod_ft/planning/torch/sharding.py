@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.layout import Mode, Offload, Sharding
+from hyperpod_ft.planning.layout import Degrees, Mode, Offload, Sharding
 from hyperpod_ft.planning.memory import GIB, available
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.torch.memory import TorchMemory, memory_of

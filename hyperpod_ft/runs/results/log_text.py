@@ -1,12 +1,28 @@
 """What a log says: its last lines, and how far its stage is."""
 
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft.progress import parse_bytes
 from hyperpod_ft.runs.job_files import BANNER
-from hyperpod_ft.runs.results.file_tails import growing_tails
+
+
+def growing_tails(path: Path, first: int, longest: int | None = None) -> Iterator[str]:
+    """The last `first` bytes of a growing file as text, then twice as many, up to `longest` or the whole file.
+
+    Nothing of an empty file. Its first line may lack its beginning, unless it is the whole file. Raises OSError.
+    """
+    with path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        length = 0
+        while length < (size if longest is None else min(size, longest)):
+            length = min(size, 2 * length or first)
+            stream.seek(size - length)
+            yield stream.read(length).decode("utf-8", "replace")
+
 
 _BLOCK_BYTES = 1 << 16
 _MAX_BYTES = 1 << 22  # a log may be one endless line

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.runs.results.file_tails import growing_tails
+from hyperpod_ft.runs.results.log_text import growing_tails
 
 _TOO_LARGE = 1 << 63  # no count, and much above it no number that a float holds
 _TAIL_BYTES = 1 << 14  # some dozens of rows

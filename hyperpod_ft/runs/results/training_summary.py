@@ -1,4 +1,4 @@
-"""The results of a finished training, from its records: the columns of `compare`, and a line of `status`."""
+"""A training, by a run's records: how many steps it takes; its results, columns of `compare` and a line of `status`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.training_steps import rows_per_step, total_steps
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.samples import AnswerCount, Split
@@ -167,3 +168,23 @@ def line(training: TrainingSummary) -> str:
     )
     known = ((form, _LINES[field].cell, getattr(training, field)) for field, form in parts)
     return ", ".join(form.format(cell(value)) for form, cell, value in known if value is not None)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Optimizer steps in one pass over the training rows, and in the whole run."""
+
+    per_epoch: float
+    total: int
+
+
+def steps(run: Run) -> Steps | None:
+    """How many optimizer steps the run takes; None until its dataset is prepared, or if its record is damaged."""
+    record = run.journal.record("dataset")
+    if record is None or run.journal.why_not_done("dataset"):
+        return None
+    training, rows = run.config.training, record.facts.get("train_rows")
+    if not isinstance(rows, int):
+        return None
+    per_step = rows_per_step(training, run.plan.degrees.data_parallel)
+    return Steps(rows / per_step, total_steps(training, rows, per_step))

@@ -20,7 +20,7 @@ from typing import Callable, Mapping
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, HOST_NUMBER, HOSTS, MAX_RUNTIME, notice_seconds
 from hyperpod_ft.runs import job_files
-from hyperpod_ft.runs.signals import NOTICE_STATUS, TERMINATED_STATUS
+from hyperpod_ft.runs.job_files import NOTICE_STATUS, TERMINATED_STATUS
 from hyperpod_ft.sagemaker.container import interpreter, messages
 from hyperpod_ft.sagemaker.container.command_client import ContainerCommands
 from hyperpod_ft.sagemaker.container.host import FSX, ML, VERIFIED_CODE, ContainerHost, link_root, write_failure_reason

@@ -24,8 +24,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from hyperpod_ft.errors import UserError, print_error
 from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOSTS
-from hyperpod_ft.runs.job_files import JOB_ID
-from hyperpod_ft.runs.signals import NOTICE, shell_status
+from hyperpod_ft.runs.job_files import JOB_ID, NOTICE, shell_status
 from hyperpod_ft.sagemaker.container.messages import POLL_SECONDS, Peer, gather, port
 
 STORE = "HYPERPOD_FT_STORE"  # set when the run is in a store

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Mapping
 
-from hyperpod_ft.runs.signals import NOTICE, TERMINATED_STATUS, shell_status
+from hyperpod_ft.runs.job_files import NOTICE, TERMINATED_STATUS, shell_status
 
 # Their scripts become the supervisor, which alone must be signalled: torchrun would kill its ranks half a minute after
 # SIGTERM. The programs of other stages end at once.

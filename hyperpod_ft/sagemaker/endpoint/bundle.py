@@ -15,7 +15,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import (
 )
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.remedies import require_done
+from hyperpod_ft.launch.finished import require_done
 from hyperpod_ft.planning.model_shape import attention_heads, model_shape
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run

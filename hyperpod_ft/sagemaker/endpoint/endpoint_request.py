@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.digests import text_sha256
-from hyperpod_ft.launch.tuned import BASE, TUNED
+from hyperpod_ft.launch.finished import BASE, TUNED
 from hyperpod_ft.planning.lora import max_lora_rank
 from hyperpod_ft.runs.aws_names import RUN_TAG
 from hyperpod_ft.sagemaker.endpoint.fit import MEMORY_SHARE, ServingFit

@@ -12,7 +12,7 @@ from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, warning
-from hyperpod_ft.launch.tuned import TUNED
+from hyperpod_ft.launch.finished import TUNED
 from hyperpod_ft.progress import PrintLine
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.endpoint import invoking, waiting

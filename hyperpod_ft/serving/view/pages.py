@@ -9,13 +9,11 @@ from pathlib import Path
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.listing import list_runs
-from hyperpod_ft.launch.status import MAY_CHANGE, RunStatus, status
+from hyperpod_ft.launch.status import MAY_CHANGE, RunStatus, list_runs, status
 from hyperpod_ft.polling import poll_seconds
 from hyperpod_ft.report.gather import gather
-from hyperpod_ft.report.page import report_page
+from hyperpod_ft.report.page import report_page, runs_page
 from hyperpod_ft.report.run_report import RunReport
-from hyperpod_ft.report.runs_page import runs_page
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import directory_of
 from hyperpod_ft.serving.http.openai_api import HttpError

@@ -12,7 +12,7 @@ import pytest
 
 from hyperpod_ft.processes import descendants, is_running
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.tracking.state import TrackerState
+from hyperpod_ft.tracking.content import TrackerState
 from tests.unit.tracking.conftest import MakeRun, finish, log, losses, tracked
 from tests.waiting import wait_for
 

@@ -10,7 +10,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.evaluated_run import with_evaluation
+from hyperpod_ft.launch.finished import with_evaluation
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.render import Installation, render

@@ -9,10 +9,9 @@ import pytest
 from benchmarks.run_directories import write_runs
 from hyperpod_ft import publish
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.listing import list_runs
 from hyperpod_ft.launch.render import slurm_job_comment, slurm_job_name
 from hyperpod_ft.launch.slurm import programs
-from hyperpod_ft.launch.status import RunStatus, status, status_of
+from hyperpod_ft.launch.status import RunStatus, list_runs, status, status_of
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.view.pages import Pages

@@ -12,10 +12,10 @@ import pytest
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import snapshot as snapshots
+from hyperpod_ft.launch.finished import training_again
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.protocol import LauncherAnswer
-from hyperpod_ft.launch.remedies import training_again
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.launch.status import status
@@ -28,7 +28,7 @@ from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 from hyperpod_ft.stages import stage
-from hyperpod_ft.tracking.state import TrackerState
+from hyperpod_ft.tracking.content import TrackerState
 from tests.conftest import MakeRun
 from tests.unit.stage_runs import chosen, finish, finish_all
 

@@ -14,8 +14,8 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.torch.lora.adapters import adapt, is_adapted
 from hyperpod_ft.engines.torch.model import tensor_parallel
-from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import FAMILIES, family_of
+from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.torch.memory import memory_of
 from tests.unit.tiny_families import SIZES

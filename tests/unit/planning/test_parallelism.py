@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.errors import ConfigError, UserError
-from hyperpod_ft.planning.degrees import Degrees, copies_over_tensor
+from hyperpod_ft.planning.layout import Degrees, copies_over_tensor
 from hyperpod_ft.planning.model_fit import check_model_directory, check_trainable
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.neuron import rules as neuron_rules

@@ -20,8 +20,7 @@ from hyperpod_ft.launch.status import RunStatus, status
 from hyperpod_ft.report import comparison, facts, headings, numbers
 from hyperpod_ft.report.comparison import differences
 from hyperpod_ft.report.gather import gather
-from hyperpod_ft.report.page import report_page
-from hyperpod_ft.report.runs_page import runs_page
+from hyperpod_ft.report.page import report_page, runs_page
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.records import utc_now

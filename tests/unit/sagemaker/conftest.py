@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hyperpod_ft.launch import provenance, submit
+from hyperpod_ft.launch import submit
+from hyperpod_ft.runs import jobs as submissions
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker import launcher as launcher_module
 from tests.unit.sagemaker.training_jobs_in_memory import FSX, Jobs
@@ -21,7 +22,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
         monkeypatch.setattr(
             module, "snapshot", lambda copies: copies / "hyperpod-ft-0.1.0-0123456789abcdef0123456789abcdef"
         )  # the copy itself takes a second
-    monkeypatch.setattr(provenance, "_git_state", lambda: None)
+    monkeypatch.setattr(submissions, "_git_state", lambda: None)
     return made
 
 

@@ -13,10 +13,10 @@ from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
+from hyperpod_ft.runs.job_files import NOTICE, NOTICE_STATUS
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
-from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
 from hyperpod_ft.sagemaker.advance import advance
 from hyperpod_ft.sagemaker.groups import job_name
 from hyperpod_ft.sagemaker.store.sync import RunSync

@@ -18,8 +18,7 @@ from hyperpod_ft.launch.submit import create_run_directory
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sweep.planning import PlannedSweep, plan_sweep
-from hyperpod_ft.sweep.references import find_sweep
+from hyperpod_ft.sweep.planning import PlannedSweep, find_sweep, plan_sweep
 from hyperpod_ft.sweep.results import SweepResult, sweep_result
 from hyperpod_ft.sweep.submission import resume_sweep, submit_sweep
 from hyperpod_ft.sweep.sweep import Sweep

@@ -14,9 +14,8 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.tracking import follower
-from hyperpod_ft.tracking.content import final
+from hyperpod_ft.tracking.content import TrackerState, final
 from hyperpod_ft.tracking.follower import Follower, Shutdown, follow
-from hyperpod_ft.tracking.state import TrackerState
 from tests.programs import call
 from tests.unit.tracking.conftest import MakeRun, finish, log, losses
 from tests.waiting import wait_for

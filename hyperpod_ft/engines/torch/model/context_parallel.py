@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AttentionInterface
 
 from hyperpod_ft.engines.torch.model import attention
-from hyperpod_ft.planning.degrees import copies_over_context
+from hyperpod_ft.planning.layout import copies_over_context
 
 
 @dataclass(frozen=True)

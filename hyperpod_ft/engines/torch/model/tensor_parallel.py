@@ -48,8 +48,8 @@ from hyperpod_ft.engines.torch.model.tensor_collectives import (
 )
 from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import copies_over_tensor
 from hyperpod_ft.planning.families import Family, Outputs
+from hyperpod_ft.planning.layout import copies_over_tensor
 
 
 def parallelize(

@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks
 from hyperpod_ft.engines.torch.mesh import backend, device_meshes, make_meshes
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.layout import Degrees
 
 
 def test_tensors_in_host_memory_have_a_backend() -> None:

@@ -56,7 +56,7 @@ warnings.filterwarnings("ignore", "Set timeout")
 
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch import devices, mesh, training_state
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.layout import Degrees
 
 device = mesh.device_of("trn2.48xlarge", 3)
 assert (device.type, device.index) == ("neuron", 3) and started == []

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.model import activations, attention, language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.torch.memory import key_value_copies
 from scripts.activation_memory import LENGTH, MODEL, Choice, rank_of

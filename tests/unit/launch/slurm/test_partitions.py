@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.slurm import partitions
+from hyperpod_ft.launch.slurm import launcher
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
-from hyperpod_ft.launch.slurm.partitions import check_partition
-from hyperpod_ft.launch.slurm.site import SlurmNode
+from hyperpod_ft.launch.slurm.site import SlurmNode, check_partition
 from hyperpod_ft.runs.run import Run
 
 # HyperPod's default partition has all nodes; a trn1 has 64 cores, an m5.4xlarge 8.
@@ -63,7 +62,7 @@ def test_it_is_refused_before_any_job_is_submitted(
         program.write_text(f"#!/bin/bash\n{script}\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setattr(partitions, "HYPERPOD", tmp_path)
+    monkeypatch.setattr(launcher, "HYPERPOD", tmp_path)
     trainium = {"engine": "neuron", "cluster__instance_type": "trn1.32xlarge", "parallelism": {"tensor_parallel": 8}}
     run = make_run(**trainium)
     run.freeze()

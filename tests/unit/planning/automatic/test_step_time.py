@@ -8,8 +8,7 @@ import pytest
 from hyperpod_ft.config import instances
 from hyperpod_ft.planning.automatic import step_time as module
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
-from hyperpod_ft.planning.degrees import Degrees
-from hyperpod_ft.planning.layout import Sharding
+from hyperpod_ft.planning.layout import Degrees, Sharding
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.torch.memory import memory_of
 from scripts.memory_table import LLAMA_3_8B

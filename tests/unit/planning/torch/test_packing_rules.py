@@ -12,8 +12,8 @@ from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.model import attention, language_model
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees
 from hyperpod_ft.planning.families import SEPARATING_FAMILIES
+from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.torch.limits import check_family

@@ -13,7 +13,7 @@ from benchmarks.pipeline import idle
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.degrees import Degrees
+from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.planning.torch import pipeline, sharding

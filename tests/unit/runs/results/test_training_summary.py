@@ -18,8 +18,8 @@ from hyperpod_ft.launch.status import LatestMetrics, RunStatus, StageStatus, sta
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results import training_summary, usage
 from hyperpod_ft.runs.results.samples import AnswerCount
+from hyperpod_ft.runs.results.training_summary import steps
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.steps import steps
 from tests.conftest import MakeRun
 from tests.programs import call
 from tests.waiting import wait_for

@@ -19,7 +19,7 @@ PARTS = (
         "script",
         "start",
     ),
-    *("../../job/job_node", "../../errors", "../../runs/job_files", "../../runs/signals"),
+    *("../../job/job_node", "../../errors", "../../runs/job_files"),
 )
 
 

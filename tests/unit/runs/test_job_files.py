@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from hyperpod_ft.runs.signals import shell_status
+from hyperpod_ft.runs.job_files import shell_status
 
 
 @pytest.mark.parametrize("command", ["exit 0", "exit 3", "kill -USR1 $$", "kill -KILL $$"])
