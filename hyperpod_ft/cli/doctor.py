@@ -41,7 +41,7 @@ def doctor(
     from hyperpod_ft.config import run_file as run_files
     from hyperpod_ft.config.sections.cluster import Cluster
     from hyperpod_ft.doctor import head_node
-    from hyperpod_ft.doctor.expectations import Expectations
+    from hyperpod_ft.doctor.check import Expectations
 
     config = run_files.load(run_files.find(run_file), overrides or ()) if run_file else None
     if overrides and config is None:

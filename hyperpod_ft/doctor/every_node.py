@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
-from hyperpod_ft.doctor.expectations import Expectations
+from hyperpod_ft.doctor.check import Expectations
 from hyperpod_ft.doctor.node import NodeFindings, parse_output
 from hyperpod_ft.doctor.volume import scratch
 from hyperpod_ft.errors import UserError

@@ -10,9 +10,8 @@ from hyperpod_ft import __version__
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.secrets import without_secrets
 from hyperpod_ft.doctor import machine, slurm, software, volume
-from hyperpod_ft.doctor.check import DoctorCheck, described, run_checks
+from hyperpod_ft.doctor.check import DoctorCheck, Expectations, described, run_checks
 from hyperpod_ft.doctor.every_node import every_node
-from hyperpod_ft.doctor.expectations import Expectations
 from hyperpod_ft.findings import Finding
 from hyperpod_ft.runs.records import utc_now
 

@@ -8,8 +8,7 @@ import tempfile
 from urllib.parse import urlsplit
 
 from hyperpod_ft.config.sources import kind_of
-from hyperpod_ft.doctor.check import DoctorCheck
-from hyperpod_ft.doctor.expectations import Expectations
+from hyperpod_ft.doctor.check import DoctorCheck, Expectations
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.health import TEMPORARY_GIB
 

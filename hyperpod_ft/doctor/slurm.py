@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from hyperpod_ft.doctor.check import DoctorCheck
-from hyperpod_ft.doctor.expectations import Expectations
+from hyperpod_ft.doctor.check import DoctorCheck, Expectations
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.launch.render import Installation, render

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.doctor.check import DoctorCheck
-from hyperpod_ft.doctor.expectations import Expectations
+from hyperpod_ft.doctor.check import DoctorCheck, Expectations
 from hyperpod_ft.environments import interpreters
 from hyperpod_ft.environments.installation import why_not_found
 from hyperpod_ft.findings import Finding, error, ok, warning

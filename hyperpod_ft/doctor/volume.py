@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.doctor.check import DoctorCheck
-from hyperpod_ft.doctor.expectations import Expectations
+from hyperpod_ft.doctor.check import DoctorCheck, Expectations
 from hyperpod_ft.environments.interpreters import NEURON_DISK_GB
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, ok, warning

@@ -12,7 +12,7 @@ from hyperpod_ft.progress import count
 
 if TYPE_CHECKING:  # --help and the other commands start without it
     from hyperpod_ft.aws.checks.account import ValidationResult
-    from hyperpod_ft.doctor.expectations import Expectations
+    from hyperpod_ft.doctor.check import Expectations
     from hyperpod_ft.findings import Finding
 
 

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from hyperpod_ft.doctor import every_node, head_node, machine, node, software, volume
-from hyperpod_ft.doctor.check import DoctorCheck, run_checks
-from hyperpod_ft.doctor.expectations import Expectations
+from hyperpod_ft.doctor.check import DoctorCheck, Expectations, run_checks
 from hyperpod_ft.doctor.node import NodeFindings
 from hyperpod_ft.environments import interpreters
 from hyperpod_ft.errors import UserError
