@@ -78,6 +78,7 @@ class Launcher(Protocol):
 
     def log(self, run: Run, job: Job) -> Path | None:
         """What a job has printed so far, as a file on this machine; None before it has printed anything."""
+        return run.journal.log_here(job.stage, job.job_id)
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Stop the jobs and every process they started."""

@@ -18,7 +18,7 @@ from typing import IO, ClassVar
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.process.chain import Chain, ChainJob, chains, is_alive, job_states
-from hyperpod_ft.launch.protocol import After, Dependency, LauncherAnswer
+from hyperpod_ft.launch.protocol import After, Dependency, Launcher, LauncherAnswer
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.processes import is_running, signal_all, tree
 from hyperpod_ft.runs.job_files import JOB_ID
@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class ProcessLauncher:
+class ProcessLauncher(Launcher):
     """Plain processes on this machine."""
 
     name: ClassVar[str] = "process"
@@ -70,9 +70,6 @@ class ProcessLauncher:
         """The chain runner keeps a run going. It begins when all its jobs are recorded."""
         known = job_states(run.paths.directory)
         return LauncherAnswer({job: known[job.job_id] for job in jobs if job.job_id in known})
-
-    def log(self, run: Run, job: Job) -> Path | None:
-        return run.journal.log_here(job.stage, job.job_id)
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Stop the chain runners that have one of the jobs, and the script that a killed one left running.

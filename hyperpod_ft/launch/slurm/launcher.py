@@ -10,7 +10,6 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 from hyperpod_ft import publish
@@ -18,7 +17,7 @@ from hyperpod_ft.annexes import annexes
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.secrets import parted
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import After, JobState, LauncherAnswer
+from hyperpod_ft.launch.protocol import After, JobState, Launcher, LauncherAnswer
 from hyperpod_ft.launch.render import JOB_COMMENT, reads_secrets, slurm_job_comment, slurm_job_name
 from hyperpod_ft.launch.slurm import programs
 from hyperpod_ft.launch.slurm.programs import START_CONTROLLER, failure, without_defaults
@@ -73,7 +72,7 @@ def _states_among(listed: Mapping[str, _ListedJob], run: Run, jobs: Sequence[Job
 
 
 @dataclass(frozen=True)
-class SlurmLauncher:
+class SlurmLauncher(Launcher):
     """A Slurm cluster, reached through its command-line programs.
 
     `environment` is laid over this process's own, for example SLURM_CONF of a local cluster.
@@ -160,9 +159,6 @@ class SlurmLauncher:
         done = self._run(["scancel", *(job.job_id for job in jobs)])
         if done.returncode and "Invalid job id" not in done.stderr:
             raise failure("scancel", done.stderr, "see squeue")
-
-    def log(self, run: Run, job: Job) -> Path | None:
-        return run.journal.log_here(job.stage, job.job_id)
 
     def requeue(self, job_id: str) -> None:
         """End a running job and let it wait again under the same id.
