@@ -18,6 +18,7 @@ from pathlib import Path
 _PROC = Path("/proc/self")
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _ZOMBIE = ("Z", "X")
+_KILL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,13 @@ def end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
         process.wait()
 
 
-def kill_descendants(spare: Collection[int] = (), seconds: float = 10.0) -> list[int]:
+def kill_descendants(spare: Collection[int] = ()) -> list[int]:
     """SIGKILL everything below this process, a subreaper, until nothing is left but `spare` and what is below it.
 
-    Returns the pids still there after `seconds` (uninterruptible in the kernel): normally none. Zombies count: one may
-    have running threads, and once its parent is dead this process must reap it.
+    Returns the pids still there after 10 s (uninterruptible in the kernel): normally none. Zombies count: one may have
+    running threads, and once its parent is dead this process must reap it.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _KILL_SECONDS
     while True:
         left = descendants(os.getpid(), spare)
         if not left or time.monotonic() > deadline:

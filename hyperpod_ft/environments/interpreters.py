@@ -12,7 +12,7 @@ from typing import Any
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS
 
-# The packages take about half of it; pip unpacks next to what it installs.
+# Of 1e9 bytes. The packages take about half of it; pip unpacks next to what it installs.
 NEURON_DISK_GB = 10
 _IMAGES_ENVIRONMENTS = "aws_neuronx_venv_torch_neuronx_*/bin/python"  # in /opt, in AWS's machine images
 _SITE_PACKAGES = "import site; print(*site.getsitepackages(), sep=chr(10))"
@@ -40,18 +40,16 @@ def create_with(python: Path, environment: Path) -> None:
         )
 
 
-def create_environment(
-    environment: Path, shared: Path, versions: tuple[str, ...], disk_gb: float = NEURON_DISK_GB
-) -> None:
+def create_environment(environment: Path, shared: Path, versions: tuple[str, ...]) -> None:
     """Create a virtual environment with a Python of one of these versions.
 
     A Python that uv must download is stored in `shared`, because every node uses it. Raises UserError when there is
-    no suitable Python, or less than `disk_gb` (1e9 bytes) of free space.
+    no suitable Python, or too little free space.
     """
     free = shutil.disk_usage(environment.parent).free / 1e9
-    if free < disk_gb:
+    if free < NEURON_DISK_GB:
         raise UserError(
-            f"{environment.parent}: {free:.1f} GB free; a Neuron environment needs {disk_gb:g} GB",
+            f"{environment.parent}: {free:.1f} GB free; a Neuron environment needs {NEURON_DISK_GB} GB",
             "free space, or set cluster.root to a larger volume",
         )
     if python := find(versions):

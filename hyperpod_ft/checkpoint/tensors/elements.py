@@ -35,13 +35,13 @@ _OVERFLOW = {"F64": math.inf, "F32": 2.0**128 - 2.0**103, "F16": 65520.0, "BF16"
 _BLOCK_ELEMENTS = 1 << 16  # one pass and its temporaries fit in the core's own cache
 
 
-def widen(stored: Stored, dtype: str, out: Floats | None = None) -> Floats:
-    """The exact values: float32, or float64 for F64. Returns `out` if given; otherwise possibly `stored` itself."""
-    if dtype in ("F32", "F64") and out is None:
+def widen(stored: Stored, dtype: str) -> Floats:
+    """The exact values: float32, or float64 for F64. Possibly `stored` itself."""
+    if dtype in ("F32", "F64"):
         return stored
     if dtype not in ARITHMETIC:
         raise ValueError(f"no arithmetic on {dtype}")
-    values: Floats = np.empty(stored.shape, np.float32) if out is None else out
+    values: Floats = np.empty(stored.shape, np.float32)
     if dtype == "BF16":
         bits = values.view(np.uint32)
         np.copyto(bits, stored)

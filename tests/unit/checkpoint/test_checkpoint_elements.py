@@ -50,8 +50,8 @@ def test_every_pattern_widens_as_torch_does(dtype: str) -> None:
     everything = np.arange(1 << 16, dtype=np.uint16).view(STORED[dtype])
     for stored in (everything, everything[:0x7C00], everything[0x8000:0xFC00]):
         expected = as_torch(stored, dtype).float().numpy()
-        for values in (widen(stored, dtype), widen(stored, dtype, np.empty(stored.shape, np.float32))):
-            assert values.dtype == np.float32 and same(values, expected, "F32")
+        values = widen(stored, dtype)
+        assert values.dtype == np.float32 and same(values, expected, "F32")
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])

@@ -171,6 +171,7 @@ def script(path: Path, text: str) -> Path:
 def old_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node whose only Pythons are of other versions, or cannot make environments; gives its directory of programs."""
     programs = tmp_path / "programs"
+    monkeypatch.setattr(interpreters, "NEURON_DISK_GB", 0)
     monkeypatch.setattr(sys, "executable", str(script(programs / "python3.9", "echo 3.9")))
     script(programs / "python3.11", "echo 3.11; exit 1 # stands in for a Python without ensurepip")
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
@@ -180,12 +181,12 @@ def old_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_no_python_that_fits(tmp_path: Path, old_python: Path) -> None:
     with pytest.raises(UserError, match=r"no Python 3\.11 or 3\.10 .*no uv"):
-        interpreters.create_environment(tmp_path / "venv", tmp_path, ("3.11", "3.10"), disk_gb=0)
+        interpreters.create_environment(tmp_path / "venv", tmp_path, ("3.11", "3.10"))
 
 
 def test_uv_fetches_a_python_onto_the_shared_volume(tmp_path: Path, old_python: Path) -> None:
     script(old_python / "uv", f'printf "%s\\n" "$UV_PYTHON_INSTALL_DIR" "$UV_PYTHON_PREFERENCE" "$@" >{tmp_path}/asked')
-    interpreters.create_environment(tmp_path / "venv", tmp_path / "envs", ("3.11", "3.10"), disk_gb=0)
+    interpreters.create_environment(tmp_path / "venv", tmp_path / "envs", ("3.11", "3.10"))
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked[:2] == [str(tmp_path / "envs" / "python"), "only-managed"]
     assert asked[2:] == ["venv", "--quiet", "--seed", "--python", "3.11", str(tmp_path / "venv")]
