@@ -4,6 +4,7 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+from hyperpod_ft.runs.job_files import NOTICE, NOTICE_STATUS
 
 from hyperpod_ft import publish
 from hyperpod_ft.launch import submit
@@ -14,7 +15,6 @@ from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
-from hyperpod_ft.runs.signals import NOTICE, NOTICE_STATUS
 from hyperpod_ft.sagemaker.training_jobs import TrainingJob
 from tests.unit.sagemaker.training_jobs_in_memory import (
     COMPLETED,
