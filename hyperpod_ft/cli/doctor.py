@@ -37,7 +37,7 @@ def doctor(
 
     Changes nothing: it writes a few small files below cluster.root, and removes them.
     """
-    from hyperpod_ft.cli.output.show_checks import conclude
+    from hyperpod_ft.cli.output.tables import conclude
     from hyperpod_ft.config import run_file as run_files
     from hyperpod_ft.config.sections.cluster import Cluster
     from hyperpod_ft.doctor import head_node

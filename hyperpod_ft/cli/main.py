@@ -15,7 +15,7 @@ from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.clean import app as clean_app
 from hyperpod_ft.cli.doctor import app as doctor_app
 from hyperpod_ft.cli.evaluation import app as evaluation_app
-from hyperpod_ft.cli.init.command import init
+from hyperpod_ft.cli.init import init
 from hyperpod_ft.cli.options import Json, Overrides, Root, RunReference, RunReferences, Watch, command_group
 from hyperpod_ft.cli.output.tables import print_json
 from hyperpod_ft.cli.sharing import app as sharing_app

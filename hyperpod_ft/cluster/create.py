@@ -3,7 +3,7 @@
 from typing import Any
 
 from hyperpod_ft.aws.s3 import objects
-from hyperpod_ft.aws.s3.location import Location
+from hyperpod_ft.aws.s3.objects import Location
 from hyperpod_ft.aws.session import Session, error_code, error_message
 from hyperpod_ft.aws.stacks import POLL_SECONDS, describe, in_progress, outputs, parameters, reporter
 from hyperpod_ft.cluster.access import ClusterAccess

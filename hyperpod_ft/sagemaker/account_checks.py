@@ -6,10 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 from hyperpod_ft.aws.checks import capacity, network, role, storage
-from hyperpod_ft.aws.checks.account import Account, Check, Named, Place
-from hyperpod_ft.aws.checks.addresses import Instances
+from hyperpod_ft.aws.checks.account import Account, Check, Instances, Named, Place
 from hyperpod_ft.aws.checks.role import Need
-from hyperpod_ft.aws.s3.location import Location
+from hyperpod_ft.aws.s3.objects import Location
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import names_one_file

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("botocore")
-from hyperpod_ft.aws.checks import addresses
-from hyperpod_ft.aws.checks.account import ValidationResult
+from hyperpod_ft.aws.checks.account import ValidationResult, usable, wanted
 from hyperpod_ft.cluster.hyperpod import lifecycle_files
 from hyperpod_ft.cluster.validation import offline_checks
 from hyperpod_ft.cluster.validation.check_input import instances_of
@@ -67,8 +66,8 @@ def test_a_right_file_has_no_findings(changes):
 
 
 def test_results_add_up():
-    account = ValidationResult((), ("name",), ("quotas: because",), 2.0, "123456789012")
-    both = validate_offline(config()) + account
+    made = ValidationResult((), ("name",), ("quotas: because",), 2.0, "123456789012")
+    both = validate_offline(config()) + made
     assert both.done[-1] == "name"
     assert both.skipped == ("quotas: because",)
     assert both.seconds > 2
@@ -124,10 +123,10 @@ def test_a_region_of_another_form_is_a_warning_for_its_zone():
 
 def test_addresses():
     # a Trainium1 node has 8 network cards, a P5 32; AWS reserves 5 addresses of a subnet
-    assert addresses.wanted(instances_of(config())) == 1 + 2 * 8
-    assert addresses.wanted(instances_of(config(**workers(instance_type="ml.p5.48xlarge")))) == 1 + 2 * 32
-    assert addresses.wanted(instances_of(config()), {"ml.trn1.32xlarge": 2}) == 1 + 2 * 2
-    assert addresses.usable("10.0.0.0/28") == 11
+    assert wanted(instances_of(config())) == 1 + 2 * 8
+    assert wanted(instances_of(config(**workers(instance_type="ml.p5.48xlarge")))) == 1 + 2 * 32
+    assert wanted(instances_of(config()), {"ml.trn1.32xlarge": 2}) == 1 + 2 * 2
+    assert usable("10.0.0.0/28") == 11
     assert validate_offline(config(**workers(instance_type="ml.p5.48xlarge", count=1023))).findings == ()
 
 

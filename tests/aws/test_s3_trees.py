@@ -12,8 +12,7 @@ from botocore.exceptions import ClientError, ResponseStreamingError
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import transfers, trees
-from hyperpod_ft.aws.s3.location import Location, ObjectReplacedError
-from hyperpod_ft.aws.s3.objects import DIGEST
+from hyperpod_ft.aws.s3.objects import DIGEST, Location, ObjectReplacedError
 from hyperpod_ft.aws.s3.transfers import LARGE_BYTES, LEFTOVER
 from hyperpod_ft.digests import file_xxh3, files_below
 from hyperpod_ft.errors import UserError

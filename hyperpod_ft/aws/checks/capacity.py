@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hyperpod_ft.aws.checks.account import Account
-from hyperpod_ft.aws.checks.addresses import Instances
+from hyperpod_ft.aws.checks.account import Account, Instances
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.findings import Finding, error, warning
 

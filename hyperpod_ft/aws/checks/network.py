@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from hyperpod_ft.aws.checks import addresses
+from hyperpod_ft.aws.checks import account
 from hyperpod_ft.aws.checks.account import Account
 from hyperpod_ft.findings import Finding, error
 
@@ -37,13 +37,13 @@ def _addresses(given: Account, found: dict[str, Any]) -> Iterator[Finding]:
         name: described.get("NetworkInfo", {}).get("MaximumNetworkCards", 1)
         for name, described in given.instance_types().items()
     }
-    wanted, free = addresses.wanted(given.place.instances, cards), found["AvailableIpAddressCount"]
+    wanted, free = account.wanted(given.place.instances, cards), found["AvailableIpAddressCount"]
     if wanted <= free:
         return
     yield error(
         given.place.subnet.key,
         f"{found['SubnetId']} has {free} free IP addresses; the nodes need {wanted}"
-        f" ({addresses.breakdown(given.place.instances, cards)})",
+        f" ({account.breakdown(given.place.instances, cards)})",
         "reduce the number of nodes, or name a larger subnet",
     )
 

@@ -20,8 +20,7 @@ from urllib.parse import urlsplit
 
 import xxhash
 
-from hyperpod_ft.aws.s3.location import ObjectReplacedError
-from hyperpod_ft.aws.s3.objects import DIGEST, Entry, digest_of
+from hyperpod_ft.aws.s3.objects import DIGEST, Entry, ObjectReplacedError, digest_of
 from hyperpod_ft.aws.session import error_code, redacted
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError

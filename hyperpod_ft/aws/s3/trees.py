@@ -10,8 +10,7 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import objects, transfers
-from hyperpod_ft.aws.s3.location import Location, check_name, explained_s3
-from hyperpod_ft.aws.s3.objects import Entry
+from hyperpod_ft.aws.s3.objects import Entry, Location, check_name, explained_s3
 from hyperpod_ft.aws.s3.transfers import Transfers
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError

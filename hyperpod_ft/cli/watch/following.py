@@ -1,14 +1,20 @@
-"""Following a run until none of its jobs is active, in a view on a terminal, elsewhere in lines; and submitting it."""
+"""Following a run until none of its jobs is active, in a view on a terminal, elsewhere in lines for logs and pipes;
+and submitting it."""
+
+import sys
+import time
+from collections.abc import Iterable
 
 import typer
 
 from hyperpod_ft import publish
 from hyperpod_ft.cli.output import show_runs
-from hyperpod_ft.cli.output.tables import console, shown
-from hyperpod_ft.cli.watch import lines, session, terminal
+from hyperpod_ft.cli.output.tables import clock, console, shown
+from hyperpod_ft.cli.watch import session, terminal
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.follow import follow
 from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.status import RunStatus, StageStatus
 from hyperpod_ft.runs import references
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
@@ -43,7 +49,7 @@ def follow_run(run: Run, launchers: Launchers) -> bool:
             current, ended = session.watch(run, launchers)
             console().print(show_runs.status_table(current))
         else:
-            current, ended = lines.follow_in_lines(follow(run, launchers)), True
+            current, ended = follow_in_lines(follow(run, launchers)), True
     except KeyboardInterrupt:
         print()
         _left(run.paths)
@@ -64,3 +70,38 @@ def follow_run(run: Run, launchers: Launchers) -> bool:
 
 def _left(paths: RunPaths) -> None:
     print(f"No longer watching. Stop the run: hyperpod-ft cancel {shown(paths.directory)}")
+
+
+_PROGRESS_SECONDS = 10.0
+
+
+def follow_in_lines(statuses: Iterable[RunStatus]) -> RunStatus:
+    """Print what changes between the statuses; returns the last one."""
+    printed: dict[str, str] = {}
+    progress_printed = 0.0
+    for current in statuses:
+        if current.created:
+            print(f"{clock()}  {show_runs.created_line(current.created)}", flush=True)
+        if current.note:
+            print(f"{clock()}  {current.note}", file=sys.stderr, flush=True)
+            continue
+        for stage in current.stages:
+            now = f"{stage.state}, {stage.restarts}" if stage.restarts else stage.state
+            if printed.get(stage.stage) != now and stage.state not in ("pending", "not run"):
+                printed[stage.stage] = now
+                seconds = f" in {stage.seconds:.1f} s" if stage.seconds is not None else ""
+                print(f"{clock()}  {stage.stage:<12} {now}{seconds}", flush=True)
+        known = [(stage.stage, text) for stage in current.stages if (text := _progress(current, stage))]
+        if known and time.monotonic() - progress_printed > _PROGRESS_SECONDS:
+            progress_printed = time.monotonic()
+            for name, text in known:
+                print(f"{clock()}  {name:<12} {text}", flush=True)
+    return current
+
+
+def _progress(current: RunStatus, stage: StageStatus) -> str:
+    if stage.state != "running":
+        return ""
+    if stage.stage == "train" and current.training:
+        return show_runs.training_progress(current)
+    return stage.progress.text if stage.progress else ""

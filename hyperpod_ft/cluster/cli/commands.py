@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli.init.command import copy_example
+from hyperpod_ft.cli.init import copy_example
 from hyperpod_ft.cli.options import Confirm, Json, Profile, command_group, interruptible, require_name
-from hyperpod_ft.cli.output import show_checks
+from hyperpod_ft.cli.output import tables
 from hyperpod_ft.cluster.cli import maintain, observe
 from hyperpod_ft.cluster.cli import show as show_cluster
 from hyperpod_ft.cluster.cli.arguments import (
@@ -74,7 +74,7 @@ def validate(
         checked = validation.validate_offline(config)
     else:
         checked = validation.validate(config, Session(config.region, profile).client)
-    raise typer.Exit(show_checks.validated(checked, as_json))
+    raise typer.Exit(tables.validated(checked, as_json))
 
 
 @app.command()

@@ -54,7 +54,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check a cluster from outside: its state, quotas, and with its cluster file all that `validate` checks."""
-    from hyperpod_ft.cli.output.show_checks import conclude
+    from hyperpod_ft.cli.output.tables import conclude
     from hyperpod_ft.cluster import doctor as checks
 
     conclude(checks.cluster(access), report, as_json)

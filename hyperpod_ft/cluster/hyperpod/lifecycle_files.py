@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.aws.s3 import objects
-from hyperpod_ft.aws.s3.location import Location
+from hyperpod_ft.aws.s3.objects import Location
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.hyperpod import requests
 from hyperpod_ft.cluster.hyperpod.requests import ENTRY

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hyperpod_ft.aws.checks.addresses import ec2_type
+from hyperpod_ft.aws.checks.account import ec2_type
 from hyperpod_ft.cluster.hyperpod.request_fields import keyed_groups
 from hyperpod_ft.cluster.sections import Workers
 from hyperpod_ft.cluster.validation.check_input import ZONE, CheckInput

@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hyperpod_ft.aws import stacks
-from hyperpod_ft.aws.checks.account import Account, Named, Place
-from hyperpod_ft.aws.checks.addresses import Instances
+from hyperpod_ft.aws.checks.account import Account, Instances, Named, Place
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.hyperpod import api
 from hyperpod_ft.cluster.hyperpod.request_fields import keyed_groups

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hyperpod_ft.aws.checks.role import Need, denied
 from hyperpod_ft.aws.s3 import objects
-from hyperpod_ft.aws.s3.location import Location
+from hyperpod_ft.aws.s3.objects import Location
 from hyperpod_ft.cluster.hyperpod import lifecycle_files
 from hyperpod_ft.cluster.validation.check_input import ROLE, CheckInput
 from hyperpod_ft.findings import Finding, error, warning

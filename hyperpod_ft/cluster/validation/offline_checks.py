@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from hyperpod_ft.aws.checks import addresses, service_model
+from hyperpod_ft.aws.checks import account, service_model
 from hyperpod_ft.aws.checks.service_model import Violation, check_request
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.hyperpod import lifecycle_files, requests
@@ -107,12 +107,12 @@ def lifecycle(config: ClusterConfig) -> list[Finding]:
 
 def address_space(config: ClusterConfig) -> Iterator[Finding]:
     """Whether the nodes fit into the private subnet of the kit's stack. An existing one is checked in the account."""
-    instances, usable = instances_of(config), addresses.usable(PRIVATE_SUBNET)
-    if config.existing or (wanted := addresses.wanted(instances)) <= usable:
+    instances, usable = instances_of(config), account.usable(PRIVATE_SUBNET)
+    if config.existing or (wanted := account.wanted(instances)) <= usable:
         return
     yield error(
         "workers",
-        f"the nodes need {wanted} IP addresses ({addresses.breakdown(instances)}); the stack's private subnet"
+        f"the nodes need {wanted} IP addresses ({account.breakdown(instances)}); the stack's private subnet"
         f" {PRIVATE_SUBNET} has {usable}",
         "reduce the number of nodes, or create a larger subnet and name it under `existing`",
     )
@@ -122,7 +122,7 @@ def deep_health_checks(config: ClusterConfig) -> Iterator[Finding]:
     for key, group in zip(_worker_keys(config), config.workers, strict=True):
         if not group.deep_health_checks:
             continue
-        family = addresses.ec2_type(group.instance_type)
+        family = account.ec2_type(group.instance_type)
         if not family.startswith(_ACCELERATED):
             problem = f"{group.instance_type} has no accelerators, which deep health checks test"
             yield error(f"{key}.deep_health_checks", problem, "remove the key")

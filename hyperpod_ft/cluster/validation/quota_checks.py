@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws.checks import addresses, capacity
+from hyperpod_ft.aws.checks import account, capacity
 from hyperpod_ft.cluster.hyperpod.request_fields import keyed_groups
 from hyperpod_ft.cluster.validation.check_input import CheckInput
 from hyperpod_ft.findings import Finding, error, warning
@@ -80,7 +80,7 @@ def of_network(given: CheckInput) -> Iterator[Finding]:
     """The region's network quotas: the stack's resources, and an interface for each network card of a node."""
     if given.cluster():
         return  # it already has these resources
-    wanted = [(_INTERFACES, addresses.wanted(given.place.instances))]
+    wanted = [(_INTERFACES, account.wanted(given.place.instances))]
     if given.config.existing is None and given.stack() is None:
         wanted += [(made, 1) for made in _OF_THE_STACK]
     client = given.clients["service-quotas"]

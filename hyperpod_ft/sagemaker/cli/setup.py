@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hyperpod_ft.cli.options import Confirm, Json, Profile, command_group, require_name
-from hyperpod_ft.cli.output import show_checks, tables
+from hyperpod_ft.cli.output import tables
 
 if TYPE_CHECKING:
     from hyperpod_ft.aws.session import Session
@@ -77,7 +77,7 @@ def validate(
     run = Run.of(run_files.load(run_files.find(run_file), overrides or ()))
     client = None if offline else validation.client_of(run.config, profile)
     checked = validation.validate(run, client)
-    raise typer.Exit(show_checks.validated(checked, as_json))
+    raise typer.Exit(tables.validated(checked, as_json))
 
 
 @app.command()

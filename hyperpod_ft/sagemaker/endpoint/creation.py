@@ -8,7 +8,7 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import buckets, trees
-from hyperpod_ft.aws.s3.location import Location
+from hyperpod_ft.aws.s3.objects import Location
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError, printable
 from hyperpod_ft.progress import PrintLine, format_bytes

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hyperpod_ft.aws.s3 import objects, trees
-from hyperpod_ft.aws.s3.location import ObjectReplacedError
+from hyperpod_ft.aws.s3.objects import ObjectReplacedError
 from hyperpod_ft.checkpoint.formats import resumable
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.digests import files_below

@@ -1,1 +1,0 @@
-"""`hyperpod-ft init`, and files that commands write for the user to edit."""
