@@ -12,11 +12,10 @@ from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stacks import describe
 from hyperpod_ft.cluster.config import ClusterConfig, ClusterReference, stack_name
 from hyperpod_ft.cluster.hyperpod import api, lifecycle_files
-from hyperpod_ft.cluster.hyperpod.api import GroupRoles, HyperPodCluster
-from hyperpod_ft.cluster.hyperpod.nodes import Node, list_nodes
+from hyperpod_ft.cluster.hyperpod.api import GroupRoles, HyperPodCluster, Node, list_nodes
 from hyperpod_ft.cluster.hyperpod.waiting import Awaited, ClusterWatch
 from hyperpod_ft.cluster.sections import User
-from hyperpod_ft.cluster.ssh import choice, connect, key
+from hyperpod_ft.cluster.ssh import connect, key
 from hyperpod_ft.cluster.ssh.ssm import AwsCli
 from hyperpod_ft.cluster.wait_for_change import Observed, Seen, wait_for_change
 from hyperpod_ft.errors import UserError
@@ -123,7 +122,7 @@ class ClusterAccess:
 def login_user(access: ClusterAccess, identity: Path | None) -> str:
     """Who has the caller's key on the nodes. `identity`: a key file; None: the usual one."""
     users = access.config.users if access.config else _users(access)
-    return choice.login_user(users, key.find(identity, Path.home() / ".ssh").line)
+    return connect.login_user(users, key.find(identity, Path.home() / ".ssh").line)
 
 
 def ssh_route(access: ClusterAccess, request: connect.SshRequest) -> connect.SshRoute:

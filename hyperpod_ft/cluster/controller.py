@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.cluster.access import ClusterAccess
-from hyperpod_ft.cluster.hyperpod.api import GroupState, HyperPodCluster
-from hyperpod_ft.cluster.hyperpod.nodes import Node, ssm_target, tally
+from hyperpod_ft.cluster.hyperpod.api import GroupState, HyperPodCluster, Node, ssm_target, tally
 from hyperpod_ft.cluster.ssh import ssm
 from hyperpod_ft.errors import UserError
 

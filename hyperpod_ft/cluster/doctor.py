@@ -7,11 +7,10 @@ from hyperpod_ft.aws.checks.capacity import limits_of, not_listed
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.cluster import inspection
 from hyperpod_ft.cluster.access import ClusterAccess
-from hyperpod_ft.cluster.hyperpod.api import IN_SERVICE, GroupState, HyperPodCluster
-from hyperpod_ft.cluster.hyperpod.nodes import Node, tally
+from hyperpod_ft.cluster.hyperpod.api import IN_SERVICE, GroupState, HyperPodCluster, Node, tally
 from hyperpod_ft.cluster.inspection import ClusterOverview
 from hyperpod_ft.cluster.ssh import ssm
-from hyperpod_ft.cluster.validation.lifecycle_checks import SCRIPTS
+from hyperpod_ft.cluster.validation.permission_checks import SCRIPTS
 from hyperpod_ft.cluster.validation.state_checks import FOR_A_NEW_CLUSTER
 from hyperpod_ft.cluster.validation.validate import validate
 from hyperpod_ft.doctor.check import DoctorCheck, run_checks

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hyperpod_ft.cluster.access import ClusterAccess
-from hyperpod_ft.cluster.hyperpod import api, cluster_logs, events
-from hyperpod_ft.cluster.hyperpod.api import HyperPodCluster
+from hyperpod_ft.cluster.hyperpod import api, events
+from hyperpod_ft.cluster.hyperpod.api import INSTANCE_ID, HyperPodCluster, Node
 from hyperpod_ft.cluster.hyperpod.events import Event
-from hyperpod_ft.cluster.hyperpod.nodes import INSTANCE_ID, Node
 from hyperpod_ft.errors import UserError
 
 
@@ -28,7 +27,7 @@ def status(access: ClusterAccess) -> ClusterOverview:
     with access.explained():
         cluster, nodes = access.cluster(), access.nodes()
     missing = events.why_missing(access.sagemaker, cluster)
-    warnings = cluster_logs.slurm_warnings(access.session.client("logs"), cluster, nodes)
+    warnings = events.slurm_warnings(access.session.client("logs"), cluster, nodes)
     return ClusterOverview(cluster, nodes, missing, warnings)
 
 
@@ -59,10 +58,10 @@ def lifecycle_log(access: ClusterAccess, name: str | None, follow: bool) -> Iter
     """The lines of a node's lifecycle log; without a name, of the node that wrote last."""
     with access.explained():
         cluster, logs = access.cluster(), access.session.client("logs")
-        streams = cluster_logs.lifecycle_streams(logs, cluster)
+        streams = events.lifecycle_streams(logs, cluster)
         if name is not None:
             named = [node for node in access.nodes() if name in (node.instance_id, node.hostname)]
-            streams = [cluster_logs.stream_of(node) for node in named] or [
+            streams = [events.stream_of(node) for node in named] or [
                 stream for stream in streams if stream.rpartition("/")[2] == name
             ]
         if not streams:
@@ -71,5 +70,5 @@ def lifecycle_log(access: ClusterAccess, name: str | None, follow: bool) -> Iter
                 f"cluster {cluster.name}: no lifecycle log for {whose}",
                 "list nodes with `hyperpod-ft cluster nodes`; a log appears a few minutes after its node starts",
             )
-        access.report(f"{cluster_logs.log_group(cluster)} {streams[0]}")
-        yield from cluster_logs.lines(logs, cluster, streams[0], follow)
+        access.report(f"{events.log_group(cluster)} {streams[0]}")
+        yield from events.log_lines(logs, cluster, streams[0], follow)

@@ -1,23 +1,44 @@
 """Change a running cluster: its size, its nodes, their software.
 
 Functions raise UserError; a `timeout` is in minutes, None means do not wait.
+
+A software update gives nodes another image. HyperPod does not drain the nodes: it replaces their root volumes under
+whatever runs there, and runs the lifecycle scripts again. If the nodes have the newest image already, it does nothing.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hyperpod_ft.aws.checks.service_model import check_request
 from hyperpod_ft.aws.stacks import reporter
 from hyperpod_ft.cluster.access import ClusterAccess
 from hyperpod_ft.cluster.config import stack_name
-from hyperpod_ft.cluster.hyperpod import api, batches, instance_groups, software
-from hyperpod_ft.cluster.hyperpod.nodes import Node, rebooting
-from hyperpod_ft.cluster.hyperpod.software import NodeImage
+from hyperpod_ft.cluster.hyperpod import api, instance_groups
+from hyperpod_ft.cluster.hyperpod.api import Node, rebooting
 from hyperpod_ft.cluster.hyperpod.waiting import Awaited
 from hyperpod_ft.cluster.ssh.config import SshFiles
 from hyperpod_ft.cluster.stack import stack
 from hyperpod_ft.cluster.stack.stack import Remaining
+from hyperpod_ft.cluster.wait_for_change import Seen
 from hyperpod_ft.errors import UserError
+
+# what users lose; what is on the shared volume and in S3 stays
+LOST_BY_UPDATE = (
+    "their jobs are killed, and everything on their root volumes is lost: installed packages, container images"
+)
+LOST_WITH_CONTROLLER = "Slurm's queue and, unless it is external, the accounting database"
+_UPDATING = ("Pending", "InProgress", "RollbackInProgress")  # SoftwareUpdateStatus
+_UPDATE_FAILED = ("Failed", "RollbackComplete")
+
+
+@dataclass(frozen=True)
+class NodeImage:
+    """An image of HyperPod's by its version, or any by its id; without both, HyperPod's newest."""
+
+    version: str | None = None
+    id: str | None = None  # ami-..., or `default`
 
 
 def instances_removed(access: ClusterAccess, group: str, count: int) -> int:
@@ -56,14 +77,14 @@ def find_nodes(access: ClusterAccess, names: Sequence[str]) -> list[Node]:
 
 def replace(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> None:
     with access.explained():
-        batches.replace(access.sagemaker, access.cluster().name, nodes)
+        instance_groups.replace_nodes(access.sagemaker, access.cluster().name, nodes)
     _requested(access, "replacement", nodes)
     _wait_for(access, Awaited(gone=_ids(nodes)), timeout)
 
 
 def reboot(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> None:
     with access.explained():
-        batches.reboot(access.sagemaker, access.cluster().name, nodes)
+        instance_groups.reboot_nodes(access.sagemaker, access.cluster().name, nodes)
     _requested(access, "reboot", nodes)
     if timeout is None:
         return
@@ -80,7 +101,7 @@ def reboot(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> N
 def delete_nodes(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> None:
     with access.explained():
         cluster = access.changeable(*{node.group for node in nodes})
-        batches.delete(access.sagemaker, cluster.name, nodes)
+        instance_groups.delete_nodes(access.sagemaker, cluster.name, nodes)
     _requested(access, "deletion", nodes)
     _wait_for(access, Awaited(gone=_ids(nodes)), timeout)
 
@@ -116,7 +137,7 @@ def has_controller(access: ClusterAccess, groups: Sequence[str]) -> bool:
 def check_image(access: ClusterAccess, groups: Sequence[str], image: NodeImage) -> None:
     """Raises UserError for an image that the service's model does not allow."""
     for path, problem in check_request(
-        "sagemaker", "UpdateClusterSoftware", software.update_request(access.name, groups, image)
+        "sagemaker", "UpdateClusterSoftware", _update_request(access.name, groups, image)
     ):
         option = "--image" if path == "ImageId" else "--release"
         raise UserError(f"{option}: {problem}", "pass ami-... or `default`, or a release such as 1.2.3")
@@ -124,15 +145,15 @@ def check_image(access: ClusterAccess, groups: Sequence[str], image: NodeImage) 
 
 def update(access: ClusterAccess, groups: Sequence[str], image: NodeImage, timeout: float | None) -> None:
     with access.explained():
-        access.sagemaker.update_cluster_software(**software.update_request(access.name, groups, image))
+        access.sagemaker.update_cluster_software(**_update_request(access.name, groups, image))
         access.report(f"{', '.join(groups)}: software update requested")
     if timeout is None:
         return
     described, begun = access.wait_for_change(
-        lambda: software.progress(access.sagemaker, access.name, groups), timeout, "status"
+        lambda: _update_progress(access.sagemaker, access.name, groups), timeout, "status"
     )
     if begun:
-        software.check_updated(described, groups)
+        _check_updated(described, groups)
         access.wait(timeout, Awaited())
     else:
         access.report("HyperPod updates nothing: the nodes have this image already")
@@ -194,3 +215,56 @@ def _delete_and_wait(access: ClusterAccess, delete_data: bool, timeout_seconds: 
                 continue
             if api.find(access.sagemaker, access.name) is None:
                 return remaining
+
+
+def _update_request(cluster: str, groups: Sequence[str], image: NodeImage) -> dict[str, Any]:
+    """The request of `UpdateClusterSoftware` for these groups."""
+    version = {"ImageReleaseVersion": image.version} if image.version else {}
+    request: dict[str, Any] = {
+        "ClusterName": cluster,
+        "InstanceGroups": [{"InstanceGroupName": name, **version} for name in groups],
+    }
+    if image.id:
+        request["ImageId"] = image.id
+    return request
+
+
+def _update_progress(client: Any, cluster: str, groups: Sequence[str]) -> Seen[dict[str, Any]]:
+    """How far the update of these groups is; the state is DescribeCluster's answer. Raises UserError."""
+    described = api.describe(client, cluster)
+    if described is None:
+        raise UserError(f"cluster {cluster} no longer exists", "create it again")
+    chosen = _chosen(described, groups)
+    updating = described["ClusterStatus"] == "SystemUpdating" or any(map(_updating, chosen))
+    states = {group["InstanceGroupName"]: _update_state(group) for group in chosen}
+    return Seen(described, states, begun=updating, changing=updating)
+
+
+def _check_updated(described: dict[str, Any], groups: Sequence[str]) -> None:
+    """Raises UserError if the update of one of these groups failed."""
+    if failed := [
+        group["InstanceGroupName"] for group in _chosen(described, groups) if _update_status(group) in _UPDATE_FAILED
+    ]:
+        reason = described.get("FailureMessage") or "HyperPod gave no reason"
+        raise UserError(
+            f"cluster {described['ClusterName']}: {', '.join(failed)} not updated: {reason.rstrip('.')}",
+            "see `hyperpod-ft cluster logs`; the nodes keep or get back their previous image",
+        )
+
+
+def _chosen(described: dict[str, Any], groups: Sequence[str]) -> list[dict[str, Any]]:
+    return [group for group in described["InstanceGroups"] if group["InstanceGroupName"] in groups]
+
+
+def _update_status(group: dict[str, Any]) -> str:
+    return str(group.get("SoftwareUpdateStatus", ""))
+
+
+def _updating(group: dict[str, Any]) -> bool:
+    return _update_status(group) in _UPDATING or group.get("Status") == "SystemUpdating"
+
+
+def _update_state(group: dict[str, Any]) -> str:
+    done, of = group.get("TargetStateCount", 0), group.get("TargetCount", 0)
+    image = group.get("DesiredImageReleaseVersion") or group.get("DesiredImageId") or ""
+    return f"software update {_update_status(group) or 'requested'}, {done} of {of} have image {image}".rstrip()

@@ -5,7 +5,6 @@ matched them against a strict pattern.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ class Installation:
 
 
 def reads_secrets(run: Run, job: str) -> bool:
-    """Whether a job uses the network, publishes to a tracker, or serves: its script reads `paths.secrets`."""
+    """Whether a job uses the network, publishes to a tracker, or is of no stage: its script reads `paths.secrets`."""
     publishes = bool(run.config.tracking.trackers) and job in ("train", "generate")
     return job in _WITH_NETWORK or job not in run.plan or publishes
 
@@ -65,18 +64,12 @@ def write(run: Run, directory: Path) -> list[Path]:
     return scripts
 
 
-def render_server(
-    run: Run,
-    installation: Installation,
-    job: str,
-    resources: Resources,
-    options: Sequence[str],
-    variables: Mapping[str, str],
+def render_extra(
+    run: Run, installation: Installation, job: str, resources: Resources, template: str, **values: object
 ) -> str:
-    """The script of a job that serves the run's model. `options`: those of `python -m hyperpod_ft.serving`."""
+    """The script of a job that belongs to no stage, from a template that extends base.sbatch.j2, and its `values`."""
     context = _context(run, job, resources, installation, with_network=False, starts_ranks=False)
-    template = shell_templates().get_template("sbatch/serve.sbatch.j2")
-    return template.render(context, options=options, variables=variables)
+    return shell_templates().get_template(template).render(context, **values)
 
 
 def _script(environment: jinja2.Environment, run: Run, stage: StagePlan, installation: Installation) -> str:

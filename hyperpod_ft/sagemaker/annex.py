@@ -63,9 +63,9 @@ class SageMakerAnnex(Annex):
         return store_url(run, path) if in_store else ""
 
     def bring(self, run: Run, directories: Sequence[Path]) -> None:
-        from hyperpod_ft.sagemaker.store import models
+        from hyperpod_ft.sagemaker.store import sync
 
-        models.pull(run, directories)
+        sync.pull_models(run, directories)
 
 
 ANNEX = SageMakerAnnex()

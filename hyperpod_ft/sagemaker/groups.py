@@ -1,20 +1,23 @@
-"""The training jobs of a run: which stages each one runs, on what, and under which name. Pure functions."""
+"""The training jobs of a run: which stages each one runs, on what, and under which name; and the files
+that decide what its containers run."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.digests import text_sha256
+from hyperpod_ft.digests import files_sha256, text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.runs.aws_names import slug
+from hyperpod_ft.runs import job_files
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sagemaker.section import SageMaker, section_of, store_of
+from hyperpod_ft.sagemaker.section import SageMaker, section_of, slug, store_of
 
+FROZEN = ("run.yaml", "plan.json")  # of a run directory; with the scripts, they decide what a container runs
 GROUPS: dict[str, tuple[str, ...]] = {
     "prepare": ("env", "download", "dataset"),
     "train": ("precompile", "train"),
@@ -141,3 +144,11 @@ def recorded_jobs(run: Run) -> list[RecordedJob]:
             stages = tuple(job.stage for job in of_job)
             found.append(RecordedJob(name, group, number_of(name), stages, submitted, of_job[0].code))
     return found
+
+
+def run_files_digest(run_directory: Path) -> str:
+    """Of the plan and the scripts of the stages of training jobs. Whoever creates a job computes it from the files that
+    it has itself; in a store, everyone who may write there could change them."""
+    files = [run_directory / name for name in FROZEN]
+    files += [job_files.script(run_directory, stage) for stages in GROUPS.values() for stage in stages]
+    return files_sha256({file.relative_to(run_directory).as_posix(): file for file in files if file.is_file()})

@@ -1,19 +1,24 @@
-"""Launcher `sagemaker`: a run as SageMaker training jobs, one for each group of stages."""
+"""Launcher `sagemaker`: a run as SageMaker training jobs, one for each group of stages, and their logs."""
 
 import contextlib
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hyperpod_ft import publish
+from hyperpod_ft.aws import log_streams
 from hyperpod_ft.aws.checks.service_model import check_request
+from hyperpod_ft.aws.log_streams import LogStream, line_of
+from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.protocol import After, LauncherAnswer
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.runs.job_files import BANNER
 from hyperpod_ft.runs.jobs import SAGEMAKER, Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
@@ -27,10 +32,58 @@ from hyperpod_ft.sagemaker.groups import (
     sagemaker_section,
     training_jobs,
 )
-from hyperpod_ft.sagemaker.job_logs import JobLogs
 from hyperpod_ft.sagemaker.store.sync import RunSync, sync_of
 from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.sagemaker.training_request import create_training_job
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+_FIRST_HOST = "algo-1"
+_STREAM = re.compile(r".*/(algo-\d+)-[^/]*")
+
+
+class JobLogs:
+    """The output of a training job's containers, from CloudWatch to a file for each stage, as it grows.
+
+    Each container has a stream `<job>/algo-<n>-<time>`, and a further one after each restart. The first host's lines
+    say which stage has begun; lines of other hosts are marked with the host. `update` adds what is new since the last
+    call; the first call reads all.
+    """
+
+    def __init__(self, run: Run, name: str, stages: Sequence[str], session: Session) -> None:
+        self._run, self._name, self._stages = run, name, tuple(stages)
+        self._session = session
+        self._streams: dict[str, LogStream] = {}  # by name
+        self._stage = self._stages[0]
+        self._begun: set[str] = set()
+
+    def update(self) -> None:
+        """Raises UserError when CloudWatch cannot be read. A job without streams has no logs yet."""
+        with explained(f"log of training job {self._name}"):
+            events = list(self._new_events(self._session.client("logs")))
+        # stable: lines of one stream keep their order
+        events.sort(key=lambda event: event[0])
+        lines: dict[str, list[str]] = {}
+        for _, host, message in events:
+            begins = BANNER.match(message)
+            if host == _FIRST_HOST and begins and begins[1] in self._stages:
+                self._stage = begins[1]
+            mark = "" if host == _FIRST_HOST else f"{host}: "
+            lines.setdefault(self._stage, []).append(f"{mark}{message}\n")
+        for stage, added in lines.items():
+            path = self._run.paths.fetched_log(stage, self._name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a" if stage in self._begun else "w", encoding="utf-8") as file:
+                file.writelines(added)
+            self._begun.add(stage)
+
+    def _new_events(self, client: Any) -> Iterator[tuple[int, str, str]]:
+        """Timestamp, host and line of what was not read yet, stream by stream."""
+        streams = log_streams.newest_first(client, LOG_GROUP, f"{self._name}/")
+        for found in sorted(streams, key=lambda stream: stream.name):
+            stream = self._streams.setdefault(found.name, found)
+            named = _STREAM.fullmatch(stream.name)
+            host = named[1] if named else _FIRST_HOST
+            yield from ((event["timestamp"], host, line_of(event)) for event in stream.new_events())
 
 
 @dataclass(frozen=True)

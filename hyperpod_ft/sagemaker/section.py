@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.config.fields import NonNegativeInt, PositiveInt, Section, TimeLimit, matches
+from hyperpod_ft.config.run_config import RunConfig
 
 if TYPE_CHECKING:
     from hyperpod_ft.config.run_config import RunConfig
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 _S3_URL = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()@=+,-]+)*/?"
 _INSTANCE_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9]+")
+
+RUN_TAG = "hyperpod-ft:run"  # its value is the run's full name
 
 Region = Annotated[str, matches(r"[a-z]{2,4}(-[a-z]+)+-\d", "an AWS region, such as us-west-2")]
 RoleArn = Annotated[str, matches(r"arn:aws[a-z-]*:iam::\d{12}:role/?[a-zA-Z_0-9+=,.@\-_/]+", "the ARN of a role")]
@@ -144,3 +147,8 @@ def store_of(config: "RunConfig") -> str | None:
 def store_url(run: "Run", path: Path) -> str:
     """Where the run's store has a path below `cluster.root`."""
     return f"{store_of(run.config)}/{run.paths.relative(path)}"
+
+
+def slug(config: "RunConfig", longest: int) -> str:
+    """The run's name in the characters that SageMaker's names may have, cut to `longest`."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", config.name).strip("-")[:longest].rstrip("-") or "run"

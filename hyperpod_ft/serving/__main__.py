@@ -19,7 +19,7 @@ from hyperpod_ft import gc_pause, publish
 from hyperpod_ft.checkpoint.formats.model_directory import has_chat_template
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.serving import vllm
-from hyperpod_ft.serving.http.access import API_KEY, refuse_open, url
+from hyperpod_ft.serving.http.connection import API_KEY, refuse_open, url
 from hyperpod_ft.serving.http.openai_api import HttpError, Message, Request
 from hyperpod_ft.serving.http.server import Answers, Server
 from hyperpod_ft.serving.models import name_and_directory
@@ -107,7 +107,7 @@ def _load(given: argparse.Namespace) -> Answers:
     try:
         gc_pause.pause_collection()
         from hyperpod_ft.serving.answers.answering import Answering  # noqa: PLC0415 - imports torch, for seconds
-        from hyperpod_ft.serving.answers.device import device_named  # noqa: PLC0415 - as above
+        from hyperpod_ft.serving.answers.decoding import device_named  # noqa: PLC0415 - as above
 
         gc_pause.resume_collection()
     except ModuleNotFoundError as error:

@@ -103,7 +103,7 @@ def view(
     """
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.run_paths import runs_directory
-    from hyperpod_ft.serving.view.server import ViewServer
+    from hyperpod_ft.serving.view import ViewServer
 
     is_root = reference is not None and runs_directory(Path(reference)).is_dir()
     run = None if is_root else references.find(reference, looking=True)

@@ -16,7 +16,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.config.fields import TimeLimit
 from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.render import Installation, render_server
+from hyperpod_ft.launch.render import Installation, render_extra
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import Resources
@@ -24,7 +24,7 @@ from hyperpod_ft.progress import ChangeReporter, PrintLine
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
-from hyperpod_ft.serving.http.access import API_KEY
+from hyperpod_ft.serving.http.connection import API_KEY
 
 JOB = "serve"
 _JOB = TypeAdapter(Job)
@@ -57,12 +57,20 @@ def start(
         )
     installation = Installation(Path(sys.executable), snapshot(run.paths.code_copies))
     run.paths.logs.mkdir(exist_ok=True)
-    publish.write_text(run.paths.script(JOB), render_server(run, installation, JOB, wanted, options, environment))
+    publish.write_text(run.paths.script(JOB), script(run, installation, wanted, options, environment))
     # other users of the node can reach its port
     key = os.environ.get(API_KEY) or secrets.token_urlsafe(24)
     job = slurm.submit_extra(run, JOB, {API_KEY: key})
     publish.write_json(_record(run.paths), asdict(job))
     return job
+
+
+def script(
+    run: Run, installation: Installation, wanted: Resources, options: Sequence[str], environment: Mapping[str, str]
+) -> str:
+    """The job's script; as for `start`."""
+    values = {"options": options, "variables": environment}
+    return render_extra(run, installation, JOB, wanted, "serving/serve.sbatch.j2", **values)
 
 
 def resources(run: Run, time_limit: str | None, *, accelerators: bool) -> Resources:

@@ -25,7 +25,7 @@ from hyperpod_ft.launch.finished import BASE, TUNED
 from hyperpod_ft.planning.lora import MAX_LORA_RANK, max_lora_rank
 from hyperpod_ft.processes import die_with_parent, end
 from hyperpod_ft.runs.run_paths import RunPaths
-from hyperpod_ft.serving.http.access import url
+from hyperpod_ft.serving.http.connection import url
 from hyperpod_ft.serving.models import Models
 
 _POLL_SECONDS = 0.5

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.cluster.hyperpod import api
-from hyperpod_ft.cluster.hyperpod.api import GroupRoles, GroupState, HyperPodCluster
-from hyperpod_ft.cluster.hyperpod.nodes import Node, list_nodes
+from hyperpod_ft.cluster.hyperpod.api import GroupRoles, GroupState, HyperPodCluster, Node, list_nodes
 from hyperpod_ft.cluster.ssh import connect as ssh
 from hyperpod_ft.cluster.ssh import ssm
 from tests.aws.account_place import Place, cluster_request

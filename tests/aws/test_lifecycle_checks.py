@@ -8,7 +8,7 @@ import pytest
 
 from hyperpod_ft.cluster.create import upload
 from hyperpod_ft.cluster.hyperpod import lifecycle_files
-from hyperpod_ft.cluster.validation.lifecycle_checks import SCRIPTS
+from hyperpod_ft.cluster.validation.permission_checks import SCRIPTS
 from hyperpod_ft.findings import Finding
 from tests.aws.account_place import ROLE_ACTIONS, Place, allow, clients, cluster, of, only
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.cluster.hyperpod.nodes import list_nodes
+from hyperpod_ft.cluster.hyperpod.api import list_nodes
 from hyperpod_ft.cluster.ssh import config as ssh_config
 from hyperpod_ft.cluster.ssh import connect as ssh
 from hyperpod_ft.cluster.ssh import ssm

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.cluster.hyperpod import api
-from hyperpod_ft.cluster.hyperpod.api import GroupRoles
-from hyperpod_ft.cluster.hyperpod.nodes import list_nodes
+from hyperpod_ft.cluster.hyperpod.api import GroupRoles, list_nodes
 from hyperpod_ft.cluster.ssh import connect as ssh
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.errors import UserError

@@ -13,8 +13,8 @@ from botocore.stub import Stubber
 from hyperpod_ft.cluster import config, maintenance
 from hyperpod_ft.cluster import create as creation
 from hyperpod_ft.cluster.access import ClusterAccess
-from hyperpod_ft.cluster.hyperpod import api, cluster_logs
-from hyperpod_ft.cluster.hyperpod.specification import group_specification
+from hyperpod_ft.cluster.hyperpod import api, events
+from hyperpod_ft.cluster.hyperpod.instance_groups import group_specification
 from hyperpod_ft.cluster.stack import stack
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine
@@ -204,8 +204,8 @@ def test_a_delete_between_two_requests_leaves_no_cluster(kit: Kit, access: Clust
     """`create` requests it again while the new role is not known everywhere."""
     refusal = {"code": "ValidationException", "message": "Could not assume role x"}
     kit.aws.scenario(errors=[{"service": "sagemaker", "operation": "CreateCluster", **refusal}])
-    events = access.sagemaker.meta.events
-    events.register("after-call.sagemaker.CreateCluster", lambda **_: delete(access))
+    hooks = access.sagemaker.meta.events
+    hooks.register("after-call.sagemaker.CreateCluster", lambda **_: delete(access))
     with pytest.raises(UserError, match="was deleted meanwhile"):
         create_with(access)
     assert_nothing_costs_money_but_the_data(kit)
@@ -256,8 +256,8 @@ def test_a_create_during_delete_of_the_data_leaves_nothing(kit: Kit, access: Clu
     """The new cluster keeps CloudFormation from deleting its subnet: the deletion fails, and is tried again."""
     create_with(access)
     requests, lines = [request_again(access.sagemaker)], []
-    events = access.session.client("fsx").meta.events
-    events.register("after-call.fsx.DeleteFileSystem", lambda **_: requests and requests.pop()())
+    hooks = access.session.client("fsx").meta.events
+    hooks.register("after-call.fsx.DeleteFileSystem", lambda **_: requests and requests.pop()())
     delete(access, lines.append, data=True)
     assert any("has been created meanwhile" in line for line in lines)
     assert lines.count(f"cluster {NAME}: no longer exists") == 2
@@ -327,7 +327,7 @@ def test_the_newest_log_is_found_before_cloudwatch_tells_when_it_was_written_to(
     )
     with Stubber(client) as stubber:
         stubber.add_response("describe_log_streams", {"logStreams": streams})
-        newest, _ = cluster_logs.lifecycle_streams(client, cluster)
+        newest, _ = events.lifecycle_streams(client, cluster)
     assert newest == "LifecycleConfig/a/i-2"
 
 

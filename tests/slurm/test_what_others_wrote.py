@@ -13,7 +13,7 @@ import pytest
 
 from hyperpod_ft.localcluster.runtime import Runtime
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.view.pages import Pages
+from hyperpod_ft.serving.view import Pages
 from tests.slurm.head import Head
 
 pytestmark = pytest.mark.slurm

@@ -180,7 +180,7 @@ def ssh_command(
     """Log in to a node through SSM (docs/reaching-nodes.md)."""
     from hyperpod_ft.cluster import access as cluster_access
     from hyperpod_ft.cluster.ssh import connect as ssh
-    from hyperpod_ft.cluster.ssh.choice import IMAGE_USER
+    from hyperpod_ft.cluster.ssh.connect import IMAGE_USER
 
     user = user or (IMAGE_USER if ssm else cluster_access.login_user(access, identity))
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))

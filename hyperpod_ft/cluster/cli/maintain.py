@@ -11,7 +11,7 @@ from hyperpod_ft.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hyperpod_ft.cluster.hyperpod.nodes import Node
+    from hyperpod_ft.cluster.hyperpod.api import Node
 
 app = typer.Typer()
 
@@ -118,7 +118,7 @@ def update(
     Root volumes are wiped and jobs killed. A controller is first backed up to the shared volume.
     """
     from hyperpod_ft.cluster import controller, maintenance
-    from hyperpod_ft.cluster.hyperpod.software import LOST, LOST_ON_CONTROLLER, NodeImage
+    from hyperpod_ft.cluster.maintenance import LOST_BY_UPDATE, LOST_WITH_CONTROLLER, NodeImage
 
     if release and image:
         raise UserError("--release and --image exclude each other", "pass one of them")
@@ -126,7 +126,7 @@ def update(
     groups = maintenance.groups(given.access, group or [])
     maintenance.check_image(given.access, groups, wanted)
     with_controller = maintenance.has_controller(given.access, groups)
-    lost = f"{LOST}; on the controller {LOST_ON_CONTROLLER}" if with_controller else LOST
+    lost = f"{LOST_BY_UPDATE}; on the controller {LOST_WITH_CONTROLLER}" if with_controller else LOST_BY_UPDATE
     given.confirm(f"Update the nodes of {', '.join(groups)}: {lost}. The shared volume is kept.")
     if with_controller and not no_backup:
         controller.back_up(given.access)

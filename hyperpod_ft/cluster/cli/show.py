@@ -14,9 +14,8 @@ from hyperpod_ft.progress import format_bytes
 
 if TYPE_CHECKING:  # --help and the other commands start without them
     from hyperpod_ft.cluster.config import ClusterConfig
-    from hyperpod_ft.cluster.hyperpod.api import HyperPodCluster
+    from hyperpod_ft.cluster.hyperpod.api import HyperPodCluster, Node
     from hyperpod_ft.cluster.hyperpod.events import Event
-    from hyperpod_ft.cluster.hyperpod.nodes import Node
     from hyperpod_ft.cluster.inspection import ClusterOverview
     from hyperpod_ft.cluster.stack.stack import Remaining
 
@@ -38,8 +37,7 @@ def problems(found: Sequence[str], as_json: bool) -> int:
 
 def status(overview: ClusterOverview, as_json: bool) -> int:
     """Print a cluster, its groups, and what is wrong with them; returns the exit code."""
-    from hyperpod_ft.cluster.hyperpod.api import FAILED
-    from hyperpod_ft.cluster.hyperpod.nodes import tally
+    from hyperpod_ft.cluster.hyperpod.api import FAILED, tally
 
     cluster, nodes = overview.cluster, overview.nodes
     if as_json:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.cluster.config import ClusterConfig
+from hyperpod_ft.cluster.hyperpod.instance_groups import group_specification
 from hyperpod_ft.cluster.hyperpod.request_fields import group_keys, key_of_group
-from hyperpod_ft.cluster.hyperpod.specification import group_specification
 
 _ENTRIES = ("OnCreate", "OnInitComplete")
 _OPTIONAL = ("OnStartDeepHealthChecks", "TrainingPlanArn")

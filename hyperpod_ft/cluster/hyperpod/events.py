@@ -1,14 +1,20 @@
-"""A cluster's events: what HyperPod did to its groups and nodes, and why something failed.
+"""What a cluster tells about itself: its events, and the logs of its nodes.
 
-HyperPod keeps events of clusters with continuous provisioning only. `client` is boto3's for sagemaker throughout.
+Events say what HyperPod did to groups and nodes, and why something failed; it keeps them of clusters with continuous
+provisioning only. In CloudWatch's log group `/aws/sagemaker/Clusters/<name>/<id>`, the stream
+`LifecycleConfig/<group>/<instance id>` has the output of a node's lifecycle scripts.
 """
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hyperpod_ft.aws import log_streams
+from hyperpod_ft.aws.log_streams import LogStream
 from hyperpod_ft.aws.session import explained
-from hyperpod_ft.cluster.hyperpod.api import HyperPodCluster
+from hyperpod_ft.cluster.hyperpod.api import HyperPodCluster, Node
 from hyperpod_ft.errors import UserError
 
 _INFO = "Info"
@@ -90,3 +96,44 @@ def _event(summary: dict[str, Any]) -> Event:
         instance_id=summary.get("InstanceId", ""),
         description=summary.get("Description", ""),
     )
+
+
+_LIFECYCLE = "LifecycleConfig/"
+_SLURM_WARNING = "slurm: warning"  # lifecycle/provision/journal.py writes it
+
+
+def log_group(cluster: HyperPodCluster) -> str:
+    return f"/aws/sagemaker/Clusters/{cluster.name}/{cluster.id}"
+
+
+def lifecycle_streams(logs: Any, cluster: HyperPodCluster) -> list[str]:
+    """The streams of every node that ever ran lifecycle scripts, the most recently written first."""
+    return [stream.name for stream in log_streams.newest_first(logs, log_group(cluster), _LIFECYCLE)]
+
+
+def log_lines(logs: Any, cluster: HyperPodCluster, stream: str, follow: bool = False) -> Iterator[str]:
+    """The lines of a stream, oldest first; with `follow`, waits for more without end. None if the stream is missing."""
+    return LogStream(logs, log_group(cluster), stream).lines(follow=follow)
+
+
+def slurm_warnings(logs: Any, cluster: HyperPodCluster, nodes: Sequence[Node]) -> dict[str, str]:
+    """What the scripts' step `slurm` warned of when these nodes were provisioned, the last of each, by instance id.
+
+    Instead of them, why CloudWatch cannot be asked.
+    """
+    found: dict[str, str] = {}
+    pages = logs.get_paginator("filter_log_events").paginate(
+        logGroupName=log_group(cluster), logStreamNamePrefix=_LIFECYCLE, filterPattern=f'"{_SLURM_WARNING}"'
+    )
+    try:
+        with explained("logs"), suppress(logs.exceptions.ResourceNotFoundException):
+            for event in sorted((one for page in pages for one in page["events"]), key=lambda one: one["timestamp"]):
+                instance = event["logStreamName"].rpartition("/")[2]
+                found[instance] = event["message"].partition(_SLURM_WARNING)[2].partition(": ")[2].rstrip()
+    except UserError as error:
+        return {"lifecycle log": str(error)}
+    return {node.instance_id: found[node.instance_id] for node in nodes if node.instance_id in found}
+
+
+def stream_of(node: Node) -> str:
+    return f"{_LIFECYCLE}{node.group}/{node.instance_id}"

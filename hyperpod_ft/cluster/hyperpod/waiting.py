@@ -9,9 +9,8 @@ from typing import Any
 
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.cluster.config import ClusterReference
-from hyperpod_ft.cluster.hyperpod import api, cluster_logs, events
-from hyperpod_ft.cluster.hyperpod.api import GroupRoles, HyperPodCluster
-from hyperpod_ft.cluster.hyperpod.nodes import INSTANCE_ID, RUNNING, Node, list_nodes
+from hyperpod_ft.cluster.hyperpod import api, events
+from hyperpod_ft.cluster.hyperpod.api import INSTANCE_ID, RUNNING, GroupRoles, HyperPodCluster, Node, list_nodes
 from hyperpod_ft.cluster.wait_for_change import POLL_SECONDS
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import pause
@@ -181,14 +180,14 @@ class ClusterWatch:
             self.report(str(error))
 
     def _print_log(self, cluster: HyperPodCluster, nodes: list[Node]) -> None:
-        streams = [cluster_logs.stream_of(node) for node in nodes if node.failed]
+        streams = [events.stream_of(node) for node in nodes if node.failed]
         if not streams:
             # after a rollback the nodes are gone, but their logs remain
             named = INSTANCE_ID.findall(cluster.failure)
-            written = cluster_logs.lifecycle_streams(self.logs, cluster)
+            written = events.lifecycle_streams(self.logs, cluster)
             streams = [name for name in written if name.rpartition("/")[2] in named] or written[:1]
         for stream in streams[:1]:
-            tail = list(cluster_logs.lines(self.logs, cluster, stream))[-_LOG_LINES:]
+            tail = list(events.log_lines(self.logs, cluster, stream))[-_LOG_LINES:]
             self.report(f"--- {stream}" + (f", last {len(tail)} lines" if tail else ": empty"))
             for line in tail:
                 self.report(line)

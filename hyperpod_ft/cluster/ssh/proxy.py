@@ -13,10 +13,10 @@ from typing import NoReturn
 
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.cluster.hyperpod import api
-from hyperpod_ft.cluster.hyperpod.nodes import list_nodes, ssm_target
+from hyperpod_ft.cluster.hyperpod.api import list_nodes, ssm_target
 from hyperpod_ft.cluster.ssh import ssm
-from hyperpod_ft.cluster.ssh.choice import by_name, in_group
 from hyperpod_ft.cluster.ssh.config import SshFiles
+from hyperpod_ft.cluster.ssh.connect import by_name, in_group
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 
 

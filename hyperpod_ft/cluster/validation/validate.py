@@ -12,8 +12,6 @@ from hyperpod_ft.aws.session import explained
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.validation import (
     accounting_checks,
-    capacity_checks,
-    lifecycle_checks,
     network_checks,
     offline_checks,
     permission_checks,
@@ -41,16 +39,16 @@ def account_checks(config: ClusterConfig) -> list[Check[CheckInput]]:
     """The checks that apply to this cluster file."""
     checks: list[Check[CheckInput]] = [
         Check("name", "name", state_checks.name, ("name",)),
-        Check("lifecycle scripts in S3", "name", lifecycle_checks.scripts, ("name",)),
+        Check("lifecycle scripts in S3", "name", permission_checks.scripts, ("name",)),
         Check("quotas", "workers", quota_checks.of_instances, ("*.instance_type",)),
         Check("quotas of the network", "workers", quota_checks.of_network, ("*.instance_type",)),
         Check(
             "zone offers the instance types",
             "availability_zone_id",
-            capacity_checks.zone,
+            quota_checks.zone,
             ("availability_zone_id", "*.instance_type"),
         ),
-        Check("threads per core", "workers", capacity_checks.threads, ("*.instance_type",)),
+        Check("threads per core", "workers", quota_checks.threads, ("*.instance_type",)),
     ]
     if any(group.training_plan_arn for group in config.workers):
         checks.append(
@@ -89,7 +87,7 @@ def account_checks(config: ClusterConfig) -> list[Check[CheckInput]]:
         Check(
             "read-only scripts",
             ROLE,
-            lifecycle_checks.role_only_reads,
+            permission_checks.role_only_reads,
             (ROLE, BUCKET),
         ),
     ]

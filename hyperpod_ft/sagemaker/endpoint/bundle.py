@@ -23,7 +23,7 @@ from hyperpod_ft.sagemaker.endpoint.endpoint_request import ADAPTER_DIRECTORY
 from hyperpod_ft.sagemaker.endpoint.fit import ServedModel
 from hyperpod_ft.sagemaker.endpoint.section import Deploy
 from hyperpod_ft.sagemaker.section import store_of, store_url
-from hyperpod_ft.sagemaker.store.models import is_here
+from hyperpod_ft.sagemaker.store.sync import is_here
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _MODEL_CONFIG = ("config.json", "generation_config.json")

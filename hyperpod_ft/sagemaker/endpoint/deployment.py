@@ -10,7 +10,6 @@ from hyperpod_ft.config import run_file, yaml_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.run_file import RUN_FILE
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.aws_names import slug
 from hyperpod_ft.runs.results.samples import RecordedAnswers, Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
@@ -19,7 +18,7 @@ from hyperpod_ft.sagemaker.endpoint.endpoint_request import Requests, Target, re
 from hyperpod_ft.sagemaker.endpoint.fit import fit
 from hyperpod_ft.sagemaker.endpoint.instances import ENDPOINT_INSTANCES
 from hyperpod_ft.sagemaker.endpoint.section import Deploy, deploy_of
-from hyperpod_ft.sagemaker.section import section_of
+from hyperpod_ft.sagemaker.section import section_of, slug
 
 _MAX_NAME_LENGTH = 54  # of 63: names of models, configurations and components add up to nine characters
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-[0-9a-f]{12}")

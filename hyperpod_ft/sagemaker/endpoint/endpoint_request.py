@@ -12,11 +12,11 @@ from typing import Any
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.launch.finished import BASE, TUNED
 from hyperpod_ft.planning.lora import max_lora_rank
-from hyperpod_ft.runs.aws_names import RUN_TAG
 from hyperpod_ft.sagemaker.endpoint.fit import MEMORY_SHARE, ServingFit
 from hyperpod_ft.sagemaker.endpoint.instances import ENDPOINT_INSTANCES
 from hyperpod_ft.sagemaker.endpoint.section import Deploy
 from hyperpod_ft.sagemaker.images import IMAGES, image_uri
+from hyperpod_ft.sagemaker.section import RUN_TAG
 
 MODEL_DIRECTORY = "/opt/ml/model"  # where SageMaker puts the bundle
 ADAPTER_DIRECTORY = "adapters/tuned"  # in a bundle with the base model

@@ -14,8 +14,8 @@ from typing import Any
 from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine
-from hyperpod_ft.runs.aws_names import RUN_TAG
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name
+from hyperpod_ft.sagemaker.section import RUN_TAG
 
 IN_SERVICE, CREATING, FAILED, DELETING = "InService", "Creating", "Failed", "Deleting"
 # SageMaker's APIs are eventually consistent: a configuration that was just created may not be found yet.

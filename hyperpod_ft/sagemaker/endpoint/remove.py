@@ -6,11 +6,11 @@ from typing import Any
 from hyperpod_ft.aws.s3 import objects, trees
 from hyperpod_ft.aws.session import error_code, explained
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.aws_names import RUN_TAG
 from hyperpod_ft.sagemaker.endpoint import scaling, waiting
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name
 from hyperpod_ft.sagemaker.endpoint.endpoints import DELETING, Endpoints
 from hyperpod_ft.sagemaker.endpoint.waiting import EndpointWatch
+from hyperpod_ft.sagemaker.section import RUN_TAG
 
 DEADLINE_SECONDS = 1800.0
 

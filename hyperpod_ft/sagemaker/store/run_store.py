@@ -23,9 +23,9 @@ from hyperpod_ft.publish import partial_of
 from hyperpod_ft.runs.assets import dataset_asset, model_asset
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.sagemaker.groups import FROZEN
 from hyperpod_ft.sagemaker.section import store_of
 from hyperpod_ft.sagemaker.store.checkpoint_store import CheckpointStore
-from hyperpod_ft.sagemaker.store.run_files import FROZEN
 from hyperpod_ft.sagemaker.store.stored_checkpoints import recorded_name
 
 # What `status`, `logs`, `list`, `compare` and `report` read of a run directory, and a training job that continues

@@ -21,9 +21,7 @@ from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError, first_sentence
 from hyperpod_ft.evaluation.greedy import make_greedy, text_of, tokens_before
-from hyperpod_ft.serving.answers import device as devices
-from hyperpod_ft.serving.answers.decoding import TextStream, sampling
-from hyperpod_ft.serving.answers.device import FairLock
+from hyperpod_ft.serving.answers.decoding import FairLock, TextStream, is_usable, sampling
 from hyperpod_ft.serving.http.openai_api import Answer, HttpError, Request
 
 # The most tokens of an answer whose request sets no limit: a model that never ends its answer must not run for minutes.
@@ -111,7 +109,7 @@ class Answering:
             torch.cuda.empty_cache()
             raise HttpError(503, f"out of memory: {first_sentence(error)}", "out_of_memory") from error
         except RuntimeError as error:
-            if not devices.is_usable(self._models[name].model.device):
+            if not is_usable(self._models[name].model.device):
                 self._failure = first_sentence(error)
             raise
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from hyperpod_ft.errors import printable
 from hyperpod_ft.report.html import content_policy
-from hyperpod_ft.serving.http import access, openai_api
+from hyperpod_ft.serving.http import connection, openai_api
 from hyperpod_ft.serving.http.connection import Connection, Listener
 from hyperpod_ft.serving.http.openai_api import Answer, HttpError, Reply, Request
 
@@ -65,8 +65,8 @@ class Server(Listener):
 
     def __init__(self, host: str, port: int, title: str, api_key: str | None = None) -> None:
         """Port 0 takes a free one. Raises UserError when it cannot listen there, or only a key would make it safe."""
-        access.refuse_open(host, api_key)
-        self.loopback = access.is_loopback(host)
+        connection.refuse_open(host, api_key)
+        self.loopback = connection.is_loopback(host)
         self.title, self.api_key = title, api_key
         self.answers: Answers | None = None
         self.started = int(time.time())
@@ -150,10 +150,10 @@ class Handler(Connection):
         return self.server.answers
 
     def _check_site(self) -> None:
-        access.check_site(self.server.loopback, self.headers.get("Host", ""), self.headers.get("Origin", ""))
+        connection.check_site(self.server.loopback, self.headers.get("Host", ""), self.headers.get("Origin", ""))
 
     def _check_key(self) -> None:
-        access.check_key(self.server.api_key, self.headers.get("Authorization", ""))
+        connection.check_key(self.server.api_key, self.headers.get("Authorization", ""))
 
     def _unknown(self, path: str) -> HttpError:
         known = [*_QUESTIONS, "/v1/models", "/health", "/ping", "/"]

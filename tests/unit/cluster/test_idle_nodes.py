@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hyperpod_ft.cluster.controller import without_jobs
-from hyperpod_ft.cluster.hyperpod.api import GroupState
-from hyperpod_ft.cluster.hyperpod.nodes import Node
+from hyperpod_ft.cluster.hyperpod.api import GroupState, Node
 from hyperpod_ft.errors import UserError
 
 STATES = {"ip-1": "idle", "ip-2": "allocated", "ip-3": "down", "ip-4": "idle", "ip-5": "planned", "ip-9": "idle"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.aws.checks.service_model import check_request, model
-from hyperpod_ft.cluster.hyperpod.specification import group_specification
+from hyperpod_ft.cluster.hyperpod.instance_groups import group_specification
 
 ROLLING = {"RollingUpdatePolicy": {"MaximumBatchSize": {"Type": "INSTANCE_COUNT", "Value": 1}}}
 DATE = datetime(2026, 12, 1, tzinfo=timezone.utc)

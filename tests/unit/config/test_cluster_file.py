@@ -10,7 +10,7 @@ from hyperpod_ft.cluster import config as cluster_config
 from hyperpod_ft.cluster import sections
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.hyperpod import requests
-from hyperpod_ft.cluster.hyperpod.specification import group_specification
+from hyperpod_ft.cluster.hyperpod.instance_groups import group_specification
 from hyperpod_ft.cluster.stack.resources import ClusterResources
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import ConfigError

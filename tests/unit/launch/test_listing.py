@@ -14,7 +14,7 @@ from hyperpod_ft.launch.slurm import programs
 from hyperpod_ft.launch.status import RunStatus, list_runs, status, status_of
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.view.pages import Pages
+from hyperpod_ft.serving.view import Pages
 
 
 def test_a_listing_is_what_status_says_and_asks_slurm_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from hyperpod_ft.sagemaker.advance import states
-from hyperpod_ft.sagemaker.store.run_files import run_files_digest
+from hyperpod_ft.sagemaker.groups import run_files_digest
 from hyperpod_ft.sagemaker.training_jobs import TrainingJob
 from tests.unit.sagemaker.training_jobs_in_memory import (
     RUNNING,

@@ -4,7 +4,6 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from hyperpod_ft.runs.job_files import NOTICE, NOTICE_STATUS
 
 from hyperpod_ft import publish
 from hyperpod_ft.launch import submit
@@ -12,6 +11,7 @@ from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
+from hyperpod_ft.runs.job_files import NOTICE, NOTICE_STATUS
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection

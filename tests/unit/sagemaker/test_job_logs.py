@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sagemaker import job_logs
-from hyperpod_ft.sagemaker.job_logs import LOG_GROUP, JobLogs
+from hyperpod_ft.sagemaker import launcher
+from hyperpod_ft.sagemaker.launcher import LOG_GROUP, JobLogs
 
 NAME = "test-0123-train-1"
 
@@ -48,7 +48,7 @@ class Logs:
 
 @pytest.fixture
 def logs(monkeypatch: pytest.MonkeyPatch) -> Logs:
-    monkeypatch.setattr(job_logs, "explained", lambda _: nullcontext())
+    monkeypatch.setattr(launcher, "explained", lambda _: nullcontext())
     return Logs()
 
 

@@ -10,7 +10,7 @@ import pytest
 from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.render import Installation, render_server
+from hyperpod_ft.launch.render import Installation
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
@@ -30,7 +30,7 @@ def both(run: Run) -> Models:
 def own_server() -> str:
     run = Run.of(run_file.load(run_file.find("llama3-8b-dpo-p5")))
     resources = node_job.resources(run, "04:00:00", accelerators=False)
-    return render_server(run, INSTALLATION, "serve", resources, models.options(both(run), ["--port", "0"]), {})
+    return node_job.script(run, INSTALLATION, resources, models.options(both(run), ["--port", "0"]), {})
 
 
 def with_vllm(recipe: str) -> str:
@@ -38,7 +38,7 @@ def with_vllm(recipe: str) -> str:
     setup = vllm.vllm_setup(both(run), PYTHON, "--max-model-len 4096", base=True, on_node=True)
     options = models.options(setup.models, ["--port", "0", *setup.options])
     resources = node_job.resources(run, None, accelerators=True)
-    return render_server(run, INSTALLATION, "serve", resources, options, setup.environment)
+    return node_job.script(run, INSTALLATION, resources, options, setup.environment)
 
 
 SCRIPTS = {

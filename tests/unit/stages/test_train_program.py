@@ -10,12 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hyperpod_ft.planning.layout import Degrees
 from torch.distributed import HashStore
 
 from hyperpod_ft.engines.interface import TrainingResult, TrainingTask
 from hyperpod_ft.engines.ranks import Ranks
-from hyperpod_ft.planning.layout import Layout, Sharding
+from hyperpod_ft.planning.layout import Degrees, Layout, Sharding
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import train
 from tests.conftest import MakeRun

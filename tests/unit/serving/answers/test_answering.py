@@ -17,7 +17,7 @@ from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation import greedy
 from hyperpod_ft.serving.answers.answering import Answering
-from hyperpod_ft.serving.answers.device import device_named
+from hyperpod_ft.serving.answers.decoding import device_named
 from hyperpod_ft.serving.http.openai_api import HttpError, Request
 from tests.unit import tiny_checkpoints, tiny_t5, tiny_tokenizer
 

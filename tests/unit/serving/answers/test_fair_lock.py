@@ -3,7 +3,7 @@
 import threading
 from itertools import pairwise
 
-from hyperpod_ft.serving.answers.device import FairLock
+from hyperpod_ft.serving.answers.decoding import FairLock
 from tests.waiting import wait_for
 
 

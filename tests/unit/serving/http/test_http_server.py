@@ -12,7 +12,7 @@ import pytest
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.serving.http import server as servers
-from hyperpod_ft.serving.http.access import API_KEY
+from hyperpod_ft.serving.http.connection import API_KEY
 from hyperpod_ft.serving.http.openai_api import HttpError, Request
 from hyperpod_ft.serving.http.server import Server
 from tests.unit.serving.http.made_up import MadeUp

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.cluster.hyperpod import batches
-from hyperpod_ft.cluster.hyperpod.nodes import Node
+from hyperpod_ft.cluster.hyperpod import instance_groups
+from hyperpod_ft.cluster.hyperpod.api import Node
 from hyperpod_ft.errors import UserError
 
 NODES = [Node("workers", f"i-{number}", "ml.trn1.32xlarge", "Running", "", 0.0, "") for number in range(60)]
@@ -27,9 +27,9 @@ class Client:
 
 def test_requests_are_no_larger_than_hyperpod_accepts() -> None:
     client = Client()
-    batches.reboot(client, "c", NODES)
-    batches.delete(client, "c", NODES)
-    batches.add(client, "c", "workers", 60)
+    instance_groups.reboot_nodes(client, "c", NODES)
+    instance_groups.delete_nodes(client, "c", NODES)
+    instance_groups.add_instances(client, "c", "workers", 60)
     assert [len(request["NodeIds"]) for request in client.requests[:4]] == [25, 25, 10, 60]
     added = [request["NodesToAdd"] for request in client.requests[4:]]
     assert [wanted["IncrementTargetCountBy"] for (wanted,) in added] == [50, 10]
@@ -38,7 +38,7 @@ def test_requests_are_no_larger_than_hyperpod_accepts() -> None:
 def test_an_addition_that_botocore_sends_again_counts_once() -> None:
     """Each request has a token of its own: with the same one, HyperPod would take the second for the first."""
     client = Client()
-    batches.add(client, "c", "workers", 60)
+    instance_groups.add_instances(client, "c", "workers", 60)
     first, second = (request["ClientToken"] for request in client.requests)
     assert first != second
 
@@ -46,8 +46,8 @@ def test_an_addition_that_botocore_sends_again_counts_once() -> None:
 @pytest.mark.parametrize(
     ("operation", "failed"),
     [
-        (batches.replace, {"NodeId": "i-1", "ErrorCode": "InstanceIdInUse", "Message": "busy"}),
-        (batches.delete, {"NodeId": "i-1", "Code": "InstanceIdInUse", "Message": "busy"}),
+        (instance_groups.replace_nodes, {"NodeId": "i-1", "ErrorCode": "InstanceIdInUse", "Message": "busy"}),
+        (instance_groups.delete_nodes, {"NodeId": "i-1", "Code": "InstanceIdInUse", "Message": "busy"}),
     ],
 )
 def test_every_refused_node_is_named(operation: Any, failed: dict[str, str]) -> None:
@@ -59,4 +59,4 @@ def test_every_refused_node_is_named(operation: Any, failed: dict[str, str]) -> 
 def test_an_addition_that_is_refused_is_an_error() -> None:
     failed = {"InstanceGroupName": "workers", "ErrorCode": "InvalidInstanceGroupStatus", "FailedCount": 2}
     with pytest.raises(UserError, match=r"workers: instances not added: 2 \(InvalidInstanceGroupStatus\)"):
-        batches.add(Client({"Failed": [failed]}), "c", "workers", 2)
+        instance_groups.add_instances(Client({"Failed": [failed]}), "c", "workers", 2)

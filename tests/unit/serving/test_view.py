@@ -20,8 +20,7 @@ from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.submit import cancel, prepare
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.serving.view.pages import Pages
-from hyperpod_ft.serving.view.server import ViewServer
+from hyperpod_ft.serving.view import Pages, ViewServer
 from tests.browser import Browser, browser, installed
 from tests.conftest import run_file_values
 from tests.unit.stage_runs import tree
