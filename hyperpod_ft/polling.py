@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterator
 
 # For tests and rehearsals, whose stand-in for AWS answers at once.
 _VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
@@ -15,3 +16,12 @@ def poll_seconds(usual: float) -> float:
 def pause(usual: float) -> None:
     """Sleep between two such requests."""
     time.sleep(poll_seconds(usual))
+
+
+def polls(usual: float) -> Iterator[float]:
+    """Requests for a state, for a loop that ends itself: yields how long it has waited, in seconds, 0 at first."""
+    began, waited = time.monotonic(), 0.0
+    while True:
+        yield waited
+        pause(usual)
+        waited = time.monotonic() - began

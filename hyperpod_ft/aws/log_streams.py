@@ -1,10 +1,11 @@
 """Reads streams of CloudWatch Logs. `client` is boto3's for logs throughout. What does not exist yet is empty."""
 
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from hyperpod_ft.polling import pause, polls
 
 _POLL_SECONDS = 5.0
 
@@ -36,11 +37,10 @@ class LogStream:
 
     def lines(self, *, follow: bool) -> Iterator[str]:
         """The lines, oldest first; with `follow`, waits for more without end."""
-        while True:
+        for _ in polls(_POLL_SECONDS):
             yield from (line_of(event) for event in self.new_events())
             if not follow:
                 return
-            time.sleep(_POLL_SECONDS)
 
     def last_lines(self, count: int) -> list[str]:
         """The last lines, in one request."""
@@ -64,7 +64,7 @@ def newest_first(client: Any, group: str, prefix: str = "") -> list[LogStream]:
 def wait_for_newest(client: Any, group: str) -> LogStream:
     """The stream that was written last, once there is one."""
     while not (streams := newest_first(client, group)):
-        time.sleep(_POLL_SECONDS)
+        pause(_POLL_SECONDS)
     return streams[0]
 
 

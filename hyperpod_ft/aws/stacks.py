@@ -2,7 +2,6 @@
 
 `client` is boto3's for cloudformation throughout; a stack is an entry of DescribeStacks."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +9,7 @@ from typing import Any
 
 from hyperpod_ft.aws.session import error_code, error_message, redacted
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import pause
+from hyperpod_ft.polling import polls
 from hyperpod_ft.progress import PrintLine
 
 POLL_SECONDS = 5.0
@@ -113,8 +112,8 @@ def settle(client: Any, stack_id: str, progress: OnStackEvent, *, after: str) ->
     `after` is the newest event before the request; empty for a request already in progress, and for a new stack.
     Returns the stack's final state. Raises UserError after an hour; CloudFormation continues.
     """
-    end, reported = time.monotonic() + DEADLINE_SECONDS, ""
-    while True:
+    reported = ""
+    for waited in polls(POLL_SECONDS):
         stack = describe(client, stack_id)
         status = str(stack["StackStatus"]) if stack else "DELETE_COMPLETE"
         for event in events(client, stack_id, after):
@@ -123,13 +122,13 @@ def settle(client: Any, stack_id: str, progress: OnStackEvent, *, after: str) ->
             progress(event)
         # Both, because AWS may briefly report the state from before the request after accepting it.
         if status == reported and not status.endswith("_IN_PROGRESS"):
-            return status
-        if time.monotonic() > end:
+            break
+        if waited >= DEADLINE_SECONDS:
             raise UserError(
                 f"stack {_name(stack_id)}: still {status} after {DEADLINE_SECONDS / 60:.0f} minutes",
                 "AWS continues; run the command again to keep waiting",
             )
-        pause(POLL_SECONDS)
+    return status
 
 
 def why(client: Any, stack_id: str) -> str:

@@ -1,12 +1,11 @@
 """Follow a change that HyperPod makes after a request, report what is seen of it, and wait for its end."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import pause
+from hyperpod_ft.polling import polls
 from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes
 
 POLL_SECONDS = 15.0
@@ -32,18 +31,17 @@ def wait_for_change(
 
     `command`: shows the state later. Raises UserError at the timeout.
     """
-    deadline, begun, polls = time.monotonic() + timeout_seconds, False, 0
-    report_change = ChangeReporter(report)
-    while True:
+    begun, report_change = False, ChangeReporter(report)
+    for count, waited in enumerate(polls(POLL_SECONDS), 1):
         seen = look()
-        begun, polls = begun or seen.begun, polls + 1
+        begun = begun or seen.begun
         for name, state in seen.states.items() if begun else ():
             report_change(name, state)
-        if not seen.changing and (begun or polls >= _POLLS_UNTIL_BEGUN):
-            return seen.state, begun
-        if time.monotonic() > deadline:
+        if not seen.changing and (begun or count >= _POLLS_UNTIL_BEGUN):
+            break
+        if waited >= timeout_seconds:
             still = "; ".join(f"{name}: still {state}" for name, state in seen.states.items())
             raise UserError(
                 f"{still}, after {format_minutes(timeout_seconds)}", f"HyperPod continues; check with `{command}`"
             )
-        pause(POLL_SECONDS)
+    return seen.state, begun

@@ -5,7 +5,6 @@ import platform
 import secrets
 import shlex
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from hyperpod_ft.launch.render import Installation, render_extra
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import Resources
+from hyperpod_ft.polling import pause, polls
 from hyperpod_ft.progress import ChangeReporter, PrintLine
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
@@ -96,9 +96,10 @@ def wait(run: Run, slurm: SlurmLauncher, job: Job, report: PrintLine) -> Address
     """
     report_state = ChangeReporter(report)
     address = _address(run.paths, job)
-    while True:
+    for _ in polls(_POLL_SECONDS):
         try:
-            return _ADDRESS.validate_json(address.read_bytes())
+            found = _ADDRESS.validate_json(address.read_bytes())
+            break
         except FileNotFoundError:
             state = _state(run, slurm, job)
         except ValueError as error:
@@ -108,7 +109,7 @@ def wait(run: Run, slurm: SlurmLauncher, job: Job, report: PrintLine) -> Address
             reason = last_line(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else "it has no log"
             raise UserError(f"job {job.job_id} ended ({state.state}): {reason}", f"see {log}")
         report_state(f"job {job.job_id}", f"{state.state.lower()} {state.reason or state.nodes}".rstrip())
-        time.sleep(_POLL_SECONDS)
+    return found
 
 
 def directions(paths: RunPaths, job: Job, address: Address) -> list[str]:
@@ -132,7 +133,7 @@ def stop(run: Run, slurm: SlurmLauncher) -> list[Job]:
     if jobs:
         slurm.cancel(run, jobs)
     while any(_state(run, slurm, job).active for job in jobs):
-        time.sleep(_POLL_SECONDS)
+        pause(_POLL_SECONDS)
     publish.remove(run.paths.secrets(JOB))
     return jobs
 

@@ -9,10 +9,10 @@ import shlex
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.finished import BASE, TUNED
 from hyperpod_ft.planning.lora import MAX_LORA_RANK, max_lora_rank
+from hyperpod_ft.polling import polls
 from hyperpod_ft.processes import die_with_parent, end
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.serving.http.connection import url
@@ -164,14 +165,11 @@ class Vllm:
     def wait_until_ready(self) -> None:
         """Raises UserError when it ends before it answers."""
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # HTTP_PROXY is for other machines
-        while True:
+        for _ in polls(_POLL_SECONDS):
             if (status := self._process.poll()) is not None:
                 raise UserError(f"vLLM ended with status {status} before it answered", "see its messages above")
-            try:
-                with direct.open(self._health, timeout=5):
-                    return
-            except (urllib.error.URLError, OSError):
-                time.sleep(_POLL_SECONDS)
+            with suppress(urllib.error.URLError, OSError), direct.open(self._health, timeout=5):
+                return
 
     def wait(self) -> int:
         return self._process.wait()

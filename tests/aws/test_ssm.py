@@ -25,9 +25,18 @@ class TestSessions:
             ),
             ("failed to start pty since RunAs user ubuntu does not exist", "logs in as ubuntu .*clear Run As"),
             ("please set the RunAs default user", "Run As is enabled without a user"),
-            ("An error occurred (ExpiredTokenException) when calling", "have expired; log in again"),
-            ("Unable to locate credentials. You can", "no valid AWS credentials; run `aws configure`"),
-            ("The config profile (x y) could not be found", "no AWS profile x y"),
+            (
+                "An error occurred (ExpiredTokenException) when calling",
+                "no valid AWS credentials: .*ExpiredToken.*; log in again",
+            ),
+            (
+                "Unable to locate credentials. You can",
+                "no valid AWS credentials: Unable to locate.*run `aws configure`",
+            ),
+            (
+                "The config profile (x y) could not be found",
+                r"no valid AWS credentials: The config profile \(x y\) could not be found; .*--profile",
+            ),
             ("An error occurred (AccessDeniedException) when calling", "allow ssm:StartSession"),
             ("An error occurred (InvalidDocument) when calling", "use --ssm"),
             ("\nStarting session with SessionId: a-1\nboom AKIAABCDEFGHIJKLMNOP\n", r"no session: boom \.\.\.; "),

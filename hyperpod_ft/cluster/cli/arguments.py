@@ -5,7 +5,7 @@ have, and give it the cluster instead of them.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,9 +28,6 @@ CONTINUES = (
 DEFAULT_FILE = Path("cluster.yaml")
 File = Annotated[Path, typer.Argument(metavar="[CLUSTER_FILE]", help="A cluster file.")]
 Reference = Annotated[
-    str, typer.Argument(metavar="[CLUSTER]", help="A cluster file, or a cluster's name (see --region).")
-]
-RequiredReference = Annotated[
     str, typer.Argument(metavar="CLUSTER", help="A cluster file, or a cluster's name (see --region).")
 ]
 Overrides = Annotated[
@@ -91,11 +88,12 @@ def on_cluster(
     """Make a function a command on an existing cluster: its first parameter is the `ClusterAccess`."""
 
     def register(function: Callable[..., None]) -> None:
-        def run(*, cluster: str, region: str | None, profile: str | None, **own: Any) -> None:
+        def run(
+            cluster: Reference = str(DEFAULT_FILE), *, region: Region = None, profile: Profile = None, **own: Any
+        ) -> None:
             function(access_of(find(cluster, region), profile, report), **own)
 
-        shared = [_option("region", Region, None), _option("profile", Profile, None)]
-        _register(app, name, run, function, _option("cluster", Reference, str(DEFAULT_FILE)), shared)
+        _register(app, name, run, function)
 
     return register
 
@@ -110,14 +108,14 @@ def change(
 
     def register(function: Callable[..., None]) -> None:
         def run(
+            cluster: Reference = str(DEFAULT_FILE),
             *,
-            cluster: str,
-            region: str | None,
-            profile: str | None,
-            timeout: float = 0.0,
-            no_wait: bool = True,
-            yes: bool,
-            as_json: bool,
+            region: Region = None,
+            profile: Profile = None,
+            timeout: Timeout = minutes or 0.0,
+            no_wait: NoWait = minutes is None,
+            yes: Yes = False,
+            as_json: After = False,
             **own: Any,
         ) -> None:
             from hyperpod_ft.cluster import inspection
@@ -128,20 +126,9 @@ def change(
             if as_json:
                 show_cluster.status(inspection.status(access), as_json=True)
 
-        waiting = [_option("timeout", Timeout, minutes), _option("no_wait", NoWait, False)]
-        shared = [
-            *(_option("region", Region, None), _option("profile", Profile, None)),
-            *(waiting if minutes else ()),
-            *(_option("yes", Yes, False), _option("as_json", After, False)),
-        ]
-        given = _option("cluster", RequiredReference) if named else _option("cluster", Reference, str(DEFAULT_FILE))
-        _register(app, name, run, function, given, shared)
+        _register(app, name, run, function, named=named, hidden=() if minutes else ("timeout", "no_wait"))
 
     return register
-
-
-def _option(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def _register(
@@ -149,11 +136,16 @@ def _register(
     name: str | None,
     run: Callable[..., None],
     function: Callable[..., None],
-    cluster: inspect.Parameter,
-    shared: list[inspect.Parameter],
+    *,
+    named: bool = False,
+    hidden: Sequence[str] = (),
 ) -> None:
-    """Register `run` with the help of `function`, and with the parameters that typer is to see."""
-    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in inspect.signature(function).parameters.values()]
+    """Register `run` with the help of `function`, whose own parameters typer sees after the cluster."""
+    cluster, *shared, _ = inspect.signature(run).parameters.values()
+    _, *own = inspect.signature(function).parameters.values()
+    seen = [cluster.replace(default=cluster.empty) if named else cluster, *own]
+    seen += [one for one in shared if one.name not in hidden]
     run.__name__, run.__doc__ = function.__name__, function.__doc__
-    run.__signature__ = inspect.Signature([cluster, *own[1:], *shared])  # type: ignore[attr-defined]
+    signature = inspect.Signature([one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in seen])
+    run.__signature__ = signature  # type: ignore[attr-defined]
     app.command(name)(run)

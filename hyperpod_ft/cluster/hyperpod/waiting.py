@@ -1,6 +1,5 @@
 """Wait for a cluster, since boto3 has no waiter for one; report every change and explain every failure."""
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from hyperpod_ft.cluster.hyperpod import api, events
 from hyperpod_ft.cluster.hyperpod.api import INSTANCE_ID, RUNNING, GroupRoles, HyperPodCluster, Node, list_nodes
 from hyperpod_ft.cluster.wait_for_change import POLL_SECONDS
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import pause
+from hyperpod_ft.polling import polls
 from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes
 
 _LOG_LINES = 40  # of a failing node's lifecycle log: its end holds the error
@@ -54,11 +53,11 @@ class ClusterWatch:
         Raises UserError if the cluster or a node fails, after printing the node's lifecycle log, or at the timeout.
         Under continuous provisioning, where HyperPod tries again, a node has failed after three attempts.
         """
-        arguments, deadline, changing = self.target.arguments, time.monotonic() + timeout_seconds, False
-        while True:
-            cluster = api.find(self.sagemaker, self.name)
-            if cluster is None:
+        arguments, changing = self.target.arguments, False
+        for waited in polls(POLL_SECONDS):
+            if (found := api.find(self.sagemaker, self.name)) is None:
                 raise UserError(f"cluster {self.name} no longer exists", "create it again")
+            cluster = found
             nodes = list_nodes(self.sagemaker, self.name)
             missing = events.why_missing(self.sagemaker, cluster)
             self._report(cluster, nodes, missing)
@@ -80,7 +79,7 @@ class ClusterWatch:
             failing = [node for node in nodes if node.failed and node.instance_id not in awaited.gone]
             if failing and cluster.status in _SETTLED:
                 given_up = self._count_attempts(cluster, failing)
-                if given_up or time.monotonic() > deadline:
+                if given_up or waited >= timeout_seconds:
                     first, *_ = named = given_up or failing
                     reason = (first.message or _NO_REASON).rstrip(".")
                     raise UserError(
@@ -88,8 +87,8 @@ class ClusterWatch:
                     )
             settled = cluster.complete and all(node.status == RUNNING for node in nodes)
             if settled and awaited.reached(cluster, nodes):
-                return cluster
-            if time.monotonic() > deadline:
+                break
+            if waited >= timeout_seconds:
                 raise UserError(
                     f"cluster {self.name}: after {format_minutes(timeout_seconds)} still"
                     f" {_pending(cluster, nodes, missing)}",
@@ -97,12 +96,15 @@ class ClusterWatch:
                     + f"check: hyperpod-ft cluster status {arguments}; or give up: hyperpod-ft cluster scale"
                     f" {arguments} GROUP COUNT",
                 )
-            pause(POLL_SECONDS)
+        return cluster
 
     def until_gone(self, timeout_seconds: float) -> None:
         """Delete the cluster as soon as HyperPod accepts that, and wait. Raises UserError on failure or timeout."""
-        deadline, requested, deleting = time.monotonic() + timeout_seconds, False, False
-        while cluster := api.find(self.sagemaker, self.name):
+        requested = deleting = False
+        for waited in polls(POLL_SECONDS):
+            cluster = api.find(self.sagemaker, self.name)
+            if cluster is None:
+                break
             deleting = deleting or cluster.status == api.DELETING
             if not deleting and not requested:
                 requested = api.delete(self.sagemaker, self.name)
@@ -116,12 +118,11 @@ class ClusterWatch:
                 raise UserError(
                     f"cluster {self.name}: could not be deleted: {cluster.failure}", "run the same command again"
                 )
-            if time.monotonic() > deadline:
+            if waited >= timeout_seconds:
                 raise UserError(
                     f"cluster {self.name}: after {format_minutes(timeout_seconds)} still {cluster.status}",
                     "run the command again to keep waiting; until then everything costs money",
                 )
-            pause(POLL_SECONDS)
         self.report(f"cluster {self.name}: no longer exists")
 
     def _report(self, cluster: HyperPodCluster, nodes: list[Node], missing: Mapping[str, str]) -> None:

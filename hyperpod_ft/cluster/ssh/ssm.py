@@ -34,6 +34,11 @@ _PAGES = {
 }
 # Where AWS's installers put programs: those started from a desktop, such as VS Code, have a short PATH
 _USUAL_PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "/usr/local/sessionmanagerplugin/bin")
+_NO_CREDENTIALS = re.compile(
+    r"ExpiredToken|token (included in the request )?is expired|session .*has expired|Error loading SSO"
+    r"|Unable to locate credentials|NoCredentials|InvalidClientTokenId|UnrecognizedClient"
+    r"|config profile \(.*?\) could not be found"
+)
 _SECONDS = 90  # for a short command on a node; opening the session takes two or three
 _GRACE_SECONDS = 2
 
@@ -189,14 +194,11 @@ def _known(output: str, target: str) -> UserError | None:
             f"{node}: Run As is enabled without a user in your account's Session Manager",
             "set the user in Session Manager's preferences, or disable Run As",
         )
-    if re.search(
-        r"ExpiredToken|token (included in the request )?is expired|session .*has expired|Error loading SSO", output
-    ):
-        return UserError("your AWS credentials have expired", "log in again, for example with: aws sso login")
-    if re.search(r"Unable to locate credentials|NoCredentials|InvalidClientTokenId|UnrecognizedClient", output):
-        return UserError("no valid AWS credentials", "run `aws configure`, or set AWS_PROFILE or --profile")
-    if profile := re.search(r"config profile \((.*?)\) could not be found", output):
-        return UserError(f"no AWS profile {profile[1]}", "see `aws configure list-profiles`")
+    if _NO_CREDENTIALS.search(output):
+        return UserError(
+            f"no valid AWS credentials: {_last_message(output)}",
+            "log in again, for example with `aws sso login`, run `aws configure`, or set AWS_PROFILE or --profile",
+        )
     if "AccessDenied" in output:
         return UserError(
             f"{node}: not allowed to start SSM sessions",

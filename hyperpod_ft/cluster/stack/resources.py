@@ -2,7 +2,6 @@
 
 CloudFormation does not delete it (DeletionPolicy of the template). Deleting what no longer exists succeeds."""
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stacks import DEADLINE_SECONDS, POLL_SECONDS
 from hyperpod_ft.cluster.sections import Existing
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import pause
+from hyperpod_ft.polling import polls
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,14 @@ def is_kept(session: Session, fsx_id: str) -> bool:
 
 def delete_filesystem(session: Session, fsx_id: str) -> None:
     """Delete it and wait: until it is deleted, its network interfaces keep the subnet in use."""
-    end = time.monotonic() + DEADLINE_SECONDS
-    while fsx_id and (found := _describe(session, fsx_id)):
+    for waited in polls(POLL_SECONDS):
+        found = _describe(session, fsx_id) if fsx_id else None
+        if found is None:
+            return
         if found["Lifecycle"] != "DELETING":
             session.client("fsx").delete_file_system(FileSystemId=fsx_id)
-        if time.monotonic() > end:
+        if waited >= DEADLINE_SECONDS:
             raise UserError(f"file system {fsx_id} is still {found['Lifecycle']}", "run the command again")
-        pause(POLL_SECONDS)
 
 
 def _describe(session: Session, fsx_id: str) -> dict[str, Any] | None:

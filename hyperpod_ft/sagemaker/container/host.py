@@ -85,9 +85,9 @@ class ContainerHost:
     def run_directory(self) -> Path:
         return Path(self.parameters.run_directory)
 
-    def wait_for_names(self, seconds: float = _NAME_SECONDS) -> None:
-        """Wait until the name of every host is known. Raises UserError after `seconds`."""
-        deadline = time.monotonic() + seconds
+    def wait_for_names(self) -> None:
+        """Wait until the name of every host is known. Raises UserError after ten minutes."""
+        deadline = time.monotonic() + _NAME_SECONDS
         for host in self.hosts:
             while True:
                 try:
@@ -95,9 +95,8 @@ class ContainerHost:
                     break
                 except OSError as error:
                     if time.monotonic() > deadline:
-                        raise UserError(
-                            f"{host}: its address is still unknown after {seconds:.0f} s: {error}"
-                        ) from error
+                        problem = f"{host}: its address is still unknown after {_NAME_SECONDS:.0f} s: {error}"
+                        raise UserError(problem) from error
                 time.sleep(0.5)
 
 

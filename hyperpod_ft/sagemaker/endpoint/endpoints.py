@@ -5,7 +5,6 @@ succeeds. Creating one that exists succeeds too: an interrupted command made it,
 configurations stand for their content.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +12,7 @@ from typing import Any
 
 from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.polling import polls
 from hyperpod_ft.progress import PrintLine
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name
 from hyperpod_ft.sagemaker.section import RUN_TAG
@@ -108,20 +108,18 @@ class Endpoints:
             self._create("inference component", self.client.create_inference_component, request, name)
 
     def _create(self, kind: str, create: Callable[..., Any], request: dict[str, Any], name: str) -> None:
-        deadline = time.monotonic() + _CONSISTENT_SECONDS
-        while True:
+        for waited in polls(_PAUSE_SECONDS):
             try:
                 create(**request)
             except self.client.exceptions.ClientError as error:
                 message = error_message(error)
                 if "already existing" in message or "already exists" in message:
                     return
-                if "Could not find" not in message or time.monotonic() > deadline:
+                if "Could not find" not in message or waited >= _CONSISTENT_SECONDS:
                     raise
-                time.sleep(_PAUSE_SECONDS)
-                continue
-            self.report(f"created {kind} {name}")
-            return
+            else:
+                self.report(f"created {kind} {name}")
+                return
 
     def models(self, endpoint: str) -> list[str]:
         """Names of the models that were made for an endpoint."""

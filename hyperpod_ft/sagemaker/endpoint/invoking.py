@@ -106,7 +106,7 @@ def base_url(runtime_url: str, endpoint: str, component: str | None = None) -> s
     return f"{runtime_url}/endpoints/{endpoint}{middle}/openai/v1"
 
 
-def bearer_token(credentials: Any, region: str, seconds: int = MAX_SECONDS) -> str:
+def bearer_token(credentials: Any, region: str) -> str:
     """A short-lived token with which OpenAI clients reach an endpoint.
 
     It is `sagemaker-api-key-` and, in base64, a presigned request (`POST sagemaker.amazonaws.com/?Action=
@@ -125,6 +125,6 @@ def bearer_token(credentials: Any, region: str, seconds: int = MAX_SECONDS) -> s
         headers={"host": "sagemaker.amazonaws.com"},
         params={"Action": "CallWithBearerToken"},
     )
-    SigV4QueryAuth(credentials, "sagemaker", region, expires=seconds).add_auth(request)
+    SigV4QueryAuth(credentials, "sagemaker", region, expires=MAX_SECONDS).add_auth(request)
     signed = f"{request.url.removeprefix('https://')}&Version=1"
     return _PREFIX + base64.b64encode(signed.encode()).decode()

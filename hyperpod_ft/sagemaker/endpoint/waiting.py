@@ -1,6 +1,5 @@
 """Wait for an endpoint: report every change, and the last line of its container's log while it starts."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 from hyperpod_ft.aws import log_streams
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError, printable
-from hyperpod_ft.polling import pause
+from hyperpod_ft.polling import polls
 from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes
 from hyperpod_ft.sagemaker.endpoint.endpoints import CREATING, DELETING, FAILED, IN_SERVICE, Endpoints
 
@@ -71,21 +70,19 @@ class EndpointWatch:
 
     def until_gone(self, exists: Callable[[], bool], what: str, timeout_seconds: float) -> None:
         """Wait for a deletion. Raises UserError at the timeout."""
-        deadline = time.monotonic() + timeout_seconds
-        while exists():
+        for waited in polls(_POLL_SECONDS):
+            if not exists():
+                return
             self._report_change(what, DELETING)
-            if time.monotonic() > deadline:
+            if waited >= timeout_seconds:
                 raise UserError(
                     f"{what} {self.name}: after {format_minutes(timeout_seconds)} still not deleted",
                     "run the command again; it costs money until it is deleted",
                 )
-            pause(_POLL_SECONDS)
 
     def _until(self, state_of: Callable[[], tuple[str, str]], timeout_seconds: float, what: str) -> None:
-        started = time.monotonic()
-        while True:
+        for waited in polls(_POLL_SECONDS):
             status, failure = state_of()
-            waited = time.monotonic() - started
             self._report_change(what, status)
             if status == IN_SERVICE:
                 return
@@ -95,12 +92,11 @@ class EndpointWatch:
                 raise UserError(f"{what} {self.name} is being deleted", "run the command again when it is deleted")
             if status == CREATING:
                 self._report_log(waited)
-            if waited > timeout_seconds:
+            if waited >= timeout_seconds:
                 raise UserError(
                     f"{what} {self.name}: after {format_minutes(timeout_seconds)} still {status}",
                     "run the command again to keep waiting",
                 )
-            pause(_POLL_SECONDS)
 
     def _endpoint_state(self) -> tuple[str, str]:
         found = self.endpoints.find(self.name)

@@ -58,11 +58,12 @@ def test_a_host_without_an_address_is_waited_for(tmp_path: Path, monkeypatch: py
             raise socket.gaierror("Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown_at_first)
-    host.wait_for_names(30)
+    host.wait_for_names()
     assert asked == ["algo-1", "algo-2", "algo-2", "algo-10"]
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, _: unknown_at_first("algo-2", asked.clear()))
+    monkeypatch.setattr("hyperpod_ft.sagemaker.container.host._NAME_SECONDS", 0.0)
     with pytest.raises(UserError, match=r"algo-1: .*0 s"):
-        host.wait_for_names(0)
+        host.wait_for_names()
 
 
 def test_the_root_is_a_link_to_the_channel(tmp_path: Path) -> None:

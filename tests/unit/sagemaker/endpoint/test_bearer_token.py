@@ -9,14 +9,14 @@ from hyperpod_ft.sagemaker.endpoint.invoking import base_url, bearer_token
 
 
 def test_the_token_is_a_presigned_request() -> None:
-    token = bearer_token(Credentials("AKIDEXAMPLE", "secret", "session"), "us-west-2", 600)
+    token = bearer_token(Credentials("AKIDEXAMPLE", "secret", "session"), "us-west-2")
     assert token.startswith("sagemaker-api-key-")
     host, _, query = base64.b64decode(token.removeprefix("sagemaker-api-key-")).decode().partition("/?")
     values = {key: one[0] for key, one in parse_qs(query).items()}
     assert host == "sagemaker.amazonaws.com"
     assert values["Action"] == "CallWithBearerToken"
     assert values["Version"] == "1"
-    assert values["X-Amz-Expires"] == "600"
+    assert values["X-Amz-Expires"] == str(12 * 3600)
     assert values["X-Amz-Credential"].endswith("/us-west-2/sagemaker/aws4_request")
     assert values["X-Amz-Security-Token"] == "session"
     assert "secret" not in query.replace("session", "")
