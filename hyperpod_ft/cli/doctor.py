@@ -1,15 +1,12 @@
 """The command that checks a cluster against what the kit assumes."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hyperpod_ft.cli.options import Json
 from hyperpod_ft.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer()
 

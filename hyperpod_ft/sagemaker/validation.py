@@ -25,6 +25,16 @@ from hyperpod_ft.sagemaker.images import image
 from hyperpod_ft.sagemaker.section import RUN_TAG, store_of
 from hyperpod_ft.sagemaker.training_request import create_training_job
 
+SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "fsx", "s3", "ecr")
+ROLE = "sagemaker.role"
+_SUBNET, _FSX = "sagemaker.file_system.subnets", "sagemaker.file_system.id"
+_ECR_IMAGE = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+):([^@]+)")
+_NETWORK_ACTIONS = (
+    *("ec2:CreateNetworkInterface", "ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"),
+    *("ec2:DeleteNetworkInterfacePermission", "ec2:DescribeNetworkInterfaces", "ec2:DescribeVpcs"),
+    *("ec2:DescribeDhcpOptions", "ec2:DescribeSubnets", "ec2:DescribeSecurityGroups"),
+)
+
 
 def validate(run: Run, client: Callable[[str], object] | None) -> ValidationResult:
     """Every check; changes nothing. `client`: boto3's for a service in the run's region; None: only offline checks.
@@ -69,17 +79,6 @@ def _key_of(path: str, group: StageGroup) -> str:
     if path == "ResourceConfig.InstanceType":
         return "cluster.instance_type" if group.starts_ranks else "sagemaker.cpu_instance_type"
     return "sagemaker"
-
-
-SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "fsx", "s3", "ecr")
-ROLE = "sagemaker.role"
-_SUBNET, _FSX = "sagemaker.file_system.subnets", "sagemaker.file_system.id"
-_ECR_IMAGE = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+):([^@]+)")
-_NETWORK_ACTIONS = (
-    *("ec2:CreateNetworkInterface", "ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"),
-    *("ec2:DeleteNetworkInterfacePermission", "ec2:DescribeNetworkInterfaces", "ec2:DescribeVpcs"),
-    *("ec2:DescribeDhcpOptions", "ec2:DescribeSubnets", "ec2:DescribeSecurityGroups"),
-)
 
 
 def account_checks(run: Run) -> list[Check[Account]]:

@@ -31,6 +31,13 @@ _REFRESH_SECONDS = 10.0  # as often as `watch` asks Slurm
 _KEPT = 20  # pages
 _MOST_COMPARED = 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[0-9a-f]+")
+_LOOPBACK = "127.0.0.1"
+# The pages themselves say what they may load. The token in their addresses is told to nobody.
+_HEADERS = {
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 
 
 @dataclass
@@ -99,15 +106,6 @@ class Pages:
     def _forget(self, key: tuple[str, ...]) -> None:
         with self._lock:
             self._pages.pop(key, None)
-
-
-_LOOPBACK = "127.0.0.1"
-# The pages themselves say what they may load. The token in their addresses is told to nobody.
-_HEADERS = {
-    "Content-Security-Policy": "frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 
 
 class ViewServer(Listener):

@@ -20,6 +20,7 @@ from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.findings import Finding, error, warning
 
 RESERVED_BY_AWS = 5  # of every subnet: the first four addresses and the last ("Subnet CIDR blocks", VPC user guide)
+_PARALLEL = 8
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,6 @@ def breakdown(all_instances: Iterable[Instances], cards: Mapping[str, int] | Non
 
 def _each(instances: Instances, cards: Mapping[str, int] | None) -> int:
     return (cards or {}).get(instances.instance_type, network_cards(instances.instance_type))
-
-
-_PARALLEL = 8
 
 
 class Named(NamedTuple):

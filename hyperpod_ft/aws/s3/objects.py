@@ -12,6 +12,8 @@ from typing import Any, Literal
 from hyperpod_ft.aws.session import error_code, explained
 from hyperpod_ft.errors import UserError
 
+DIGEST = "xxh3-128"  # the key of an object's metadata that holds the XXH3 (128 bits) of its content, as hex
+
 
 @dataclass(frozen=True)
 class Location:
@@ -76,9 +78,6 @@ def explained_s3(url: str, verb: Literal["read", "write", "remove"]) -> Abstract
         "AllAccessDisabled": allow,
     }
     return explained(f"cannot {verb} {url}", remedies)
-
-
-DIGEST = "xxh3-128"  # the key of an object's metadata that holds the XXH3 (128 bits) of its content, as hex
 
 
 @dataclass(frozen=True)

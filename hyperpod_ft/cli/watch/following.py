@@ -20,6 +20,8 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.runs.selection import Selection
 
+_PROGRESS_SECONDS = 10.0
+
 
 def submit_and_follow(run: Run, launcher: str, selection: Selection, *, watch: bool, origin: str = "") -> None:
     """`origin`: the arguments of `submit`, if it was. With `watch`, the command fails unless the run ends well.
@@ -70,9 +72,6 @@ def follow_run(run: Run, launchers: Launchers) -> bool:
 
 def _left(paths: RunPaths) -> None:
     print(f"No longer watching. Stop the run: hyperpod-ft cancel {shown(paths.directory)}")
-
-
-_PROGRESS_SECONDS = 10.0
 
 
 def follow_in_lines(statuses: Iterable[RunStatus]) -> RunStatus:

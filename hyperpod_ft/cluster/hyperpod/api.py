@@ -14,6 +14,7 @@ from hyperpod_ft.errors import UserError, did_you_mean
 RUNNING = "Running"
 # botocore's pattern of an instance id, also within a sentence
 INSTANCE_ID = re.compile(r"\bi-[0-9a-f]{8}(?:[0-9a-f]{9})?\b")
+IN_SERVICE, FAILED, DELETING = "InService", "Failed", "Deleting"
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,6 @@ def ssm_target(cluster_id: str, node: Node) -> str:
 def tally(nodes: list[Node]) -> str:
     """The number of nodes in each state: `3 Running, 1 Pending`."""
     return ", ".join(f"{count} {status}" for status, count in sorted(Counter(node.status for node in nodes).items()))
-
-
-IN_SERVICE, FAILED, DELETING = "InService", "Failed", "Deleting"
 
 
 @dataclass(frozen=True)

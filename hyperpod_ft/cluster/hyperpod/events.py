@@ -21,6 +21,8 @@ _INFO = "Info"
 _PAGE = 100  # ClusterEventMaxResults
 _LOOKED_AT = 20  # of a group's newest events, to find out why it lacks instances
 _REASONS = ("FailureMessage", "Reason", "Advisory")
+_LIFECYCLE = "LifecycleConfig/"
+_SLURM_WARNING = "slurm: warning"  # lifecycle/provision/journal.py writes it
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,6 @@ def _event(summary: dict[str, Any]) -> Event:
         instance_id=summary.get("InstanceId", ""),
         description=summary.get("Description", ""),
     )
-
-
-_LIFECYCLE = "LifecycleConfig/"
-_SLURM_WARNING = "slurm: warning"  # lifecycle/provision/journal.py writes it
 
 
 def log_group(cluster: HyperPodCluster) -> str:

@@ -14,6 +14,25 @@ from hyperpod_ft.cluster.hyperpod import api
 from hyperpod_ft.cluster.hyperpod.api import HyperPodCluster, Node
 from hyperpod_ft.errors import UserError
 
+# with the same name and form in ClusterInstanceGroupDetails and ClusterInstanceGroupSpecification
+_SHARED = (
+    "InstanceGroupName",
+    "InstanceType",
+    "LifeCycleConfig",
+    "ExecutionRole",
+    "ThreadsPerCore",
+    "InstanceStorageConfigs",
+    "OnStartDeepHealthChecks",
+    "TrainingPlanArn",
+    "OverrideVpcConfig",
+    "ScheduledUpdateConfig",
+    "SlurmConfig",
+    "CapacityRequirements",
+    "NetworkInterface",
+)
+# The most nodes in one request, from botocore's model and documentation of each operation
+_MOST_REPLACED, _MOST_REBOOTED, _MOST_DELETED, _MOST_ADDED = 25, 25, 99, 50
+
 
 def scale(client: Any, cluster: HyperPodCluster, name: str, count: int) -> None:
     """Set a group's number of instances; keep its other settings. Raises UserError."""
@@ -73,24 +92,6 @@ def _described(client: Any, cluster: HyperPodCluster) -> tuple[dict[str, Any], d
     return described, {group["InstanceGroupName"]: group_specification(group) for group in described["InstanceGroups"]}
 
 
-# with the same name and form in ClusterInstanceGroupDetails and ClusterInstanceGroupSpecification
-_SHARED = (
-    "InstanceGroupName",
-    "InstanceType",
-    "LifeCycleConfig",
-    "ExecutionRole",
-    "ThreadsPerCore",
-    "InstanceStorageConfigs",
-    "OnStartDeepHealthChecks",
-    "TrainingPlanArn",
-    "OverrideVpcConfig",
-    "ScheduledUpdateConfig",
-    "SlurmConfig",
-    "CapacityRequirements",
-    "NetworkInterface",
-)
-
-
 def group_specification(described: dict[str, Any]) -> dict[str, Any]:
     """An instance group of `DescribeCluster`'s answer in the form that `UpdateCluster` takes, unchanged.
 
@@ -124,10 +125,6 @@ def _auto_patch(described: dict[str, Any]) -> dict[str, Any]:
     if desired and desired != current:
         config["PatchSchedule"] = desired
     return config
-
-
-# The most nodes in one request, from botocore's model and documentation of each operation
-_MOST_REPLACED, _MOST_REBOOTED, _MOST_DELETED, _MOST_ADDED = 25, 25, 99, 50
 
 
 def replace_nodes(client: Any, cluster: str, nodes: Sequence[Node]) -> None:

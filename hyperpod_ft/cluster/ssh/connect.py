@@ -17,6 +17,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine
 
 IMAGE_USER = "ubuntu"
+_SSH_FAILED = 255  # ssh's own exit status; any other is the remote command's
 
 
 def chosen_node(
@@ -70,9 +71,6 @@ def by_name(cluster: HyperPodCluster, nodes: list[Node], name: str) -> Node:
             "wait until it is Running, or choose another node",
         )
     return node
-
-
-_SSH_FAILED = 255  # ssh's own exit status; any other is the remote command's
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from hyperpod_ft.cluster.hyperpod import lifecycle_files
 from hyperpod_ft.cluster.validation.check_input import ROLE, CheckInput
 from hyperpod_ft.findings import Finding, error, warning
 
+SCRIPTS = "lifecycle scripts"  # the field of findings about those in S3: the cluster file has no key for them
+_WRITES = ("s3:PutObject", "s3:DeleteObject")
+
 
 def role_needs(given: CheckInput) -> list[Need]:
     """The permissions of AmazonSageMakerClusterInstanceRolePolicy, and those that AWS adds for a customer's VPC ("IAM
@@ -70,10 +73,6 @@ def role_permissions(given: CheckInput) -> list[Finding]:
     """The role has the permissions that HyperPod's nodes need."""
     remedy = "attach AmazonSageMakerClusterInstanceRolePolicy and AWS's additions for a VPC, or allow these actions"
     return role.has_permissions(given, role_needs(given), remedy)
-
-
-SCRIPTS = "lifecycle scripts"  # the field of findings about those in S3: the cluster file has no key for them
-_WRITES = ("s3:PutObject", "s3:DeleteObject")
 
 
 def scripts(given: CheckInput) -> list[Finding]:

@@ -17,6 +17,11 @@ from hyperpod_ft.cluster.sections import Workers
 from hyperpod_ft.cluster.validation.check_input import ZONE, CheckInput
 from hyperpod_ft.findings import Finding, error, warning
 
+# The wording varies between pages of the documentation.
+_PER_CLUSTER = re.compile(r"Maximum number (of )?instances allowed per SageMaker HyperPod cluster")
+_ALL_CLUSTERS = re.compile(r"Total number of instances allowed across SageMaker HyperPod clusters")
+_VOLUME = re.compile(r"Maximum size of EBS volume in GB for a SageMaker HyperPod cluster instance")
+
 
 def zone(given: CheckInput) -> Iterator[Finding]:
     """The account has the zone, and EC2 offers the instance types there."""
@@ -58,12 +63,6 @@ def threads(given: CheckInput) -> Iterator[Finding]:
         if valid and group.threads_per_core not in valid:
             problem = f"{group.instance_type} supports {' or '.join(map(str, valid))}, not {group.threads_per_core}"
             yield error(f"{key}.threads_per_core", problem, f"set {valid[0]}")
-
-
-# The wording varies between pages of the documentation.
-_PER_CLUSTER = re.compile(r"Maximum number (of )?instances allowed per SageMaker HyperPod cluster")
-_ALL_CLUSTERS = re.compile(r"Total number of instances allowed across SageMaker HyperPod clusters")
-_VOLUME = re.compile(r"Maximum size of EBS volume in GB for a SageMaker HyperPod cluster instance")
 
 
 @dataclass(frozen=True)

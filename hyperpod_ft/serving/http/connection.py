@@ -22,6 +22,9 @@ from hyperpod_ft.serving.http import openai_api
 from hyperpod_ft.serving.http.openai_api import HttpError
 
 API_KEY = "HYPERPOD_FT_API_KEY"  # the environment variable
+_MAX_BODY_BYTES = 6 << 20  # SageMaker's limit of a request
+_IDLE_SECONDS = 60.0  # how long a client may be silent, or read nothing
+_QUIET = ("/ping", "/health")  # asked every few seconds: not logged
 
 
 def refuse_open(host: str, api_key: str | None) -> None:
@@ -66,11 +69,6 @@ def is_loopback(host: str) -> bool:
 
 def url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-_MAX_BODY_BYTES = 6 << 20  # SageMaker's limit of a request
-_IDLE_SECONDS = 60.0  # how long a client may be silent, or read nothing
-_QUIET = ("/ping", "/health")  # asked every few seconds: not logged
 
 
 class ClientGoneError(Exception):
