@@ -95,6 +95,7 @@ RULES: Mapping[str, Rule] = {
     "torch_compile": switch("training.compile"),
     "load_in_8bit": changes("the kit keeps a frozen model in bf16, or in 4 bits (lora.quantization: nf4)"),
     "group_by_length": changes("rows are shuffled whatever their length"),
+    "dataloader_drop_last": changes("no rows are dropped: epochs follow one another without a gap"),
 }
 
 

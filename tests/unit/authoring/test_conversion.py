@@ -58,6 +58,7 @@ num_train_epochs: 1.5
 warmup_ratio: 0.05
 bf16: true
 deepspeed: ds.json
+dataloader_drop_last: true
 """
 TRL = """
 model_name_or_path: ./llama
@@ -115,7 +116,7 @@ def test_llama_factory(directory: Path) -> None:
     assert (config.training.method, config.training.epochs) == ("full", 1.5)
     assert (config.dataset.format, config.dataset.packing, config.dataset.max_length) == ("alpaca", "none", 512)
     assert (config.training.schedule, config.training.warmup_share) == ("linear", 0.05), "transformers' default"
-    assert (set(found.changes), set(found.housekeeping)) == ({"template"}, {"deepspeed"})
+    assert (set(found.changes), set(found.housekeeping)) == ({"template", "dataloader_drop_last"}, {"deepspeed"})
 
 
 def test_trl_with_preferences(directory: Path) -> None:
