@@ -173,5 +173,5 @@ def read(text: str, where: str, *, limited: bool = True) -> Any:
         remedy = error.remedy if isinstance(error, _Refused) else "correct the YAML"
         raise UserError(f"{where}{line}: {shortened(error.problem or error.context or '')}", remedy) from error
     # The constructors of !!bool, !!int and !!float raise these; the reader, for characters that YAML excludes.
-    except (yaml.YAMLError, ValueError, KeyError) as error:
+    except (yaml.YAMLError, ValueError, KeyError, RecursionError) as error:
         raise UserError(f"{where}: {shortened(str(error))}", "correct the YAML") from error

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
@@ -24,7 +24,7 @@ class NodeFailure:
     node: str
     rank: int | None  # that failed first; None: no rank was started, because the node is unfit
     status: int  # as a shell reports it: 128 + N for signal N
-    time: float  # Unix time, seconds
+    time: FiniteFloat  # Unix time, seconds
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.digests import file_sha256, files_below
 
+
+def _of_the_calendar(text: str) -> str:
+    unix_time(text)  # raises ValueError for the 31st of February, and for the year 0
+    return text
+
+
 ISO_UTC = "%Y-%m-%dT%H:%M:%SZ"
 ISO_UTC_PATTERN = r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\dZ"
 # A time in a run's files. A file with a malformed time counts as damaged.
-UtcTime = Annotated[str, Field(pattern=f"^{ISO_UTC_PATTERN}$")]
+UtcTime = Annotated[str, Field(pattern=f"^{ISO_UTC_PATTERN}$"), AfterValidator(_of_the_calendar)]
 CARD = "README.md"  # of a model; the one output that may change: its owner edits it, and stage eval adds scores
 
 

@@ -19,7 +19,7 @@ from hyperpod_ft.launch.protocol import After, LauncherAnswer
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.job_files import BANNER
-from hyperpod_ft.runs.jobs import SAGEMAKER, Job
+from hyperpod_ft.runs.jobs import CODE_COPY, SAGEMAKER, Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker import advance as advancing
@@ -108,10 +108,12 @@ class SageMakerLauncher:
             _check(create_training_job(run, group, name, code))
             recorded += [Job(stage.name, name, self.name, now, code=code) for stage in group.stages]
         sync.discard([stage.name for stage in stages])
-        for job in recorded:
-            run.journal.add_job(job)
+        sync.prepare()
         try:
-            sync.prepare()
+            # where others look for them, at once: a look at the run replaces the jobs here by those
+            for job in recorded:
+                run.journal.add_job(job)
+            sync.push([run.paths.jobs_path])
             advancing.advance(run, jobs, sync)
         except BaseException:
             # SageMaker may have accepted a job, whose container would create the next one
@@ -125,8 +127,9 @@ class SageMakerLauncher:
         """The run's jobs, also those that another machine submitted and those that are not recorded.
 
         With `keep_going`, what could not be brought or created is in the answer's note; otherwise it is an error.
+        Nothing is brought to the directory of another user, who could have made its parts links to this user's files.
         """
-        sagemaker, sync = self._jobs(run.config), self._sync(run)
+        sagemaker, sync = self._jobs(run.config), self._sync(run) if run.paths.is_own else RunSync()
         created = note = ""
         try:
             if keep_going:
@@ -144,10 +147,13 @@ class SageMakerLauncher:
             known = advancing.states(run, sagemaker)
         states = {job: known[job.job_id] for job in training_jobs(run) if job.job_id in known}
         recorded = {job.job_id for job in training_jobs(run)}
+        now = utc_now()
         for name in sagemaker.names(name_prefix(run)):
             if name not in recorded and (found := sagemaker.find(name)) is not None:
-                stages = found.hyperparameters.get("stages", "").split()
-                states |= {Job(stage, name, self.name, utc_now()): found.state for stage in stages if stage in run.plan}
+                stages, code = (found.hyperparameters.get(key, "") for key in ("stages", "code"))
+                code = code if re.fullmatch(CODE_COPY, code) else ""
+                jobs_of = [Job(stage, name, self.name, now, code=code) for stage in stages.split() if stage in run.plan]
+                states |= dict.fromkeys(jobs_of, found.state)
         return LauncherAnswer(states, created, note)
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
@@ -187,7 +193,7 @@ class SageMakerLauncher:
 
     def log(self, run: Run, job: Job) -> Path | None:
         """What the container has written where this machine sees it, or else what CloudWatch has of it by now."""
-        stages = [known.stage for known in training_jobs(run) if known.job_id == job.job_id]
+        stages = [known.stage for known in training_jobs(run) if known.job_id == job.job_id and run.paths.is_own]
         if stages and not run.paths.log(job.stage, job.job_id).exists():  # and the job is this run's
             if job.job_id not in self._logs:
                 self._logs[job.job_id] = JobLogs(run, job.job_id, stages, self._jobs(run.config).session)

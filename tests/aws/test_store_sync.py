@@ -3,10 +3,12 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hyperpod_ft.aws.s3 import objects
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.config import run_file
 from hyperpod_ft.download import assets
@@ -140,3 +142,11 @@ def test_what_is_pushed_reaches_the_others(machine: Callable[[str], tuple[Run, R
     there.refresh()
     assert container.journal.jobs() == client.journal.jobs()
     assert container.paths.cancel_marker("train", "x-train-1").exists()
+
+
+def test_an_object_that_may_not_be_removed_is_one_line() -> None:
+    """S3 answers such a request with status 200."""
+    refused = {"Errors": [{"Key": "store/a", "Code": "AccessDenied"}]}
+    client = SimpleNamespace(delete_objects=lambda **_: refused)
+    with pytest.raises(UserError, match=r"s3://place/store/a \(AccessDenied\); grant .*s3:DeleteObject"):
+        objects.remove(client, "s3://place/store", ["a"])

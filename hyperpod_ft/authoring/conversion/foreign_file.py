@@ -14,7 +14,7 @@ from hyperpod_ft.authoring.conversion.housekeeping import reason_of
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.config import sources, yaml_text
 from hyperpod_ft.config.fields import shortened
-from hyperpod_ft.config.secrets import holds_secret
+from hyperpod_ft.config.secrets import is_secret
 from hyperpod_ft.config.sections.inputs import SPLIT
 from hyperpod_ft.errors import UserError, did_you_mean, printable
 
@@ -188,7 +188,7 @@ def convert_keys(conversion: Conversion, rules: Mapping[str, Rule]) -> None:
     default: what is unknown may change the training.
     """
     for key, value in conversion.values.items():
-        if _SECRET.search(key) or any(holds_secret(one) for one in _strings(value)):
+        if any(is_secret("", one) for one in _strings(value)) or (key not in rules and _SECRET.search(key)):
             if not is_unset(value):
                 conversion.housekeeping[key] = "may be a secret and was not copied; export it in the shell that submits"
         elif rule := rules.get(key):

@@ -162,11 +162,14 @@ def write(client: Any, url: str, name: str, content: bytes) -> None:
 
 
 def remove(client: Any, url: str, names: Iterable[str]) -> None:
-    """Remove objects, those that exist."""
+    """Remove objects, those that exist. Raises UserError when one is left."""
     location = Location.of(url)
     keys = [{"Key": location.key(name)} for name in names]
     with explained_s3(url, "remove"):
         for begin in range(0, len(keys), _MAX_KEYS):
-            client.delete_objects(
-                Bucket=location.bucket, Delete={"Objects": keys[begin : begin + _MAX_KEYS], "Quiet": True}
-            )
+            some = {"Objects": keys[begin : begin + _MAX_KEYS], "Quiet": True}
+            for failed in client.delete_objects(Bucket=location.bucket, Delete=some).get("Errors", []):
+                raise UserError(
+                    f"cannot remove s3://{location.bucket}/{failed['Key']} ({failed['Code']})",
+                    f"grant these credentials {_ACTIONS['remove']}",
+                )

@@ -86,10 +86,17 @@ class Transfers:
         Raises ObjectReplacedError when the object is no longer the listed one.
         """
         final.parent.mkdir(parents=True, exist_ok=True)
-        partial, digest = final.with_name(f".{final.name}{LEFTOVER}{secrets.token_hex(4)}"), ""
+        partial = final.with_name(f".{final.name}{LEFTOVER}{secrets.token_hex(4)}")
+        digest: str | None = None  # in the object's metadata; empty without one
         try:
             with _explained(entry.name):
-                digest = self._fetch(entry, partial)
+                digest = self._fetch_small(entry, partial)
+                if digest is None:
+                    digest = digest_of(self._client, self._bucket, entry)
+                    following = _Following(self._moved, entry)
+                    self._wait(
+                        self._manager.download(self._bucket, entry.key, str(partial), {}, [following]), following
+                    )
             if digest and file_xxh3(partial) != digest:
                 raise UserError(
                     f"{entry.key}: its digest differs from the one recorded at upload",
@@ -103,20 +110,18 @@ class Transfers:
         finally:
             partial.unlink(missing_ok=True)
 
-    def _fetch(self, entry: Entry, partial: Path) -> str:
-        """Returns the digest in the object's metadata; empty without one."""
+    def _fetch_small(self, entry: Entry, partial: Path) -> str | None:
+        """Fetch a small object in one request; returns its digest. None when it is large, or that failed."""
         from s3transfer.utils import S3_RETRYABLE_DOWNLOAD_ERRORS  # noqa: PLC0415 - boto3 belongs to an extra
 
-        if entry.size < LARGE_BYTES:
-            with suppress(*S3_RETRYABLE_DOWNLOAD_ERRORS):  # then the manager tries, several times
-                answer = self._client.get_object(Bucket=self._bucket, Key=entry.key, IfMatch=entry.etag)
-                partial.write_bytes(answer["Body"].read())
-                self._moved(entry.size)
-                return str(answer["Metadata"].get(DIGEST, ""))
-        digest = digest_of(self._client, self._bucket, entry)
-        following = _Following(self._moved, entry)
-        self._wait(self._manager.download(self._bucket, entry.key, str(partial), {}, [following]), following)
-        return digest
+        if entry.size >= LARGE_BYTES:
+            return None
+        with suppress(*S3_RETRYABLE_DOWNLOAD_ERRORS):  # then the manager tries, several times
+            answer = self._client.get_object(Bucket=self._bucket, Key=entry.key, IfMatch=entry.etag)
+            partial.write_bytes(answer["Body"].read())
+            self._moved(entry.size)
+            return str(answer["Metadata"].get(DIGEST, ""))
+        return None
 
     def _wait(self, future: Any, following: "_Following") -> None:
         if self._stopped.is_set():

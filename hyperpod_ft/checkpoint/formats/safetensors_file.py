@@ -99,6 +99,8 @@ def read_index(directory: Path) -> Index | None:
             )
         return None
     index = read(file, Index, _REMEDY)
+    if not index.files:
+        raise UserError(f"{file}: names no file", _REMEDY)
     if outside := [name for name in index.files if Path(name).name != name or "\0" in name]:
         raise UserError(
             f"{file}: names a file outside its directory: {outside[0]}",

@@ -3,6 +3,7 @@
 It reads the text that Slurm's programs print: their JSON differs between versions.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -104,11 +105,12 @@ class SlurmLauncher(Launcher):
                 run.journal.add_job(jobs[stage.name])
         except BaseException:
             # asks Slurm too: an interrupted sbatch may have created a job without printing its id
-            known = self.states(run, list(jobs.values())).states
-            if left := [job for job, state in known.items() if state.active]:
-                self.cancel(run, left)
-            for stage in stages:
-                publish.remove(run.paths.secrets(stage.name))
+            with contextlib.suppress(UserError):  # no answer: jobs that may be there need their secrets until `cancel`
+                known = self.states(run, list(jobs.values())).states
+                if left := [job for job, state in known.items() if state.active]:
+                    self.cancel(run, left)
+                for stage in stages:
+                    publish.remove(run.paths.secrets(stage.name))
             raise
 
     def submit_extra(self, run: Run, name: str, secrets: Mapping[str, str]) -> Job:

@@ -28,10 +28,11 @@ _BLOCK_BYTES = 1 << 16
 _MAX_BYTES = 1 << 22  # a log may be one endless line
 _RECENT_LINES = 50
 
-_BYTES = re.compile(
-    r"(?P<what>[\w -]+): (?P<done>[\d.]+ [kMG]B) of (?P<total>[\d.]+ [kMG]B)(?: \(\d+%\))?, (?P<rate>[\d.]+ [kMG]B)/s"
+_SIZE = r"\d+\.\d [kMG]B"
+_BYTES = re.compile(rf"(?P<what>[\w -]+): (?P<done>{_SIZE}) of (?P<total>{_SIZE})(?: \(\d+%\))?, (?P<rate>{_SIZE})/s")
+_COUNTS = re.compile(
+    r"(?:generate: |train: reference of )(?P<done>\d[\d,]*) of (?P<total>\d[\d,]*) (?:answers|\w+ rows)"
 )
-_COUNTS = re.compile(r"(?:generate: |train: reference of )(?P<done>[\d,]+) of (?P<total>[\d,]+) (?:answers|\w+ rows)")
 _SHARE = re.compile(r"tokenized [\d,]+ rows, (?P<percent>\d+)% of the data, [\d,]+ rows/s")
 
 

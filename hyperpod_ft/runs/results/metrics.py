@@ -74,10 +74,11 @@ def _row_of(line: str) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None
-    return row if all(value is None or _is_number(value) for value in row.values()) else None
+    return row if all(value is None or is_number(value) for value in row.values()) else None
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether a value is a number that can be computed with, and written out."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < _TOO_LARGE)
 
 

@@ -10,6 +10,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.training_steps import rows_per_step, total_steps
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
+from hyperpod_ft.runs.results.metrics import is_number
 from hyperpod_ft.runs.results.samples import AnswerCount, Split
 from hyperpod_ft.runs.run import Run
 
@@ -95,7 +96,7 @@ def summary_of(run: Run) -> TrainingSummary | None:
     }
     nodes = run.plan.degrees.nodes
     # ignore non-numeric values of a damaged record
-    facts: dict[str, Any] = {name: value for name, value in trained.facts.items() if isinstance(value, int | float)}
+    facts: dict[str, Any] = {name: value for name, value in trained.facts.items() if is_number(value)}
     # the price may be set after the training
     hours = facts.get("node_hours")
     cost = usage.cost(run.config, hours) if hours is not None else None
@@ -184,7 +185,7 @@ def steps(run: Run) -> Steps | None:
     if record is None or run.journal.why_not_done("dataset"):
         return None
     training, rows = run.config.training, record.facts.get("train_rows")
-    if not isinstance(rows, int):
+    if not isinstance(rows, int) or not is_number(rows):
         return None
     per_step = rows_per_step(training, run.plan.degrees.data_parallel)
     return Steps(rows / per_step, total_steps(training, rows, per_step))

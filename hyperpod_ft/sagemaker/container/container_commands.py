@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.config.run_config import RunConfig
@@ -55,6 +56,7 @@ def pull_run(directory: Path, root: Path, store: str, digest: str) -> None:
         trees.pull_named(client, store, root, [f"{name}/{frozen}" for frozen in FROZEN], "pull run", flush=False)
         trees.pull(client, store, root, f"{name}/sbatch", "pull run", flush=False)
         if run_files_digest(directory) != digest:
+            publish.remove(directory)  # nothing may follow what they say
             raise UserError(
                 f"{store}/{name}: run.yaml, plan.json or sbatch are not those of the machine that created this job",
                 "somebody has changed them; submit the run again",

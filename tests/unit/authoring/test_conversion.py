@@ -131,12 +131,15 @@ def test_trl_with_preferences(directory: Path) -> None:
 
 def test_every_key_is_used_or_named_and_no_secret_is_copied(directory: Path) -> None:
     extra = (
-        "mystery: 3\nlerning_rate: 1\nhub_token: abc\nmodel_revision: hf_0123456789abcdef\nenv: {KEY: hf_abcdefgh12}\n"
+        "mystery: 3\nlerning_rate: 1\nhub_token: abc\nmodel_revision: hf_0123456789abcdef\n"
+        "env: {KEY: hf_abcdefgh12345678}\neos_token: <|end|>\n"
         "wandb_log_level: 3\ntf32: true\nmaybe_on_by_default: false\nnothing:\n"
     )
     found, _ = converted(directory, TRL + extra)
     text = found.draft.text()
-    assert set(found.changes) == {"mystery", "lerning_rate", "maybe_on_by_default"}, "what is unknown may matter"
+    assert set(found.changes) == {"mystery", "lerning_rate", "maybe_on_by_default", "eos_token"}, (
+        "what is unknown may matter"
+    )
     assert "did you mean learning_rate?" in found.changes["lerning_rate"]
     for key in ("hub_token", "model_revision", "env"):
         assert "secret" in found.housekeeping[key]

@@ -135,6 +135,11 @@ def test_a_run_file_within_the_limits_can_be_opened_again(tmp_path: Path) -> Non
     assert run_file.open_frozen(path) == config
 
 
+def test_a_frozen_file_of_another_user_may_be_anything(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"frozen\.yaml"):
+        yaml_text.read("[" * 100_000, "frozen.yaml", limited=False)
+
+
 def test_aliases_work(tmp_path: Path) -> None:
     text = yaml.safe_dump(run_file_values(tmp_path, generate__prompts=["x"]))
     path = write(tmp_path, text.replace("- x", "- &p question\n  - *p\n  - {instruction: *p}"))

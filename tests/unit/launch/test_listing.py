@@ -2,12 +2,14 @@
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.run_directories import write_runs
 from hyperpod_ft import publish
+from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.render import slurm_job_comment, slurm_job_name
 from hyperpod_ft.launch.slurm import programs
@@ -15,6 +17,7 @@ from hyperpod_ft.launch.status import RunStatus, list_runs, status, status_of
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.view import Pages
+from tests.unit.stage_runs import finish
 
 
 def test_a_listing_is_what_status_says_and_asks_slurm_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +62,38 @@ def test_a_damaged_exit_status_is_a_failure_and_ends_no_list(
     states = {run.config.name: status_of(run, run.journal.latest_jobs(), {}).state for run in (good, bad)}
     assert states["bad"] == "failed" != states[good.config.name]
     assert len(list_runs(good.paths.root)) == 2
+
+
+@pytest.mark.parametrize("value", ["10**400", "2026-02-31", "Infinity"])
+def test_values_that_nothing_can_compute_with_end_no_list(
+    make_run: Callable[..., Run], value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    run.freeze()
+    if value == "10**400":
+        finish(run, "dataset")
+        finish(run, "train")
+        for stage, facts in {"dataset": ("train_rows",), "train": ("seconds", "mfu", "final_loss")}.items():
+            record = run.journal.record(stage)
+            assert record
+            replace(record, facts=dict.fromkeys(facts, 10**400)).write(run.paths.record_path(stage))
+    else:
+        publish.write_text(run.paths.metrics_path, '{"step": 1, "loss": 2.0}\n')
+        job = {"stage": "train", "job_id": "7", "launcher": "slurm", "submitted": "2026-01-01T00:00:00Z"}
+        if value == "2026-02-31":
+            job["submitted"] = "2026-02-31T00:00:00Z"
+        publish.write_json(run.paths.jobs_path, [job])
+        failure = '[{"node": "a", "rank": 0, "status": 1, "time": Infinity}]'
+        publish.write_text(
+            run.paths.restarts_path("train"),
+            '[{"job_id": "7", "time": "2026-01-01T00:00:00Z", "status": 1, "recorded": false, "failures": '
+            f'{failure}, "signal": 0, "resumed_from": 0, "checkpoint": 0, "step": 0}}]',
+        )
+    show_runs.runs(run.paths.root, list_runs(run.paths.root))
+    if value == "2026-02-31":
+        assert "jobs.json: is damaged" in capsys.readouterr().err
+    else:
+        status(run, Launchers.of(run))
 
 
 @pytest.mark.parametrize("damage", ["{", '[{"stage": "env", "job_id": "../x"}]', None])

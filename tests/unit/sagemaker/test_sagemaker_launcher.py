@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from hyperpod_ft.runs.records import Output, Record
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from hyperpod_ft.sagemaker import advance as advance_module
+from hyperpod_ft.sagemaker import launcher as launcher_module
 from hyperpod_ft.sagemaker.store.sync import RunSync
 from hyperpod_ft.sagemaker.training_jobs import TrainingJob
 from tests.unit.sagemaker.training_jobs_in_memory import (
@@ -104,11 +105,14 @@ def test_a_job_that_is_not_this_runs_is_not_asked_about_or_stopped(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to another user")
-def test_a_run_of_another_user_creates_and_stops_nothing(run: Run, jobs: Jobs) -> None:
+def test_a_run_of_another_user_creates_and_stops_nothing(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     launchers = submitted(run)
     finish(run, ["env", "download", "dataset"])
     os.chown(run.paths.config_path, 65534, 65534)
-    assert status(run, launchers, keep_going=True).state == "pending"
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher_module, "sync_of", lambda *_: pytest.fail("its directory may have links to our files"))
+        assert status(run, launchers, keep_going=True).state == "pending"
+        assert all(launchers.log(run, job) is None for job in run.journal.jobs())
     with pytest.raises(UserError, match="belongs to another user"):  # a copy of this user's run.yaml names his jobs
         submit.cancel(run, launchers)
     assert not jobs.stopped
@@ -147,6 +151,27 @@ def test_cancel_stops_a_job_that_is_created_meanwhile(
     jobs.before_create = lambda: None
     submitted(run)
     assert not advance_module.is_cancelled(run, name(run, "train", 3))
+
+
+def test_a_look_at_the_run_while_it_is_pushed_loses_no_job(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It replaces the jobs here by those in the store, which has none of this submission before they are pushed."""
+    monkeypatch.setattr(RunSync, "prepare", lambda _: run.paths.jobs_path.unlink(missing_ok=True))
+    submitted(run)
+    assert jobs.created == ["prepare-1"]
+    assert run.journal.latest_jobs().keys() == {stage.name for stage in run.plan.stages}
+
+
+def test_a_job_that_is_not_recorded_keeps_its_code(run: Run, jobs: Jobs) -> None:
+    """A submission was killed: the successor of what it created runs the same copy."""
+    launchers = submitted(run)
+    (job, *_), code = run.journal.jobs(), run.journal.jobs()[0].code
+    assert code
+    run.paths.jobs_path.unlink()
+    publish.write_json(run.paths.jobs_path, [asdict(replace(job, job_id="other"))])
+    found = [job for job in launchers.active(run) if job.job_id == name(run, "prepare")]
+    assert {job.code for job in found} == {code} and len({job.submitted for job in found}) == 1
 
 
 def test_a_refused_job_leaves_nothing_that_waits(run: Run, jobs: Jobs) -> None:

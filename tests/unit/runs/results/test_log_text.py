@@ -59,6 +59,8 @@ def test_every_progress_in_bytes_is_understood(
         ("merge: 0.0 kB of 0.0 kB, 0.0 kB/s", 1.0),
         ("warning: 3 of 20 rows were skipped", None),
         ("download model: 5.0 GB in 3.0 s", None),
+        ("push: 1..2 GB of 2.0 GB, 1.0 GB/s", None),
+        ("generate: , of , answers", None),
     ],
 )
 def test_lines_of_stages(line: str, fraction: float | None) -> None:
