@@ -61,6 +61,8 @@ def advance(run: Run, jobs: TrainingJobs, sync: RunSync, leaving: str = "") -> s
         found = jobs.find(job.name)
         if found is not None and found.state.active and job.name != leaving:
             return None
+        if not (all(run.paths.script(stage).exists() for stage in left) and sync.has_run_files()):
+            return None  # another machine has submitted the run: its containers would run other scripts than these
         next_job = job if found is None else _add_successor(run, job, found, left, sync)
         if next_job is None or not _create(run, jobs, next_job, left):
             return None
@@ -112,8 +114,6 @@ def _left(journal: Journal, job: RecordedJob) -> list[str]:
 
 
 def _create(run: Run, jobs: TrainingJobs, job: RecordedJob, stages: list[str]) -> bool:
-    if not all(run.paths.script(stage).exists() for stage in stages):
-        return False  # another machine has submitted the run: only its scripts are in the store
     group = StageGroup(job.group, tuple(run.plan[stage] for stage in stages))
     return jobs.create(create_training_job(run, group, job.name, job.code, run_files_digest(run.paths.directory)))
 

@@ -146,9 +146,14 @@ def recorded_jobs(run: Run) -> list[RecordedJob]:
     return found
 
 
-def run_files_digest(run_directory: Path) -> str:
-    """Of the plan and the scripts of the stages of training jobs. Whoever creates a job computes it from the files that
-    it has itself; in a store, everyone who may write there could change them."""
+def run_files(run_directory: Path) -> dict[str, Path]:
+    """The plan and the scripts of the stages of training jobs, by their names below the run directory."""
     files = [run_directory / name for name in FROZEN]
     files += [job_files.script(run_directory, stage) for stages in GROUPS.values() for stage in stages]
-    return files_sha256({file.relative_to(run_directory).as_posix(): file for file in files if file.is_file()})
+    return {file.relative_to(run_directory).as_posix(): file for file in files if file.is_file()}
+
+
+def run_files_digest(run_directory: Path) -> str:
+    """Whoever creates a job computes it from the files that it has itself; in a store, everyone who may write there
+    could change them."""
+    return files_sha256(run_files(run_directory))

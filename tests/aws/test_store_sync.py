@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import objects
 from hyperpod_ft.aws.session import Session
 from hyperpod_ft.config import run_file
@@ -88,6 +89,18 @@ def test_what_is_done_here_is_pushed_once(machine: Callable[[str], tuple[Run, Ru
     before = len([call for call in aws.requests() if call == ("s3", "PUT")])
     here.prepare()
     assert len([call for call in aws.requests() if call == ("s3", "PUT")]) == before
+
+
+def test_scripts_that_another_machine_has_pushed_are_not_taken_for_these(
+    machine: Callable[[str], tuple[Run, RunSync]],
+) -> None:
+    (one, here), (two, there) = machine("one"), machine("two")
+    for run, limit in ((one, "01:00:00"), (two, "02:00:00")):
+        publish.write_text(run.paths.script("train"), f"#SBATCH --time={limit}\n")
+    here.prepare()
+    assert here.has_run_files() and not there.has_run_files()
+    there.prepare()
+    assert there.has_run_files() and not here.has_run_files()
 
 
 def test_sources_of_this_machine_reach_stage_download(

@@ -32,6 +32,16 @@ def listed(client: Any, url: str, names: Iterable[str]) -> list[Entry]:
     return [found[name] for name in sorted(found)]
 
 
+def has(client: Any, url: str, files: Mapping[str, Path]) -> bool:
+    """Whether a location has these files, by name, as `push` would leave them."""
+    location = Location.of(url)
+    with explained_s3(url, "read"):
+        there = objects.entries_named(client, location, files)
+        return len(there) == len(files) and all(
+            objects.digest_of(client, location.bucket, there[name]) == file_xxh3(path) for name, path in files.items()
+        )
+
+
 def push(
     client: Any, url: str, root: Path, files: Iterable[Path], what: str = "push", digests: Mapping[Path, str] = {}
 ) -> None:

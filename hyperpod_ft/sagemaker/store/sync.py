@@ -16,6 +16,7 @@ from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import Output, Record, unix_time
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
+from hyperpod_ft.sagemaker.groups import run_files
 from hyperpod_ft.sagemaker.section import section_of, store_of, store_url
 from hyperpod_ft.sagemaker.store.stored_checkpoints import stored_outputs
 from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
@@ -32,6 +33,10 @@ class RunSync:
 
     def refresh(self) -> None:
         """Pull the small files of the run: records, jobs, metrics; and find out which outputs exist."""
+
+    def has_run_files(self) -> bool:
+        """Whether containers get the plan and the scripts that are here: another machine may have submitted later."""
+        return True
 
     def push(self, files: Iterable[Path]) -> None:
         """Push these files, which this program has just written."""
@@ -70,6 +75,10 @@ class StoreSync(RunSync):
         sizes = {entry.name: entry.size for entry in trees.listed(self.client, self.url, names.values())}
         known = {path: sizes[name] for path, name in sorted(names.items()) if name in sizes}
         publish.write_json(self.run.paths.store_listing, known)
+
+    def has_run_files(self) -> bool:
+        directory = self.run.paths.directory
+        return trees.has(self.client, f"{self.url}/{self.run.paths.relative(directory)}", run_files(directory))
 
     def push(self, files: Iterable[Path]) -> None:
         trees.push(self.client, self.url, self.run.paths.root, files)

@@ -20,6 +20,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from hyperpod_ft.sagemaker.advance import states
 from hyperpod_ft.sagemaker.groups import run_files_digest
+from hyperpod_ft.sagemaker.store.sync import RunSync
 from hyperpod_ft.sagemaker.training_jobs import TrainingJob
 from tests.unit.sagemaker.training_jobs_in_memory import (
     RUNNING,
@@ -27,6 +28,7 @@ from tests.unit.sagemaker.training_jobs_in_memory import (
     advance_run,
     as_jobs,
     finish,
+    left_to_be_continued,
     name,
     shown,
     submitted,
@@ -78,12 +80,18 @@ def test_a_selection_ends_with_its_stages(run: Run, jobs: Jobs) -> None:
     assert jobs.created == ["prepare-1", "prepare-2"]
 
 
-def test_only_who_has_the_scripts_creates_a_job(run: Run, jobs: Jobs) -> None:
+def test_only_who_has_the_scripts_creates_a_job(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its container runs no others; who has looked at a run of another machine has none."""
     submitted(run)
     assert [request["HyperParameters"]["run_files"] for request in jobs.requests] == [
         run_files_digest(run.paths.directory)
     ]
+    recorded = run.journal.jobs()
+    left_to_be_continued(run, name(run, "prepare"))
+    with monkeypatch.context() as patch:
+        patch.setattr(RunSync, "has_run_files", lambda _: False)
+        jobs.set_state(name(run, "prepare"), JobState("FAILED", "InternalServerError"))
+        assert advance_run(run, jobs) is None and run.journal.jobs() == recorded, "another machine has submitted it"
     finish(run, ["env", "download", "dataset"])
     run.paths.script("train").unlink()
     assert advance_run(run, jobs) is None
