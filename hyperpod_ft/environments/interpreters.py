@@ -148,9 +148,8 @@ def probe(python: Path, imports: tuple[str, ...], remedy: str) -> dict[str, Any]
     except OSError as error:
         raise UserError(f"env.python: cannot run {python}: {error.strerror}", "correct it, or remove it") from error
     if done.returncode:
-        raise UserError(
-            f"env: {python} cannot import {', '.join(imports)}: {last_line(done.stderr) or 'no error message'}", remedy
-        )
+        reason = last_line(done.stderr) or f"no error message, exit status {done.returncode} (negative: a signal)"
+        raise UserError(f"env: {python} cannot import {', '.join(imports)}: {reason}", remedy)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
