@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch import devices, loop
-from hyperpod_ft.engines.torch.validation import Validation
+from hyperpod_ft.engines.torch.objectives.validation import Validation
 from hyperpod_ft.runs.run import Run
 from tests.tasks import task_of
 

@@ -10,8 +10,8 @@ from memory import live_bytes, meshes_of, peak_during
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
+from hyperpod_ft.engines.torch.build import ShardedModel, build
 from hyperpod_ft.engines.torch.loading.slices import BLOCK_BYTES
-from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.sharding.shards import Pieces
 from hyperpod_ft.planning.layout import Sharding

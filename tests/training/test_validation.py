@@ -26,7 +26,7 @@ from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.torch.checkpoints import Checkpoints
 from hyperpod_ft.engines.torch.mesh import make_meshes
-from hyperpod_ft.engines.torch.validation import Validation
+from hyperpod_ft.engines.torch.objectives.validation import Validation
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.runs.run import Run

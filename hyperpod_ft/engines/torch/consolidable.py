@@ -21,9 +21,9 @@ from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, read_
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.checkpoint_directory import check_consolidable
+from hyperpod_ft.engines.torch.build import trained_shapes, whole_model
 from hyperpod_ft.engines.torch.loading.weights import locate, names_in_files
 from hyperpod_ft.engines.torch.lora.adapters import adapt
-from hyperpod_ft.engines.torch.model.build import trained_shapes, whole_model
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 
 

@@ -23,17 +23,17 @@ from hyperpod_ft.engines.interface import TrainingProgress, TrainingResult, Trai
 from hyperpod_ft.engines.ranks import Interrupted, Ranks, collect_signals, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch import devices
+from hyperpod_ft.engines.torch.build import ShardedModel, build
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
 from hyperpod_ft.engines.torch.model import compiling, context_parallel
-from hyperpod_ft.engines.torch.model.build import ShardedModel, build
 from hyperpod_ft.engines.torch.objectives import reference
 from hyperpod_ft.engines.torch.objectives.objective import objective_of
+from hyperpod_ft.engines.torch.objectives.validation import validation_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
-from hyperpod_ft.engines.torch.pipeline.pipeline import pipeline_of
+from hyperpod_ft.engines.torch.pipeline import pipeline_of
 from hyperpod_ft.engines.torch.steps import LaunchedStep, Step
 from hyperpod_ft.engines.torch.training_state import TrainingState
-from hyperpod_ft.engines.torch.validation import validation_of
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, total_steps
 

@@ -38,7 +38,7 @@ from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.torch.lora import nf4
 from hyperpod_ft.engines.torch.lora.product import flat, product, squared_row_norms
-from hyperpod_ft.engines.torch.model.tensor_collectives import dropout_of_part
+from hyperpod_ft.engines.torch.tensor_collectives import dropout_of_part
 from hyperpod_ft.planning.lora import refuse_unknown, targets
 
 

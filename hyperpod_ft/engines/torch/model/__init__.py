@@ -1,1 +1,1 @@
-"""The model on a rank: its layers, what they compute and keep, and how they are built, split and compiled."""
+"""The model on a rank: its layers, what they compute and keep, and how they are split, cut and compiled."""

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.torch.lora.adapters import LoraLinear
-from hyperpod_ft.engines.torch.model.tensor_collectives import copy_to_ranks
 from hyperpod_ft.engines.torch.model.vocabulary_parallel import VocabularyRows, vocabulary_rows_of
+from hyperpod_ft.engines.torch.tensor_collectives import copy_to_ranks
 from hyperpod_ft.planning.torch.memory import LOSS_BLOCK
 
 # The number of rows of a block's logits that stay in a CPU's cache from one operation to the next.

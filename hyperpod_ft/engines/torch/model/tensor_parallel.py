@@ -35,7 +35,8 @@ from transformers.pytorch_utils import Conv1D
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import groups_of_neighbors
 from hyperpod_ft.engines.torch.model import vocabulary_parallel
-from hyperpod_ft.engines.torch.model.tensor_collectives import (
+from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
+from hyperpod_ft.engines.torch.tensor_collectives import (
     Exchange,
     copy_to_ranks,
     divide_dropout,
@@ -46,7 +47,6 @@ from hyperpod_ft.engines.torch.model.tensor_collectives import (
     sum_over_ranks,
     sum_sequence,
 )
-from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import Family, Outputs
 from hyperpod_ft.planning.layout import copies_over_tensor

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.model.tensor_collectives import sum_over_ranks
 from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
+from hyperpod_ft.engines.torch.tensor_collectives import sum_over_ranks
 
 
 @dataclass(frozen=True)

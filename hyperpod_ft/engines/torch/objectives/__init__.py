@@ -1,1 +1,1 @@
-"""What training minimizes: the objectives, and what preferences are compared with."""
+"""What training minimizes, what preferences are compared with, and the mean over the held-out rows."""

@@ -23,7 +23,7 @@ from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import compiling, language_model
-from hyperpod_ft.engines.torch.validation import forward_only
+from hyperpod_ft.engines.torch.objectives.validation import forward_only
 
 _PROGRESS_SECONDS = 10.0
 _PASSES_PER_PART = 64  # of a rank, after which what was measured is stored

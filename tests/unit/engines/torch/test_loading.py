@@ -30,10 +30,10 @@ from transformers import (
 )
 
 from hyperpod_ft.engines.torch import devices
+from hyperpod_ft.engines.torch.build import decoder_layers
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.model import tensor_parallel
-from hyperpod_ft.engines.torch.model.build import decoder_layers
 from hyperpod_ft.engines.torch.sharding.shards import RankShard, TensorSplit, local, shards_of
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import family_of
@@ -101,7 +101,7 @@ def rank_of(rank: int, world_size: int) -> Iterator[None]:
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32, data_parallel: int = 1, tensor_parallel_degree: int = 1):
-    """What engines/torch/model/build.py does, without adapters."""
+    """What engines/torch/build.py does, without adapters."""
     model = skeleton.build(directory, dtype, "eager")
     assert all(parameter.is_meta for parameter in model.parameters())
     weights = locate(model, directory)

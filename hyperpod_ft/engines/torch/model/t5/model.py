@@ -17,9 +17,9 @@ from hyperpod_ft.engines.batches import Seq2SeqBatch
 from hyperpod_ft.engines.torch.model import language_model, vocabulary_parallel
 from hyperpod_ft.engines.torch.model.loss import LogitsRule
 from hyperpod_ft.engines.torch.model.t5 import attention
-from hyperpod_ft.engines.torch.model.tensor_collectives import copy_to_ranks, divide_dropout, sum_over_ranks
 from hyperpod_ft.engines.torch.model.tensor_parallel import Splitting
 from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
+from hyperpod_ft.engines.torch.tensor_collectives import copy_to_ranks, divide_dropout, sum_over_ranks
 from hyperpod_ft.planning.families import Family
 
 

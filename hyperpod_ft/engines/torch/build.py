@@ -31,10 +31,10 @@ from hyperpod_ft.engines.torch.model import (
     gated_mlp,
     language_model,
     rms_norm,
+    stages,
     tensor_parallel,
 )
 from hyperpod_ft.engines.torch.model.t5 import model as t5
-from hyperpod_ft.engines.torch.pipeline import stages
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
 from hyperpod_ft.engines.torch.sharding.shards import RankShard, TensorSplit, local, shards_of

@@ -17,9 +17,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from hyperpod_ft.config.sections.parallelism import Parallelism
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.torch import devices
+from hyperpod_ft.engines.torch.build import ShardedModel
 from hyperpod_ft.engines.torch.mesh import Meshes
-from hyperpod_ft.engines.torch.model.build import ShardedModel
-from hyperpod_ft.engines.torch.pipeline.stages import StageLayers
+from hyperpod_ft.engines.torch.model.stages import StageLayers
 from hyperpod_ft.errors import UserError
 
 Inputs = Mapping[str, torch.Tensor]
@@ -39,7 +39,7 @@ class Pipeline:
         hidden: torch.Tensor,
         before_backward: Callable[[bool], None],
     ) -> None:
-        """`module` computes one of `stages` at a time (stages.py); `ranks` is axis `pp`.
+        """`module` computes one of `stages` at a time (model/stages.py); `ranks` is axis `pp`.
 
         `hidden`: an empty tensor like the hidden states of a micro batch, on the device. `before_backward` is called
         before each backward pass, with whether it is the last of the step on this rank.
