@@ -1,4 +1,4 @@
-"""A cluster in an AWS account: its resources, its checks, and access to its nodes.
+"""What clusters, training jobs and endpoints need of AWS: S3, logs, CloudFormation, and checks of an account.
 
-Only `session` imports boto3, and only when AWS is called, so that commands start fast.
+boto3 is imported only when AWS is called, so that commands start fast.
 """

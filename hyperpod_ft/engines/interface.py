@@ -84,7 +84,7 @@ class Engine(Protocol):
     def train(self, task: TrainingTask, ranks: Ranks) -> TrainingResult:
         """Train to the last step on all `ranks`, from the newest complete checkpoint if there is one.
 
-        Called on every rank. Raises UserError for what a user can correct, `interruption.Interrupted` after a signal.
+        Called on every rank. Raises UserError for what a user can correct, `ranks.Interrupted` after a signal.
         """
 
     def precompile(self, task: TrainingTask, ranks: Ranks) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Launcher `sagemaker`: a run's stages as SageMaker training jobs."""
+"""A run in SageMaker: its stages as training jobs (launcher `sagemaker`), and endpoints of the tuned model."""
