@@ -56,7 +56,10 @@ class EngineRules(Protocol):
         """Modules that its Python environment must have, besides those of the kit's own code."""
 
     def variables(self, config: RunConfig, cache: Path) -> dict[str, str]:
-        """Environment variables of the jobs that compile and train, where stage precompile fills `cache`."""
+        """Environment variables of the jobs that compile and train, where stage precompile fills `cache`.
+
+        Those that `cluster.environment` sets are left out.
+        """
 
     def graph_settings(self, config: RunConfig) -> dict[str, str]:
         """The variables that change the compiled graphs, and what else of this engine alone does."""

@@ -11,10 +11,10 @@ from typing import Any
 from hyperpod_ft.config.fields import shortened, shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning import trainium
 from hyperpod_ft.planning.layout import Degrees, check_divides, copies_over_tensor, listed_divisors
 from hyperpod_ft.planning.lora import target_names
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.planning.neuron.environment import check_grouping
 
 _FAMILIES = ("llama", "qwen3", "granite")  # granite without a pipeline
 # utils/cache_utils.py of optimum-neuron reads `--cache_dir=([\w\/-]+)` and silently drops the rest of the path.
@@ -70,7 +70,7 @@ def _check_compilation(config: RunConfig) -> None:
     in_flags = re.search(r"--(cache_dir|no.cache)", given.get("NEURON_CC_FLAGS", ""))
     if "NEURON_COMPILE_CACHE_URL" in given or in_flags:
         raise UserError("cluster.environment: the kit sets the directory of the Neuron compile cache", "leave it out")
-    check_grouping(config)
+    trainium.check_grouping(config)
 
 
 def _check_training(config: RunConfig) -> None:

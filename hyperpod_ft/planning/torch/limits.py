@@ -10,6 +10,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, is_enc
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning import trainium
 from hyperpod_ft.planning.families import (
     ENCODER_DECODERS,
     NOT_CAUSAL,
@@ -21,7 +22,6 @@ from hyperpod_ft.planning.families import (
 from hyperpod_ft.planning.layout import Degrees, listed_divisors
 from hyperpod_ft.planning.lora import adapted_linears
 from hyperpod_ft.planning.model_shape import ModelShape, attention_heads
-from hyperpod_ft.planning.neuron.environment import check_grouping
 from hyperpod_ft.planning.torch.memory import has_sequence_parallel
 from hyperpod_ft.planning.torch.pipeline import idle_share, stages_per_rank
 
@@ -98,7 +98,7 @@ def _check_trainium(config: RunConfig) -> None:
         raise UserError("cluster.environment: the kit sets the directories of compiled graphs", "leave them out")
     if given.get("TORCH_NEURONX_NEFF_DISABLE_CACHE", "0").lower() not in ("", "0", "false", "no"):
         raise UserError("cluster.environment: stage precompile needs the cache of compiled graphs", "leave it on")
-    check_grouping(config)
+    trainium.check_grouping(config)
     if config.lora.dropout and config.training.activation_checkpointing != "none":
         raise UserError(
             "lora.dropout: with activation_checkpointing, compiled layers keep the state of a random generator, which"

@@ -1,16 +1,21 @@
-"""Engine torch's rules: its part of planning (planning/engine_rules.py says what each name is for)."""
+"""Engine torch's rules: its part of planning (planning/engine_rules.py says what each name is for).
 
+Environment variables are from AWS's documentation of Neuron 2.33, "TorchNeuron environment variables", and for the
+caches from torch-neuronx's own code; they must be set before torch is imported, which loads torch-neuronx.
+"""
+
+import hashlib
 import math
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.planning import trainium
 from hyperpod_ft.planning.families import SEPARATING_FAMILIES
 from hyperpod_ft.planning.layout import Degrees, Layout
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.planning.neuron import environment as neuron_environment
 from hyperpod_ft.planning.torch import pipeline
 from hyperpod_ft.planning.torch.memory import has_sequence_parallel, memory_of
 from hyperpod_ft.planning.torch.sharding import choose_sharding, explain_sharding
@@ -22,6 +27,7 @@ MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (
     ("parallelism.offload", "optimizer"),
     ("parallelism.offload", "parameters"),
 )
+_COMPILER_VARIABLES = ("NEURON_", "TORCH_NEURONX_")
 
 
 def precompiles(config: RunConfig) -> bool:
@@ -39,11 +45,24 @@ def imports(config: RunConfig) -> tuple[str, ...]:
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:
-    return neuron_environment.torch_variables(config, cache)
+    """Locks and intermediate files stay on the node, in directories for this cache alone.
+
+    The defaults are the same for all users of a node, and only the first could write there.
+    """
+    digest = hashlib.sha256(bytes(cache)).hexdigest()[:12]
+    local = Path("/tmp") / f"hyperpod-ft-{digest}"  # noqa: S108 - a shared volume may have no file locks
+    given, found = config.cluster.environment, trainium.node_settings(config)
+    return {name: value for name, value in found.items() if name not in given} | {
+        "TORCH_NEURONX_NEFF_CACHE_DIR": str(cache),
+        "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": str(local / "locks"),
+        "TORCH_NEURONX_DEBUG_DIR": str(local / "compiler"),
+    }
 
 
 def graph_settings(config: RunConfig) -> dict[str, str]:
-    return neuron_environment.torch_graph_settings(config) | {"validates": str(config.dataset.validation_share > 0)}
+    found = trainium.node_settings(config) | config.cluster.environment
+    chosen = {name: value for name, value in found.items() if name.startswith(_COMPILER_VARIABLES)}
+    return chosen | {"validates": str(config.dataset.validation_share > 0)}
 
 
 def environment_name(config: RunConfig) -> str:
@@ -58,7 +77,7 @@ def packages_remedy(config: RunConfig) -> str:
 
 def program_directories(config: RunConfig, python: Path) -> tuple[Path, ...]:
     """TorchNeuron starts the compiler by name."""
-    return (python.parent, neuron_environment.NEURON_TOOLS) if config.instance.is_neuron else ()
+    return (python.parent, trainium.NEURON_TOOLS) if config.instance.is_neuron else ()
 
 
 def default_tensor_parallel(instance: Instance, ranks: int) -> int:

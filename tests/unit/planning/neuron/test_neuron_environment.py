@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.neuron.environment import variables
+from hyperpod_ft.planning.neuron.rules import variables
 from hyperpod_ft.runs.run import Run
 from tests.conftest import MakeRun
 
