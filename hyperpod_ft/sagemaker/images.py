@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.sagemaker.endpoint.section import Container
-from hyperpod_ft.sagemaker.section import section_of
+from hyperpod_ft.sagemaker.section import Container, section_of
 
 _MAIN_ACCOUNT = "763104351884"
 _MAIN_REGIONS = (

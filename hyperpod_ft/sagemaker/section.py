@@ -2,12 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.config.fields import NonNegativeInt, PositiveInt, Section, TimeLimit, matches
-from hyperpod_ft.config.run_config import RunConfig
 
 if TYPE_CHECKING:
     from hyperpod_ft.config.run_config import RunConfig
@@ -21,6 +20,7 @@ RUN_TAG = "hyperpod-ft:run"  # its value is the run's full name
 Region = Annotated[str, matches(r"[a-z]{2,4}(-[a-z]+)+-\d", "an AWS region, such as us-west-2")]
 RoleArn = Annotated[str, matches(r"arn:aws[a-z-]*:iam::\d{12}:role/?[a-zA-Z_0-9+=,.@\-_/]+", "the ARN of a role")]
 S3Url = Annotated[str, matches(_S3_URL, "s3://bucket or s3://bucket/prefix")]
+Container = Literal["vllm", "lmi", "neuron"]  # of an endpoint
 Subnet = Annotated[str, matches(r"subnet-[0-9a-f]{8,17}", "the id of a subnet")]
 SecurityGroup = Annotated[str, matches(r"sg-[0-9a-f]{8,17}", "the id of a security group")]
 

@@ -93,5 +93,5 @@ class ContainerCommands:
             raise UserError(last_line(done.stderr) or f"{' '.join(arguments)}: exit status {done.returncode}")
 
     def _command(self, action: str, *arguments: str) -> list[str]:
-        module = "hyperpod_ft.sagemaker.container.container_commands"
+        module = "hyperpod_ft.sagemaker.container_commands"
         return [self._python, "-m", module, action, str(self._host.run_directory), *arguments]

@@ -28,7 +28,7 @@ from hyperpod_ft.runs.job_files import JOB_ID, NOTICE, shell_status
 from hyperpod_ft.sagemaker.container.messages import POLL_SECONDS, Peer, gather, port
 
 STORE = "HYPERPOD_FT_STORE"  # set when the run is in a store
-_BEFORE = (sys.executable, "-m", "hyperpod_ft.sagemaker.container.container_commands", "before-attempt")
+_BEFORE = (sys.executable, "-m", "hyperpod_ft.sagemaker.container_commands", "before-attempt")
 
 # How long others may run after one host has ended: as with `srun --wait=60` in ranks.sbatch.j2. After a failure, srun
 # ends them at once (`--kill-on-bad-exit=1`); we allow ten seconds for their own reports.

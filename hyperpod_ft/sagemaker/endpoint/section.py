@@ -7,15 +7,10 @@ from pydantic import Field, field_validator, model_validator
 from hyperpod_ft.config.fields import PositiveInt, Section, matches
 from hyperpod_ft.errors import did_you_mean
 from hyperpod_ft.sagemaker.endpoint.instances import ENDPOINT_INSTANCES, families
-from hyperpod_ft.sagemaker.section import Region, RoleArn, S3Url
+from hyperpod_ft.sagemaker.section import Container, Region, RoleArn, S3Url
 
 if TYPE_CHECKING:
     from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.planning.lora import MAX_LORA_RANK
-from hyperpod_ft.sagemaker.section import section_of, store_of
-
-Container = Literal["vllm", "lmi", "neuron"]
 
 
 class Deploy(Section):
@@ -104,35 +99,3 @@ def deploy_of(config: "RunConfig") -> Deploy | None:
     """A run file's section `deploy`."""
     found: Deploy | None = getattr(config, "deploy")  # noqa: B009 - as in section_of
     return found
-
-
-def check(config: RunConfig) -> None:
-    """Refuse with the run file what training jobs and endpoints cannot do. Raises ValueError."""
-    if section_of(config) and config.eval:
-        raise ValueError("eval: SageMaker training jobs do not evaluate; remove section eval or section sagemaker")
-    if config.engine == "neuron" and store_of(config) and config.cluster.nodes > 1:
-        raise ValueError(
-            "sagemaker.store: with engine neuron, several nodes write their checkpoints to one shared volume; set"
-            " sagemaker.file_system instead"
-        )
-    _check_deploy(config)
-
-
-def _check_deploy(config: RunConfig) -> None:
-    """What no endpoint will serve is refused before the training."""
-    deploy = deploy_of(config)
-    if deploy is None:
-        return
-    if config.dataset.max_target_length is not None:
-        raise ValueError(
-            "deploy: vLLM does not serve encoder-decoders; remove the section, and serve the tuned model with"
-            " `hyperpod-ft serve`"
-        )
-    if deploy.model == "merged":
-        return
-    if config.training.method != "lora":
-        raise ValueError("deploy.model: training.method full makes no adapter; set it to merged")
-    if config.lora.dora:
-        raise ValueError("deploy.model: vLLM does not serve DoRA adapters with a base model; set it to merged")
-    if config.lora.r > MAX_LORA_RANK:
-        raise ValueError(f"deploy.model: vLLM serves adapters of rank {MAX_LORA_RANK} or less; set it to merged")

@@ -15,7 +15,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.records import Output, Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
-from hyperpod_ft.sagemaker.container import container_commands
+from hyperpod_ft.sagemaker import container_commands
 from hyperpod_ft.sagemaker.groups import run_files_digest
 from hyperpod_ft.sagemaker.store import run_store
 from hyperpod_ft.sagemaker.store.run_store import RunStore

@@ -9,7 +9,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.runs.jobs import SAGEMAKER, Job
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sagemaker.container import container_commands
+from hyperpod_ft.sagemaker import container_commands
 from hyperpod_ft.sagemaker.groups import job_name
 from tests.unit.sagemaker.training_jobs_in_memory import FSX
 

@@ -1,6 +1,6 @@
 """What a training job's container does around its stages, with the kit's interpreter:
 
-    python -m hyperpod_ft.sagemaker.container.container_commands COMMAND ARGUMENTS...
+    python -m hyperpod_ft.sagemaker.container_commands COMMAND ARGUMENTS...
 
     pull-run RUN_DIR ROOT STORE DIGEST  what `submit` has pushed of the run
     refuse-cancelled RUN_DIR JOB    fail if this job was cancelled

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sagemaker.container import container_commands
+from hyperpod_ft.sagemaker import container_commands
 
 
 def looks(monkeypatch: pytest.MonkeyPatch, outcomes: list[Exception | None]) -> list[str]:
