@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from hyperpod_ft.config.fields import Section
     from hyperpod_ft.config.run_config import RunConfig
-    from hyperpod_ft.launch.preflight import JobPreview
     from hyperpod_ft.launch.protocol import Launcher
-    from hyperpod_ft.planning.plan import StagePlan
     from hyperpod_ft.runs.jobs import Job
     from hyperpod_ft.runs.run import Run
 
@@ -46,29 +44,8 @@ class Annex:
     def commands(self) -> Sequence[Commands]:
         return ()
 
-    def check(self, config: RunConfig) -> None:
-        """Raise ValueError when the annex's sections do not go with the others."""
-
     def launchers(self) -> Sequence[Launcher]:
         return ()
-
-    def previews(self, run: Run, stages: Sequence[StagePlan]) -> Sequence[JobPreview]:
-        """The jobs that its launcher would create for these stages, where they are not one a stage."""
-        return ()
-
-    def has_own_python(self, config: RunConfig) -> bool:
-        """Whether the run's jobs may be on machines that have other interpreters than this one."""
-        return False
-
-    def location(self, run: Run, path: Path) -> str:
-        """Where a path of the run is that its jobs have left elsewhere; empty for one that is, or will be, here."""
-        return ""
-
-    def bring(self, run: Run, directories: Sequence[Path]) -> None:
-        """Bring what the records list below these directories here, as far as this machine lacks it.
-
-        May be killed at any moment and called again: complete files stay. Raises UserError when that fails.
-        """
 
     def other_jobs(self, run: Run) -> Sequence[Job]:
         """Active jobs that use the run's files but are not its stages. Raises UserError without an answer."""
@@ -94,15 +71,14 @@ def slurm_conf(cluster: str) -> Path | None:
     return next(filter(None, (annex.slurm_conf(cluster) for annex in annexes())), None)
 
 
-def bring(run: Run, directories: Sequence[Path]) -> None:
-    """As `Annex.bring`."""
-    for annex in annexes():
-        annex.bring(run, directories)
+def launchers() -> tuple[Launcher, ...]:
+    """The launchers that annexes add."""
+    return tuple(launcher for annex in annexes() for launcher in annex.launchers())
 
 
 def own_python(config: RunConfig) -> bool:
-    """As `Annex.has_own_python`."""
-    return any(annex.has_own_python(config) for annex in annexes())
+    """Whether the run's jobs may be on machines that have other interpreters than this one."""
+    return any(launcher.has_own_python(config) for launcher in launchers())
 
 
 def sections() -> Iterator[tuple[str, type[Section]]]:

@@ -78,15 +78,15 @@ def push(
     Safe to run again after an interruption: only what is missing is uploaded. The token is HF_TOKEN or that of `hf auth
     login`.
     """
-    from hyperpod_ft import annexes
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.progress import format_bytes
     from hyperpod_ft.runs import references
 
     run = references.find(only(reference, "ORG/NAME"))
-    Launchers.of(run).bring_files(run)
+    launchers = Launchers.of(run)
+    launchers.bring_files(run)
     if adapter or not dry_run:
-        annexes.bring(run, [run.paths.adapter if adapter else run.paths.tuned_model])
+        launchers.bring(run, [run.paths.adapter if adapter else run.paths.tuned_model])
     upload = _upload(run, adapter)
     visibility = "public" if public else "private"
     print(f"{len(upload.files)} files, {format_bytes(upload.nbytes)}, for {repository} ({visibility} if it is new)")

@@ -3,11 +3,14 @@
 import re
 import reprlib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from hyperpod_ft.config.secrets import holds_secret
+
+if TYPE_CHECKING:
+    from hyperpod_ft.config.run_config import RunConfig
 
 _SHOWN = 80  # characters of a user's text that an error repeats
 
@@ -113,6 +116,9 @@ class Section(BaseModel):
     """A section of such a file: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    def check_with(self, config: "RunConfig") -> None:
+        """Raise ValueError when this section, of an annex, does not go with the others of the run file."""
 
 
 def flattened(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:

@@ -54,8 +54,9 @@ class RunConfig(Section):
         """What is wrong for every engine; what one engine cannot do is in its limits (planning/*/limits.py)."""
         _check_training(self)
         _check_objective(self)
-        for annex in annexes.annexes():
-            annex.check(self)
+        for name, _ in annexes.sections():
+            if section := getattr(self, name):
+                section.check_with(self)
         return self
 
     @property

@@ -17,7 +17,6 @@ from hyperpod_ft.download.sources import source_of
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.engine_rules import limits_of
 from hyperpod_ft.runs.assets import Kind, assets, config_directory, dataset_asset, early_config, model_asset
-from hyperpod_ft.runs.jobs import SAGEMAKER
 from hyperpod_ft.runs.run import Run
 
 _MODEL = "model.source"
@@ -34,10 +33,10 @@ def dataset(run: Run) -> Wanted:
     return Wanted("dataset", dataset_asset(run.config), dataset_files(run.config.dataset), run.paths.raw_dataset)
 
 
-def bring(run: Run, launcher: str) -> None:
-    """Put files of this machine below `cluster.root`, or what will be pushed to a store: containers see only that."""
+def bring(run: Run) -> None:
+    """Put files of this machine below `cluster.root`, for jobs on other machines, which see only that or its copy."""
     for wanted in (model(run), dataset(run)):
-        if launcher == SAGEMAKER and wanted.asset.kind == "local":
+        if wanted.asset.kind == "local":
             ensure(wanted)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.annexes import annexes, bring
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
@@ -37,7 +36,7 @@ def tuned_run(reference: str | None, *, base: bool = False) -> Run:
     if run.journal.why_not_done(run.plan.model_stage):
         Launchers.of(run).bring_files(run)  # training jobs may have made it since the last look
     require_done(run.journal, run.plan.model_stage, "no tuned model yet")
-    bring(run, [run.paths.tuned_model, *([run.paths.base_model, run.paths.adapter] if base else [])])
+    Launchers().bring(run, [run.paths.tuned_model, *([run.paths.base_model, run.paths.adapter] if base else [])])
     return run
 
 
@@ -48,8 +47,7 @@ def tuned_directory(reference: str | None) -> Path:
 
 def model_location(run: Run) -> str:
     """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
-    elsewhere = (annex.location(run, run.paths.tuned_model) for annex in annexes())
-    return next(filter(None, elsewhere), str(run.paths.tuned_model))
+    return Launchers().location(run, run.paths.tuned_model)
 
 
 class TrainsAgainError(UserError):

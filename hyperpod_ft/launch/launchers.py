@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyperpod_ft.annexes import annexes, slurm_conf
+from hyperpod_ft.annexes import launchers, slurm_conf
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState, Launcher, LauncherAnswer
@@ -15,17 +15,13 @@ from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 
 
-def _of_annexes() -> tuple[Launcher, ...]:
-    return tuple(launcher for annex in annexes() for launcher in annex.launchers())
-
-
 @dataclass(frozen=True)
 class Launchers:
     """Slurm, the plain processes of this machine, and the annexes' launchers. Each is asked only about its own jobs."""
 
     slurm: SlurmLauncher = field(default_factory=SlurmLauncher)
     process: Launcher = field(default_factory=ProcessLauncher)
-    others: tuple[Launcher, ...] = field(default_factory=_of_annexes)
+    others: tuple[Launcher, ...] = field(default_factory=launchers)
 
     @classmethod
     def of(cls, run: Run) -> "Launchers":
@@ -48,17 +44,24 @@ class Launchers:
                 return launcher
         raise UserError(f"--launcher {name}: unknown", f"known: {', '.join(known.name for known in self._all)}")
 
-    def on_this_volume(self, name: str) -> bool:
-        """Whether the jobs of the launcher of that name write to this machine's volume, and can wait for one another.
+    def group_stages(self, job: Job) -> bool:
+        """`Launcher.groups_stages` of a job's launcher; not of one that this kit lacks."""
+        return any(launcher.groups_stages for launcher in self._all if launcher.name == job.launcher)
 
-        Those of the annexes' launchers are on other machines, and each has an environment of its own.
-        """
-        return self.named(name) not in self.others
+    def location(self, run: Run, path: Path) -> str:
+        """As `Launcher.location`."""
+        last = run.journal.last_launcher
+        return next((launcher.location(run, path) for launcher in self._all if launcher.name == last), str(path))
+
+    def bring(self, run: Run, directories: Sequence[Path]) -> None:
+        """As `Launcher.bring`."""
+        for launcher in self._all:
+            launcher.bring(run, directories)
 
     def bring_files(self, run: Run, also: str = "") -> None:
         """Bring the run's small files here, where its jobs write elsewhere. Starts nothing. `also`: as for `active`."""
         for launcher, jobs in self._by_launcher(run.journal.unfinished(run.journal.latest_jobs()), also):
-            if launcher in self.others:
+            if not launcher.shares_volume:
                 launcher.states(run, jobs, keep_going=False)
 
     def states(self, run: Run, *, keep_going: bool) -> LauncherAnswer:

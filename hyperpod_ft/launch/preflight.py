@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.annexes import annexes, own_python
+from hyperpod_ft.annexes import launchers, own_python
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import kind_of
 from hyperpod_ft.data import source_files
@@ -13,6 +13,7 @@ from hyperpod_ft.data.text.prompts import check_prompt, is_chat
 from hyperpod_ft.digests import names_below
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.finished import training_again
+from hyperpod_ft.launch.protocol import JobPreview
 from hyperpod_ft.launch.trainability import check_trainable
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import available
@@ -33,18 +34,6 @@ class StagePreview:
     plan: StagePlan
     runs: bool
     reason: str
-
-
-@dataclass(frozen=True)
-class JobPreview:
-    """A job of several stages that another launcher than Slurm would create."""
-
-    launcher: str
-    name: str
-    stages: tuple[str, ...]
-    instances: str  # 2 x ml.p4d.24xlarge
-    image: str  # its URI, or why there is none
-    seconds: int  # its time limit
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ def preview(run: Run) -> Preview:
         rows_per_step=rows,
         tokens_per_step=rows * run.config.dataset.row_tokens,
         refused=str(training_again(run, chosen) or ""),
-        other_jobs=tuple(job for annex in annexes() for job in annex.previews(run, chosen)),
+        other_jobs=tuple(job for launcher in launchers() for job in launcher.previews(run, chosen)),
     )
 
 

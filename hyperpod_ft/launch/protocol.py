@@ -1,5 +1,5 @@
-"""The interface that starts a run's stages: a real Slurm (`slurm/`), plain processes (`process/`), or SageMaker
-training jobs (`sagemaker/`)."""
+"""What starts a run's stages: a real Slurm (`slurm/`), plain processes (`process/`), or an annex's launcher, such as
+that of SageMaker training jobs. Each says itself what is different where its jobs run."""
 
 from __future__ import annotations  # the types below are not imported: process/chain.py imports this to stay light
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hyperpod_ft.config.run_config import RunConfig
     from hyperpod_ft.planning.plan import StagePlan
     from hyperpod_ft.runs.jobs import Job
     from hyperpod_ft.runs.run import Run
@@ -57,23 +58,42 @@ After = Mapping[str, Sequence[Dependency]]
 """What the jobs of a submission wait for besides one another, by stage."""
 
 
+@dataclass(frozen=True)
+class JobPreview:
+    """A job of several stages that another launcher than Slurm would create."""
+
+    launcher: str
+    name: str
+    stages: tuple[str, ...]
+    instances: str  # 2 x ml.p4d.24xlarge
+    image: str  # its URI, or why there is none
+    seconds: int  # its time limit
+
+
 class Launcher(Protocol):
-    """Starts the scripts of a run, knows the state of their jobs, and stops them."""
+    """Starts the scripts of a run, knows the state of their jobs, and stops them; and says where these jobs run.
+
+    What is written out here is true of jobs that run on this machine, or on nodes that share its volume.
+    """
 
     name: ClassVar[str]  # `slurm`, `process` or `sagemaker`
+    # Whether its jobs write to this machine's volume, use the environments there, and can wait for those of other runs.
+    shares_volume: ClassVar[bool] = True
+    # Whether a job runs several stages, one after the other, and is created when its turn comes.
+    groups_stages: ClassVar[bool] = False
 
     def submit(self, run: Run, stages: Sequence[StagePlan], after: After) -> None:
         """Submit the stages' scripts, each to start when those of `stages` that it needs have succeeded.
 
-        Records each job of the run at once, so that a crash half-way leaves none unrecorded. `after` is empty where
-        jobs do not write to this machine's volume.
+        Records each job of the run at once, so that a crash half-way leaves none unrecorded. `after` is empty without
+        `shares_volume`.
         """
 
     def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool) -> LauncherAnswer:
         """The states of the jobs, and of others of the run that are not recorded: a submission may have been killed.
 
-        Where jobs write elsewhere, this brings the run's small files here; and where they do not wait for one another
-        themselves, it creates the job whose turn it is if it is to `keep_going`. Otherwise this starts nothing.
+        Without `shares_volume`, this brings the run's small files here; and with `groups_stages`, it creates the job
+        whose turn it is if it is to `keep_going`. Otherwise this starts nothing.
         """
 
     def log(self, run: Run, job: Job) -> Path | None:
@@ -82,3 +102,22 @@ class Launcher(Protocol):
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Stop the jobs and every process they started."""
+
+    def previews(self, run: Run, stages: Sequence[StagePlan]) -> Sequence[JobPreview]:
+        """The jobs that it would create for these stages, where they are not one a stage."""
+        return ()
+
+    def has_own_python(self, config: RunConfig) -> bool:
+        """Whether the run's jobs may be on machines that have other interpreters than this one."""
+        return False
+
+    def location(self, run: Run, path: Path) -> str:
+        """Where a path of a run is, or will be, whose newest jobs it has: here, or a URL where they have left it."""
+        return str(path)
+
+    def bring(self, run: Run, directories: Sequence[Path]) -> None:
+        """Bring what the records list below these directories here, as far as this machine lacks it.
+
+        May be killed at any moment and called again: complete files stay. Raises UserError when that fails.
+        """
+        return

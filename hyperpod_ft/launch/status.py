@@ -123,12 +123,13 @@ def status_of(
     """
     chosen = choose(run)
     needed = {stage.name for stage in chosen}
+    launchers = Launchers()
     stages = _one_at_a_time(
         (
             _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed)
             for stage in run.plan.stages
         ),
-        {job.job_id for job in jobs.values() if job.is_training_job},
+        {job.job_id for job in jobs.values() if launchers.group_stages(job)},
     )
     return RunStatus(
         name=run.config.name,
@@ -153,15 +154,15 @@ def with_progress(run: Run, current: RunStatus) -> RunStatus:
     return replace(current, stages=stages, training=_latest_metrics(run, stages))
 
 
-def _one_at_a_time(stages: Iterable[StageStatus], training_jobs: Collection[str]) -> tuple[StageStatus, ...]:
-    """A training job runs its stages one after the other, so its state is that of its first unfinished stage.
+def _one_at_a_time(stages: Iterable[StageStatus], groups: Collection[str]) -> tuple[StageStatus, ...]:
+    """A job in `groups` runs its stages one after the other, so its state is that of its first unfinished stage.
 
     Two stages with one job id of Slurm were submitted to two, or to one that was set up anew.
     """
     jobs: set[str] = set()
     found = []
     for stage in stages:
-        if stage.state == "done" or stage.job_id not in training_jobs:
+        if stage.state == "done" or stage.job_id not in groups:
             found.append(stage)
             continue
         if stage.job_id in jobs:

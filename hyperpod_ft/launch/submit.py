@@ -29,11 +29,12 @@ def submit(
     launchers: Launchers,
     selection: Selection,
     launcher_name: str = "slurm",
-    bring: Callable[[Run, str], object] | None = None,
+    bring: Callable[[Run], object] | None = None,
 ) -> tuple[Job, ...]:
     """Submit the stages that must run, with the launcher of that name; returns the jobs, none when all is done.
 
-    `bring` is called with the run and that name before stage download is submitted, once the run is checked.
+    `bring` is called with the run before stage download is submitted where jobs do not see this machine's files, once
+    the run is checked.
     Raises UserError when jobs of this run are still active, when the launcher refuses them, or when this version would
     plan the run differently; TrainsAgainError when it would train again without having been asked to.
     """
@@ -42,7 +43,7 @@ def submit(
     _check_new(run, selection)
     with _exclusive_submission(run, launchers, also=launcher_name) as active:
         _refuse_active_jobs(run.paths, active)
-        if launchers.on_this_volume(launcher_name):
+        if launcher.shares_volume:
             _use_this_volume(run)
         stages = choose(run, selection)
         if refusal := training_again(run, stages, selection):
@@ -91,13 +92,13 @@ def _submit(
     launcher: Launcher,
     stages: Sequence[StagePlan],
     after: After,
-    bring: Callable[[Run, str], object] | None = None,
+    bring: Callable[[Run], object] | None = None,
 ) -> tuple[Job, ...]:
     if not stages:
         return ()
     _prepare(run)
-    if bring and run.plan["download"] in stages:
-        bring(run, launcher.name)
+    if bring and not launcher.shares_volume and run.plan["download"] in stages:
+        bring(run)
     earlier = len(run.journal.jobs())
     launcher.submit(run, stages, after)
     return tuple(run.journal.jobs()[earlier:])

@@ -16,7 +16,6 @@ from hyperpod_ft.annexes import slurm_conf
 from hyperpod_ft.runs.job_files import JOB_ID
 from hyperpod_ft.runs.records import UtcTime, utc_now
 
-SAGEMAKER = "sagemaker"  # the launcher of training jobs
 # Parts of paths, and arguments of other programs. Files with them may have been written by anyone, such as a container.
 StageName = Annotated[str, Field(pattern=r"^[a-z]+$")]
 CODE_COPY = r"hyperpod-ft-[A-Za-z0-9.+]+-[0-9a-f]{32}"
@@ -34,10 +33,6 @@ class Job:
     local_cluster: Annotated[str, Field(pattern=r"^([0-9a-f]{12})?$")] = ""  # its name, if it was submitted to one
     # of a training job: the name of the copy of the kit's code that it runs; no training job may write one
     code: Annotated[str, Field(pattern=f"^({CODE_COPY})?$")] = ""
-
-    @property
-    def is_training_job(self) -> bool:
-        return self.launcher == SAGEMAKER
 
     @property
     def cluster_is_gone(self) -> bool:

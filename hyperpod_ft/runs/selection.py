@@ -50,7 +50,7 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
 
 def _has_to_install(run: Run) -> bool:
     """Whether trackers lack their packages. In containers of training jobs they have no use."""
-    return not own_python(run.config) and bool(run.paths.trackers_to_install())
+    return bool(run.paths.trackers_to_install()) and not own_python(run.config)
 
 
 def _targets(plan: Plan, selection: Selection) -> tuple[set[str], list[str]]:

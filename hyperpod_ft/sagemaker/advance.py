@@ -20,7 +20,7 @@ from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.job_files import KILLED_STATUS, TERMINATED_STATUS
-from hyperpod_ft.runs.jobs import SAGEMAKER, Job
+from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results import metrics
@@ -33,6 +33,7 @@ from hyperpod_ft.sagemaker.groups import (
     run_files_digest,
     training_jobs,
 )
+from hyperpod_ft.sagemaker.section import SAGEMAKER
 from hyperpod_ft.sagemaker.store.sync import RunSync
 from hyperpod_ft.sagemaker.training_jobs import TrainingJob, TrainingJobs
 from hyperpod_ft.sagemaker.training_request import create_training_job

@@ -15,7 +15,7 @@ from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs import job_files
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sagemaker.section import SageMaker, section_of, slug, store_of
+from hyperpod_ft.sagemaker.section import SAGEMAKER, SageMaker, section_of, slug, store_of
 
 FROZEN = ("run.yaml", "plan.json")  # of a run directory; with the scripts, they decide what a container runs
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -113,7 +113,7 @@ def training_jobs(run: Run) -> list[Job]:
     """The recorded training jobs with names of this run. Another name in jobs.json, which containers may write, is left
     out: nothing is asked of SageMaker about jobs that are not this run's."""
     own = re.compile(f"{re.escape(name_prefix(run))}({'|'.join(GROUPS)})-[0-9]{{1,{_MAX_NUMBER_DIGITS}}}")
-    return [job for job in run.journal.jobs() if job.is_training_job and own.fullmatch(job.job_id)]
+    return [job for job in run.journal.jobs() if job.launcher == SAGEMAKER and own.fullmatch(job.job_id)]
 
 
 def next_number(run: Run, group: str, others: Iterable[str] = ()) -> int:

@@ -15,11 +15,11 @@ from hyperpod_ft.aws.log_streams import LogStream, line_of
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import After, LauncherAnswer
+from hyperpod_ft.launch.protocol import After, JobPreview, Launcher, LauncherAnswer
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.job_files import BANNER
-from hyperpod_ft.runs.jobs import CODE_COPY, SAGEMAKER, Job
+from hyperpod_ft.runs.jobs import CODE_COPY, Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker import advance as advancing
@@ -32,9 +32,10 @@ from hyperpod_ft.sagemaker.groups import (
     sagemaker_section,
     training_jobs,
 )
-from hyperpod_ft.sagemaker.store.sync import RunSync, sync_of
+from hyperpod_ft.sagemaker.section import SAGEMAKER, section_of, store_of, store_url
+from hyperpod_ft.sagemaker.store.sync import RunSync, pull_models, sync_of
 from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
-from hyperpod_ft.sagemaker.training_request import create_training_job
+from hyperpod_ft.sagemaker.training_request import create_training_job, previews
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _FIRST_HOST = "algo-1"
@@ -87,10 +88,12 @@ class JobLogs:
 
 
 @dataclass(frozen=True)
-class SageMakerLauncher:
+class SageMakerLauncher(Launcher):
     """SageMaker in the region of each run's section `sagemaker`."""
 
     name: ClassVar[str] = SAGEMAKER
+    shares_volume: ClassVar[bool] = False
+    groups_stages: ClassVar[bool] = True
     _regions: dict[str, TrainingJobs] = field(default_factory=dict, init=False, repr=False, compare=False)
     _logs: dict[str, JobLogs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -199,6 +202,18 @@ class SageMakerLauncher:
                 self._logs[job.job_id] = JobLogs(run, job.job_id, stages, self._jobs(run.config).session)
             self._logs[job.job_id].update()
         return run.journal.log_here(job.stage, job.job_id)
+
+    def previews(self, run: Run, stages: Sequence[StagePlan]) -> Sequence[JobPreview]:
+        return [*previews(run, stages)] if section_of(run.config) else []
+
+    def has_own_python(self, config: RunConfig) -> bool:
+        return section_of(config) is not None
+
+    def location(self, run: Run, path: Path) -> str:
+        return store_url(run, path) if store_of(run.config) and not path.exists() else str(path)
+
+    def bring(self, run: Run, directories: Sequence[Path]) -> None:
+        pull_models(run, directories)
 
     def _jobs(self, config: RunConfig) -> TrainingJobs:
         region = sagemaker_section(config).region

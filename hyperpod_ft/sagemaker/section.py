@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _S3_URL = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()@=+,-]+)*/?"
 _INSTANCE_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9]+")
 
+SAGEMAKER = "sagemaker"  # the launcher of training jobs
 RUN_TAG = "hyperpod-ft:run"  # its value is the run's full name
 
 Region = Annotated[str, matches(r"[a-z]{2,4}(-[a-z]+)+-\d", "an AWS region, such as us-west-2")]
@@ -123,6 +124,16 @@ class SageMaker(Section):
         if self.spot and self.keep_alive:
             raise ValueError("spot and keep_alive: SageMaker keeps no spot instances in a warm pool; set one of them")
         return self
+
+    def check_with(self, config: "RunConfig") -> None:
+        """What training jobs cannot do."""
+        if config.eval:
+            raise ValueError("eval: SageMaker training jobs do not evaluate; remove section eval or section sagemaker")
+        if config.engine == "neuron" and self.store and config.cluster.nodes > 1:
+            raise ValueError(
+                "sagemaker.store: with engine neuron, several nodes write their checkpoints to one shared volume; set"
+                " sagemaker.file_system instead"
+            )
 
     @property
     def output_path(self) -> str:

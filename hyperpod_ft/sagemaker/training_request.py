@@ -12,16 +12,15 @@ from typing import Any
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.preflight import JobPreview
+from hyperpod_ft.launch.protocol import JobPreview
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import pins_file
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.runs.jobs import SAGEMAKER
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.container.host import CODE, FSX, Hyperparameters
 from hyperpod_ft.sagemaker.groups import StageGroup, groups, sagemaker_section
 from hyperpod_ft.sagemaker.images import image
-from hyperpod_ft.sagemaker.section import RUN_TAG, store_of
+from hyperpod_ft.sagemaker.section import RUN_TAG, SAGEMAKER, store_of
 from hyperpod_ft.shipped import PACKAGE
 
 # Starts the program in the arguments. -I: nothing of the image's environment.

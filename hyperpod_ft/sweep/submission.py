@@ -42,7 +42,7 @@ def submit_sweep(planned: PlannedSweep) -> Iterator[SubmittedPoint]:
     Raises UserError when a launcher refuses a job, and for runs at work that an earlier version of the sweep had.
     """
     sweep = planned.sweep
-    if not Launchers().on_this_volume(sweep.launcher):
+    if not Launchers().named(sweep.launcher).shares_volume:
         raise UserError(
             f"sweep {sweep.name}: launcher {sweep.launcher}: its jobs cannot wait for those of another run",
             "submit the points one by one: see `hyperpod-ft sweep plan`, and docs/sweeps.md",

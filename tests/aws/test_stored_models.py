@@ -9,9 +9,10 @@ import pytest
 
 from hyperpod_ft.digests import files_below
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.runs.jobs import SAGEMAKER, Job
+from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
+from hyperpod_ft.sagemaker.section import SAGEMAKER
 from hyperpod_ft.serving import models
 from tests.aws.conftest import REGION, Aws
 from tests.aws.endpoint_run import BUCKET, make_run, only_in_store

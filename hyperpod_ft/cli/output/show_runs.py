@@ -11,6 +11,7 @@ from hyperpod_ft.cli.output.tables import clip, clip_start, console, shown, tabl
 from hyperpod_ft.errors import printable
 from hyperpod_ft.launch.finished import model_location
 from hyperpod_ft.launch.follow import last_lines
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.status import MAY_CHANGE, RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
@@ -114,7 +115,7 @@ def submitted(run: Run, jobs: Sequence[Job], only: str | None = None) -> None:
         stages_of.setdefault(job.job_id, []).append(job.stage)
     listed = ", ".join(f"{' + '.join(stages)} {job_id}" for job_id, stages in stages_of.items())
     print(f"Submitted {run.paths.full_name}: {listed}")
-    if jobs[0].is_training_job:
+    if Launchers().group_stages(jobs[0]):
         print(created_line(jobs[0].job_id))  # the first one; the others wait for its records
     if skipped:
         print(f"Skipped, already done: {', '.join(skipped)}")

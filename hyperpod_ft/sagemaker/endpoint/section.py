@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.config.fields import PositiveInt, Section, matches
 from hyperpod_ft.errors import did_you_mean
+from hyperpod_ft.planning.lora import MAX_LORA_RANK
 from hyperpod_ft.sagemaker.endpoint.instances import ENDPOINT_INSTANCES, families
 from hyperpod_ft.sagemaker.section import Container, Region, RoleArn, S3Url
 
@@ -88,6 +89,22 @@ class Deploy(Section):
                 f"model: container {self.container_kind} does not serve adapters; use merged, or container vllm"
             )
         return self
+
+    def check_with(self, config: "RunConfig") -> None:
+        """What no endpoint will serve is refused before the training."""
+        if config.dataset.max_target_length is not None:
+            raise ValueError(
+                "deploy: vLLM does not serve encoder-decoders; remove the section, and serve the tuned model with"
+                " `hyperpod-ft serve`"
+            )
+        if self.model == "merged":
+            return
+        if config.training.method != "lora":
+            raise ValueError("deploy.model: training.method full makes no adapter; set it to merged")
+        if config.lora.dora:
+            raise ValueError("deploy.model: vLLM does not serve DoRA adapters with a base model; set it to merged")
+        if config.lora.r > MAX_LORA_RANK:
+            raise ValueError(f"deploy.model: vLLM serves adapters of rank {MAX_LORA_RANK} or less; set it to merged")
 
     @property
     def container_kind(self) -> Container:

@@ -7,10 +7,11 @@ import pytest
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.runs.jobs import SAGEMAKER, Job
+from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker import container_commands
 from hyperpod_ft.sagemaker.groups import job_name
+from hyperpod_ft.sagemaker.section import SAGEMAKER
 from tests.unit.sagemaker.training_jobs_in_memory import FSX
 
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -16,6 +16,7 @@ from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.protocol import JobState, LauncherAnswer
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.records import Output, Record
@@ -233,19 +234,18 @@ def test_on_slurm_a_run_of_training_jobs_makes_an_environment(make_run: Callable
     assert [job.stage for job in run.journal.jobs()] == ["train", "consolidate", "merge", "generate"]
     submit.cancel(run, Launchers())
     slurm = Recording()
-    submit.submit(run, Launchers(slurm=slurm), Selection(), "slurm")  # type: ignore[arg-type]
+    submit.submit(run, Launchers(slurm=slurm), Selection(), "slurm")
     assert slurm.stages[:2] == ["env", "train"]
 
 
-@dataclass
-class Recording:
+@dataclass(frozen=True)
+class Recording(SlurmLauncher):
     """A launcher that only notes what is submitted."""
 
-    name: ClassVar[str] = "slurm"
     stages: list[str] = field(default_factory=list)
 
     def submit(self, run: Run, stages: Iterable[Any], after: object) -> None:
-        self.stages += [stage.name for stage in stages]
+        self.stages.extend(stage.name for stage in stages)
 
     def states(self, *_: object, **__: object) -> LauncherAnswer:
         return LauncherAnswer({})
