@@ -3,14 +3,11 @@
 import re
 import reprlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from hyperpod_ft.config.secrets import holds_secret
-
-if TYPE_CHECKING:
-    from hyperpod_ft.config.run_config import RunConfig
 
 _SHOWN = 80  # characters of a user's text that an error repeats
 
@@ -117,8 +114,8 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    def check_with(self, config: "RunConfig") -> None:
-        """Raise ValueError when this section, of an annex, does not go with the others of the run file."""
+    def check_with(self, config: Any) -> None:
+        """Raise ValueError when this section, of an annex, does not go with others of this RunConfig."""
 
 
 def flattened(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:

@@ -20,11 +20,10 @@ from pydantic import TypeAdapter
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
-from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, JobNode
+from hyperpod_ft.job.job_host import JobHost
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.job.recovery import report_failure
-from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
-from hyperpod_ft.launch.slurm.site import HYPERPOD
+from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY
 from hyperpod_ft.runs.run import Run
 
 _EXIT_MISSING_REPORT = 1
@@ -97,15 +96,6 @@ def _version_differences(reports: Sequence[NodeReport], replace: Callable[[str],
     return found
 
 
-def replacement(node: str) -> str:
-    """How the job gets another node: HyperPod's replacement, other instances, or keeping Slurm from using this one."""
-    if JobNode.from_environment().in_training_job:
-        return "have SageMaker start the job on other instances: hyperpod-ft resume"
-    if HYPERPOD.is_dir():
-        return f'have the node replaced: scontrol update node={node} state=fail reason="Action:Replace"'
-    return f'drain the node: scontrol update nodename={node} state=drain reason="hyperpod-ft health"'
-
-
 def _gather(directory: Path, step: int, nodes: int) -> list[NodeReport]:
     """The reports of all nodes, in their order; fewer when some do not arrive in time."""
     deadline = time.monotonic() + _REPORT_SECONDS
@@ -124,29 +114,29 @@ def check(run: Run) -> int:
     """Report on this node; on the first node, compare all reports. Returns the exit status."""
     instance = run.config.instance
     in_step = ATTEMPT_DIRECTORY in os.environ
-    node = JobNode.from_environment()
-    report = observe(instance, node.nodes if in_step else 1, run.paths.root)
+    host = JobHost.from_environment()
+    report = observe(instance, host.nodes if in_step else 1, run.paths.root)
     if not in_step:
-        return _print(problems([report], instance, replacement))
+        return _print(problems([report], instance, host.replacement))
     directory = Path(os.environ[ATTEMPT_DIRECTORY])
     if not directory.is_dir():  # another volume, or none, is mounted where the first node has the shared one
-        return _print([f"{report.node}: does not see {directory}; {replacement(report.node)}"])
+        return _print([f"{report.node}: does not see {directory}; {host.replacement(report.node)}"])
     try:
-        publish.write_json(_report_path(directory, node.step_number, node.number), asdict(report))
+        publish.write_json(_report_path(directory, host.step_number, host.number), asdict(report))
     except OSError as error:
-        return _print([f"{report.node}: cannot write to {directory}: {error.strerror}; {replacement(report.node)}"])
-    if node.number:
+        problem = f"cannot write to {directory}: {error.strerror}"
+        return _print([f"{report.node}: {problem}; {host.replacement(report.node)}"])
+    if host.number:
         return 0
-    reports = _gather(directory, node.step_number, node.nodes)
-    if found := problems(reports, instance, replacement):
+    reports = _gather(directory, host.step_number, host.nodes)
+    if found := problems(reports, instance, host.replacement):
         report_failure(None, EXIT_USER_ERROR, time.time())
         return _print(found)
-    if len(reports) < node.nodes:
+    if len(reports) < host.nodes:
         known = {report.node for report in reports}
-        names = node.hosts or SlurmLauncher().host_names(node.node_list)
-        silent = [name for name in names if name not in known]
+        silent = [name for name in host.host_names() if name not in known]
         where = f"no report on {directory} within {_REPORT_SECONDS} s"
-        _print([f"{node}: {where}; mount the volume there, or {replacement(node)}" for node in silent])
+        _print([f"{node}: {where}; mount the volume there, or {host.replacement(node)}" for node in silent])
         return _EXIT_MISSING_REPORT
     return 0
 
@@ -164,7 +154,7 @@ def main() -> int:
             raise UserError("usage: python -m hyperpod_ft.job.health RUN_DIR")
         return check(Run.open(Path(sys.argv[1])))
     except UserError as error:
-        return _print([f"{JobNode.from_environment().name}: {error}"])
+        return _print([f"{JobHost.from_environment().name}: {error}"])
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ import zlib
 from pathlib import Path
 
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
-from hyperpod_ft.job.job_node import JobNode
-from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.job.job_host import JobHost
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.job_files import shell_status
 from hyperpod_ft.runs.run import Run
@@ -41,28 +40,20 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precomp
     return [*command, "--trial"] if precompile else command
 
 
-def rendezvous(run: Run, node: JobNode) -> list[str]:
-    """torchrun's options for the number of ranks and the place where its nodes meet.
-
-    In a Slurm job, Slurm is asked for the first node in every step: a node that HyperPod has replaced has another
-    address.
-    """
+def rendezvous(run: Run, host: JobHost) -> list[str]:
+    """torchrun's options for the number of ranks and the place where its nodes meet."""
     degrees = run.plan.degrees
-    if node.hosts:
-        first = node.hosts[0]
-    elif node.slurm_job:
-        first = SlurmLauncher().first_node_address(node.slurm_job)
-    else:
+    if not (first := host.meeting_place()):
         return ["--standalone", f"--nproc-per-node={degrees.world_size}"]
     return [
         f"--nnodes={degrees.nodes}",
         f"--nproc-per-node={degrees.ranks_per_node}",
         f"--master-addr={first}",
-        f"--master-port={master_port(run.paths, node)}",
+        f"--master-port={master_port(run.paths, host)}",
     ]
 
 
-def master_port(paths: RunPaths, node: JobNode) -> int:
+def master_port(paths: RunPaths, host: JobHost) -> int:
     """The port of this attempt's rendezvous, the same on all its nodes.
 
     Each attempt has its own port. A rank left behind by an earlier attempt would otherwise join this one in place of
@@ -70,41 +61,40 @@ def master_port(paths: RunPaths, node: JobNode) -> int:
     """
     # the run's directory distinguishes clusters that share a host
     # a training job's hosts have their own network
-    of_attempt = 101 * int(node.slurm_job or 0) + 13 * node.slurm_restarts + node.step_number
-    number = zlib.crc32(bytes(paths.directory)) + of_attempt
+    number = zlib.crc32(bytes(paths.directory)) + host.attempt_number
     return MASTER_PORTS[number % len(MASTER_PORTS)]
 
 
 def main() -> None:
     """Check the node and become torchrun, or exit with the status of what kept it from starting."""
     directory, *options = sys.argv[1:]
-    node = JobNode.from_environment()
+    host = JobHost.from_environment()
     try:
-        _start_ranks(Path(directory), node, precompile=options == [_PRECOMPILE])
+        _start_ranks(Path(directory), host, precompile=options == [_PRECOMPILE])
     except UserError as error:
-        print_error(node.name, str(error))
+        print_error(host.name, str(error))
         # an I/O error of the volume is not the user's, and may pass: the ranks are started again after it
         passing = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
         sys.exit(1 if passing else EXIT_USER_ERROR)
     except OSError as error:
         message, status = volume_failure(error)
-        print_error(node.name, message)
+        print_error(host.name, message)
         sys.exit(status)
 
 
-def _start_ranks(directory: Path, node: JobNode, *, precompile: bool) -> None:
+def _start_ranks(directory: Path, host: JobHost, *, precompile: bool) -> None:
     run = Run.open(directory)
     if run.config.instance.has_accelerators or run.plan.degrees.nodes > 1:
         check = [str(run.paths.python), "-m", "hyperpod_ft.job.health", str(run.paths.directory)]
         if status := subprocess.run(check, check=False).returncode:
             sys.exit(shell_status(status))
     try:
-        meeting = rendezvous(run, node)
+        meeting = rendezvous(run, host)
     except UserError as error:
         # exit status 1, not 2: the controller may answer later, so the job must not be given up
-        print_error(node.name, str(error))
+        print_error(host.name, str(error))
         sys.exit(1)
-    command = torchrun_command(run, meeting, node.number, precompile=precompile)
+    command = torchrun_command(run, meeting, host.number, precompile=precompile)
     first = rules_of(run.config.engine).program_directories(run.config, run.paths.python)
     os.environ["PATH"] = os.pathsep.join([*map(str, first), os.environ.get("PATH", os.defpath)])
     os.execvp(command[0], command)  # noqa: S606 - no shell is meant

@@ -17,9 +17,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
-from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, JobNode
+from hyperpod_ft.job.job_host import ContinuedBy, JobHost
 from hyperpod_ft.runs.attempts import Attempt, NodeFailure
-from hyperpod_ft.runs.job_files import NOTICE_STATUS, TERMINATED_STATUS
+from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY, NOTICE_STATUS, TERMINATED_STATUS
 
 _MAX_PAUSE_SECONDS = 300
 _NODE_FAILURE = TypeAdapter(NodeFailure)
@@ -28,11 +28,11 @@ _NODE_FAILURE = TypeAdapter(NodeFailure)
 def report_failure(rank: int | None, status: int, moment: float) -> None:
     """Report the failure of this node to the supervisor of the job, if there is one. See `NodeFailure`."""
     if directory := os.environ.get(ATTEMPT_DIRECTORY):
-        node = JobNode.from_environment()
-        failure = NodeFailure(node.name, rank, status, moment)
+        host = JobHost.from_environment()
+        failure = NodeFailure(host.name, rank, status, moment)
         # an error about a full volume must not be hidden by this one
         with contextlib.suppress(OSError):
-            publish.write_json(Path(directory) / f"failure-{node.step_number}-{node.name}.json", asdict(failure))
+            publish.write_json(Path(directory) / f"failure-{host.step_number}-{host.name}.json", asdict(failure))
 
 
 def failures(directory: Path) -> tuple[NodeFailure, ...]:
@@ -46,9 +46,6 @@ def failures(directory: Path) -> tuple[NodeFailure, ...]:
             failure = _NODE_FAILURE.validate_json(path.read_bytes())
             steps.setdefault(int(path.name.split("-")[1]), []).append(failure)
     return tuple(steps[max(steps)]) if steps else ()
-
-
-ContinuedBy = Literal["Slurm", "next job", "nothing"]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
     python -m hyperpod_ft.job.supervisor STAGE RUN_DIR COMMAND...
 
-The job's script becomes this process. `recovery.decide` chooses what follows each attempt. The stage's record ends the
-job, even when processes on other nodes hang or fail after it was written. SIGUSR1, the notice of the time limit, is
+The job's script becomes this process. `recovery.decide` chooses what follows each attempt, `JobHost` says what is
+different where the job runs: on other hosts of a training job, this process becomes COMMAND. The stage's record ends
+the job, even when processes on other nodes hang or fail after it was written. SIGUSR1, the notice of the time limit, is
 forwarded to the command (srun passes it to the nodes), so that the ranks save a checkpoint; then Slurm requeues the
 job, and jobs that depend on it keep waiting; a SageMaker training job ends, and another continues. Exit status: as a
 stage's.
@@ -24,13 +25,13 @@ from types import FrameType
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
 from hyperpod_ft.job import recovery
-from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, JobNode
+from hyperpod_ft.job.job_host import JobHost
 from hyperpod_ft.job.recovery import Decision
 from hyperpod_ft.job.tracking import publishing_metrics
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.slurm.programs import SlurmUnreachableError
 from hyperpod_ft.processes import end
-from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs import attempts, job_files
 from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.job_files import NOTICE, NOTICE_STATUS, STOP_SIGNALS, TERMINATED_STATUS, banner, shell_status
 from hyperpod_ft.runs.jobs import own_job_id
@@ -46,19 +47,13 @@ _GRACE_SECONDS = 10
 _TERMINATION_SECONDS = 5
 _REQUEUE_WAIT_SECONDS = 120
 _SIGNAL_DELIVERY_SECONDS = 1
-_SAVE_TIMEOUT_SECONDS = 45  # more than Slurm's KillWait
-# Of the 120 s between SageMaker's SIGTERM and SIGKILL.
-_SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS = 90
 _REPEAT_NOTICE_SECONDS = 3  # ranks that had not started yet missed the first notice
 _REQUEUE_TIMEOUT_SECONDS = 60
 _REQUEUE_RETRY_SECONDS = 5
 
 
 class Signals:
-    """The signal this process received, and the child that the notice is forwarded to.
-
-    `only_sender`: no one else signals the child, as in a training job. Slurm sends SIGTERM to every process of a job.
-    """
+    """The signal this process received, and the child that the notice is forwarded to. `only_sender`: as of a host."""
 
     def __init__(self, only_sender: bool = False) -> None:
         self.received = 0
@@ -103,15 +98,11 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         print(f"{stage}: already done, nothing to do", flush=True)
         return 0
     job_id = own_job_id()
-    node = JobNode.from_environment()
+    host = JobHost.from_environment()
     accelerators = run.config.instance.has_accelerators
-    decide = partial(
-        recovery.decide,
-        allowed=run.config.cluster.max_restarts,
-        continued_by="Slurm" if node.slurm_job else "next job" if node.in_training_job else "nothing",
-    )
+    decide = partial(recovery.decide, allowed=run.config.cluster.max_restarts, continued_by=host.continued_by)
     resumed_from, references = run.journal.last_written_step(), run.journal.references_measured()
-    if not node.slurm_restarts and not node.in_training_job:  # the names of training jobs are not used again
+    if host.is_first_start:
         attempts.forget(run.paths, stage, job_id)
     while True:
         earlier = attempts.of_submission(run.journal, stage, job_id)
@@ -134,7 +125,7 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         attempts.add(run.paths, stage, attempt)
         if decision.action == "leave":
             return decision.status
-        _requeue(node.slurm_job, signals)
+        _requeue(job_id, signals)
         # Slurm ends this job as soon as it can; if the script ended first, the job would count as failed
         signals.wait(_REQUEUE_WAIT_SECONDS, (signal.SIGTERM,))
         return None
@@ -163,7 +154,7 @@ def _attempt(
     publish.remove(directory)
     # what still ends on another node may have made it again, for its report
     directory.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {ATTEMPT_DIRECTORY: str(directory)}
+    environment = os.environ | {job_files.ATTEMPT_DIRECTORY: str(directory)}
     child = signals.start(command, environment)
     recorded = _wait(journal, stage, child, signals) or journal.is_done(stage)
     if child.returncode and not recorded:
@@ -187,8 +178,8 @@ def _wait(journal: Journal, stage: str, child: "subprocess.Popen[bytes]", signal
 
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
     """
-    to_save = JobNode.from_environment().seconds_to_save(journal.plan[stage].resources.notice_seconds)
-    seconds_to_end = _SAVE_TIMEOUT_SECONDS_OF_TRAINING_JOBS if signals.only_sender else _SAVE_TIMEOUT_SECONDS
+    host = JobHost.from_environment()
+    to_save = host.seconds_to_save(journal.plan[stage].resources.notice_seconds)
     ended = False
     recorded_at, looked_at, noticed_at = 0.0, 0.0, 0.0
     while child.poll() is None:
@@ -200,7 +191,7 @@ def _wait(journal: Journal, stage: str, child: "subprocess.Popen[bytes]", signal
             print(f"{stage}: done; ending what still runs on the nodes", flush=True)
             end(child, _TERMINATION_SECONDS)  # what srun leaves there when it is killed, Slurm ends with the job
             break
-        if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > seconds_to_end:
+        if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > host.seconds_to_end:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
         if signals.only_sender and signals.received and now - noticed_at > _REPEAT_NOTICE_SECONDS:
@@ -221,7 +212,11 @@ def _print(stage: str, decision: Decision, more: str = "") -> None:
 def main() -> int:
     """Run the command line; returns the exit status, and leaves it on the shared volume as every script does."""
     stage, directory, *command = sys.argv[1:]
-    signals = Signals(only_sender=JobNode.from_environment().in_training_job)
+    host = JobHost.from_environment()
+    command = host.on_every_host(command, stage, directory)
+    if stage == "precompile":  # on the first node, around the trial on all
+        command = [sys.executable, "-m", "hyperpod_ft.stages.precompile", directory, *command]
+    signals = Signals(host.only_sender)
     try:
         run = Run.open(Path(directory))
     except UserError as error:

@@ -1,4 +1,5 @@
-"""What the processes of a job agree on: its files in the run directory, the signals that end it, and exit statuses.
+"""What the processes of a job agree on: its files in the run directory, its variables, the signals that end it, and
+exit statuses.
 
 The id in the names of files is the one that the job's script exports.
 
@@ -12,6 +13,16 @@ from pathlib import Path
 JOB_ID = "HYPERPOD_FT_JOB_ID"
 # Set where a job has an interpreter of its own, such as a container's, which its stages use instead of the run's.
 PYTHON = "HYPERPOD_FT_PYTHON"
+# Holds the directory for the failures and node reports of one attempt.
+ATTEMPT_DIRECTORY = "HYPERPOD_FT_ATTEMPT"
+# Set in a training job's containers: the names of the job's hosts, in order; this one's number; of an attempt at
+# training, a number higher than of earlier ones; the seconds that the job has; and the module that runs a command on
+# every host.
+HOSTS, HOST_NUMBER, ATTEMPT_NUMBER = "HYPERPOD_FT_HOSTS", "HYPERPOD_FT_HOST_NUMBER", "HYPERPOD_FT_ATTEMPT_NUMBER"
+MAX_RUNTIME, ON_EVERY_HOST = "HYPERPOD_FT_MAX_RUNTIME", "HYPERPOD_FT_ON_EVERY_HOST"
+# Seconds between a training job's notice and its limit, if the limit is not short. An estimate: SageMaker may also
+# count the start of the instances, which takes minutes.
+_NOTICE_SECONDS = 900
 BANNER = re.compile(r"== (\w+) job ")  # matches `banner`; its group is the stage
 
 
@@ -49,3 +60,8 @@ KILLED_STATUS = 128 + signal.SIGKILL
 def shell_status(returncode: int) -> int:
     """The exit status that a shell reports for the return code of a subprocess: 128 + n for signal n."""
     return returncode if returncode >= 0 else 128 - returncode
+
+
+def notice_seconds(max_runtime: float) -> float:
+    """Seconds before its limit at which a training job saves: 15 minutes, or a fifth of the limit if that is less."""
+    return min(_NOTICE_SECONDS, max_runtime / 5)

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Callable, Mapping
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, HOST_NUMBER, HOSTS, MAX_RUNTIME, notice_seconds
 from hyperpod_ft.runs import job_files
-from hyperpod_ft.runs.job_files import NOTICE_STATUS, TERMINATED_STATUS
-from hyperpod_ft.sagemaker.container import interpreter, messages
+from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY, MAX_RUNTIME, NOTICE_STATUS, TERMINATED_STATUS, notice_seconds
+from hyperpod_ft.sagemaker.container import interpreter, messages, on_every_host
 from hyperpod_ft.sagemaker.container.command_client import ContainerCommands
 from hyperpod_ft.sagemaker.container.host import FSX, ML, VERIFIED_CODE, ContainerHost, link_root, write_failure_reason
 from hyperpod_ft.sagemaker.container.on_every_host import STORE, serve_first_host
@@ -127,8 +126,9 @@ def variables(host: ContainerHost, python: Path) -> dict[str, str]:
         job_files.PYTHON: str(python),
         job_files.JOB_ID: host.parameters.job,
         MAX_RUNTIME: host.parameters.max_runtime,
-        HOSTS: " ".join(host.hosts),
-        HOST_NUMBER: str(host.number),
+        job_files.HOSTS: " ".join(host.hosts),
+        job_files.HOST_NUMBER: str(host.number),
+        job_files.ON_EVERY_HOST: on_every_host.__name__,
     }
     if "AWS_REGION" not in os.environ and JOB_ARN in os.environ:
         found["AWS_REGION"] = os.environ[JOB_ARN].split(":")[3]

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
 from hyperpod_ft.errors import UserError, print_error
-from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOSTS
-from hyperpod_ft.runs.job_files import JOB_ID, NOTICE, shell_status
+from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOSTS, JOB_ID, NOTICE, shell_status
 from hyperpod_ft.sagemaker.container.messages import POLL_SECONDS, Peer, gather, port
 
 STORE = "HYPERPOD_FT_STORE"  # set when the run is in a store

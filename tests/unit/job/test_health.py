@@ -15,8 +15,9 @@ import pytest
 
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job import health, node_report
-from hyperpod_ft.job.health import problems, replacement
+from hyperpod_ft.job import health, job_host, node_report
+from hyperpod_ft.job.health import problems
+from hyperpod_ft.job.job_host import JobHost
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.job.recovery import ATTEMPT_DIRECTORY, failures
 from hyperpod_ft.runs.attempts import NodeFailure
@@ -96,10 +97,10 @@ def test_versions_are_those_of_most_nodes() -> None:
 
 
 def test_replacement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(health, "HYPERPOD", tmp_path / "absent")
-    assert "scontrol update nodename=node3 state=drain reason=" in replacement("node3")
-    monkeypatch.setattr(health, "HYPERPOD", tmp_path)
-    assert 'scontrol update node=node3 state=fail reason="Action:Replace"' in replacement("node3")
+    monkeypatch.setattr(job_host, "HYPERPOD", tmp_path / "absent")
+    assert "scontrol update nodename=node3 state=drain reason=" in JobHost("node1").replacement("node3")
+    monkeypatch.setattr(job_host, "HYPERPOD", tmp_path)
+    assert 'scontrol update node=node3 state=fail reason="Action:Replace"' in JobHost("node1").replacement("node3")
 
 
 @pytest.fixture
@@ -193,7 +194,7 @@ def test_the_first_node_reports_for_all(
 
     (tmp_path / "node-0-1.json").unlink()
     monkeypatch.setattr(health, "_REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(health.SlurmLauncher, "host_names", lambda *_: ["node1", "node2"])
+    monkeypatch.setattr(job_host.SlurmLauncher, "host_names", lambda *_: ["node1", "node2"])
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
     assert on(0) == 1
     said = capfd.readouterr().err

@@ -295,6 +295,13 @@ def test_ranks_that_were_not_ready_are_told_again(run: Run) -> None:
     assert (run.paths.directory / "checkpoints" / "step-00000004").exists()
 
 
+def test_on_another_host_of_a_training_job_it_becomes_the_command(run: Run) -> None:
+    other = {"HYPERPOD_FT_HOSTS": "algo-1 algo-2", "HYPERPOD_FT_HOST_NUMBER": "1"}
+    process = start(run, "echo $$; exit 2", **other)
+    assert finish(process) == (2, f"{process.pid}\n")
+    assert not run.paths.exit_marker("train", "7").exists()
+
+
 def test_restarts_of_a_training_job_count_after_a_spot_interruption(run: Run) -> None:
     """Its name is its own, unlike the number of a job of a Slurm that was set up again."""
     attempts.add(run.paths, "train", Attempt("7", "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 0, 0))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.job_node import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOST_NUMBER, HOSTS
+from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY, ATTEMPT_NUMBER, HOST_NUMBER, HOSTS
 from hyperpod_ft.sagemaker.container import messages
 from hyperpod_ft.sagemaker.container.on_every_host import STORE, serve_first_host
 from tests.waiting import wait_for
