@@ -45,11 +45,6 @@ def tuned_directory(reference: str | None) -> Path:
     return outside_runs(reference) or tuned_run(reference).paths.tuned_model
 
 
-def model_location(run: Run) -> str:
-    """Where the tuned model is, or will be: a path, or a URL of the store that training jobs left it in."""
-    return Launchers().location(run, run.paths.tuned_model)
-
-
 class TrainsAgainError(UserError):
     """A finished training would be repeated, because something needs outputs of it that are gone: days of work."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.launch.finished import model_location, submit_command, training_again
+from hyperpod_ft.launch.finished import submit_command, training_again
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
@@ -134,7 +134,7 @@ def status_of(
     return RunStatus(
         name=run.config.name,
         directory=str(run.paths.directory),
-        model=model_location(run),
+        model=launchers.location(run, run.paths.tuned_model),
         state=_overall(stages),
         stages=stages,
         submitted=max((job.submitted for job in jobs.values()), default=""),

@@ -14,7 +14,7 @@ from hyperpod_ft.aws.session import Session
 from hyperpod_ft.config import run_file
 from hyperpod_ft.download import assets
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.finished import model_location
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.store import run_store
@@ -66,7 +66,7 @@ def test_a_stage_is_done_where_the_store_has_its_outputs(
     assert not client.paths.tuned_model.exists()
     client.journal.add_job(Job("merge", "x-finish-1", "sagemaker", "2026-01-01T00:00:00Z"))
     model = f"ft/runs/test/{client.plan.run_id}/merged"
-    assert model_location(client) == f"s3://place/{model}"
+    assert Launchers().location(client, client.paths.tuned_model) == f"s3://place/{model}"
     aws.client("s3").put_object(Bucket="place", Key=f"{model}/model.safetensors", Body=b"another size")
     here.refresh()
     assert "has 12 bytes, was 15" in client.journal.why_not_done("merge")

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from hyperpod_ft.cli.output.tables import clip, clip_start, console, shown, table
 from hyperpod_ft.errors import printable
-from hyperpod_ft.launch.finished import model_location
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import Preview
@@ -107,7 +106,7 @@ def submitted(run: Run, jobs: Sequence[Job], only: str | None = None) -> None:
     if not jobs:
         left = ", ".join(stage.name for stage in choose(run))
         print(f"Nothing to submit: {f'stage {only}' if left else 'every stage'} of {run.paths.full_name} is done.")
-        print(f"Not done: {left}" if left else f"Model: {shown(model_location(run))}")
+        print(f"Not done: {left}" if left else f"Model: {shown(Launchers().location(run, run.paths.tuned_model))}")
         return
     skipped = [stage.name for stage in run.plan.stages if run.journal.is_done(stage.name)]
     stages_of: dict[str, list[str]] = {}
