@@ -124,8 +124,7 @@ def check(run: Run) -> int:
     try:
         publish.write_json(_report_path(directory, host.step_number, host.number), asdict(report))
     except OSError as error:
-        problem = f"cannot write to {directory}: {error.strerror}"
-        return _print([f"{report.node}: {problem}; {host.replacement(report.node)}"])
+        return _print([f"{host.name}: cannot write to {directory}: {error.strerror}; {host.replacement(host.name)}"])
     if host.number:
         return 0
     reports = _gather(directory, host.step_number, host.nodes)

@@ -53,11 +53,11 @@ _REQUEUE_RETRY_SECONDS = 5
 
 
 class Signals:
-    """The signal this process received, and the child that the notice is forwarded to. `only_sender`: as of a host."""
+    """The signal this process received on its host, and the child that the notice is forwarded to."""
 
-    def __init__(self, only_sender: bool = False) -> None:
+    def __init__(self, host: JobHost) -> None:
         self.received = 0
-        self.only_sender = only_sender
+        self.host = host
         self.child: subprocess.Popen[bytes] | None = None
         self._first_at = 0.0
         for number in STOP_SIGNALS:
@@ -68,13 +68,13 @@ class Signals:
         if number == signal.SIGTERM or not self.received:  # SIGTERM outranks the notice
             self.received = number
         # after SIGTERM, torchrun would kill its ranks within half a minute: they get the notice, to save
-        if (number == NOTICE or self.only_sender) and self.child is not None and self.child.poll() is None:
+        if (number == NOTICE or self.host.only_sender) and self.child is not None and self.child.poll() is None:
             self.child.send_signal(NOTICE)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         """Start the child, and forward a signal that has arrived."""
         self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
-        if self.received and self.only_sender:
+        if self.received and self.host.only_sender:
             self.child.send_signal(NOTICE)
         return self.child
 
@@ -98,11 +98,10 @@ def supervise(run: Run, stage: str, command: Sequence[str], signals: Signals) ->
         print(f"{stage}: already done, nothing to do", flush=True)
         return 0
     job_id = own_job_id()
-    host = JobHost.from_environment()
     accelerators = run.config.instance.has_accelerators
-    decide = partial(recovery.decide, allowed=run.config.cluster.max_restarts, continued_by=host.continued_by)
+    decide = partial(recovery.decide, allowed=run.config.cluster.max_restarts, continued_by=signals.host.continued_by)
     resumed_from, references = run.journal.last_written_step(), run.journal.references_measured()
-    if host.is_first_start:
+    if signals.host.is_first_start:
         attempts.forget(run.paths, stage, job_id)
     while True:
         earlier = attempts.of_submission(run.journal, stage, job_id)
@@ -178,8 +177,7 @@ def _wait(journal: Journal, stage: str, child: "subprocess.Popen[bytes]", signal
 
     Returns whether the record was seen: `submit --force` may remove it while the job still ends.
     """
-    host = JobHost.from_environment()
-    to_save = host.seconds_to_save(journal.plan[stage].resources.notice_seconds)
+    to_save = signals.host.seconds_to_save(journal.plan[stage].resources.notice_seconds)
     ended = False
     recorded_at, looked_at, noticed_at = 0.0, 0.0, 0.0
     while child.poll() is None:
@@ -191,10 +189,10 @@ def _wait(journal: Journal, stage: str, child: "subprocess.Popen[bytes]", signal
             print(f"{stage}: done; ending what still runs on the nodes", flush=True)
             end(child, _TERMINATION_SECONDS)  # what srun leaves there when it is killed, Slurm ends with the job
             break
-        if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > host.seconds_to_end:
+        if signals.received == signal.SIGTERM and not ended and signals.seconds_since() > signals.host.seconds_to_end:
             child.terminate()  # only this process was signalled; a second SIGTERM would cut short the saving
             ended = True
-        if signals.only_sender and signals.received and now - noticed_at > _REPEAT_NOTICE_SECONDS:
+        if signals.host.only_sender and signals.received and now - noticed_at > _REPEAT_NOTICE_SECONDS:
             noticed_at = now
             child.send_signal(NOTICE)
         if signals.received == NOTICE and signals.seconds_since() > to_save:
@@ -216,7 +214,7 @@ def main() -> int:
     command = host.on_every_host(command, stage, directory)
     if stage == "precompile":  # on the first node, around the trial on all
         command = [sys.executable, "-m", "hyperpod_ft.stages.precompile", directory, *command]
-    signals = Signals(host.only_sender)
+    signals = Signals(host)
     try:
         run = Run.open(Path(directory))
     except UserError as error:
