@@ -1,1 +1,1 @@
-"""Makes the virtual environments of stages and trackers from pinned packages, and looks what an interpreter has."""
+"""Makes the virtual environments of stages and trackers from pinned packages, and inspects those of interpreters."""

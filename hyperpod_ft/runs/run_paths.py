@@ -26,7 +26,7 @@ def directory_of(root: Path, full_name: str) -> Path:
 
 @dataclass(frozen=True)
 class RunPaths(TrainingPaths):
-    """Every path of a run, from its resolved run file and its plan, which it does not hand on."""
+    """Every path of a run, from its resolved run file and its plan."""
 
     _config: RunConfig
     _plan: Plan

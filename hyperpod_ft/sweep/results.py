@@ -18,7 +18,7 @@ from hyperpod_ft.sweep.sweep_file import Settings
 
 @dataclass(frozen=True)
 class PointResult:
-    """One point of a sweep, as far as its run is."""
+    """A sweep point and its run's progress."""
 
     number: int  # from 1
     settings: Settings
