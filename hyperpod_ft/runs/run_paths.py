@@ -56,8 +56,11 @@ class RunPaths(TrainingPaths):
 
     @property
     def is_own(self) -> bool:
-        """Whether the run directory is this user's; otherwise its files say what somebody else wants."""
-        return self.config_path.lstat().st_uid == os.getuid()
+        """Whether the run is this user's, or not there yet; otherwise its files say what somebody else wants."""
+        try:
+            return self.config_path.lstat().st_uid == os.getuid()
+        except FileNotFoundError:
+            return True
 
     @property
     def plan_path(self) -> Path:
