@@ -4,6 +4,7 @@ import calendar
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,8 @@ from hyperpod_ft.digests import file_sha256, files_below
 
 
 def _of_the_calendar(text: str) -> str:
-    unix_time(text)  # raises ValueError for the 31st of February, and for the year 0
+    # raises ValueError for the 31st of February, and for the year 0; strptime took a third of the time of `list`
+    datetime.fromisoformat(text.removesuffix("Z"))
     return text
 
 
