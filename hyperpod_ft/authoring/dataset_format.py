@@ -74,14 +74,14 @@ class LocalFiles:
 
     @classmethod
     def of(cls, path: Path, files: Sequence[str], split: str) -> "LocalFiles":
-        """Raises UserError when there is none as `dataset.files` and `dataset.split` say."""
+        """Raises UserError when `dataset.files` and `dataset.split` select no file."""
         below = names_below(path)
         names = source_files.chosen(below, str(path), files, split)
         others = {*source_files.chosen(below, str(path), files, source_files.ALL)}.difference(names)
         return cls(path, tuple(names), tuple(sorted(others)))
 
     def format(self) -> FoundFormat:
-        """The format of the first rows. Raises UserError when there is none, or no format fits all of them."""
+        """The format of the first rows. Raises UserError when there are no rows, or no format fits them all."""
         rows = list(islice(self._rows(), _ROWS))
         if not rows:
             raise UserError(f"{self.path}: has no rows", "give a JSON Lines, JSON or parquet file")

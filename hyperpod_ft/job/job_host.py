@@ -34,7 +34,7 @@ class JobHost:
     hosts: tuple[str, ...] = ()  # of the training job, in order
     max_runtime: int = 0  # seconds that this container of the training job has
     program: str = ""  # the module that runs a command on every host of the training job; empty where there is one
-    continued_by: ContinuedBy = "nothing"  # what goes on with the work when the job's time is over
+    continued_by: ContinuedBy = "nothing"  # what continues the work after the job's time limit
     # Whether no one but the job's first process is signalled. Slurm sends SIGTERM to every process of a job.
     only_sender: bool = False
     seconds_to_end: int = 45  # that the ranks have to save after SIGTERM: more than Slurm's KillWait
@@ -91,7 +91,7 @@ class JobHost:
     def on_every_host(self, command: list[str], stage: str, run_directory: str) -> list[str]:
         """What runs a command on every host. On Slurm, the script has put srun before it.
 
-        Does not return on a host that the first one has told to run the command: this process becomes it.
+        Does not return on the other hosts of a training job: this process becomes the command.
         """
         if self.hosts and self.number:
             os.execvp(command[0], command)  # noqa: S606 - no shell is meant

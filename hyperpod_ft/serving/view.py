@@ -32,7 +32,7 @@ _KEPT = 20  # pages
 _MOST_COMPARED = 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[0-9a-f]+")
 _LOOPBACK = "127.0.0.1"
-# The pages themselves say what they may load. The token in their addresses is told to nobody.
+# The pages themselves say what they may load. The token in their addresses is sent to no other site.
 _HEADERS = {
     "Content-Security-Policy": "frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",

@@ -257,7 +257,7 @@ class SlurmLauncher(Launcher):
             _ListedJob(job, JobState(state.split(" ")[0], "", elapsed, nodes), name, where)
             for job, state, elapsed, nodes, name, where in (row for row in rows if len(row) == 6)
         ]
-        # squeue has not listed it, so it has ended: a controller that lost its state has not told the accounting
+        # squeue does not list it, so it has ended; a controller that lost its state did not report that to accounting
         return [listed for listed in found if not listed.state.active]
 
     def _show(self, job_ids: Sequence[str]) -> list[_ListedJob]:

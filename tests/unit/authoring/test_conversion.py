@@ -137,9 +137,7 @@ def test_every_key_is_used_or_named_and_no_secret_is_copied(directory: Path) -> 
     )
     found, _ = converted(directory, TRL + extra)
     text = found.draft.text()
-    assert set(found.changes) == {"mystery", "lerning_rate", "maybe_on_by_default", "eos_token"}, (
-        "what is unknown may matter"
-    )
+    assert set(found.changes) == {"mystery", "lerning_rate", "maybe_on_by_default", "eos_token"}, "may matter"
     assert "did you mean learning_rate?" in found.changes["lerning_rate"]
     for key in ("hub_token", "model_revision", "env"):
         assert "secret" in found.housekeeping[key]
