@@ -5,16 +5,16 @@ A test fails when they are out of date.
 python scripts/reference.py
 """
 
+import re
 import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import command_reference
 import memory_table
-import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hyperpod_ft.cli.main import app
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.config import run_file as runfile
 from hyperpod_ft.config import yaml_text
@@ -22,21 +22,24 @@ from hyperpod_ft.config.run_config import RunConfig
 
 _LIMITS = (
     f"A file may have {yaml_text.MAX_CHARACTERS:,} characters, {yaml_text.MAX_NODES:,} keys and values (with aliases"
-    f" expanded),\nand {yaml_text.MAX_DEPTH} levels of nesting."
+    f" expanded),",
+    f"and {yaml_text.MAX_DEPTH} levels of nesting.",
+    "",
+    "Each key is shown with its default, as in YAML. A key without one is not set, or marked as required.",
 )
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def run_file() -> str:
-    """The run file's keys as Markdown tables, a section each."""
+    """The run file's keys, a list for each section."""
     lines = [
         "# The run file",
         "",
         "One YAML file describes a run. `--set section.key=value` overrides a key on the command line; the value is",
         "YAML. Relative paths are relative to the run file's directory. Unknown keys are refused.",
-        _LIMITS,
-        "Recipes to start from:",
-        *[f"`{name}`{',' if name != list(runfile.recipes())[-1] else '.'}" for name in runfile.recipes()],
+        *_LIMITS,
+        "",
+        f"Recipes to start from: {', '.join(f'`{name}`' for name in runfile.recipes())}.",
         "",
         "This page is generated from `hyperpod_ft/config/sections/` by `python scripts/reference.py`.",
         "",
@@ -51,7 +54,7 @@ def cluster_file() -> str:
         "",
         "One YAML file describes a HyperPod cluster; `hyperpod-ft cluster init` writes one to start from.",
         "`--set section.key=value` overrides a key on the command line; the value is YAML. Unknown keys are refused.",
-        _LIMITS,
+        *_LIMITS,
         "",
         "This page is generated from `hyperpod_ft/cluster/{config,sections}.py` by `python scripts/reference.py`.",
         "",
@@ -62,7 +65,7 @@ def cluster_file() -> str:
 def _sections(model: type[BaseModel]) -> list[str]:
     sections = {name: field for name, field in model.model_fields.items() if _section(field)}
     plain = {name: field for name, field in model.model_fields.items() if name not in sections}
-    lines = ["## Top level", "", *_table(plain)]
+    lines = ["## Top level", "", *_keys(plain)]
     for name, field in sections.items():
         section = _section(field)
         assert section is not None
@@ -72,10 +75,10 @@ def _sections(model: type[BaseModel]) -> list[str]:
 
 
 def _described(name: str, section: type[BaseModel], many: str = "") -> list[str]:
-    """A section's table, then those of the sections in it."""
+    """A section's keys, then those of the sections in it."""
     inner = {key: found for key, field in section.model_fields.items() if (found := _section(field))}
     plain = {key: field for key, field in section.model_fields.items() if key not in inner}
-    lines = [f"## `{name}`", "", (section.__doc__ or "") + many, "", *_table(plain)]
+    lines = [f"## `{name}`", "", (section.__doc__ or "") + many, "", *_keys(plain)]
     return lines + [line for key, found in inner.items() for line in _described(f"{name}.{key}", found)]
 
 
@@ -93,18 +96,28 @@ def _bare(annotation: Any) -> Any:
     return get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
 
 
-def _table(fields: dict[str, FieldInfo]) -> list[str]:
-    rows = ["| key | values | default | meaning |", "|---|---|---|---|"]
-    for name, field in fields.items():
-        default = "required" if field.is_required() else f"`{_plain(field.get_default(call_default_factory=True))}`"
-        rows.append(f"| `{name}` | {_values(field.annotation)} | {default} | {field.description} |")
-    return [*rows, ""]
+def _keys(fields: dict[str, FieldInfo]) -> list[str]:
+    return [*(f"- {_key(name, field)}: {field.description}" for name, field in fields.items()), ""]
+
+
+def _key(name: str, field: FieldInfo) -> str:
+    """A key with its default, and in brackets which values it takes, unless default or description show that."""
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    values = _values(field.annotation)
+    shown = type(default) is _bare(field.annotation) or isinstance(default, str)
+    if "`" in values:
+        shown = all(choice in (field.description or "") for choice in re.findall("`[^`]+`", values))
+    facts = [*([] if shown else [values]), *(["required"] if field.is_required() else [])]
+    key = f"`{name}`" if default is None else f"`{name}: {_plain(default)}`"
+    return f"{key} ({', '.join(facts)})" if facts else key
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return str(list(value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(value)}]"
+    return str(value)
 
 
 def _values(annotation: Any) -> str:
@@ -124,36 +137,13 @@ def _values(annotation: Any) -> str:
     )
 
 
-def commands() -> str:
-    """Every command's help, as the terminal shows it."""
-    lines = ["# Commands", "", "This page is generated by `python scripts/reference.py`.", ""]
-    root = typer.main.get_command(app)
-    for path, command in _walk(root, ["hyperpod-ft"]):
-        context = typer.Context(
-            command,
-            info_name=" ".join(path),
-            terminal_width=100,
-            max_content_width=100,
-            help_option_names=["-h", "--help"],
-        )
-        lines += [f"## `{' '.join(path)}`", "", "```", command.get_help(context).strip(), "```", ""]
-    return "\n".join(lines)
-
-
-def _walk(command: Any, path: list[str]) -> list[tuple[list[str], Any]]:
-    found = [(path, command)]
-    for name, below in getattr(command, "commands", {}).items():
-        found += _walk(below, [*path, name])
-    return found
-
-
 def pages() -> dict[Path, str]:
     """The generated pages by path."""
     memory = DOCS / "memory.md"
     return {
         DOCS / "run-file.md": run_file(),
         DOCS / "cluster-file.md": cluster_file(),
-        DOCS / "commands.md": commands(),
+        DOCS / "commands.md": command_reference.page(),
         memory: memory_table.document(memory.read_text(encoding="utf-8")),
     }
 
