@@ -47,8 +47,9 @@ def _row(name: str, field: FieldInfo) -> str:
         key = f"`{name}`"
     else:
         key = f"`{name}: {str(default).lower() if isinstance(default, bool) else default}`"
-    others = ", ".join(f"`{choice}`" for choice in _choices(field.annotation) if choice != default)
-    return f"- {key}{f' ({others})' if others else ''}: {field.description}"
+    others = [f"`{choice}`" for choice in _choices(field.annotation) if choice != default]
+    shown = "" if all(other in f"{field.description}" for other in others) else f" ({', '.join(others)})"
+    return f"- {key}{shown}: {field.description}"
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:
