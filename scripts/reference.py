@@ -1,4 +1,4 @@
-"""Generate docs/run-file.md, docs/cluster-file.md, docs/commands.md and the table of docs/memory.md.
+"""Generate docs/run-file.md, docs/commands.md, the keys in docs/cluster.md and the table of docs/memory.md.
 
 A test fails when they are out of date.
 
@@ -10,12 +10,12 @@ import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import cluster_keys
 import command_reference
 import memory_table
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.config import run_file as runfile
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.run_config import RunConfig
@@ -45,21 +45,6 @@ def run_file() -> str:
         "",
     ]
     return "\n".join([*lines, *_sections(RunConfig)])
-
-
-def cluster_file() -> str:
-    """The cluster file's keys, likewise."""
-    lines = [
-        "# The cluster file",
-        "",
-        "One YAML file describes a HyperPod cluster; `hyperpod-ft cluster init` writes one to start from.",
-        "`--set section.key=value` overrides a key on the command line; the value is YAML. Unknown keys are refused.",
-        *_LIMITS,
-        "",
-        "This page is generated from `hyperpod_ft/cluster/{config,sections}.py` by `python scripts/reference.py`.",
-        "",
-    ]
-    return "\n".join([*lines, *_sections(ClusterConfig)])
 
 
 def _sections(model: type[BaseModel]) -> list[str]:
@@ -139,10 +124,10 @@ def _values(annotation: Any) -> str:
 
 def pages() -> dict[Path, str]:
     """The generated pages by path."""
-    memory = DOCS / "memory.md"
+    memory, cluster = DOCS / "memory.md", DOCS / "cluster.md"
     return {
         DOCS / "run-file.md": run_file(),
-        DOCS / "cluster-file.md": cluster_file(),
+        cluster: cluster_keys.document(cluster.read_text(encoding="utf-8")),
         DOCS / "commands.md": command_reference.page(),
         memory: memory_table.document(memory.read_text(encoding="utf-8")),
     }
