@@ -1,4 +1,4 @@
-"""Generate docs/run-file.md, docs/cluster-file.md, docs/commands.md and the table of docs/memory.md.
+"""Generate docs/run-file.md, docs/cluster-file.md, docs/commands.md and the table of docs/parallelism.md.
 
 A test fails when they are out of date.
 
@@ -149,12 +149,12 @@ def _walk(command: Any, path: list[str]) -> list[tuple[list[str], Any]]:
 
 def pages() -> dict[Path, str]:
     """The generated pages by path."""
-    memory = DOCS / "memory.md"
+    parallelism = DOCS / "parallelism.md"
     return {
         DOCS / "run-file.md": run_file(),
         DOCS / "cluster-file.md": cluster_file(),
         DOCS / "commands.md": commands(),
-        memory: memory_table.document(memory.read_text(encoding="utf-8")),
+        parallelism: memory_table.document(parallelism.read_text(encoding="utf-8")),
     }
 
 
