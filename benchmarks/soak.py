@@ -3,8 +3,8 @@
 python -m benchmarks.soak --faults 300 --workers 2 [--neuron-python .venv-neuron/bin/python]
 
 Needs root (it mounts a small volume for each worker), Slurm and gcc. Each worker has its own cluster and volume. It
-adds its counts to benchmarks/results/soak.json after every run, and writes the table of all invocations into
-docs/reliability.md. SIGTERM ends it after the runs at work. Exit status 1 if a run differed from the undisturbed one,
+adds its counts to benchmarks/results/soak.json after every run, and writes the tables of all invocations to soak.md
+beside it. SIGTERM ends it after the runs at work. Exit status 1 if a run differed from the undisturbed one,
 or left something behind.
 """
 
@@ -79,8 +79,8 @@ class Soak:
                 "failures": self.failures,
             }
             tally.save(self.options.results, entry)
-            page = self.options.page
-            page.write_text(tally.document(page.read_text(encoding="utf-8"), tally.load(self.options.results)))
+            results = self.options.results
+            results.with_suffix(".md").write_text(tally.page(tally.load(results)), encoding="utf-8")
         self.say(
             f"{worker}: {case} done after {len(user.injected)} faults, {self.total} so far, found:"
             f" {user.found or 'nothing'}"
@@ -180,8 +180,7 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), help="default: all that can run")
     parser.add_argument("--neuron-python", type=Path, help="that of scripts/test-neuron.sh, for engine neuron")
     parser.add_argument("--work", type=Path, default=ROOT / ".bench" / "soak", help="clusters, volumes, failed runs")
-    parser.add_argument("--results", type=Path, default=RESULTS / "soak.json", help="the results file")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "reliability.md", help="the page with the table")
+    parser.add_argument("--results", type=Path, default=RESULTS / "soak.json", help="the results file, beside the page")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 31)

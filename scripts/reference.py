@@ -1,4 +1,4 @@
-"""Generate docs/run-file.md, docs/cluster-file.md, docs/commands.md and the table of docs/parallelism.md.
+"""Generate docs/run-file.md, docs/commands.md, the keys in docs/cluster.md and the table of docs/parallelism.md.
 
 A test fails when they are out of date.
 
@@ -9,13 +9,13 @@ import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import cluster_keys
 import memory_table
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hyperpod_ft.cli.main import app
-from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.config import run_file as runfile
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.run_config import RunConfig
@@ -42,21 +42,6 @@ def run_file() -> str:
         "",
     ]
     return "\n".join([*lines, *_sections(RunConfig)])
-
-
-def cluster_file() -> str:
-    """The cluster file's keys, likewise."""
-    lines = [
-        "# The cluster file",
-        "",
-        "One YAML file describes a HyperPod cluster; `hyperpod-ft cluster init` writes one to start from.",
-        "`--set section.key=value` overrides a key on the command line; the value is YAML. Unknown keys are refused.",
-        _LIMITS,
-        "",
-        "This page is generated from `hyperpod_ft/cluster/{config,sections}.py` by `python scripts/reference.py`.",
-        "",
-    ]
-    return "\n".join([*lines, *_sections(ClusterConfig)])
 
 
 def _sections(model: type[BaseModel]) -> list[str]:
@@ -149,10 +134,10 @@ def _walk(command: Any, path: list[str]) -> list[tuple[list[str], Any]]:
 
 def pages() -> dict[Path, str]:
     """The generated pages by path."""
-    parallelism = DOCS / "parallelism.md"
+    parallelism, cluster = DOCS / "parallelism.md", DOCS / "cluster.md"
     return {
         DOCS / "run-file.md": run_file(),
-        DOCS / "cluster-file.md": cluster_file(),
+        cluster: cluster_keys.document(cluster.read_text(encoding="utf-8")),
         DOCS / "commands.md": commands(),
         parallelism: memory_table.document(parallelism.read_text(encoding="utf-8")),
     }

@@ -1,4 +1,4 @@
-"""The results file of the soak, and its table in docs/reliability.md. Each invocation adds an entry."""
+"""The results file of the soak, and the page benchmarks/results/soak.md. Each invocation adds an entry."""
 
 import json
 from collections import Counter
@@ -8,11 +8,37 @@ from typing import Any
 
 from hyperpod_ft import publish
 
-BEGIN, END = "<!-- made by `python -m benchmarks.soak` -->", "<!-- end -->"
 STAGES = (
     *("submit", "env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"),
     *("waiting", "no job"),  # between jobs; before and after them
 )
+
+_INTRODUCTION = """\
+# Soak
+
+Made by `python -m benchmarks.soak`. It starts whole small runs of every stage (`lora`, `full` and `dpo` on one node,
+`two-nodes`, and engine `neuron` on CPUs with stand-ins), has faults hit them at random moments, resumes them until
+all is done, and compares each with an undisturbed run. A failure is counted unless, after each run,
+
+- model, adapter, samples, downloaded files and rows have the same bytes; losses, learning rates, gradient norms and
+  records are the same, apart from times, rates, job ids and how often training was started;
+- no process of the run is left, and no temporary name but those of [leftovers](../../docs/when-something-fails.md);
+- no two jobs of a stage were in Slurm at once, no stage was done twice, and `jobs.json` has every job once (a
+  submission or a slurmctld that was killed may lose its last ones);
+- no command ended with a traceback or had to be killed, and nothing stood still for four minutes.
+
+Faults: SIGKILL to a random process of a job, to slurmctld or slurmd; a lost node (all its processes, down for up to 8
+s); SIGSTOP for up to 15 s; a full volume for up to 10 s; I/O errors below the root, of 0.01 % to 100 % of the calls,
+for up to 8 s; clocks of processes that jump by 1 s to 3 days; `cancel`, `submit` and two submissions at random
+moments; scancel, requeue and the notice of the time limit by hand. Columns are the stage whose job was running. A
+fault that hit nothing is not counted.
+
+Not injected: loss of power, errors of a device below the file system, clocks of slurmctld, slurmd and munged, lost
+packets, a volume whose network hangs, and failing accelerators.
+
+The counted failures are what the checks reported at the time: faults of the kit, which have been corrected, and
+mistakes of the checks themselves.
+"""
 
 Entry = Mapping[str, Any]
 
@@ -28,11 +54,9 @@ def save(path: Path, entry: Entry) -> None:
     publish.write_json(path, {"invocations": [*others, entry]})
 
 
-def document(text: str, entries: Sequence[Entry]) -> str:
-    """The page with the text between its markers replaced."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n" + "\n".join(_lines(entries)) + f"\n\n{END}{after}"
+def page(entries: Sequence[Entry]) -> str:
+    """What the soak does, and tables of all its invocations."""
+    return _INTRODUCTION + "\n" + "\n".join(_lines(entries)) + "\n"
 
 
 def _lines(entries: Sequence[Entry]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """ClusterConfig: a cluster file, and the cluster that a command names by one or by its name.
 
-Refuses what is wrong in any account; validation/ checks the rest. `docs/cluster-file.md` is generated from this module.
+Refuses what is wrong in any account; validation/ checks the rest. docs/cluster.md lists the keys, from this module.
 """
 
 import shlex
@@ -39,13 +39,12 @@ class ClusterConfig(Section):
     availability_zone_id: Annotated[
         str, matches(r"[a-z]{3,5}\d-az\d", "the id of an availability zone, such as usw2-az4, not its name")
     ] = Field(
-        description="Id of the availability zone of all nodes and of the file system. Names (us-west-2a) mean different"
-        " zones in different accounts."
+        description="Id of the zone of all nodes and the file system. Names of zones (us-west-2a) differ between"
+        " accounts."
     )
     provisioning: Literal["api", "legacy"] = Field(
         "api",
-        description="`api`: HyperPod sets up Slurm, and the lifecycle scripts configure the rest. `legacy`: the scripts"
-        " set up Slurm as in provisioning_parameters.json; for images older than 2026.",
+        description="`api`: HyperPod sets up Slurm. `legacy`: the lifecycle scripts do, on images older than 2026.",
     )
     controller: Controller = Field(default_factory=Controller)
     login: Login | None = None
@@ -58,16 +57,14 @@ class ClusterConfig(Section):
     )
     continuous_provisioning: bool = Field(
         True,
-        description="The cluster is in service as soon as its controller is, and HyperPod keeps trying to launch"
-        " missing workers. If false, one worker that cannot be launched fails the whole cluster. Only with"
-        " provisioning `api`.",
+        description="The cluster is in service once its controller is, and HyperPod keeps trying to launch missing"
+        " workers. If false, one missing worker fails the whole cluster. Needs provisioning `api`.",
     )
     accounting: Literal["controller", "rds"] | None = Field(
         None,
-        description="Where the database of Slurm's accounting is. `controller`: a MariaDB there, which HyperPod sets up"
-        " without this key too, and the scripts of provisioning `legacy` only with it. `rds`: that of"
-        " `accounting_database`, which outlives the controller; only with `continuous_provisioning`, and there is no"
-        " way back.",
+        description="Database of Slurm's accounting. `controller`: MariaDB on the controller, which provisioning `api`"
+        " sets up by default, `legacy` only with this key. `rds`: `accounting_database`, which outlives the controller;"
+        " needs `continuous_provisioning`, and cannot be undone.",
     )
     accounting_database: AccountingDatabase | None = None
     tags: dict[str, str] = Field(default_factory=dict, description="Tags of every resource; at most 40.")
@@ -143,7 +140,7 @@ def _check_partitions(workers: tuple[Workers, ...]) -> None:
             )
 
 
-CLUSTER_FILE = FileKind(ClusterConfig, "docs/cluster-file.md", "hyperpod-ft cluster init")
+CLUSTER_FILE = FileKind(ClusterConfig, "docs/cluster.md#the-cluster-file", "hyperpod-ft cluster init")
 
 
 def example() -> Path:

@@ -73,21 +73,19 @@ class InstanceGroup(Section):
     instance_type: InstanceType
     count: Annotated[PositiveInt, Field(le=6758)] = Field(1, description="Number of instances.")
     threads_per_core: Literal[1, 2] = Field(1, description="2 turns hyper-threading on.")
-    volume_gb: Annotated[PositiveInt, Field(le=16384)] = Field(
-        500, description="Size of the volume at /opt/sagemaker, in GB."
-    )
+    volume_gb: Annotated[PositiveInt, Field(le=16384)] = Field(500, description="GB of the volume at /opt/sagemaker.")
     image_id: Annotated[str, matches(r"ami-[0-9a-f]{8,17}", "the id of an image, ami-...")] | None = Field(
         None,
-        description="Your own image, of this account and built on one of HyperPod's; by default HyperPod's newest."
-        " Of an existing group, `cluster update --image` changes it.",
+        description="Your own image, in this account and built on one of HyperPod's. Default: HyperPod's newest."
+        " `cluster update --image` changes it later.",
     )
 
 
 class Controller(InstanceGroup):
     """The node that slurmctld runs on."""
 
-    name: Name = Field("controller-machine", description="Name of the instance group.")
-    instance_type: InstanceType = Field("ml.c5.xlarge", description="Type of the instance.")
+    name: Name = Field("controller-machine", description="Its name.")
+    instance_type: InstanceType = Field("ml.c5.xlarge", description="Its type.")
 
     @field_validator("count")
     @classmethod
@@ -100,32 +98,30 @@ class Controller(InstanceGroup):
 class Login(InstanceGroup):
     """Login nodes. Without this section, users log in on the controller."""
 
-    name: Name = Field("login-group", description="Name of the instance group.")
-    instance_type: InstanceType = Field("ml.m5.xlarge", description="Type of the instances.")
+    name: Name = Field("login-group", description="Its name.")
+    instance_type: InstanceType = Field("ml.m5.xlarge", description="Its type.")
 
 
 class Workers(InstanceGroup):
-    """Worker groups, which run the jobs; at least one."""
+    """Groups that run the jobs, at least one."""
 
-    name: Name = Field(description="Name of the instance group, such as `worker-group-1`.")
-    instance_type: InstanceType = Field(description="Type of the instances, such as `ml.trn1.32xlarge`.")
+    name: Name = Field(description="Its name.")
+    instance_type: InstanceType = Field(description="Its type, such as `ml.trn1.32xlarge`.")
     partition: Name | None = Field(
         None,
-        description="Slurm partition of the group; if not set, the family of its type, such as `trn1`. With"
-        " provisioning `api`, groups of different types have different partitions, and none may be `dev`, into which"
-        " HyperPod puts all nodes.",
+        description="Slurm partition. Default: the type's family, such as `trn1`. With provisioning `api`, different"
+        " types need different partitions, and `dev` is HyperPod's, with all nodes.",
     )
     deep_health_checks: tuple[Literal["InstanceStress", "InstanceConnectivity", "MultiNodeTrainingValidation"], ...] = (
         Field(
             (),
-            description="Health checks that HyperPod runs on each new instance before it takes jobs. They take tens of"
-            " minutes, which are billed.",
+            description="What HyperPod runs on each new instance before it takes jobs; tens of minutes, billed.",
         )
     )
     auto_patch: Literal["WhenIdle", "WhenAllIdle"] | None = Field(
         None,
-        description="Have HyperPod install security patches by itself: on each node when it is idle, or on all of the"
-        " group at once. Of an existing group, `cluster auto-patch` changes it.",
+        description="HyperPod installs security patches: on each node once it is idle, or once the whole group is."
+        " `cluster auto-patch` changes it later.",
     )
     training_plan_arn: (
         Annotated[
@@ -133,7 +129,7 @@ class Workers(InstanceGroup):
             matches(r"arn:aws[a-z\-]*:sagemaker:[a-z0-9\-]*:[0-9]{12}:training-plan/.+", "the ARN of a training plan"),
         ]
         | None
-    ) = Field(None, description="Training plan that reserves the capacity of this group.")
+    ) = Field(None, description="Training plan that reserves this group's capacity.")
 
     @property
     def slurm_partition(self) -> str:
@@ -143,10 +139,10 @@ class Workers(InstanceGroup):
 class Lustre(Section):
     """The shared file system, FSx for Lustre (PERSISTENT_2, SSD)."""
 
-    size_gib: PositiveInt = Field(FSX_FIRST_GIB, description="Size in GiB: 1200, or a multiple of 2400.")
-    throughput: Literal[125, 250, 500, 1000] = Field(250, description="Throughput in MB/s per TiB.")
-    compression: Literal["LZ4", "NONE"] = Field("LZ4", description="Compression of the data on disk.")
-    mount_path: MountPath = Field("/fsx", description="Directory where every node mounts it.")
+    size_gib: PositiveInt = Field(FSX_FIRST_GIB, description="1200, or a multiple of 2400.")
+    throughput: Literal[125, 250, 500, 1000] = Field(250, description="MB/s per TiB.")
+    compression: Literal["LZ4", "NONE"] = Field("LZ4", description="Compression on disk.")
+    mount_path: MountPath = Field("/fsx", description="Where every node mounts it.")
 
     @field_validator("size_gib")
     @classmethod
@@ -158,23 +154,22 @@ class Lustre(Section):
 
 
 class User(Section):
-    """Users on every node, in addition to `ubuntu`, which the image has."""
+    """Users of every node, besides the image's `ubuntu`."""
 
     name: Annotated[str, matches(LINUX_USER, "a Linux user name of at most 32 lower-case letters, digits, _ and -")] = (
-        Field(description="Login name. The home directory is <mount_path>/<name>.")
+        Field(description="Login name. The home is `<mount_path>/<name>`.")
     )
     uid: Annotated[PositiveInt, Field(ge=FIRST_USER_ID, le=LAST_USER_ID)] = Field(
-        description=f"User id on every node, {FIRST_USER_ID} to {LAST_USER_ID}. Files on the shared volume belong"
-        " to this id: never give it to another person."
+        description=f"User id, {FIRST_USER_ID} to {LAST_USER_ID}. Files belong to this id: never give it to another"
+        " person."
     )
     gid: Annotated[PositiveInt, Field(ge=FIRST_USER_ID, le=LAST_USER_ID)] | None = Field(
-        None, description="Id of the user's own group; the user id if not set."
+        None, description="Id of the user's own group. Default: `uid`."
     )
 
     public_keys: tuple[Annotated[str, AfterValidator(checked_key)], ...] = Field(
         (),
-        description="Public ssh keys of this person, as in `id_ed25519.pub`: they open this account, and `cluster ssh`"
-        " logs in as the user who has the caller's key.",
+        description="Public ssh keys, as in `id_ed25519.pub`. `cluster ssh` logs in as the user who has your key.",
     )
 
     @property
@@ -190,7 +185,7 @@ class User(Section):
 
 
 class Existing(Section):
-    """Existing resources to use, all in one zone. Without this section, the kit creates its own stack."""
+    """Your own resources, all in one zone, instead of the kit's stack."""
 
     subnet_id: Annotated[str, matches(r"subnet-[0-9a-f]{8,17}", "the id of a subnet")] = Field(
         description="Private subnet of all nodes."
@@ -199,14 +194,14 @@ class Existing(Section):
         tuple[Annotated[str, matches(r"sg-[0-9a-f]{8,17}", "the id of a security group")], ...],
         Field(min_length=1, max_length=5),
     ] = Field(
-        description="Security groups of all nodes. With types that have EFA, each must allow all traffic between its"
-        " members, in both directions; otherwise one of them."
+        description="Security groups of all nodes. One of them (with EFA, each) must allow all traffic between its"
+        " members."
     )
     execution_role_arn: Annotated[
         str, matches(r"arn:aws[a-z\-]*:iam::\d{12}:role/?[a-zA-Z_0-9+=,.@\-_/]+", "the ARN of a role")
-    ] = Field(description="Role of the nodes; must trust sagemaker.amazonaws.com.")
+    ] = Field(description="Role of the nodes. It must trust sagemaker.amazonaws.com.")
     bucket: Annotated[str, matches(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "the name of an S3 bucket")] = Field(
-        description="Bucket for the lifecycle scripts; HyperPod requires a name that starts with `sagemaker-`."
+        description="Bucket for the lifecycle scripts. Its name must start with `sagemaker-`."
     )
     fsx_id: Annotated[str, matches(r"fs-[0-9a-f]{8,17}", "the id of a file system")] = Field(
         description="FSx for Lustre file system."
@@ -214,18 +209,18 @@ class Existing(Section):
 
 
 class AccountingDatabase(Section):
-    """Your own MySQL-compatible database, such as Amazon RDS, with `accounting: rds`."""
+    """Your own MySQL-compatible database, for `accounting: rds`."""
 
     endpoint: Annotated[
         str, matches(r"(?=.{1,255}$)[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?", "a host name, without a port")
-    ] = Field(description="Host name of the database. Its security group must admit the nodes.")
-    port: Annotated[PositiveInt, Field(le=65535)] = Field(3306, description="Port of the database.")
+    ] = Field(description="Its host name. Its security group must admit the nodes.")
+    port: Annotated[PositiveInt, Field(le=65535)] = Field(3306, description="Its port.")
     name: Annotated[str, matches(r"[a-zA-Z0-9$_]{1,64}", "letters, digits, $ and _")] | None = Field(
-        None, description="Name of the schema; by default `slurm_acct_db_` and the cluster's id."
+        None, description="Schema. Default: `slurm_acct_db_` and the cluster's id."
     )
     secret_arn: Annotated[
         str, matches(r"arn:aws[a-z\-]*:secretsmanager:[a-z0-9\-]*:[0-9]{12}:secret:.+", "the ARN of a secret")
-    ] = Field(description="Secret of Secrets Manager with the name and password of a user who may create the schema.")
+    ] = Field(description="Secret of Secrets Manager: name and password of a user who may create the schema.")
 
 
 KmsKey = Annotated[
@@ -235,14 +230,13 @@ KmsKey = Annotated[
 
 
 class KmsKeys(Section):
-    """Your own KMS keys for data at rest, instead of AWS's. The keys of volumes and file system cannot be changed."""
+    """ARNs of your own KMS keys, instead of AWS's. One key may serve all three."""
 
     volumes: KmsKey | None = Field(
         None,
-        description="Key of the root volume and the volume at /opt/sagemaker of every node. HyperPod supports it only"
-        " with provisioning `api` and `continuous_provisioning`.",
+        description="Key of all volumes of the nodes. Needs `continuous_provisioning`. Cannot be changed.",
     )
-    fsx: KmsKey | None = Field(None, description="Key of the file system. Not with `existing`.")
+    fsx: KmsKey | None = Field(None, description="Key of the file system. Cannot be changed. Not with `existing`.")
     bucket: KmsKey | None = Field(None, description="Key of the bucket's objects. Not with `existing`.")
 
     @property

@@ -177,7 +177,7 @@ def ssh_command(
         bool, typer.Option("--print-config", help="Write the ssh configuration for other programs and print it.")
     ] = False,
 ) -> None:
-    """Log in to a node through SSM (docs/reaching-nodes.md)."""
+    """Log in to a node through SSM (docs/cluster-day-two.md)."""
     from hyperpod_ft.cluster import access as cluster_access
     from hyperpod_ft.cluster.ssh import connect as ssh
     from hyperpod_ft.cluster.ssh.connect import IMAGE_USER
