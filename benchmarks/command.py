@@ -80,6 +80,7 @@ def record(directory: Path, benchmark: str, size: str, entry: Mapping[str, Any])
     concerned = {goal: value for goal, value in goals.reached({benchmark: entries}).items() if size in goal.sizes}
     for goal, value in concerned.items():
         bound = "no limit" if goal.must is None else f"must reach {goal.form.format(goal.must)}"
+        bound += "" if goal.aim is None else f", aim: {goal.form.format(goal.aim)}"
         print(f"{'ok    ' if goal.met(value) else 'MISSED'} {goal.what}: {goal.form.format(value)} ({bound})")
     return all(goal.met(value) for goal, value in concerned.items())
 

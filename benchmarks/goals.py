@@ -116,7 +116,7 @@ def tokens_per_second(entry: Entry, name: str = KIT) -> float:
 
 
 def mfu_percent(entry: Entry) -> float:
-    """Percentage of the peak FLOPs that the model's arithmetic uses (docs/speed-and-cost.md)."""
+    """Percentage of the peak FLOPs that the model's arithmetic uses (docs/engines.md)."""
     return 100 * median(entry, KIT, "mfu")
 
 
@@ -153,7 +153,8 @@ def transfer_ratio(entry: Entry) -> float:
 class Goal:
     """`value` computes the figure of the entries `sizes`; `must` and `aim` are upper bounds, lower bounds for a rate.
 
-    Without `must` the figure is only shown. A goal `over_peers` has no figure when no peer was measured.
+    Without `must` the figure is only shown; `aim` is only shown too. A goal `over_peers` has no figure when no peer was
+    measured.
     """
 
     what: str

@@ -5,8 +5,8 @@ python -m benchmarks.layouts
 Ranks train a small Llama on CPUs, all parameters in fp32, with one thread each. Time is that of all ranks together in
 CPU seconds; the elapsed time is recorded too, and says nothing on a busy machine. Bytes are counted in one step
 (sent_bytes.py). In the second part rows grow with the ranks, so that each computes as much on 8 ranks as on
-one: only bytes are recorded. Writes benchmarks/results/layouts.json; `python -m benchmarks.table` adds it to the
-documentation.
+one: only bytes are recorded. Writes benchmarks/results/layouts.json; `python -m benchmarks.table` adds the first part
+to the documentation.
 """
 
 import json

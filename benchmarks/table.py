@@ -4,17 +4,31 @@ python -m benchmarks.table
 """
 
 import json
+import re
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from benchmarks import goals
 from benchmarks.command import RESULTS, ROOT
-from benchmarks.goals import COPY, EPOCHS, GOALS, KIT, LARGE, LOADED, REPEATED, S5CMD, SMALL, TEXT, Entry, Goal, Results
+from benchmarks.goals import (
+    ALONE,
+    COPY,
+    EPOCHS,
+    KIT,
+    LARGE,
+    LOADED,
+    NAIVE,
+    REPEATED,
+    S5CMD,
+    SMALL,
+    TEXT,
+    Entry,
+    Results,
+)
 
 DOCUMENT = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end -->"
-_MISSING = "not measured"
 
 
 def load(directory: Path = RESULTS) -> Results:
@@ -26,103 +40,120 @@ def document(text: str, results: Results) -> str:
     """A document with the text between its markers replaced."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    tables = "\n".join(_lines(results))
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+    sections = "\n\n".join("\n".join(lines) for lines in ([_machines(results)], *_sections(results)))
+    return f"{before}{BEGIN}\n\n{sections}\n\n{END}{after}"
 
 
-def _lines(results: Results) -> Iterator[str]:
-    yield from _goal_table(results)
-    for case, entry in results.get("naive", {}).items():
-        yield from ("", f"### an epoch over {entry['rows']} rows of {entry['text']}: {EPOCHS[case]}", "")
-        yield from _epoch_table(entry)
-        yield from _circumstances(entry)
-    for kind in ("training", "gpu"):
-        for case, entry in results.get(kind, {}).items():
-            yield from ("", f"### {kind}, {case}", "")
-            yield from _training_table(entry)
-            yield from _circumstances(entry)
-    for operation in ("merge", "consolidate"):
-        for size in (SMALL, LARGE):
-            if entry := results.get(operation, {}).get(size):
-                yield from ("", f"### {operation}, {size} layers, {entry['model_bytes'] / 1e9:.1f} GB", "")
-                yield from _checkpoint_table(entry)
-                yield from _circumstances(entry)
+def _machines(results: Results) -> str:
+    """Where everything was measured, one sentence: each entry's own line adds the date and the processor."""
+    entries = (entry for sizes in results.values() for entry in sizes.values() if "machine" in entry)
+    found = dict.fromkeys(
+        f"{machine['cores']} cores, {machine['memory_gb']:.0f} GB of memory, Linux {machine['kernel']},"
+        f" {machine['file_system']}, Python {machine['python']}"
+        for machine in (entry["machine"] for entry in entries)
+    )
+    return f"Measured on {'; or on '.join(found)}."
+
+
+def _sections(results: Results) -> Iterator[list[str]]:
+    """The sections that have results: a heading, a table, and how it was measured."""
+    for kind, title in (("training", "Training on one CPU core"), ("gpu", "Training on one GPU")):
+        if entries := results.get(kind):
+            table, how = _training_table(entries), _circumstances(entries.values(), takes_several=True)
+            yield [f"### {title}", "", *table, *how]
+    if entries := results.get("naive"):
+        yield ["### Naive settings", "", *_epochs(entries), *_circumstances(entries.values())]
+    checkpoints = {
+        f"{operation}, {size} layers, {results[operation][size]['model_bytes'] / 1e9:.1f} GB": results[operation][size]
+        for operation in ("merge", "consolidate")
+        for size in (SMALL, LARGE)
+        if size in results.get(operation, {})
+    }
+    if checkpoints:
+        table = _checkpoint_table(checkpoints)
+        yield ["### Merge and consolidate", "", *table, *_circumstances(checkpoints.values())]
     if entry := results.get("dataset", {}).get(TEXT):
-        yield from ("", f"### dataset, {entry['rows']:,} raw rows of {entry['tokens_per_row']:.0f} tokens", "")
-        yield from _dataset_table(entry)
-        yield from _circumstances(entry)
+        title = f"### Dataset, {entry['rows']:,} raw rows of {entry['tokens_per_row']:.0f} tokens"
+        yield [title, "", *_dataset_table(entry), *_circumstances([entry])]
     if entry := results.get("layouts", {}).get("steps"):
-        yield from ("", "### layouts, a step", "")
-        yield from _steps_table(entry)
-        yield from _circumstances(entry)
-    if entry := results.get("layouts", {}).get("scaling"):
-        yield from ("", "### layouts, MB that a rank sends in a step while rows grow with the ranks", "")
-        yield from _scaling_table(entry)
-        yield from _circumstances(entry)
+        yield ["### Layouts, a step", "", *_steps_table(entry), *_circumstances([entry])]
     if entry := results.get("pipeline", {}).get("idle"):
-        yield from ("", "### pipelines, idle share of a step", "")
-        yield from _idle_table(entry)
-        yield from _circumstances(entry)
-    for verb, entry in sorted(results.get("s3", {}).items()):
-        yield from ("", f"### S3, {verb} of {entry['tree_bytes'] / 1e9:.1f} GB", "")
-        yield f"8 files of {entry['large_mib']} MiB and 200 of 64 KiB."
-        yield ""
-        yield from _transfer_table(entry)
-        yield from _circumstances(entry)
+        yield ["### Pipelines, idle share of a step", "", *_idle_table(entry), *_circumstances([entry])]
+    if entries := results.get("s3"):
+        yield ["### S3 transfers", "", *_transfer_table(entries), *_circumstances(entries.values())]
     if entries := results.get("loading"):
-        yield from ("", "### loading the base model", "")
-        yield from _loading_table(entries)
-        yield from _circumstances(entries[next(size for size in reversed(LOADED) if size in entries)])
-    yield from _scale_section(results)
+        yield ["### Loading the base model", "", *_loading_table(entries), *_circumstances(entries.values())]
+    if entry := results.get("scale", {}).get("figures"):
+        yield ["### Scale", "", *_scale_list(entry), *_circumstances([entry])]
 
 
-def _scale_section(results: Results) -> Iterator[str]:
-    entry = results.get("scale", {}).get("figures")
-    if entry is None:
-        return
-    yield from ("", "### Scale", "")
-    yield "Commands: medians of 5 rounds. Slurm is real; its nodes are processes of this machine."
-    yield ""
-    yield _row("", "wall", "CPU")
-    yield "|---|---|---|"
-    for figure in entry["figures"]:
-        cpu = "" if figure["cpu"] is None else f"{figure['cpu']:.2f} s"
-        yield _row(figure["what"], f"{figure['wall']:.2f} s", cpu)
-    yield ""
-    yield f"Other programs ran too: load average {entry['load'][0]:.0f} to {entry['load'][1]:.0f} meanwhile."
-    yield from _circumstances(entry)
+def _training_table(entries: Mapping[str, Entry]) -> Iterator[str]:
+    first = next(iter(entries.values()))
+    on_cpu, peers = first["instance_type"] == "local", [name for name in first["contenders"] if name != KIT]
+    rate, memory = ("tokens per CPU second", "MB beyond the imports") if on_cpu else ("tokens/s", "MB of the GPU")
+    yield _row("", f"{rate}: kit", *peers, "kit over the fastest", f"{memory}: kit", *peers)
+    yield "|---" * (4 + 2 * len(peers)) + "|"
+    for case, entry in entries.items():
+        names = [name for name in (KIT, *peers) if name in entry["contenders"]]
+        rates = [f"{goals.tokens_per_second(entry, name):,.0f}" for name in names]
+        peaks = [f"{goals.median(entry, name, 'beyond_imports') / 1e6:,.0f}" for name in names]
+        over = _spread(goals.training_ratios(entry, KIT), "{:.2f}x") if len(names) > 1 else ""
+        yield _row(case, *rates, over, *peaks)
 
 
-def _loading_table(results: Mapping[str, Entry]) -> Iterator[str]:
-    yield _row("", "", "wall", "CPU time of all ranks", "peak memory of all ranks", "against the model")
-    yield "|---|---|---|---|---|---|"
-    for size in LOADED:
-        entry = results.get(size, {"contenders": {}})
-        for name in entry["contenders"]:
+def _epochs(entries: Mapping[str, Entry]) -> Iterator[str]:
+    for case, entry in entries.items():
+        seconds = {name: goals.median(entry, name, "all_steps_cpu") for name in (NAIVE, KIT)}
+        losses = {name: goals.median(entry, name, "last_loss") for name in (NAIVE, KIT)}
+        yield (
+            f"An epoch over {entry['rows']} rows of {entry['text']}, {EPOCHS[case]}:\n{seconds[NAIVE]:,.0f} against"
+            f" {seconds[KIT]:,.0f} CPU seconds, {_spread(goals.epoch_ratios(entry), '{:.1f}x')}; last loss"
+            f" {losses[NAIVE]:.3f} against {losses[KIT]:.3f}."
+        )
+
+
+def _checkpoint_table(entries: Mapping[str, Entry]) -> Iterator[str]:
+    yield _row("", "", "wall", f"`{COPY}`", "wall over it", "CPU s per GB", "peak memory")
+    yield "|---|---|---|---|---|---|---|"
+    for title, entry in entries.items():
+        copied = f"{goals.median(entry, COPY, 'wall'):.1f} s"
+        for name, contender in entry["contenders"].items():
+            if name == COPY:
+                continue
+            same = contender["output"]["tensors"] == entry["contenders"][KIT]["output"]["tensors"]
             yield _row(
-                size,
-                name,
+                title,
+                name if same else f"{name}, other tensors",
                 f"{goals.median(entry, name, 'wall'):.1f} s",
-                f"{goals.median(entry, name, 'cpu'):.1f} s",
+                copied,
+                _spread(goals.ratios(entry, name), "{:.2f}x"),
+                f"{goals.cpu_per_gb(entry, name):.2f}",
                 f"{goals.peak_mb(entry, name):,.0f} MB",
-                f"{goals.host_memory_ratio(entry, name):.3f}x",
+            )
+
+
+def _dataset_table(entry: Entry) -> Iterator[str]:
+    yield _row("", "rows per CPU second", "the kit's rate over it", "peak memory", "unfilled slots")
+    yield "|---|---|---|---|---|"
+    kit = goals.rates(entry, KIT)
+    for name in entry["contenders"]:
+        if REPEATED.format(name) in entry["contenders"]:
+            rates = goals.rates(entry, name)
+            yield _row(
+                name,
+                f"{statistics.median(rates):,.0f}",
+                "" if name == KIT else _spread([one / other for one, other in zip(kit, rates, strict=True)], "{:.1f}x"),
+                f"{goals.peak_mb(entry, name):,.0f} MB",
+                f"{goals.unfilled_percent(entry, name):.2f} %",
             )
 
 
 def _steps_table(entry: Entry) -> Iterator[str]:
-    yield _row("", "ranks", "CPU seconds of all ranks over one rank's", "MB sent by a rank")
-    yield "|---|---|---|---|"
-    for name, contender in entry["contenders"].items():
+    yield _row("", "CPU seconds over one rank's", "MB sent by a rank")
+    yield "|---|---|---|"
+    for name in (name for name in entry["contenders"] if name != ALONE):
         sent = f"{goals.median(entry, name, 'sent') / 1e6:.2f}"
-        yield _row(name, str(contender["ranks"]), _spread(goals.layout_ratios(entry, name), "{:.2f}x"), sent)
-
-
-def _scaling_table(entry: Entry) -> Iterator[str]:
-    ranks = list(next(iter(entry["sent"].values())))
-    yield _row("", *(f"{number} rank{'s' * (number != '1')}" for number in ranks))
-    yield "|---|" + "---|" * len(ranks)
-    for name, sent in entry["sent"].items():
-        yield _row(name, *(f"{sent[number] / 1e6:.2f}" for number in ranks))
+        yield _row(name, _spread(goals.layout_ratios(entry, name), "{:.2f}x"), sent)
 
 
 def _idle_table(entry: Entry) -> Iterator[str]:
@@ -135,123 +166,82 @@ def _idle_table(entry: Entry) -> Iterator[str]:
         )
 
 
-def _goal_table(results: Results) -> Iterator[str]:
-    reached = goals.reached(results)
-    yield _row("path", "must reach", "aim for", "reached")
-    yield "|---|---|---|---|"
-    for goal in GOALS:
-        must, aim = ("" if bound is None else goal.form.format(bound) for bound in (goal.must, goal.aim))
-        figure = _figure(goal, results, reached[goal]) if goal in reached else _MISSING
-        missed = goal in reached and not goal.met(reached[goal])
-        yield _row(goal.what, must, aim, f"{figure}, missed" if missed else figure)
-
-
-def _figure(goal: Goal, results: Results, value: float) -> str:
-    # rounds may differ widely: a median alone would promise too much
-    if goal.value is goals.wall_ratio:
-        return _spread(goals.ratios(results[goal.benchmark][goal.sizes[0]], KIT), goal.form)
-    if goal.value is goals.epoch_ratio:
-        return _spread(goals.epoch_ratios(results[goal.benchmark][goal.sizes[0]]), goal.form)
-    if goal.value is goals.transfer_ratio:
-        return _spread(goals.transfer_ratios(results[goal.benchmark][goal.sizes[0]]), goal.form)
-    if goal.value is goals.training_ratio:
-        return _spread(goals.training_ratios(results[goal.benchmark][goal.sizes[0]]), goal.form)
-    return goal.form.format(value)
-
-
-def _epoch_table(entry: Entry) -> Iterator[str]:
-    yield _row("", "CPU seconds of all steps", "last loss")
-    yield "|---|---|---|"
-    for name in entry["contenders"]:
-        seconds, loss = (goals.median(entry, name, what) for what in ("all_steps_cpu", "last_loss"))
-        yield _row(name, f"{seconds:,.0f}", f"{loss:.3f}")
-
-
-def _training_table(entry: Entry) -> Iterator[str]:
-    rows = f"{entry['rows']} row{'s' * (entry['rows'] > 1)}"
-    yield (
-        f"{entry['method']}, {entry['precision']}, {rows} of {entry['max_length']} tokens"
-        f" a step, {entry['documents']} documents a row."
-    )
+def _transfer_table(entries: Mapping[str, Entry]) -> Iterator[str]:
+    sizes = next(iter(entries.values()))
+    yield f"{sizes['tree_bytes'] / 1e9:.1f} GB: 8 files of {sizes['large_mib']} MiB and 200 of 64 KiB."
     yield ""
-    second = "CPU second" if entry["instance_type"] == "local" else "second"
-    memory = "peak memory beyond the imports" if entry["instance_type"] == "local" else "peak memory of the GPU"
-    yield _row("", f"tokens per {second}", "over the fastest peer", memory, "last loss")
-    yield "|---|---|---|---|---|"
-    for name in entry["contenders"]:
-        yield _row(
-            name,
-            f"{goals.tokens_per_second(entry, name):,.0f}",
-            _spread(goals.training_ratios(entry, name), "{:.2f}x") if len(entry["contenders"]) > 1 else "",
-            f"{goals.median(entry, name, 'beyond_imports') / 1e6:,.0f} MB",
-            f"{goals.median(entry, name, 'last_loss'):.4f}",
-        )
-    yield from (f"| {name} | {_MISSING}: {reason} | | | |" for name, reason in entry["not_measured"].items())
+    yield _row("", *(f"{verb}: wall | rate over s5cmd's | peak memory" for verb in entries))
+    yield "|---" * (1 + 3 * len(entries)) + "|"
+    for name in dict.fromkeys(name for entry in entries.values() for name in entry["contenders"]):
+        cells = [cell for entry in entries.values() for cell in _transfer(entry, name)]
+        yield _row(name, *cells)
 
 
-def _checkpoint_table(entry: Entry) -> Iterator[str]:
-    yield _row("", "wall", f"against `{COPY}`", "CPU s per GB", "peak memory", "written", "same tensors")
-    yield "|---|---|---|---|---|---|---|"
-    contenders = entry["contenders"]
-    for name, contender in contenders.items():
-        same = contender["output"]["tensors"] == contenders[KIT]["output"]["tensors"]
-        yield _row(
-            name,
-            f"{goals.median(entry, name, 'wall'):.1f} s",
-            _spread(goals.ratios(entry, name), "{:.2f}x"),
-            f"{goals.cpu_per_gb(entry, name):.2f}",
-            f"{goals.peak_mb(entry, name):,.0f} MB",
-            f"{goals.median(entry, name, 'written') / 1e9:.1f} GB",
-            "" if name in (COPY, KIT) else "yes" if same else "no",
-        )
-    yield from (f"| {name} | {_MISSING}: {reason} | | | | | |" for name, reason in entry["not_measured"].items())
+def _transfer(entry: Entry, name: str) -> tuple[str, str, str]:
+    if name not in entry["contenders"]:
+        return "", "", ""
+    compared = name != S5CMD and S5CMD in entry["contenders"]
+    return (
+        f"{goals.median(entry, name, 'wall'):.1f} s",
+        _spread(goals.transfer_ratios(entry, name), "{:.2f}x") if compared else "",
+        f"{goals.peak_mb(entry, name):,.0f} MB",
+    )
 
 
-def _transfer_table(entry: Entry) -> Iterator[str]:
-    yield _row("", "wall", "rate over s5cmd's", "CPU time", "peak memory")
-    yield "|---|---|---|---|---|"
-    for name in entry["contenders"]:
-        yield _row(
-            name,
-            f"{goals.median(entry, name, 'wall'):.1f} s",
-            _spread(goals.transfer_ratios(entry, name), "{:.2f}x") if S5CMD in entry["contenders"] else "",
-            f"{goals.median(entry, name, 'cpu'):.1f} s",
-            f"{goals.peak_mb(entry, name):,.0f} MB",
-        )
-    yield from (f"| {name} | {_MISSING}: {reason} | | | |" for name, reason in entry["not_measured"].items())
+def _loading_table(entries: Mapping[str, Entry]) -> Iterator[str]:
+    """Memory alone: no round was on an idle machine, and transformers maps files, which it reads later."""
+    names = list(dict.fromkeys(name for entry in entries.values() for name in entry["contenders"]))
+    yield _row("peak memory of all ranks, over the model's", *names)
+    yield "|---" * (1 + len(names)) + "|"
+    for size in LOADED:
+        if entry := entries.get(size):
+            peaks = ((goals.peak_mb(entry, name), goals.host_memory_ratio(entry, name)) for name in names)
+            yield _row(size, *(f"{peak:,.0f} MB ({ratio:.3f}x)" for peak, ratio in peaks))
 
 
-def _dataset_table(entry: Entry) -> Iterator[str]:
-    yield _row("", "rows per CPU second", "the kit's rate over it", "whole CPU time", "peak memory", "unfilled slots")
-    yield "|---|---|---|---|---|---|"
-    kit = goals.rates(entry, KIT)
-    for name in entry["contenders"]:
-        if REPEATED.format(name) in entry["contenders"]:
-            rates = goals.rates(entry, name)
-            yield _row(
-                name,
-                _spread(rates, "{:,.0f}"),
-                "" if name == KIT else _spread([one / other for one, other in zip(kit, rates, strict=True)], "{:.1f}x"),
-                f"{goals.median(entry, name, 'cpu'):.1f} s",
-                f"{goals.peak_mb(entry, name):,.0f} MB",
-                f"{goals.unfilled_percent(entry, name):.2f} %",
-            )
-    yield from (f"| {name} | {_MISSING}: {reason} | | | | |" for name, reason in entry["not_measured"].items())
-
-
-def _circumstances(entry: Entry) -> Iterator[str]:
-    machine = entry["machine"]
+def _scale_list(entry: Entry) -> Iterator[str]:
+    for figure in entry["figures"]:
+        yield f"- {figure['what']}: {figure['wall']:.2f} s"
     yield ""
-    yield (
-        f"`{entry['command']}` on {machine['date']}: {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['memory_gb']:.0f} GB of memory, Linux {machine['kernel']}, {machine['file_system']}, "
-        f"Python {machine['python']}."
-    )
-    versions = (
-        f"{name}: {', '.join(f'{package} {version}' for package, version in packages.items())}"
-        for name, packages in entry["versions"].items()
-    )
-    yield f"Versions: {'; '.join(versions)}."
+    yield f"Wall time; load average {entry['load'][0]:.0f} to {entry['load'][1]:.0f} meanwhile."
+
+
+def _circumstances(entries: Iterable[Entry], *, takes_several: bool = False) -> Iterator[str]:
+    """Who could not be measured; when, where and by which commands the others were.
+
+    `takes_several`: one call of the benchmark can measure several of its cases.
+    """
+    entries = list(entries)
+    missing = {name: reason for entry in entries for name, reason in entry.get("not_measured", {}).items()}
+    for name, reason in missing.items():
+        yield ""
+        yield f"{name} was not measured: {reason}."
+    commands: dict[str, list[str]] = {}
+    for entry in entries:
+        where = f"{entry['machine']['date']}, {_short(entry['machine']['cpu'])}"
+        commands.setdefault(where, []).append(entry["command"])
+    for where, of_place in commands.items():
+        yield ""
+        yield f"{where}:"
+        lines = list(dict.fromkeys(of_place))
+        *others, last = _joined(lines) if takes_several else lines
+        yield from (f"`{line}`," for line in others)
+        yield f"`{last}`"
+
+
+def _joined(lines: list[str]) -> list[str]:
+    """Command lines that differ in one word alone, the case, as one with all of its values in braces."""
+    words = [line.split() for line in lines]
+    if len({len(each) for each in words}) > 1:
+        return lines
+    columns = [list(dict.fromkeys(column)) for column in zip(*words, strict=True)]
+    if sum(len(column) > 1 for column in columns) != 1:
+        return lines
+    return [" ".join(column[0] if len(column) == 1 else f"{{{','.join(column)}}}" for column in columns)]
+
+
+def _short(cpu: str) -> str:
+    return re.sub(r"\(R\)| Processor", "", cpu)
 
 
 def _spread(values: list[float], form: str) -> str:

@@ -2,7 +2,7 @@
 
     python -m scripts.activation_memory
 
-prints a table of docs/memory.md. Measured is the memory of all tensors that exist after a forward pass and did not
+prints them as a table. Measured is the memory of all tensors that exist after a forward pass and did not
 before, of a model with four layers less that of one with two.
 """
 

@@ -1,9 +1,10 @@
-"""The table of docs/memory.md: memory of a training step per core, by model, method, instances and degrees.
+"""The table of docs/parallelism.md: memory of a training step per rank, by model, method, instances and degrees.
 
 `python scripts/reference.py` writes it between the page's markers.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
@@ -39,28 +40,57 @@ QWEN3_8B = LLAMA_3_8B | {
 }
 
 TRN1, TRN2, TRN2_SMALL = "trn1.32xlarge", "trn2.48xlarge", "trn2.3xlarge"
-# nodes, instance type, tensor and pipeline parallelism
-LAYOUTS = {
-    "Llama 3 8B": (
+G5, P4D, P5 = "g5.12xlarge", "p4d.24xlarge", "p5.48xlarge"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Instances and degrees; data-parallel ranks are the others."""
+
+    nodes: int
+    instance_type: str
+    tensor: int = 1
+    pipeline: int = 1
+
+    def __str__(self) -> str:
+        nodes = f"{self.nodes} x {self.instance_type}" if self.nodes > 1 else self.instance_type
+        degrees = (("TP", self.tensor), ("PP", self.pipeline))
+        return ", ".join([nodes, *(f"{name} {degree}" for name, degree in degrees if degree > 1)])
+
+
+# the layouts of engine neuron, and those of engine torch
+LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[tuple[Layout, ...], tuple[Layout, ...]]]] = {
+    "Llama 3 8B, LoRA": (
         LLAMA_3_8B,
-        {
-            "lora": [(1, TRN1, 8, 1), (1, TRN2_SMALL, 4, 1), (1, TRN2, 4, 1)],
-            "full": [(1, TRN1, 4, 1), (1, TRN1, 8, 1), (4, TRN1, 8, 1), (1, TRN2_SMALL, 4, 1), (1, TRN2, 4, 1)],
-        },
+        "lora",
+        (
+            (Layout(1, TRN1, 8), Layout(1, TRN2_SMALL, 4), Layout(1, TRN2, 4)),
+            (Layout(1, TRN2_SMALL, 4), Layout(1, TRN2, 4), Layout(1, G5), Layout(1, P4D)),
+        ),
     ),
-    "Llama 3 70B": (
+    "Llama 3 8B, full": (
+        LLAMA_3_8B,
+        "full",
+        (
+            (Layout(1, TRN1, 4), Layout(1, TRN1, 8), Layout(4, TRN1, 8), Layout(1, TRN2_SMALL, 4), Layout(1, TRN2, 4)),
+            (Layout(1, TRN2_SMALL, 4), Layout(1, TRN2, 4), Layout(1, G5), Layout(1, P4D)),
+        ),
+    ),
+    "Llama 3 70B, LoRA": (
         LLAMA_3_70B,
-        {
-            "lora": [(1, TRN1, 8, 1), (1, TRN1, 32, 1), (2, TRN1, 8, 4), (2, TRN1, 32, 1), (1, TRN2, 16, 1)],
-            "full": [(2, TRN1, 32, 1), (8, TRN1, 32, 4), (8, TRN1, 32, 8), (4, TRN2, 32, 4)],
-        },
+        "lora",
+        (
+            (Layout(1, TRN1, 8), Layout(1, TRN1, 32), Layout(2, TRN1, 8, 4), Layout(1, TRN2, 16)),
+            (Layout(1, TRN2, 4), Layout(1, G5), Layout(1, P4D)),
+        ),
     ),
-    "Qwen3 8B": (
-        QWEN3_8B,
-        {
-            "lora": [(1, TRN1, 8, 1), (1, TRN2_SMALL, 4, 1), (1, TRN2, 4, 1)],
-            "full": [(1, TRN1, 8, 1), (1, TRN2_SMALL, 4, 1), (1, TRN2, 4, 1)],
-        },
+    "Llama 3 70B, full": (
+        LLAMA_3_70B,
+        "full",
+        (
+            (Layout(2, TRN1, 32), Layout(8, TRN1, 32, 4), Layout(4, TRN2, 32, 4)),
+            (Layout(1, TRN2, 4), Layout(2, TRN2, 4), Layout(1, P5), Layout(4, P5)),
+        ),
     ),
 }
 
@@ -73,44 +103,31 @@ def document(text: str) -> str:
 
 
 def _rows() -> Iterator[str]:
-    names = "model", "method", "nodes", "TP x PP x DP", "weights", "gradients", "optimizer", "activations", "logits"
-    yield _row(*names, "GiB per core", "available", "fits")
-    yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
-    for name, (model_config, methods) in LAYOUTS.items():
-        for method, layouts in methods.items():
-            for layout in layouts:
-                yield _estimate(name, model_config, method, *layout)
+    yield "| | engine `neuron` | engine `torch` |"
+    yield "|---|---|---|"
+    for name, (model_config, method, layouts) in LAYOUTS.items():
+        cells = (
+            "; ".join(_estimate(engine, model_config, method, layout) for layout in of_engine)
+            for engine, of_engine in zip(("neuron", "torch"), layouts, strict=True)
+        )
+        yield f"| {name} | {' | '.join(cells)} |"
 
 
-def _estimate(
-    name: str, model_config: dict[str, Any], method: str, nodes: int, instance_type: str, tensor: int, pipeline: int
-) -> str:
+def _estimate(engine: str, model_config: dict[str, Any], method: str, layout: Layout) -> str:
     config = RunConfig.model_validate(
         {
             "name": "table",
-            "engine": "neuron",
-            "cluster": {"instance_type": instance_type, "nodes": nodes},
+            "engine": engine,
+            "cluster": {"instance_type": layout.instance_type, "nodes": layout.nodes},
             "model": {"source": "any/model"},
             "dataset": {"source": "any/data", "format": "dolly", "max_length": 2048},
             "training": {"method": method, "activation_checkpointing": "full"},
-            "parallelism": {"tensor_parallel": tensor, "pipeline_parallel": pipeline},
+            "parallelism": {"tensor_parallel": layout.tensor, "pipeline_parallel": layout.pipeline},
         }
     )
     degrees = degrees_of(config)
     shape = check_trainable(config, degrees, model_config)
     assert shape is not None
-    memory, limit = estimate(config, degrees, shape), available(config)
-    return _row(
-        name,
-        "LoRA" if method == "lora" else method,
-        f"{nodes} x {instance_type}",
-        f"{tensor} x {pipeline} x {degrees.data_parallel}",
-        *(f"{value / GIB:.1f}" for value in vars(memory).values()),
-        f"{memory.total / GIB:.1f}",
-        f"{limit / GIB:.1f}",
-        "yes" if memory.total <= limit else "no",
-    )
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
+    needed = estimate(config, degrees, shape).total
+    fits = "" if needed <= available(config) else " (too much)"
+    return f"{layout}: {needed / GIB:.1f}{fits}"

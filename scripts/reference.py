@@ -1,4 +1,4 @@
-"""Generate docs/run-file.md, docs/commands.md, the keys in docs/cluster.md and the table of docs/memory.md.
+"""Generate docs/run-file.md, docs/commands.md, the keys in docs/cluster.md and the table of docs/parallelism.md.
 
 A test fails when they are out of date.
 
@@ -72,12 +72,12 @@ def _keys(fields: dict[str, FieldInfo]) -> list[str]:
 
 def pages() -> dict[Path, str]:
     """The generated pages by path."""
-    memory, cluster = DOCS / "memory.md", DOCS / "cluster.md"
+    parallelism, cluster = DOCS / "parallelism.md", DOCS / "cluster.md"
     return {
         DOCS / "run-file.md": run_file(),
         cluster: cluster_keys.document(cluster.read_text(encoding="utf-8")),
         DOCS / "commands.md": command_reference.page(),
-        memory: memory_table.document(memory.read_text(encoding="utf-8")),
+        parallelism: memory_table.document(parallelism.read_text(encoding="utf-8")),
     }
 
 

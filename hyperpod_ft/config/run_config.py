@@ -32,7 +32,7 @@ class RunConfig(Section):
         str, matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "at most 64 letters, digits, dots, underscores and hyphens")
     ] = Field(description="Name of the run; used in paths and Slurm job names.")
     engine: EngineName = Field(
-        description="`torch` (CPU, CUDA, trn2) or `neuron` (PyTorch/XLA on trn1, trn2); docs/trainium.md compares them."
+        description="`torch` (CPU, CUDA, trn2) or `neuron` (PyTorch/XLA on trn1, trn2); docs/engines.md compares them."
     )
     seed: NonNegativeInt = Field(42, description="Seed of the data order, the adapters and dropout.")
     cluster: Cluster = Field(default_factory=Cluster)

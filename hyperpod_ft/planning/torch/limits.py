@@ -1,6 +1,6 @@
 """What engine torch cannot do: every limit on a setting of a run file is here, and its error begins with its key.
 
-Other limits than the devices' are those of what was built or verified: docs/parallelism.md and docs/trainium.md.
+Other limits than the devices' are those of what was built or verified: docs/parallelism.md and docs/engines.md.
 """
 
 from collections.abc import Mapping

@@ -71,7 +71,7 @@ def environment_name(config: RunConfig) -> str:
 
 def packages_remedy(config: RunConfig) -> str:
     if config.instance.is_neuron:
-        return "set env.python to an interpreter that has TorchNeuron and the `torch` extra (docs/trainium.md)"
+        return "set env.python to an interpreter that has TorchNeuron and the `torch` extra (docs/engines.md)"
     return "install the `torch` extra there (pip install 'hyperpod-ft[torch]'), or remove env.python"
 
 

@@ -155,7 +155,7 @@ def test_pipeline_stages_share_the_model(make_run: MakeRun) -> None:
 
 
 def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
-    """Bytes for each of Llama 3 8B's parameters, trained in full on eight ranks in bf16: docs/memory.md."""
+    """Bytes for each of Llama 3 8B's parameters, trained in full on eight ranks in bf16: docs/parallelism.md."""
 
     def on_p5(sharding: str, **overrides: Any) -> Memory:
         values = {"cluster__instance_type": "p5.48xlarge", "training__method": "full"}
