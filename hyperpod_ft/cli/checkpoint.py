@@ -29,7 +29,7 @@ ShardSize = Annotated[
 ]
 Dtype = Annotated[
     str,
-    typer.Option("--dtype", help="Dtype of a model: float32, bfloat16 or float16; base keeps each tensor's own."),
+    typer.Option("--dtype", help="`float32`, `bfloat16` or `float16`; `base` keeps each tensor's own."),
 ]
 _DTYPES = {name: name for name in ("base", "float32", "bfloat16", "float16")}
 _ALIASES = _DTYPES | {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

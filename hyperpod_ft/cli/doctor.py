@@ -30,7 +30,7 @@ def doctor(
     report: Report = None,
     as_json: Json = False,
 ) -> None:
-    """Check this head node, and the cluster behind it, against what the kit assumes; exit code 1 if anything differs.
+    """Check this head node and its cluster against what the kit assumes; exit code 1 if anything differs.
 
     Changes nothing: it writes a few small files below cluster.root, and removes them.
     """

@@ -98,12 +98,12 @@ def _recipes() -> str:
 
 
 def init(
-    recipe: Annotated[str | None, typer.Argument(help=f"A packaged recipe, to be copied: {_recipes()}.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help=f"A recipe to copy: {_recipes()}.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")] = Path("run.yaml"),
     model: Annotated[str | None, typer.Option(help="A Hub id, S3 URI or directory of a model.")] = None,
     dataset: Annotated[str | None, typer.Option(help="A Hub id, S3 URI, file or directory.")] = None,
     instance: Annotated[
-        str | None, typer.Option(help="Instance type of the training nodes; `local` for this machine's CPUs.")
+        str | None, typer.Option(help="Instance type of the training nodes; `local`: this machine's CPUs.")
     ] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Number of training nodes.", show_default="1")] = None,
     method: Annotated[
@@ -120,7 +120,7 @@ def init(
         typer.Option("--from", metavar="FILE", help="Convert a file of axolotl, LLaMA-Factory or `trl sft --config`."),
     ] = None,
 ) -> None:
-    """Write a run file: a recipe's, one that fits a model and an instance type, or one converted from another tool.
+    """Write a run file: from a recipe, for a model and an instance type, or from another tool's file.
 
     On a terminal, asks for what is missing.
     """

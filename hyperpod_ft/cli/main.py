@@ -31,11 +31,11 @@ app = typer.Typer(
     cls=command_group(
         headings={
             "A run": "init plan submit watch status logs cancel resume render",
-            "What it gave": "report view list compare eval track",
+            "Results": "report view list compare eval track",
             "The tuned model": "ask serve verify deploy push",
             "Many runs": "sweep clean",
             "Checkpoints and models without a run": "consolidate merge",
-            "Where runs work": "doctor local cluster sagemaker",
+            "Clusters": "doctor local cluster sagemaker",
         }
     ),
     no_args_is_help=True,
@@ -77,7 +77,7 @@ app.command()(init)
 
 @app.command()
 def plan(run_file: RunFile, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Show the stages of a run, which of them will run and why, its ranks and degrees, and steps per epoch."""
+    """Show a run's stages, which of them will run and why, its ranks and degrees, and steps per epoch."""
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.download.assets import look_up
     from hyperpod_ft.launch.preflight import preview
@@ -124,7 +124,7 @@ def submit(
         str,
         typer.Option(
             "--launcher",
-            help="`slurm`, `sagemaker` for SageMaker training jobs, or `process` for plain processes on this machine.",
+            help="`slurm`, `sagemaker` for training jobs, or `process`: plain processes on this machine.",
         ),
     ] = "slurm",
     watch: Watch = False,

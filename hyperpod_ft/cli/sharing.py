@@ -22,7 +22,7 @@ def report(
     runs: RunReferences = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the page.")] = Path("report.html"),
 ) -> None:
-    """Write a page about a run, or about several side by side: one HTML file that opens without a network.
+    """Write a page about one or more runs: one HTML file that opens without a network.
 
     Losses, speed, answers, timeline, cost, and how it was made. Every finished run has one in its directory.
     """

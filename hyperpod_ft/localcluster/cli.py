@@ -21,7 +21,7 @@ app = typer.Typer(
 Directory = Annotated[
     Path | None,
     typer.Option(
-        help="Directory of the cluster's logs and lock; one cluster per directory. "
+        help="Directory of the cluster's logs and lock, one for each cluster. "
         "Default: $HYPERPOD_FT_LOCAL or ~/.local/state/hyperpod-ft/local.",
         show_default=False,
     ),
@@ -31,7 +31,7 @@ Node = Annotated[str, typer.Argument(help="A node's name, from `local status`.",
 
 @app.command()
 def up(
-    nodes: Annotated[int, typer.Option(help="Number of nodes: node1, node2, ...")] = 2,
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 2,
     cpus: Annotated[int, typer.Option(help="CPUs each node claims to have; may exceed the machine's.")] = 4,
     memory_mb: Annotated[
         int | None,

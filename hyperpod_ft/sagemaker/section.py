@@ -35,15 +35,15 @@ class FileSystem(Section):
     directory: Annotated[
         str, matches(r"(/[A-Za-z0-9._-]+)+", "an absolute path that begins with the mount name, such as /abcdefgh/ft")
     ] = Field(
-        description="Directory of the file system that is `cluster.root`. It begins with the file system's mount name:"
-        " `/<mount name>/hyperpod-ft`."
+        description="Directory of the file system that is `cluster.root`, from its mount name on: `/<mount"
+        " name>/hyperpod-ft`."
     )
     subnets: Annotated[tuple[Subnet, ...], Field(min_length=1, max_length=16)] = Field(
         description="Subnets of the jobs, in the file system's zone."
     )
     security_groups: Annotated[tuple[SecurityGroup, ...], Field(min_length=1, max_length=5)] = Field(
-        description="Security groups of the jobs. They must reach the file system, and one another when a job has"
-        " several instances."
+        description="Security groups of the jobs. They must reach the file system, and one another with several"
+        " instances."
     )
 
 
@@ -51,14 +51,11 @@ class SageMaker(Section):
     """SageMaker training jobs (`submit --launcher sagemaker`) and endpoints; docs/training-jobs.md."""
 
     region: Region = Field(description="AWS region of the jobs, the store and the file system.")
-    role: RoleArn = Field(
-        description="Execution role of the containers; `hyperpod-ft sagemaker setup` creates one with the permissions"
-        " that they need."
-    )
+    role: RoleArn = Field(description="Execution role of the containers; `hyperpod-ft sagemaker setup` creates one.")
     store: S3Url | None = Field(
         None,
-        description="S3 prefix that holds what `cluster.root` holds on a cluster: models, datasets, runs."
-        " `cluster.root` is then a directory of the machine that submits. Either this or file_system.",
+        description="S3 prefix that holds models, datasets and runs. `cluster.root` is then a directory of the"
+        " machine that submits. Set either this or file_system.",
     )
     file_system: FileSystem | None = None
     image: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9./:@_-]{0,254}", "the URI of a container image")] | None = (
@@ -72,19 +69,17 @@ class SageMaker(Section):
     )
     spot: bool = Field(
         False,
-        description="Train on spot instances, which are cheaper and which AWS may take back. The training then"
-        " continues from its newest checkpoint.",
+        description="Train on spot instances: cheaper, but AWS may take them back. Training then resumes from its"
+        " newest checkpoint.",
     )
     max_wait: TimeLimit = Field(
         "1-00:00:00",
-        description="How long training may wait for accelerator instances (with `spot`: for any instances), in Slurm's"
-        " format [days-]hours:minutes:seconds.",
+        description="How long training may wait for accelerator instances (with `spot`, for any), as Slurm writes it.",
     )
     keep_alive: Annotated[NonNegativeInt, Field(le=360)] = Field(
         0,
-        description="Minutes for which the training's instances wait for another job after it (a warm pool). They cost"
-        " as much as busy ones. Only another training uses them, such as one that continues this one: the job after a"
-        " training that is done has CPUs, or one instance. Not with `spot`.",
+        description="Minutes that the training's instances wait afterwards for another training, such as one that"
+        " resumes this one (a warm pool). They cost as much as busy ones. Not with `spot`.",
     )
     training_plan: (
         Annotated[
@@ -95,9 +90,8 @@ class SageMaker(Section):
     ) = Field(None, description="Training plan that reserves the instances of the training.")
     output: S3Url | None = Field(
         None,
-        description="S3 prefix that CreateTrainingJob requires as an output path, and the role may write; nothing is"
-        " written there. Needed with file_system, where `hyperpod-ft sagemaker setup --file-system` prints one. If not"
-        " set: the store.",
+        description="S3 prefix that CreateTrainingJob requires as an output path; nothing is written there. Needed"
+        " with file_system; `sagemaker setup --file-system` prints one. If not set: the store.",
     )
 
     @field_validator("store", "output")

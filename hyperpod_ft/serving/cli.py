@@ -24,7 +24,8 @@ def serve(
         str, typer.Option("--host", help="Address to listen on; one that other machines can reach needs an API key.")
     ] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option("--port", min=0, max=65535, help="0: a free one.", show_default="8000; on a node 0")
+        int | None,
+        typer.Option("--port", min=0, max=65535, help="Port; 0: a free one.", show_default="8000; on a node 0"),
     ] = None,
     adapter: Annotated[
         list[str] | None,
@@ -94,7 +95,7 @@ def view(
             metavar="RUN|ROOT", help="A run, or a cluster.root with its runs. Default: the run submitted last."
         ),
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 8008,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: a free one.")] = 8008,
 ) -> None:
     """Serve the list of all runs below a root, and the report of each, to a browser.
 

@@ -55,7 +55,8 @@ def _weights_and_biases(conversion: Conversion, key: str) -> None:
     if mode == "disabled":
         return
     project = str(conversion.values[key])
-    conversion.draft.set("tracking.trackers", ["wandb"], "its key comes from the shell that submits (docs/tracking.md)")
+    why = "its key comes from the shell that submits (docs/seeing-a-run.md)"
+    conversion.draft.set("tracking.trackers", ["wandb"], why)
     if not is_unset(mode) and mode != "online":
         conversion.draft.set("cluster.environment", {"WANDB_MODE": "offline"}, "from wandb_mode")
     if re.fullmatch(PROJECT, project, re.ASCII):

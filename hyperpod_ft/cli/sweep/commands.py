@@ -36,7 +36,7 @@ def plan(sweep_file: SweepFileArgument, as_json: Json = False) -> None:
 def submit(
     sweep_file: SweepFileArgument,
     launcher: Annotated[
-        str, typer.Option("--launcher", help="`slurm`, or `process` for plain processes on this machine.")
+        str, typer.Option("--launcher", help="`slurm`, or `process`: plain processes on this machine.")
     ] = "slurm",
 ) -> None:
     """Submit a run for each point, once all are valid. What they share runs once.

@@ -53,7 +53,7 @@ def doctor(
     report: Report = None,
     as_json: Json = False,
 ) -> None:
-    """Check a cluster from outside: its state, quotas, and with its cluster file all that `validate` checks."""
+    """Check a cluster from outside: its state, quotas, and with a cluster file all that `validate` checks."""
     from hyperpod_ft.cli.output.tables import conclude
     from hyperpod_ft.cluster import doctor as checks
 

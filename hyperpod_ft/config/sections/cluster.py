@@ -38,62 +38,59 @@ class Cluster(Section):
 
     root: PlainPath = Field(
         "/fsx/hyperpod-ft",
-        description="Directory on the shared volume; models, datasets, environments and runs are kept below it."
-        " A relative path is relative to the run file's directory.",
+        description="Directory on the shared volume for models, datasets, environments and runs.",
     )
     instance_type: str = Field(
         "local",
-        description="Instance type of the training nodes; `local` trains on the CPUs of any machine, and CPU types"
-        " such as `c7i.4xlarge` train on their CPUs.",
+        description="Instance type of the training nodes, such as `trn1.32xlarge` or `p5.48xlarge`. `local` trains on"
+        " the CPUs of any machine, a CPU type such as `c7i.4xlarge` on its own.",
     )
     nodes: PositiveInt = Field(1, le=10_000, description="Number of training nodes.")
     partition: SlurmWord | None = Field(
         None,
-        description="Slurm partition of the stages that use accelerators. On a cluster of `hyperpod-ft cluster create`"
-        " the family of the instance type, such as `trn1`; HyperPod's default partition `dev` has all nodes, those for"
-        " login included.",
+        description="Slurm partition of the stages that use accelerators. On a cluster of `cluster create` it has the"
+        " name of the instance family, such as `trn1`. HyperPod's default partition `dev` has all nodes,"
+        " login nodes included.",
     )
     cpu_partition: SlurmWord | None = Field(
-        None, description="Slurm partition of the stages that use only CPUs; the same as `partition` if not set."
+        None, description="Slurm partition of the stages that use only CPUs; `partition` if not set."
     )
     account: SlurmWord | None = Field(None, description="Slurm account to charge.")
     qos: SlurmWord | None = Field(None, description="Slurm quality of service.")
     reservation: SlurmWord | None = Field(None, description="Slurm reservation to run in.")
     time_limit: TimeLimit = Field(
         "1-00:00:00",
-        description="Time limit of the stages that train, in Slurm's format [days-]hours:minutes:seconds.",
+        description="Time limit of the stages that train, as Slurm writes it: [days-]hours:minutes:seconds.",
     )
-    cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of each of the other stages.")
+    cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of every other stage.")
     max_restarts: NonNegativeInt = Field(
         3,
-        description="How many times the ranks of a job are restarted from the newest checkpoint after a crash"
-        " before the job counts as failed. Restarts after the time limit are not counted, nor are those that Slurm"
-        " itself makes by requeueing the job of a lost node. For SageMaker training jobs, crashes and lost instances"
-        " are counted over all jobs of a submission; SageMaker also retries each job up to this many times after its"
-        " own internal errors.",
+        description="How often the ranks of a job are restarted from the newest checkpoint after a crash before the"
+        " job fails. Time limits and Slurm's requeues of lost nodes do not count. SageMaker training jobs"
+        " count crashes and lost instances over all jobs of a submission, and SageMaker retries each job"
+        " this often after its own internal errors.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
         8,
-        description="CPUs requested for stages `dataset` and `generate` when they run on CPUs; `env` requests 1, and"
-        " `download`, `consolidate` and `merge` 2 each. At most 2 on instance type `local`.",
+        description="CPUs for stages `dataset` and `generate` when they run on CPUs; the other CPU stages request 1"
+        " or 2. At most 2 on instance type `local`.",
     )
     memory_gb_per_cpu_stage: PositiveInt | None = Field(
-        None, description="Memory requested for each stage that uses only CPUs, in GB; Slurm's default if not set."
+        None, description="Memory of each CPU stage, in GB; Slurm's default if not set."
     )
     price_per_node_hour: PositiveFloat | None = Field(
         None,
-        description="Price of one training node per hour, in your currency. If set, the record of the training,"
-        " `status` and `compare` show its cost.",
+        description="Price of a training node per hour, in your currency. With it, `status`, `compare` and the report"
+        " show costs.",
     )
     mail_user: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}", "an e-mail address")] | None = Field(
         None,
-        description="Address that Slurm mails when a job fails, reaches its time limit, or can never start. Has no"
-        " effect on SageMaker training jobs: docs/training-jobs.md shows an EventBridge rule for them.",
+        description="Address that Slurm mails when a job fails, times out or can never start. Not for SageMaker"
+        " training jobs (docs/training-jobs.md).",
     )
     environment: dict[str, str] = Field(
         default_factory=dict,
-        description="Additional environment variables of every job. Not for secrets: docs/security.md says how"
-        " jobs get those of the shell that submits.",
+        description="More environment variables for every job. Not for secrets (docs/security.md).",
     )
 
     @field_validator("instance_type")
@@ -126,19 +123,19 @@ class PythonEnvironment(Section):
 
     python: PlainPath | None = Field(
         None,
-        description="Path of an existing interpreter to use, or `current` for the one that runs hyperpod-ft. If not"
-        " set, the `env` stage creates a virtual environment below `cluster.root`.",
+        description="Interpreter to use, or `current` for the one that runs hyperpod-ft. If not set, stage `env`"
+        " creates a virtual environment below `cluster.root`.",
     )
     sdk: Literal["2.26.1", "2.28.0"] = Field(
         "2.26.1",
-        description="Engine neuron: the version of the AWS Neuron SDK to install. optimum-neuron 0.4.5 was released"
-        " with `2.26.1`; `2.28.0` is newer.",
+        description="Engine neuron: version of the AWS Neuron SDK to install. optimum-neuron 0.4.5 was released with"
+        " `2.26.1`; `2.28.0` is newer.",
     )
     package_repositories: tuple[PackageRepository, ...] = Field(
         (),
         description="On Trainium: where pip finds the Neuron packages and a PyTorch build without CUDA: URLs of"
-        " package indexes (AWS's Neuron repository and PyTorch's index of CPU builds), or directories of wheels. If"
-        " not set, pip's own configuration must name them.",
+        " package indexes, or directories of wheels (docs/on-a-cluster.md). If not set, pip's own"
+        " configuration must name them.",
     )
 
 
@@ -147,16 +144,15 @@ class Tracking(Section):
 
     trackers: tuple[Tracker, ...] = Field(
         (),
-        description="Where the rows of metrics.jsonl, the run file and the final figures are published, any of"
-        " `tensorboard`, `wandb` (Weights & Biases), `mlflow` and `trackio`. Each is set up by its own environment"
-        " variables (docs/tracking.md); keys come from the shell that submits.",
+        description="Where metrics, the run file and the final figures are published: any of `tensorboard`, `wandb`"
+        " (Weights & Biases), `mlflow`, `trackio`. Each has its own environment variables"
+        " (docs/seeing-a-run.md).",
     )
     project: Annotated[str, matches(PROJECT, PROJECT_CHARACTERS)] | None = Field(
         None, description="Project (W&B, Trackio) or experiment (MLflow); the run's `name` if not set."
     )
     python: PlainPath | None = Field(
         None,
-        description="Path of an existing interpreter that has the trackers' packages, or `current` for the one that"
-        " runs hyperpod-ft. If not set, the `env` stage creates a virtual environment for each tracker below"
-        " `cluster.root`.",
+        description="Interpreter that has the trackers' packages, or `current` for the one that runs hyperpod-ft."
+        " If not set, stage `env` creates a virtual environment for each tracker.",
     )

@@ -14,15 +14,14 @@ from hyperpod_ft.config.fields import (
     matches,
     shortened,
 )
-from hyperpod_ft.config.sections import EXPERIMENTAL_ON_GPUS
 
 
 class Model(Section):
     """The base model."""
 
     source: Source = Field(
-        description="A Hugging Face Hub id (`meta-llama/Meta-Llama-3-8B`), an `s3://bucket/prefix` URI, a local"
-        " directory (absolute, or starting with `.`), or `example:tiny-llama`, which is included."
+        description="A Hugging Face Hub id (`meta-llama/Meta-Llama-3-8B`), an `s3://bucket/prefix`, a local directory"
+        " (absolute, or starting with `.`), or `example:tiny-llama`, which is included."
     )
     revision: Revision | None = Field(
         None, description="Hub commit (recommended), tag or branch; `main` if not set. Only for Hub ids."
@@ -38,13 +37,13 @@ class Dataset(Section):
 
     source: Source = Field(
         description="A Hub dataset id, an `s3://` URI, a local file or directory (absolute, or starting with `.`),"
-        " or `example:qa` or `example:preferences`, which are included."
+        " `example:qa` or `example:preferences`."
     )
     revision: Revision | None = Field(None, description="Hub commit, tag or branch. Only for Hub ids.")
     files: tuple[str, ...] = Field(
         ("*.jsonl", "*.json", "*.parquet"),
         min_length=1,
-        description="Glob patterns of the files to read, relative to the source.",
+        description="Glob patterns of the files to read below the source.",
     )
     split: Annotated[
         str,
@@ -54,62 +53,54 @@ class Dataset(Section):
         ),
     ] = Field(
         "train",
-        description="Which of the files are read, where their names or directories tell a split as they do for Hugging"
-        " Face's `datasets` (`test-00000-of-00002.parquet`, `validation/a.jsonl`); `all` reads them all. Names that"
-        " tell nothing are `train`, unless others say that they are. A slice limits the rows: `train[:90%]`,"
-        " `train[:500]`.",
+        description="Which files are read, by split names in their names or directories (docs/your-own-data.md): a"
+        " split, `all`, or some rows, as in `train[:90%]` and `train[:500]`.",
     )
     format: Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "template", "preference"] = Field(
         description="`dolly` (instruction, context, response), `alpaca` (instruction, input, output),"
         " `prompt-completion` (prompt, completion), `chat` (messages, with the tokenizer's chat template),"
-        " `text` (text), `template` (prompt_template and completion_template below), or `preference` (prompt, chosen,"
-        " rejected: strings or chat messages; for training.objective dpo)."
+        " `text` (text), `template` (the two templates below), or `preference` (prompt, chosen, rejected:"
+        " strings or chat messages, for training.objective dpo)."
     )
-    prompt_template: str | None = Field(None, description="Jinja template of the row's fields; for format `template`.")
-    completion_template: str | None = Field(
-        None, description="Jinja template of the row's fields; for format `template`."
-    )
+    prompt_template: str | None = Field(None, description="Format `template`: Jinja template of the row's fields.")
+    completion_template: str | None = Field(None, description="The same for the completion.")
     ignored_columns: tuple[str, ...] = Field(
         (),
-        description="Columns that would change the training, such as `images`, `tools` or `messages.weight`, and that"
-        " the format does not use: without this, stage `dataset` stops at them. Others, such as ids, are only listed.",
+        description="Columns to ignore that would change the training and that the format does not use, such as"
+        " `images`, `tools` or `messages.weight`. Stage `dataset` stops at others like these.",
     )
     max_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] = Field(
         2048,
-        description="Length of every packed row, in tokens; of an encoder-decoder, length of the encoder's part.",
+        description="Length of a packed row, in tokens; for an encoder-decoder, of the encoder's part.",
     )
     max_target_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] | None = Field(
         None,
-        description="Length of the decoder's part of every packed row, in tokens. Required for an encoder-decoder"
-        " (T5, Flan-T5), and only for one.",
+        description="Length of the decoder's part of a packed row, in tokens. Required for encoder-decoders (T5,"
+        " Flan-T5), and only for them.",
     )
     loss_on: Literal["completion", "all"] = Field(
         "completion",
-        description="Which tokens count in the loss: those of the completion, or those of the prompt too. `text`"
-        " rows have no prompt.",
+        description="Which tokens count in the loss: those of the completion, or the prompt's too. `text` rows have"
+        " no prompt.",
     )
     packing: Literal["bfd", "wrapped", "none"] = Field(
         "bfd",
         description="`bfd` packs whole examples by best fit, `wrapped` concatenates all examples and cuts them into"
-        " rows, `none` pads each example to a row. Attention within packed documents (engine torch) is"
-        f" {EXPERIMENTAL_ON_GPUS}",
+        " rows, `none` pads each example to a row.",
     )
     overlong: Literal["drop", "truncate"] = Field(
         "drop",
-        description="What to do with an example longer than max_length, or max_target_length; has no effect with"
-        " packing `wrapped`.",
+        description="What happens to examples longer than max_length or max_target_length. No effect with packing"
+        " `wrapped`.",
     )
-    validation_share: Share = Field(
-        0.02, description="Fraction of the raw rows held out for validation, at least 0 and below 1."
-    )
+    validation_share: Share = Field(0.02, description="Fraction of the raw rows held out for validation.")
     max_bad_rows: NonNegativeInt = Field(
         0,
-        description="How many unusable raw rows are skipped; with more, the stage fails. They are listed with file and"
-        " line.",
+        description="How many unusable raw rows are skipped and listed before the stage fails.",
     )
     workers: NonNegativeInt = Field(
         0,
-        description="Number of tokenizing processes; 0 means one per CPU of the job, with at least 4 MB of text each.",
+        description="Tokenizing processes; 0: one per CPU of the job, with at least 4 MB of text each.",
     )
 
     @property

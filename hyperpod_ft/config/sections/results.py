@@ -22,26 +22,26 @@ class Generate(Section):
 
     prompts: tuple[str | dict[str, Any], ...] = Field(
         (),
-        description="Prompts to answer: rows in the dataset's format, which are rendered as in training, or strings."
-        " Where the rows are chats, a string is the user's message; otherwise it is continued as it is.",
+        description="Prompts to answer: rows in the dataset's format, rendered as in training, or strings: a user's"
+        " message where the rows are chats, otherwise a text to continue.",
     )
-    max_new_tokens: PositiveInt = Field(64, description="Maximum length of an answer, in tokens.")
+    max_new_tokens: PositiveInt = Field(64, description="Longest answer, in tokens.")
     train_samples: NonNegativeInt = Field(
         8,
         le=256,
-        description="Number of training samples, drawn once, whose answers are compared with the expected ones.",
+        description="Training samples, drawn once, whose answers are compared with the expected ones.",
     )
     validation_samples: NonNegativeInt = Field(
         8,
         le=256,
-        description="Number of validation samples, drawn once, whose answers are compared with the expected ones.",
+        description="The same for validation samples.",
     )
     answer_pattern: str | None = Field(
         None,
         max_length=500,
-        description="Regular expression (Python's) that finds what counts in an answer: its first group, or the whole"
-        " match, in the first place that matches. Samples whose answer has there what the expected one has are counted"
-        " beside the exact ones. For example `#### (-?[0-9.,]+)`.",
+        description="Regular expression (Python's) for the part of an answer that counts: its first group, or the"
+        " whole match. Samples whose part equals the expected answer's count beside the exact ones."
+        " Example: `#### (-?[0-9.,]+)`.",
     )
 
     @field_validator("prompts")
@@ -74,41 +74,38 @@ class Eval(Section):
     tasks: tuple[TaskName, ...] = Field(
         min_length=1,
         max_length=100,
-        description="Names of tasks, groups or tags of lm-evaluation-harness, or of the YAML files in `include_path`.",
+        description="Tasks, groups or tags of lm-evaluation-harness, or YAML files in `include_path`.",
     )
     num_fewshot: NonNegativeInt | None = Field(
-        None, le=1000, description="Number of solved examples before each question; each task's own if not set."
+        None, le=1000, description="Solved examples before each question; the task's own number if not set."
     )
     limit: PositiveInt | None = Field(
         None,
-        description="Only the first questions of each task, for a trial: the scores are then no benchmark results.",
+        description="Only the first questions of each task, for a trial: such scores are no benchmark results.",
     )
     batch_size: PositiveInt | Literal["auto"] = Field(
-        1, description="Questions that the model reads at once; `auto` chooses the most that fit an accelerator."
+        1, description="Questions that the model reads at once; `auto`: the most that fit an accelerator."
     )
     apply_chat_template: bool = Field(
         False,
-        description="Write the questions with the tuned model's chat template, for both models. Set it for a model"
-        " that was tuned on chats.",
+        description="Write questions with the tuned model's chat template, for both models. For a model tuned on"
+        " chats.",
     )
     include_path: PlainPath | None = Field(
         None,
-        description="Directory of your own tasks: YAML files, their Python functions and their data. It is copied to"
+        description="Directory of your own tasks: YAML files, their Python functions and data. It is copied to"
         " `cluster.root`; paths in the YAML files are relative to it.",
     )
-    include_revision: Revision | None = Field(
-        None, description="Digest of `include_path`, `local-...`; the kit sets it when it resolves the run file."
-    )
+    include_revision: Revision | None = Field(None, description="Digest of `include_path`; set by the kit.")
     allow_code_execution: bool = Field(
         False,
-        description="Allow tasks that run code written by the models, such as `humaneval` and `mbpp`, on the node, as"
-        " your user. Without it they are refused.",
+        description="Allow tasks that run code written by the models, such as `humaneval` and `mbpp`, as your user.",
     )
     python: PlainPath | None = Field(
         None,
-        description="Path of an interpreter that has lm-evaluation-harness (`lm_eval`), torch, transformers and this"
-        " kit's packages. If not set, stage `tasks` creates a virtual environment below `cluster.root` that adds"
-        " lm-evaluation-harness to the run's environment.",
+        description="Interpreter that has lm-evaluation-harness (`lm_eval`), torch, transformers and the kit's"
+        " packages. If not set, stage `tasks` creates an environment that adds lm-evaluation-harness to"
+        " the run's.",
     )
 
     @field_validator("tasks")

@@ -13,7 +13,6 @@ from hyperpod_ft.config.fields import (
     Section,
     Share,
 )
-from hyperpod_ft.config.sections import EXPERIMENTAL_ON_GPUS
 
 
 class Training(Section):
@@ -22,85 +21,82 @@ class Training(Section):
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
     objective: Literal["sft", "dpo"] = Field(
         "sft",
-        description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen over rejected"
-        " completions (section dpo), with a dataset of format preference (engine torch).",
+        description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen to rejected"
+        " completions, with a dataset of format preference (engine torch).",
     )
-    epochs: PositiveFloat = Field(3, description="Passes over the training rows; need not be a whole number.")
-    max_steps: PositiveInt | None = Field(None, description="Number of optimizer steps; overrides epochs.")
+    epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
+    max_steps: PositiveInt | None = Field(None, description="Optimizer steps; overrides epochs.")
     micro_batch_size: PositiveInt = Field(1, description="Packed rows per forward pass on each data-parallel rank.")
     gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
     learning_rate: PositiveFloat = Field(2e-4, description="Peak learning rate of AdamW.")
     schedule: Literal["cosine", "linear", "constant"] = Field(
         "cosine", description="Learning rate schedule after the warm-up."
     )
-    warmup_share: Share = Field(0.03, description="Fraction of all steps over which the learning rate rises from 0.")
+    warmup_share: Share = Field(0.03, description="Fraction of the steps over which the learning rate rises from 0.")
     weight_decay: NonNegativeFloat = Field(0.0, description="AdamW's decoupled weight decay.")
     optimizer_state: Literal["fp32", "bf16", "int8"] = Field(
         "fp32",
-        description="How AdamW's moments are stored between steps (engine torch): `bf16` takes half the memory, `int8`"
-        " (quantized in blocks) about a quarter.",
+        description="How AdamW's moments are stored between steps (engine torch): `bf16` takes half the memory of"
+        " `fp32`, `int8` (quantized in blocks) about a quarter.",
     )
     adam_beta1: Share = Field(0.9, description="AdamW's first-moment decay.")
     adam_beta2: Share = Field(0.999, description="AdamW's second-moment decay.")
-    max_grad_norm: NonNegativeFloat = Field(
-        1.0, description="Norm that gradients are clipped to; 0 turns clipping off."
-    )
+    max_grad_norm: NonNegativeFloat = Field(1.0, description="Norm to which gradients are clipped; 0: no clipping.")
     precision: Literal["bf16", "fp32"] = Field(
         "bf16",
-        description="`bf16` computes in bfloat16, with fp32 adapters (engine torch: all trained weights in fp32);"
+        description="`bf16` computes in bfloat16 and keeps adapters (engine torch: all trained weights) in fp32;"
         " `fp32` computes in fp32.",
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
-        description="What layers recompute in the backward pass instead of keeping it: nothing, all but matrix products"
-        " and attention (`selective`, engine torch), or everything (`full`). Takes less memory and more time.",
+        description="What layers recompute in the backward pass to save memory: nothing (`none`), all but matrix"
+        " products and attention (`selective`, engine torch), or everything (`full`).",
     )
     activation_checkpointing_every: PositiveInt = Field(
-        1, description="Apply activation_checkpointing to every k-th layer only (engine torch)."
+        1, description="Apply it to every k-th layer only (engine torch)."
     )
     activation_offload: bool = Field(
         False,
-        description="Keep in host memory, until the backward pass, what autograd saves of each layer; with"
-        f" activation_checkpointing that is the layer's input (engine torch). It is {EXPERIMENTAL_ON_GPUS}",
+        description="Keep what autograd saves of each layer in host memory until the backward pass; with"
+        " activation_checkpointing, the layer's input (engine torch).",
     )
     compile: bool | None = Field(
         None,
-        description="Compile each layer with torch.compile. If not set: on accelerators, not on CPUs (engine torch)."
-        f" It is {EXPERIMENTAL_ON_GPUS}",
+        description="Compile each layer with torch.compile (engine torch). If not set: on accelerators only.",
     )
     sanity_steps: NonNegativeInt = Field(
         20,
-        description="From this step on (or at the last step, if there are fewer), training stops when the smoothed loss"
-        " exceeds the base model's by sanity_margin. It stops at step 1 when the base model's loss exceeds that of"
-        " uniform guessing by as much. 0 turns both checks off; a loss that is not finite always stops training.",
+        description="From this step on (or the last, if earlier), training stops when the smoothed loss exceeds the"
+        " base model's by sanity_margin; at step 1, when the base model's exceeds uniform guessing by as"
+        " much. 0 turns both checks off. A loss that is not finite always stops training.",
     )
     sanity_margin: PositiveFloat = Field(2.0, description="Margin of these checks, in nats per token.")
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
-    keep_checkpoints: PositiveInt = Field(2, description="How many complete checkpoints to keep, newest first.")
+    keep_checkpoints: PositiveInt = Field(2, description="Number of complete checkpoints to keep.")
     async_save: bool = Field(
         False,
-        description="Write checkpoints while training continues; needs host memory for a whole checkpoint of the node's"
-        f" ranks. With engine torch it is {EXPERIMENTAL_ON_GPUS}",
+        description="Write checkpoints while training continues. Needs host memory for a checkpoint of the node's"
+        " ranks.",
     )
     save_only_model: bool = Field(
         False,
-        description="Save only the trained weights, at the end: smaller and faster, but an interrupted training run"
+        description="Save only the trained weights, at the end: smaller and faster, but an interrupted training"
         " starts again (engine torch).",
     )
     validate_every_steps: PositiveInt | None = Field(
         None,
-        description="Steps between validation losses, over the rows held out by dataset.validation_share; with it, the"
-        " base model's is measured first. If not set, the validation loss is measured once, at the end (engine torch).",
+        description="Steps between validation losses, over the rows held out by dataset.validation_share; the base"
+        " model's comes first. If not set: once, at the end (engine torch).",
     )
     keep_best: bool = Field(
         False,
-        description="Keep the weights with the lowest validation loss, and make the tuned model from them instead of"
-        " from the last ones (engine torch).",
+        description="Keep the weights with the lowest validation loss and make the tuned model from them (engine"
+        " torch).",
     )
     early_stopping_patience: PositiveInt | None = Field(
         None,
-        description="Stop after this many validation losses in a row that are not below the lowest one (engine torch).",
+        description="Stop after this many validation losses in a row that do not improve on the lowest (engine torch).",
     )
     weights_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
@@ -122,21 +118,19 @@ class Lora(Section):
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         None,
         description="Names of the linear modules and embeddings to adapt. If not set: all linear layers of attention"
-        " and MLP of the model's family (docs/lora.md); for T5, `q` and `v`.",
+        " and MLP (docs/lora.md); for T5, `q` and `v`.",
     )
     rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
-    dora: bool = Field(
-        False, description="DoRA: also train the norm of each output's weights (the magnitude). Engine torch."
-    )
+    dora: bool = Field(False, description="DoRA: also train the norm of each output's weights (engine torch).")
     plus_ratio: PositiveFloat = Field(
         1.0,
         description="LoRA+: the learning rate of lora_B is this many times training.learning_rate; the paper suggests"
-        " 16. Engine torch.",
+        " 16 (engine torch).",
     )
     quantization: Literal["none", "nf4"] = Field(
         "none",
-        description="`nf4` keeps the weights that have adapters in 4 bits while training, except those of the output"
-        " layer (QLoRA). Engine torch without tensor parallelism.",
+        description="`nf4` keeps weights with adapters in 4 bits while training, except the output layer's (QLoRA)."
+        " Engine torch without tensor parallelism.",
     )
 
     @property
@@ -157,5 +151,5 @@ class Dpo(Section):
         0.1, description="Scale of the rewards: the higher, the closer the model stays to its starting point."
     )
     label_smoothing: Annotated[Share, Field(lt=0.5)] = Field(
-        0.0, description="Assumed share of pairs whose chosen and rejected completions are swapped (conservative DPO)."
+        0.0, description="Assumed share of pairs with chosen and rejected swapped (conservative DPO)."
     )

@@ -128,7 +128,7 @@ def delete(
     region: Region = None,
     profile: Profile = None,
 ) -> None:
-    """Delete the endpoint, its configurations, models, log and uploaded files: afterwards none of it costs money.
+    """Delete the endpoint and all that costs money with it: configurations, models, log, uploaded files.
 
     Safe to run again after an interruption.
     """

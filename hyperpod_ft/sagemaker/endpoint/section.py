@@ -18,8 +18,7 @@ class Deploy(Section):
     """The SageMaker endpoint that `hyperpod-ft deploy` creates for the tuned model. Changes nothing in the run."""
 
     instance_type: str = Field(
-        description="Instance type of the endpoint, for example `g6.2xlarge`; with container `neuron` an inf2 or trn1"
-        " type."
+        description="Instance type of the endpoint, such as `g6.2xlarge`; an inf2 or trn1 type with container `neuron`."
     )
     store: S3Url | None = Field(
         None,
@@ -28,8 +27,7 @@ class Deploy(Section):
     )
     role: RoleArn | None = Field(
         None,
-        description="Execution role of the endpoint: it reads `store`, pulls the image and writes logs. If not set:"
-        " sagemaker.role.",
+        description="Execution role: reads `store`, pulls the image, writes logs. If not set: sagemaker.role.",
     )
     region: Region | None = Field(
         None, description="AWS region. If not set: sagemaker.region, or that of the AWS configuration."
@@ -45,27 +43,25 @@ class Deploy(Section):
         " (container `vllm`).",
     )
     image: Annotated[str, matches(r"\S{1,255}", "the URI of a container image")] | None = Field(
-        None, description="Another image for the same container, as an ECR URI; the kit's choice if not set."
+        None, description="Another image for the same container, as an ECR URI."
     )
     instances: PositiveInt = Field(1, le=100, description="Number of instances; each holds the whole model.")
     scale_to_zero: bool = Field(
         False,
-        description="When there have been no requests for a while, release all instances; the first request after"
-        " that fails and starts one again, which takes minutes. `instances` is then the maximum.",
+        description="Release all instances after a while without requests; the next request fails and starts one"
+        " again, which takes minutes. `instances` is then the maximum.",
     )
     max_length: PositiveInt | None = Field(
         None,
         description="Longest request, in tokens: prompt and answer. If not set: dataset.max_length +"
         " generate.max_new_tokens, at most what the model has positions for.",
     )
-    max_concurrency: PositiveInt = Field(
-        8, le=1024, description="Number of requests that an instance answers at the same time."
-    )
+    max_concurrency: PositiveInt = Field(8, le=1024, description="Requests that an instance answers at the same time.")
     startup_minutes: PositiveInt | None = Field(
         None,
         le=60,
-        description="Minutes that the container may take to start answering. If not set: 20, with container"
-        " `neuron` 60, because it compiles first.",
+        description="Minutes in which the container must start to answer. If not set: 20; with container `neuron`,"
+        " which compiles first, 60.",
     )
 
     @field_validator("instance_type")

@@ -1,0 +1,133 @@
+"""docs/commands.md: each command with its usage, its help and its own options. `python scripts/reference.py` writes it.
+
+What several commands share is described once, at the beginning.
+"""
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from hyperpod_ft.cli.main import app
+from hyperpod_ft.cli.options import A_RUN
+
+_WIDTH, _COLUMN = 110, 22  # of a line; of what is typed, at most
+_SHARED_BY = 3  # commands at least
+_AWS = ("--region", "--profile")  # on this page: of all commands that call AWS
+_BEGINNING = """# Commands
+
+Each is run as `hyperpod-ft COMMAND`; `-h` prints its whole help, of which this page has the first sentence. Defaults
+are in brackets. `hyperpod-ft --install-completion` sets up completion in your shell. `python scripts/reference.py`
+generates this page.
+
+## What commands share
+
+- `--profile NAME`, of `cluster`, `deploy` and `sagemaker`: Profile of the AWS configuration.
+- `--region NAME`, of the same: AWS region, where no file names it. Default: that of the AWS configuration.
+"""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument or option: as it is typed, and its help."""
+
+    name: str  # `RUN`, `--json`
+    usage: str  # `RUN`, `--set KEY=VALUE`
+    help: str  # with its default
+    required: bool
+
+    @property
+    def is_option(self) -> bool:
+        return self.name.startswith("-")
+
+    @property
+    def subject(self) -> tuple[str, str]:
+        """The same for parameters that differ in an example or in their default."""
+        return self.name, re.split(r", e\.g\. | Default: | \(", self.help)[0].rstrip(".")
+
+
+Commands = Mapping[tuple[str, ...], tuple[Any, list[Parameter]]]  # by path
+
+
+def page() -> str:
+    """The page's text."""
+    root = typer.main.get_command(app)
+    commands: Commands = {path: (command, list(_parameters(command))) for path, command in _walk(root)}
+    count = Counter(parameter.subject for _, found in commands.values() for parameter in found)
+    shared = {subject for subject, times in count.items() if times >= (_SHARED_BY if subject[0][0] == "-" else 2)}
+    ordered = sorted(shared, key=lambda subject: (subject[0], -count[subject]))
+    lines = [*_BEGINNING.splitlines(), *_shared(commands, ordered), ""]
+    for heading, names in root.headings.items():
+        found = {path: command for path, command in commands.items() if path[0] in names.split()}
+        described = [_command(path, *command, shared) for path, command in found.items()]
+        lines += [f"## {heading}", "", "```text", "\n\n".join(map("\n".join, described)), "```", ""]
+    return "\n".join(lines)
+
+
+def _walk(group: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command with its path, in the order of the help."""
+    for name in " ".join(group.headings.values()).split() or group.list_commands(None):
+        command = group.commands.get(name)
+        if hasattr(command, "commands"):
+            yield from _walk(command, (*above, name))
+        elif command:  # an annex may be missing
+            yield (*above, f"[{name}]" if name == group.default else name), command
+
+
+def _parameters(command: Any) -> Iterator[Parameter]:
+    for found in command.params:
+        typed, text = found.get_help_record(typer.Context(command))
+        typed = re.sub(r" <(str|list|path|int|float)( range)?(\[str\])?>", lambda kind: f" {_VALUES[kind[1]]}", typed)
+        if found.param_type_name == "argument":
+            metavar, kind = typed.rsplit(" ", 1)
+            typed = kind.strip("<>") if kind[0] == "<" else metavar.strip("[]").upper()
+        name = next((option for option in found.opts if option.startswith("--")), found.opts[0])
+        yield Parameter(name if typed[0] == "-" else typed, typed, _sentences(text), found.required)
+
+
+_VALUES = {"str": "NAME", "list": "NAME", "path": "PATH", "int": "N", "float": "X"}
+
+
+def _sentences(text: str) -> str:
+    """A parameter's help, with its default in brackets at the end of the first sentence."""
+    text, _, facts = text.partition("  [")
+    text = re.sub(r"to copy: .*", "to copy.", text)  # the recipes, which docs/run-file.md lists
+    if text[1:] != A_RUN[1:]:
+        text = text.replace(A_RUN, "a `RUN`.")
+    default = re.search(r"default: \(?([^];)]+)", facts)
+    return f"{text.rstrip('.')} ({default[1]})." if default else text
+
+
+def _shared(commands: Commands, shared: list[tuple[str, str]]) -> Iterator[str]:
+    """A line for each shared parameter, with its default where that is the same for all commands."""
+    names = Counter(name for name, _ in shared)
+    for name, text in (subject for subject in shared if subject[0] not in _AWS):
+        uses = {path: one for path, (_, found) in commands.items() for one in found if one.subject == (name, text)}
+        groups, helps = {path[0] for path in uses}, {one.help for one in uses.values()}
+        where = f", of `{groups.pop()}`" if names[name] > 1 and len(groups) == 1 else ""
+        yield f"- `{next(iter(uses.values())).usage}`{where}: {helps.pop() if len(helps) == 1 else f'{text}.'}"
+
+
+def _command(
+    path: tuple[str, ...], command: Any, parameters: list[Parameter], shared: set[tuple[str, str]]
+) -> Iterator[str]:
+    shown = [one for one in parameters if one.name not in _AWS]
+    own = [one for one in shown if one.subject not in shared]
+    arguments = [one for one in shown if not one.is_option]
+    options = [one for one in shown if one.is_option and (one.required or one not in own)]
+    usage = [one.usage if one.required else f"[{one.usage}]" for one in arguments]
+    usage += [one.usage.replace("-o, ", "") if one.required else f"[{one.name}]" for one in options]
+    yield " ".join([*path, *usage])
+    yield from textwrap.wrap(command.get_short_help_str(1000), _WIDTH, initial_indent="    ", subsequent_indent="    ")
+    explained = [one for one in own if one.is_option or not one.required or "|" in one.usage]
+    column = min(max((len(one.usage) for one in explained), default=0), _COLUMN)
+    for one in explained:
+        start, indent = f"      {one.usage:{column}}   ", " " * (column + 9)
+        if len(one.usage) > column:
+            yield start.rstrip()
+            start = indent
+        yield from textwrap.wrap(one.help, _WIDTH, initial_indent=start, subsequent_indent=indent)
