@@ -1,0 +1,47 @@
+"""The code blocks of README and docs, and a shell that runs those of a page in the order in which they stand."""
+
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def blocks(page: str, language: str = "sh", heading: str = "") -> list[str]:
+    """The blocks of a page, by its path in the checkout; of one section if its heading is given."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    if heading:
+        text = text[text.index(f"\n## {heading}") + 1 :].partition("\n## ")[0]
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def run_blocks(
+    page: str, found: Sequence[str], directory: Path, environment: Mapping[str, str], timeout: float = 300
+) -> list[str]:
+    """Types the blocks into one bash in `directory`; returns what each has printed. The first command that fails fails."""
+    marker = "--- end of a block ---"
+    script = "\n".join(["set -Eeuo pipefail", *(f"{block}\necho {shlex.quote(marker)}" for block in found)])
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=directory,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page}:\n{done.stdout}"
+    assert "Traceback" not in done.stdout, done.stdout
+    return done.stdout.split(f"{marker}\n")[:-1]
+
+
+def stand_in(directory: Path, name: str, script: str) -> None:
+    """A program that comes first in a PATH that begins with `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    program = directory / name
+    program.write_text(f"#!/usr/bin/env bash\nset -Eeuo pipefail\n{script}\n")
+    program.chmod(0o755)
