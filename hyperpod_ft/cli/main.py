@@ -244,7 +244,7 @@ def compare(runs: RunReferences = None, as_json: Json = False) -> None:
 
     opened = references.find_all(runs)
     for run in opened:
-        Launchers.of(run).bring_files(run)  # a run of training jobs may have finished since
+        Launchers.of(run).bring_small_files(run)  # a run of training jobs may have finished since
     compared = [training_summary.require(run) for run in opened]
     differing = differences([run.config.by_key() for run in opened])
     if as_json:

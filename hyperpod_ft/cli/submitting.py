@@ -20,9 +20,9 @@ def submit_and_follow(run: Run, launcher: str, selection: Selection, *, watch: b
     """
     launchers = Launchers.of(run)
     if origin:  # `resume` continues with what was fetched
-        launchers.bring_files(run, also=launcher)
+        launchers.bring_small_files(run, also=launcher)
         assets.refuse_changes([run])
-    jobs = submit.submit(run, launchers, selection, launcher, assets.bring)
+    jobs = submit.submit(run, launchers, selection, launcher, assets.copy_local_sources)
     if origin:
         publish.write_text(run.paths.origin, origin)
     if jobs:

@@ -32,9 +32,11 @@ def tuned_run(reference: str | None, *, base: bool = False) -> Run:
     """
     run = references.find(reference)
     if run.journal.why_not_done(run.plan.model_stage):
-        Launchers.of(run).bring_files(run)  # training jobs may have made it since the last look
+        Launchers.of(run).bring_small_files(run)  # training jobs may have made it since the last look
     require_done(run.journal, run.plan.model_stage, "no tuned model yet")
-    Launchers().bring(run, [run.paths.tuned_model, *([run.paths.base_model, run.paths.adapter] if base else [])])
+    Launchers().bring_outputs(
+        run, [run.paths.tuned_model, *([run.paths.base_model, run.paths.adapter] if base else [])]
+    )
     return run
 
 

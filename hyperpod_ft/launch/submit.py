@@ -30,12 +30,12 @@ def submit(
     launchers: Launchers,
     selection: Selection,
     launcher_name: str = "slurm",
-    bring: Callable[[Run], object] | None = None,
+    copy_sources: Callable[[Run], object] | None = None,
 ) -> tuple[Job, ...]:
     """Submit the stages that must run, with the launcher of that name; returns the jobs, none when all is done.
 
-    `bring` is called with the run before stage download is submitted where jobs do not see this machine's files, once
-    the run is checked.
+    `copy_sources` is called with the run before stage download is submitted where jobs do not see this machine's files,
+    once the run is checked.
     Raises UserError when jobs of this run are still active, when the launcher refuses them, or when this version would
     plan the run differently; TrainsAgainError when it would train again without having been asked to.
     """
@@ -44,7 +44,7 @@ def submit(
         _refuse_active_jobs(run.paths, active)
         if launcher.shares_volume:
             _use_this_volume(run)
-        return _carry_out(decide(run, selection), run, launcher, bring)
+        return _carry_out(decide(run, selection), run, launcher, copy_sources)
 
 
 def submit_missing(
@@ -141,7 +141,7 @@ def _use_this_volume(run: Run) -> None:
 
 
 def _carry_out(
-    decision: DecidedSubmission, run: Run, launcher: Launcher, bring: Callable[[Run], object] | None = None
+    decision: DecidedSubmission, run: Run, launcher: Launcher, copy_sources: Callable[[Run], object] | None = None
 ) -> tuple[Job, ...]:
     """Write the run directory and submit the stages; returns their jobs."""
     if decision.refused:
@@ -150,8 +150,8 @@ def _carry_out(
         return ()
     with _discarded(run.paths, decision):
         _write(run)
-        if bring and not launcher.shares_volume and run.plan["download"] in decision.stages:
-            bring(run)
+        if copy_sources and not launcher.shares_volume and run.plan["download"] in decision.stages:
+            copy_sources(run)
         earlier = len(run.journal.jobs())
         launcher.submit(run, decision.stages, decision.after)
         return tuple(run.journal.jobs()[earlier:])

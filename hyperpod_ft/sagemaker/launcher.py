@@ -212,7 +212,7 @@ class SageMakerLauncher(Launcher):
     def location(self, run: Run, path: Path) -> str:
         return store_url(run, path) if store_of(run.config) and not path.exists() else str(path)
 
-    def bring(self, run: Run, directories: Sequence[Path]) -> None:
+    def bring_outputs(self, run: Run, directories: Sequence[Path]) -> None:
         pull_models(run, directories)
 
     def _jobs(self, config: RunConfig) -> TrainingJobs:
