@@ -52,7 +52,7 @@ def track(reference: RunReference = None) -> None:
     if not run.config.tracking.trackers:
         raise UserError("tracking.trackers: this run has none", "name some in its run file, and give that file as RUN")
     Launchers.of(run).bring_small_files(run)
-    for problem in install_trackers(run.paths).values():
+    for problem in install_trackers(run).values():
         print(problem)
     shutdown = Shutdown()
     shutdown.begin(_TRACK_SECONDS)

@@ -69,7 +69,7 @@ class Launchers:
 
         Creates nothing for the run of another user: what would be created, and with which role, is in the run's files.
         """
-        keep_going = keep_going and run.paths.is_own
+        keep_going = keep_going and run.journal.is_own
         answers = [
             launcher.states(run, jobs, keep_going=keep_going)
             for launcher, jobs in self._by_launcher(run.journal.unfinished(run.journal.latest_jobs()))
