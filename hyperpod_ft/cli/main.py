@@ -132,7 +132,7 @@ def submit(
     """Submit the stages that must run, as a chain of jobs. Stages that are done are skipped."""
     import shlex
 
-    from hyperpod_ft.cli.watch.following import submit_and_follow
+    from hyperpod_ft.cli.submitting import submit_and_follow
     from hyperpod_ft.download.assets import look_up
     from hyperpod_ft.runs.selection import Selection
 
@@ -152,7 +152,7 @@ def resume(
     watch: Watch = False,
 ) -> None:
     """Submit the rest of a run that failed, was cancelled or was interrupted. Training resumes from its checkpoint."""
-    from hyperpod_ft.cli.watch.following import submit_and_follow
+    from hyperpod_ft.cli.submitting import submit_and_follow
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.selection import Selection
 
@@ -244,7 +244,7 @@ def compare(runs: RunReferences = None, as_json: Json = False) -> None:
 
     opened = references.find_all(runs)
     for run in opened:
-        Launchers.of(run).bring_files(run)  # a run of training jobs may have finished since
+        Launchers.of(run).bring_small_files(run)  # a run of training jobs may have finished since
     compared = [training_summary.require(run) for run in opened]
     differing = differences([run.config.by_key() for run in opened])
     if as_json:

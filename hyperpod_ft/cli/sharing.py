@@ -51,8 +51,8 @@ def track(reference: RunReference = None) -> None:
     run = references.find(reference)
     if not run.config.tracking.trackers:
         raise UserError("tracking.trackers: this run has none", "name some in its run file, and give that file as RUN")
-    Launchers.of(run).bring_files(run)
-    for problem in install_trackers(run.paths).values():
+    Launchers.of(run).bring_small_files(run)
+    for problem in install_trackers(run).values():
         print(problem)
     shutdown = Shutdown()
     shutdown.begin(_TRACK_SECONDS)
@@ -84,9 +84,9 @@ def push(
 
     run = references.find(only(reference, "ORG/NAME"))
     launchers = Launchers.of(run)
-    launchers.bring_files(run)
+    launchers.bring_small_files(run)
     if adapter or not dry_run:
-        launchers.bring(run, [run.paths.adapter if adapter else run.paths.tuned_model])
+        launchers.bring_outputs(run, [run.paths.adapter if adapter else run.paths.tuned_model])
     upload = _upload(run, adapter)
     visibility = "public" if public else "private"
     print(f"{len(upload.files)} files, {format_bytes(upload.nbytes)}, for {repository} ({visibility} if it is new)")

@@ -33,7 +33,7 @@ def dataset(run: Run) -> Wanted:
     return Wanted("dataset", dataset_asset(run.config), dataset_files(run.config.dataset), run.paths.raw_dataset)
 
 
-def bring(run: Run) -> None:
+def copy_local_sources(run: Run) -> None:
     """Put files of this machine below `cluster.root`, for jobs on other machines, which see only that or its copy."""
     for wanted in (model(run), dataset(run)):
         if wanted.asset.kind == "local":

@@ -14,14 +14,14 @@ from hyperpod_ft.environments.build import build
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.pins import pins_file
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.run_paths import RunPaths
+from hyperpod_ft.runs.selection import trackers_to_install
 
 
-def install_trackers(paths: RunPaths) -> dict[str, str]:
+def install_trackers(run: Run) -> dict[str, str]:
     """Create the environments that are missing. Returns why one could not be made, by tracker."""
     problems = {}
-    for tracker in paths.trackers_to_install():
-        environment = paths.tracker_environment(tracker)
+    for tracker in trackers_to_install(run):
+        environment = run.paths.tracker_environment(tracker)
         try:
             with publish.lock(environment.with_name(f".{environment.name}.lock")):
                 if not environment.exists():
@@ -35,7 +35,7 @@ def main() -> None:
     """Run the command line; problems are printed, and are no failure."""
     os.nice(10)
     try:
-        problems = install_trackers(Run.open(Path(sys.argv[1])).paths)
+        problems = install_trackers(Run.open(Path(sys.argv[1])))
     except UserError:
         return  # stage env reports it
     for tracker, problem in problems.items():

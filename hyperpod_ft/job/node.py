@@ -18,6 +18,7 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_f
 from hyperpod_ft.job.job_host import JobHost
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.job_files import shell_status
+from hyperpod_ft.runs.jobs import job_python
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 
@@ -30,7 +31,7 @@ def torchrun_command(run: Run, rendezvous: list[str], node_rank: int, *, precomp
     """The command line that starts this node's ranks."""
     command = [
         *(rules_of(run.config.engine).TRIAL_LAUNCHER if precompile else ()),
-        *(str(run.paths.python), "-m", "hyperpod_ft.job.torchrun"),
+        *(str(job_python(run.paths)), "-m", "hyperpod_ft.job.torchrun"),
         *rendezvous,
         f"--node-rank={node_rank}",
         # torchrun makes a directory for its ranks' error files and never removes it: in the run, not in /tmp
@@ -85,7 +86,7 @@ def main() -> None:
 def _start_ranks(directory: Path, host: JobHost, *, precompile: bool) -> None:
     run = Run.open(directory)
     if run.config.instance.has_accelerators or run.plan.degrees.nodes > 1:
-        check = [str(run.paths.python), "-m", "hyperpod_ft.job.health", str(run.paths.directory)]
+        check = [str(job_python(run.paths)), "-m", "hyperpod_ft.job.health", str(run.paths.directory)]
         if status := subprocess.run(check, check=False).returncode:
             sys.exit(shell_status(status))
     try:
@@ -95,7 +96,7 @@ def _start_ranks(directory: Path, host: JobHost, *, precompile: bool) -> None:
         print_error(host.name, str(error))
         sys.exit(1)
     command = torchrun_command(run, meeting, host.number, precompile=precompile)
-    first = rules_of(run.config.engine).program_directories(run.config, run.paths.python)
+    first = rules_of(run.config.engine).program_directories(run.config, job_python(run.paths))
     os.environ["PATH"] = os.pathsep.join([*map(str, first), os.environ.get("PATH", os.defpath)])
     os.execvp(command[0], command)  # noqa: S606 - no shell is meant
 

@@ -53,12 +53,12 @@ class Launchers:
         last = run.journal.last_launcher
         return next((launcher.location(run, path) for launcher in self._all if launcher.name == last), str(path))
 
-    def bring(self, run: Run, directories: Sequence[Path]) -> None:
-        """As `Launcher.bring`."""
+    def bring_outputs(self, run: Run, directories: Sequence[Path]) -> None:
+        """As `Launcher.bring_outputs`."""
         for launcher in self._all:
-            launcher.bring(run, directories)
+            launcher.bring_outputs(run, directories)
 
-    def bring_files(self, run: Run, also: str = "") -> None:
+    def bring_small_files(self, run: Run, also: str = "") -> None:
         """Bring the run's small files here, where its jobs write elsewhere. Starts nothing. `also`: as for `active`."""
         for launcher, jobs in self._by_launcher(run.journal.unfinished(run.journal.latest_jobs()), also):
             if not launcher.shares_volume:
@@ -69,7 +69,7 @@ class Launchers:
 
         Creates nothing for the run of another user: what would be created, and with which role, is in the run's files.
         """
-        keep_going = keep_going and run.paths.is_own
+        keep_going = keep_going and run.journal.is_own
         answers = [
             launcher.states(run, jobs, keep_going=keep_going)
             for launcher, jobs in self._by_launcher(run.journal.unfinished(run.journal.latest_jobs()))

@@ -12,7 +12,7 @@ from hyperpod_ft.data import source_files
 from hyperpod_ft.data.text.prompts import check_prompt, is_chat
 from hyperpod_ft.digests import names_below
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.finished import training_again
+from hyperpod_ft.launch.decision import decide
 from hyperpod_ft.launch.protocol import JobPreview
 from hyperpod_ft.launch.trainability import check_trainable
 from hyperpod_ft.planning.engine_rules import rules_of
@@ -24,7 +24,6 @@ from hyperpod_ft.planning.training_steps import rows_per_step
 from hyperpod_ft.runs.assets import config_directory
 from hyperpod_ft.runs.results.training_summary import Steps, steps
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.selection import choose
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,8 @@ class Preview:
 def preview(run: Run) -> Preview:
     """Raises UserError as `check_run` does."""
     fit = check_run(run)
-    chosen = choose(run)
-    will_run = {stage.name for stage in chosen}
+    decision = decide(run)
+    will_run = {stage.name for stage in decision.stages}
     rows = rows_per_step(run.config.training, run.plan.degrees.data_parallel)
     return Preview(
         run=run,
@@ -87,8 +86,8 @@ def preview(run: Run) -> Preview:
         steps=steps(run),
         rows_per_step=rows,
         tokens_per_step=rows * run.config.dataset.row_tokens,
-        refused=str(training_again(run, chosen) or ""),
-        other_jobs=tuple(job for launcher in launchers() for job in launcher.previews(run, chosen)),
+        refused=str(decision.refused or ""),
+        other_jobs=tuple(job for launcher in launchers() for job in launcher.previews(run, decision.stages)),
     )
 
 

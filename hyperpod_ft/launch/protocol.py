@@ -115,7 +115,7 @@ class Launcher(Protocol):
         """Where a path of a run is, or will be, whose newest jobs it has: here, or a URL where they have left it."""
         return str(path)
 
-    def bring(self, run: Run, directories: Sequence[Path]) -> None:
+    def bring_outputs(self, run: Run, directories: Sequence[Path]) -> None:
         """Bring what the records list below these directories here, as far as this machine lacks it.
 
         May be killed at any moment and called again: complete files stay. Raises UserError when that fails.

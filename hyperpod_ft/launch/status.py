@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
-from hyperpod_ft.launch.finished import submit_command, training_again
+from hyperpod_ft.launch.decision import decide
+from hyperpod_ft.launch.finished import submit_command
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
@@ -21,7 +22,6 @@ from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.log_text import StageProgress, stage_progress
 from hyperpod_ft.runs.results.training_summary import TrainingSummary, steps, summary_of
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.runs.selection import choose
 
 State = Literal["done", "running", "pending", "failed", "cancelled", "unknown", "not run"]
 ACTIVE: tuple[State, ...] = ("running", "pending")
@@ -121,8 +121,8 @@ def status_of(
 
     Reads the records now, after the states were asked for: the record of a job that has ended since counts.
     """
-    chosen = choose(run)
-    needed = {stage.name for stage in chosen}
+    decision = decide(run)
+    needed = {stage.name for stage in decision.stages}
     launchers = Launchers()
     stages = _one_at_a_time(
         (
@@ -139,7 +139,7 @@ def status_of(
         stages=stages,
         submitted=max((job.submitted for job in jobs.values()), default=""),
         submit_command=submit_command(run.journal, run.journal.submitted_as or "RUN_FILE"),
-        refused=str(training_again(run, chosen) or ""),
+        refused=str(decision.refused or ""),
         training=_latest_metrics(run, stages),
         training_summary=summary_of(run),
         evaluations=evaluations(run),

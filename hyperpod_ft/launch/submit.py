@@ -1,4 +1,4 @@
-"""Submit a run: choose the stages that must run, write the run directory, hand the chain to a launcher."""
+"""Submit a run: have it decided what must run, write the run directory, hand the chain to a launcher."""
 
 import contextlib
 import os
@@ -9,19 +9,20 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.finished import submit_command, training_again
+from hyperpod_ft.launch.decision import DecidedSubmission, decide
+from hyperpod_ft.launch.finished import submit_command
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import check_run
-from hyperpod_ft.launch.protocol import After, Dependency, Launcher
+from hyperpod_ft.launch.protocol import Dependency, Launcher
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.snapshot import snapshot
-from hyperpod_ft.planning.plan import StagePlan, plan
+from hyperpod_ft.planning.plan import plan
 from hyperpod_ft.runs import volume_lock
 from hyperpod_ft.runs.jobs import Job, Submission
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
-from hyperpod_ft.runs.selection import Selection, choose
+from hyperpod_ft.runs.selection import Selection
 
 
 def submit(
@@ -29,27 +30,21 @@ def submit(
     launchers: Launchers,
     selection: Selection,
     launcher_name: str = "slurm",
-    bring: Callable[[Run], object] | None = None,
+    copy_sources: Callable[[Run], object] | None = None,
 ) -> tuple[Job, ...]:
     """Submit the stages that must run, with the launcher of that name; returns the jobs, none when all is done.
 
-    `bring` is called with the run before stage download is submitted where jobs do not see this machine's files, once
-    the run is checked.
+    `copy_sources` is called with the run before stage download is submitted where jobs do not see this machine's files,
+    once the run is checked.
     Raises UserError when jobs of this run are still active, when the launcher refuses them, or when this version would
     plan the run differently; TrainsAgainError when it would train again without having been asked to.
     """
     launcher = launchers.named(launcher_name)
-    _refuse_another_version(run)
-    _check_new(run, selection)
-    with _exclusive_submission(run, launchers, also=launcher_name) as active:
+    with _alone(run, launchers, selection, launcher_name) as active:
         _refuse_active_jobs(run.paths, active)
         if launcher.shares_volume:
             _use_this_volume(run)
-        stages = choose(run, selection)
-        if refusal := training_again(run, stages, selection):
-            raise refusal
-        with _discard_earlier(run.paths, stages, force=selection.force):
-            return _submit(run, launcher, stages, {}, bring)
+        return _carry_out(decide(run, selection), run, launcher, copy_sources)
 
 
 def submit_missing(
@@ -65,72 +60,14 @@ def submit_missing(
     stage begins that starts ranks. Completes what a killed submission has left: its jobs are kept, and later ones wait
     for them. Returns the new jobs. Raises UserError as `submit` does.
     """
-    _refuse_another_version(run)
-    with _exclusive_submission(run, launchers, also=launcher_name) as active:
+    everything = Selection()
+    with _alone(run, launchers, everything, launcher_name) as active:
         if not active:
             _use_this_volume(run)
         elif any(job.launcher != launcher_name for job in active):
             return ()  # jobs of one launcher cannot wait for those of another
-        chosen = choose(run)
         doing = {**others, **{job.stage: Dependency(str(run.paths.directory), job.job_id) for job in active}}
-        missing = [stage for stage in chosen if stage.name not in doing]
-        if refusal := training_again(run, missing):
-            raise refusal
-        undone = {stage.name for stage in chosen}
-        after: dict[str, list[Dependency]] = {
-            stage.name: [
-                *(doing[need] for need in stage.needs if need in undone and need in doing),
-                *(before_ranks if stage.starts_ranks else ()),
-            ]
-            for stage in missing
-        }
-        return _submit(run, launchers.named(launcher_name), missing, after)
-
-
-def _submit(
-    run: Run,
-    launcher: Launcher,
-    stages: Sequence[StagePlan],
-    after: After,
-    bring: Callable[[Run], object] | None = None,
-) -> tuple[Job, ...]:
-    if not stages:
-        return ()
-    _prepare(run)
-    if bring and not launcher.shares_volume and run.plan["download"] in stages:
-        bring(run)
-    earlier = len(run.journal.jobs())
-    launcher.submit(run, stages, after)
-    return tuple(run.journal.jobs()[earlier:])
-
-
-def _check_new(run: Run, selection: Selection) -> None:
-    """A run file that is refused leaves no run."""
-    if not run.paths.config_path.exists():
-        choose(run, selection)
-        check_run(run)
-
-
-def _refuse_another_version(run: Run) -> None:
-    if run.plan != plan(run.config):
-        raise UserError(
-            f"{run.paths.directory}: was planned by another version of hyperpod-ft",
-            "continue with that version, or start a new run that shares what it can: "
-            + submit_command(run.journal, str(run.paths.config_path)),
-        )
-
-
-def _use_this_volume(run: Run) -> None:
-    """Forget what only containers and the store have: these jobs need it on their own volume."""
-    _forget_environment_of_a_container(run)
-    publish.remove(run.paths.store_listing)
-
-
-def _forget_environment_of_a_container(run: Run) -> None:
-    """A record of stage env without outputs is about an environment that was not on the volume."""
-    record = run.journal.record("env")
-    if record is not None and not record.outputs and run.config.env.python is None:
-        publish.remove(run.paths.record_path("env"))
+        return _carry_out(decide(run, everything, doing, before_ranks), run, launchers.named(launcher_name))
 
 
 def prepare(run: Run, launchers: Launchers) -> list[Path]:
@@ -138,10 +75,9 @@ def prepare(run: Run, launchers: Launchers) -> list[Path]:
 
     Raises UserError when jobs of the run are still active: they read the files that this writes.
     """
-    _check_new(run, Selection())
-    with _exclusive_submission(run, launchers) as active:
+    with _alone(run, launchers, Selection()) as active:
         _refuse_active_jobs(run.paths, active)
-        return _prepare(run)
+        return _write(run)
 
 
 def cancel(run: Run, launchers: Launchers) -> tuple[Job, ...]:
@@ -160,11 +96,21 @@ def cancel(run: Run, launchers: Launchers) -> tuple[Job, ...]:
 
 
 @contextlib.contextmanager
-def _exclusive_submission(run: Run, launchers: Launchers, also: str = "") -> Iterator[Collection[Job]]:
+def _alone(run: Run, launchers: Launchers, selection: Selection, also: str = "") -> Iterator[Collection[Job]]:
     """Exclude other submissions; yield the run's active jobs.
 
-    Freezes a new run before anything can fail, so that every command can read the directory that an error names.
+    A run file that is refused leaves no run. Any other new run is frozen before something else can fail, so that every
+    command can read the directory that an error names.
     """
+    if run.plan != plan(run.config):
+        raise UserError(
+            f"{run.paths.directory}: was planned by another version of hyperpod-ft",
+            "continue with that version, or start a new run that shares what it can: "
+            + submit_command(run.journal, str(run.paths.config_path)),
+        )
+    if not run.paths.config_path.exists():
+        decide(run, selection)
+        check_run(run)
     create_run_directory(run)
     _refuse_second_root(run.paths)
     with contextlib.ExitStack() as stack:
@@ -186,7 +132,33 @@ def _refuse_active_jobs(paths: RunPaths, active: Collection[Job]) -> None:
         raise UserError(f"{paths.directory}: still at work: {jobs}", f"wait, or: hyperpod-ft cancel {paths.directory}")
 
 
-def _prepare(run: Run) -> list[Path]:
+def _use_this_volume(run: Run) -> None:
+    """Forget what only containers and the store have: these jobs need it on their own volume."""
+    record = run.journal.record("env")
+    if record is not None and not record.outputs and run.config.env.python is None:
+        publish.remove(run.paths.record_path("env"))  # of an environment in a container
+    publish.remove(run.paths.store_listing)
+
+
+def _carry_out(
+    decision: DecidedSubmission, run: Run, launcher: Launcher, copy_sources: Callable[[Run], object] | None = None
+) -> tuple[Job, ...]:
+    """Write the run directory and submit the stages; returns their jobs."""
+    if decision.refused:
+        raise decision.refused
+    if not decision.stages:
+        return ()
+    with _discarded(run.paths, decision):
+        _write(run)
+        if copy_sources and not launcher.shares_volume and run.plan["download"] in decision.stages:
+            copy_sources(run)
+        earlier = len(run.journal.jobs())
+        launcher.submit(run, decision.stages, decision.after)
+        return tuple(run.journal.jobs()[earlier:])
+
+
+def _write(run: Run) -> list[Path]:
+    """Write the run directory and the code that its jobs run; returns the scripts in order. Raises UserError."""
     check_run(run)
     installation = Installation(Path(sys.executable), snapshot(run.paths.code_copies))
     run.freeze()
@@ -227,33 +199,14 @@ def _refuse_second_root(paths: RunPaths) -> None:
 
 
 @contextlib.contextmanager
-def _discard_earlier(paths: RunPaths, stages: Sequence[StagePlan], *, force: bool) -> Iterator[None]:
-    """Remove the records that mark these stages as done; put them back when the block fails.
-
-    Without force, only the record of a training whose outputs are gone, so that `resume` can continue the new one after
-    it is cancelled. A training run that is forced must not resume from its checkpoints, nor an evaluation from its
-    scores: they are kept under another name, but for those of the base model, which the stage discards.
-    """
+def _discarded(paths: RunPaths, decision: DecidedSubmission) -> Iterator[None]:
+    """Discard what the decision says; put it back when the block fails."""
     moved: list[tuple[Path, Path]] = []
-    records = [paths.record_path(stage.name) for stage in stages if force or stage.name == "train"]
-    training = force and any(stage.name == "train" for stage in stages)
-    of_training = [
-        paths.checkpoints,
-        paths.metrics_path,
-        paths.usage_path,
-        paths.restarts_path("train"),
-        paths.reference_log_probabilities,
-        paths.tracking,  # in trackers, it is another run
-    ]
-    discarded = [*records, *(of_training if training else [])]
-    forces_evaluation = force and any(stage.name == "eval" for stage in stages)
-    if forces_evaluation:
-        discarded.append(paths.tuned_scores)
-        # runs share the base model's, and only the stage knows the conditions of its own
+    if decision.forces_evaluation:
         publish.write_text(paths.evaluation_forced, "")
     timestamp = _timestamp()
     try:
-        for path in discarded:
+        for path in (*decision.forgotten, *decision.set_aside):
             if path.exists():
                 aside = path.with_name(f"{path.name}.discarded-{timestamp}")
                 path.rename(aside)
@@ -262,11 +215,11 @@ def _discard_earlier(paths: RunPaths, stages: Sequence[StagePlan], *, force: boo
     except BaseException:
         for path, aside in moved:
             aside.rename(path)
-        if forces_evaluation:
+        if decision.forces_evaluation:
             paths.evaluation_forced.unlink(missing_ok=True)
         raise
     for path, aside in moved:
-        if path in records:
+        if path in decision.forgotten:
             aside.unlink()
 
 

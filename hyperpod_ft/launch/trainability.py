@@ -20,6 +20,7 @@ from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.t5_shape import t5_shape
 from hyperpod_ft.progress import activity
 from hyperpod_ft.runs.assets import config_directory
+from hyperpod_ft.runs.jobs import job_python
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
 
@@ -37,7 +38,8 @@ _NOT_LINEAR = (
 def check_trainable(run: Run) -> None:
     """Raise UserError when it is known that the model cannot be loaded, adapted or consolidated."""
     directory = config_directory(run.config)
-    if run.config.engine != "torch" or directory is None or not run.paths.python.exists():
+    python = job_python(run.paths)
+    if run.config.engine != "torch" or directory is None or not python.exists():
         return
     config = read_config(directory)
     shape = model_shape(config) or t5_shape(config)
@@ -46,7 +48,7 @@ def check_trainable(run: Run) -> None:
     # only what decides, not the rank, for example: the points of a sweep ask the same
     lora = run.config.lora.model_dump_json(include={"target_modules", "dora"})
     adapters = (lora,) if run.config.training.method == "lora" else ()
-    if refusal := _refusal((str(run.paths.python.absolute()), "-m", _PROGRAM, str(directory.absolute()), *adapters)):
+    if refusal := _refusal((str(python.absolute()), "-m", _PROGRAM, str(directory.absolute()), *adapters)):
         raise UserError(refusal)
 
 

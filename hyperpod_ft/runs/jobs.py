@@ -1,4 +1,4 @@
-"""What was submitted of a run: its submissions, their jobs, and which job this process belongs to."""
+"""What was submitted of a run: its submissions, their jobs; which job this process belongs to, and its interpreter."""
 
 import getpass
 import os
@@ -13,8 +13,9 @@ from pydantic import Field
 
 from hyperpod_ft import __version__
 from hyperpod_ft.annexes import slurm_conf
-from hyperpod_ft.runs.job_files import JOB_ID
+from hyperpod_ft.runs.job_files import JOB_ID, PYTHON
 from hyperpod_ft.runs.records import UtcTime, utc_now
+from hyperpod_ft.runs.run_paths import RunPaths
 
 # Parts of paths, and arguments of other programs. Files with them may have been written by anyone, such as a container.
 StageName = Annotated[str, Field(pattern=r"^[a-z]+$")]
@@ -92,3 +93,9 @@ def _git_state() -> GitState | None:
 def own_job_id() -> str:
     """The id of the job that this process belongs to, which its script exports; `manual` for one started by hand."""
     return os.environ.get(JOB_ID, "manual")
+
+
+def job_python(paths: RunPaths) -> Path:
+    """The interpreter of the run's stages that need torch, where this process is: a container has its own."""
+    given = os.environ.get(PYTHON)
+    return Path(given) if given else paths.python

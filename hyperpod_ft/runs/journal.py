@@ -28,6 +28,14 @@ class Journal:
     paths: RunPaths
     plan: Plan
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the run is this user's, or not there yet; otherwise its files say what somebody else wants."""
+        try:
+            return self.paths.config_path.lstat().st_uid == os.getuid()
+        except FileNotFoundError:
+            return True
+
     # Stages
 
     def record(self, stage: str) -> Record | None:
@@ -37,6 +45,10 @@ class Journal:
         """The record of a stage of the plan, unless it was made with another configuration."""
         record = self.record(stage) if stage in self.plan else None
         return record if record and record.fingerprint == self.plan[stage].fingerprint else None
+
+    def evaluation_records(self) -> list[Path]:
+        """The records of stage `eval`, one for each set of tasks and settings."""
+        return sorted((self.paths.directory / "records").glob("eval-*.json"))
 
     def why_not_done(self, stage: str) -> str:
         """Why the stage must run; empty when its record is valid and its outputs exist, here or in the run's store."""

@@ -70,7 +70,7 @@ def _named(reference: str, looking: bool) -> Run:
         return Run.open(directory)
     found = _runs_at(directory.glob("*/run.yaml"))
     for run in found:
-        if looking or run.paths.is_own:
+        if looking or run.journal.is_own:
             return run
     if found:
         raise UserError(

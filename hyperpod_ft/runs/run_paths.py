@@ -1,6 +1,5 @@
 """RunPaths: where the files of a run, and those that runs share, are on the volume."""
 
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +9,6 @@ from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.pins import EVALUATION_ENVIRONMENT, requirements
 from hyperpod_ft.planning.plan import Plan
 from hyperpod_ft.runs import assets, job_files
-from hyperpod_ft.runs.job_files import PYTHON
 from hyperpod_ft.runs.training_paths import TrainingPaths
 
 
@@ -53,14 +51,6 @@ class RunPaths(TrainingPaths):
     @property
     def config_path(self) -> Path:
         return self.directory / "run.yaml"
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the run is this user's, or not there yet; otherwise its files say what somebody else wants."""
-        try:
-            return self.config_path.lstat().st_uid == os.getuid()
-        except FileNotFoundError:
-            return True
 
     @property
     def plan_path(self) -> Path:
@@ -217,8 +207,8 @@ class RunPaths(TrainingPaths):
 
     @property
     def python(self) -> Path:
-        """The interpreter of the stages that need torch; in a training job's container, its own."""
-        given = os.environ.get(PYTHON) or self._config.env.python
+        """The interpreter of the stages that need torch."""
+        given = self._config.env.python
         return Path(given) if given else self.environment_path / "bin" / "python"
 
     def tracker_environment(self, tracker: str) -> Path:
@@ -229,12 +219,6 @@ class RunPaths(TrainingPaths):
         """The interpreter that publishes to a tracker; it may not exist."""
         given = self._config.tracking.python
         return Path(given) if given else self.tracker_environment(tracker) / "bin" / "python"
-
-    def trackers_to_install(self) -> list[str]:
-        """The trackers that lack the environment that stage env makes."""
-        if self._config.tracking.python:
-            return []
-        return [name for name in self._config.tracking.trackers if not self.tracker_python(name).exists()]
 
     @property
     def evaluation_environment(self) -> Path:
@@ -273,10 +257,6 @@ class RunPaths(TrainingPaths):
     def evaluation_forced(self) -> Path:
         """Exists from `submit --force` on until stage `eval` has discarded the base model's scores."""
         return self.directory / "evaluations" / "forced"
-
-    def evaluation_records(self) -> list[Path]:
-        """The records of stage `eval`, one for each set of tasks and settings."""
-        return sorted((self.directory / "records").glob("eval-*.json"))
 
     def record_path(self, stage: str) -> Path:
         stage_plan = self._plan[stage]

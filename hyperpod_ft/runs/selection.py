@@ -50,7 +50,14 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
 
 def _has_to_install(run: Run) -> bool:
     """Whether trackers lack their packages. In containers of training jobs they have no use."""
-    return bool(run.paths.trackers_to_install()) and not own_python(run.config)
+    return bool(trackers_to_install(run)) and not own_python(run.config)
+
+
+def trackers_to_install(run: Run) -> list[str]:
+    """The trackers that lack the environment that stage env makes."""
+    if run.config.tracking.python:
+        return []
+    return [name for name in run.config.tracking.trackers if not run.paths.tracker_python(name).exists()]
 
 
 def _targets(plan: Plan, selection: Selection) -> tuple[set[str], list[str]]:

@@ -132,7 +132,7 @@ class SageMakerLauncher(Launcher):
         With `keep_going`, what could not be brought or created is in the answer's note; otherwise it is an error.
         Nothing is brought to the directory of another user, who could have made its parts links to this user's files.
         """
-        sagemaker, sync = self._jobs(run.config), self._sync(run) if run.paths.is_own else RunSync()
+        sagemaker, sync = self._jobs(run.config), self._sync(run) if run.journal.is_own else RunSync()
         created = note = ""
         try:
             if keep_going:
@@ -166,7 +166,7 @@ class SageMakerLauncher(Launcher):
         cannot be seen whether there are any, and for a directory of another user: with a copy of this user's run.yaml
         it names this user's jobs.
         """
-        if not run.paths.is_own:
+        if not run.journal.is_own:
             raise UserError(
                 f"{run.paths.directory}: belongs to another user",
                 "only that user can cancel its training jobs with this command",
@@ -196,7 +196,7 @@ class SageMakerLauncher(Launcher):
 
     def log(self, run: Run, job: Job) -> Path | None:
         """What the container has written where this machine sees it, or else what CloudWatch has of it by now."""
-        stages = [known.stage for known in training_jobs(run) if known.job_id == job.job_id and run.paths.is_own]
+        stages = [known.stage for known in training_jobs(run) if known.job_id == job.job_id and run.journal.is_own]
         if stages and not run.paths.log(job.stage, job.job_id).exists():  # and the job is this run's
             if job.job_id not in self._logs:
                 self._logs[job.job_id] = JobLogs(run, job.job_id, stages, self._jobs(run.config).session)
@@ -212,7 +212,7 @@ class SageMakerLauncher(Launcher):
     def location(self, run: Run, path: Path) -> str:
         return store_url(run, path) if store_of(run.config) and not path.exists() else str(path)
 
-    def bring(self, run: Run, directories: Sequence[Path]) -> None:
+    def bring_outputs(self, run: Run, directories: Sequence[Path]) -> None:
         pull_models(run, directories)
 
     def _jobs(self, config: RunConfig) -> TrainingJobs:

@@ -22,6 +22,7 @@ from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import environment_kind, pins_file
 from hyperpod_ft.processes import signal_all, tree
 from hyperpod_ft.runs.job_files import PYTHON
+from hyperpod_ft.runs.jobs import job_python
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage
 
@@ -38,11 +39,12 @@ def work(run: Run) -> stage.Result:
         pins = pins_file(rules.environment_name(config))
         build(pins, run.paths.environment_path, environment_kind(pins.stem), config.env.package_repositories)
         outputs = [run.paths.environment_path / "pyvenv.cfg"]
-    found = probe(run.paths.python, (*_KIT, *rules.imports(config)), rules.packages_remedy(config))
-    print(f"env: {run.paths.python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
+    python = job_python(run.paths)
+    found = probe(python, (*_KIT, *rules.imports(config)), rules.packages_remedy(config))
+    print(f"env: {python}, Python {found['python']}, {len(found['packages'])} packages", flush=True)
     if config.engine == "torch" and "torch_neuronx" in rules.imports(config):
-        check_torch_neuron(run.paths.python, found)
-    facts: dict[str, Any] = {"interpreter": str(run.paths.python), **found}
+        check_torch_neuron(python, found)
+    facts: dict[str, Any] = {"interpreter": str(python), **found}
     if config.instance.is_neuron:
         if found["cuda"]:  # only with env.python: an environment built here has a CPU build
             print(f"env: note: its torch is a CUDA {found['cuda']} build, which Neuron nodes cannot use", flush=True)

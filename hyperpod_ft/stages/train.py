@@ -30,27 +30,24 @@ if __name__ == "__main__":
 import contextlib
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import engine
-from hyperpod_ft.engines.interface import Engine, TrainingResult, TrainingTask
+from hyperpod_ft.engines.interface import Engine, TrainingResult
 from hyperpod_ft.engines.ranks import NO_TIMEOUT, Interrupted, Ranks, join_ranks
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.planning.layout import Layout
-from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.runs import attempts
-from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.stages import stage
+from hyperpod_ft.stages.training_inputs import check_data, plan_layout, training_task
 
 _LAYOUT = "hyperpod_ft/train/layout"  # store key: the layout with which training begins; empty when it does not
 _TRIAL = "--trial"
@@ -80,56 +77,13 @@ def _join() -> tuple[Run, Ranks]:
     return run, join_ranks(run.plan.degrees.world_size)
 
 
-def _engine(config: RunConfig) -> Engine:
-    """The engine of the run, with the packages that it imports."""
-    chosen = engine(config.engine)
-    gc_pause.resume_collection()
-    return chosen
-
-
-def plan_layout(run: Run) -> Layout:
-    """The layout of a run whose base model is on disk. Raises UserError when the run cannot train it."""
-    return check_model_directory(run.config, run.plan.degrees, run.paths.base_model).layout
-
-
-def training_task(run: Run, layout: Layout) -> TrainingTask:
-    """What an engine is asked to train; stages download and dataset are done."""
-    record = run.journal.record("dataset")
-    facts = record.facts if record else {}
-    examples, rows = facts.get("train_examples"), facts.get("train_rows")
-    return TrainingTask(
-        config=run.config,
-        layout=layout,
-        fingerprint=run.plan["train"].fingerprint,
-        base_model=run.paths.base_model,
-        dataset=run.paths.dataset_path,
-        documents_per_row=examples / rows if examples and rows else None,
-        directory=run.paths.directory,
-        compile_cache=run.paths.compile_cache,
-    )
-
-
-def _give_layout(layout: Layout, paths: RunPaths, ranks: Ranks) -> None:
-    """Freeze the layout, and let the other ranks begin."""
-    publish.write_text(paths.layout_path, layout.as_json())
-    ranks.store.set(_LAYOUT, layout.as_json())
-
-
-def _await_layout(ranks: Ranks) -> Layout | None:
-    """The layout that rank 0 gives; None when there is nothing to train."""
-    # rank 0 may be waiting for another job's lock
-    ranks.store.wait([_LAYOUT], NO_TIMEOUT)
-    given = ranks.store.get(_LAYOUT)
-    return Layout.of_json(given) if given else None
-
-
 def _run_rank_0(ranks: Ranks) -> None:
     """Rank 0: run the stage as every stage is run, and give the others the layout when training begins."""
 
     def work(run: Run) -> stage.Result:
         chosen = _engine(run.config)
         layout = plan_layout(run)
-        _check_data(run.journal)
+        check_data(run.journal)
         with _counted_graphs(run) as graphs, usage.recording_usage(run):
             _give_layout(layout, run.paths, ranks)
             trained: TrainingResult = chosen.train(training_task(run, layout), ranks)
@@ -149,23 +103,19 @@ def _run_rank_0(ranks: Ranks) -> None:
         ranks.store.set(_REPORTED, "yes")
 
 
-@contextlib.contextmanager
-def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
-    """Repair the compile cache, if there is one, for training; afterwards count the graphs that were still compiled.
-
-    The count includes graphs that another job with the same shapes compiled at the same time.
-    """
-    facts: dict[str, Any] = {}
-    if "precompile" not in run.plan:
-        yield facts
+def _run_other_rank(run: Run, ranks: Ranks) -> None:
+    """Any other rank: train when rank 0 has given the layout; rank 0 prints errors."""
+    layout = _await_layout(ranks)
+    if layout is None:
         return
-    cache = run.paths.neuron_cache
-    with neuron_cache.using(cache) as removed:
-        neuron_cache.print_removed("train", removed)
-        before = neuron_cache.finished(cache)
-        yield facts
-        facts["graphs_compiled"] = len(neuron_cache.finished(cache) - before)
-    print(f"train: {facts['graphs_compiled']} graphs were compiled during training", flush=True)
+    try:
+        _engine(run.config).train(training_task(run, layout), ranks)
+    except UserError as error:
+        _exit_for_user_error(error, ranks)
+    except Interrupted as interrupted:
+        with contextlib.suppress(RuntimeError):
+            ranks.store.wait([_REPORTED], timedelta(seconds=30))
+        sys.exit(interrupted.exit_status)
 
 
 def _trial(run: Run, ranks: Ranks) -> None:
@@ -188,33 +138,44 @@ def _trial(run: Run, ranks: Ranks) -> None:
         publish.write_json(run.paths.trial_facts, facts)
 
 
-def _check_data(journal: Journal) -> None:
-    """Reject rows other than those that stage dataset recorded, since the plan's fingerprints stand for those only."""
-    record = journal.record("dataset")
-    outputs = record.outputs if record else ()
-    with ThreadPoolExecutor() as pool:
-        digests = list(pool.map(file_sha256, (journal.paths.root / output.path for output in outputs)))
-    for output, digest in zip(outputs, digests, strict=True):
-        if digest != output.sha256:
-            raise UserError(
-                f"{journal.paths.root / output.path}: differs from what stage dataset wrote",
-                "run: hyperpod-ft submit RUN_FILE --only dataset --force",
-            )
+def _give_layout(layout: Layout, paths: RunPaths, ranks: Ranks) -> None:
+    """Freeze the layout, and let the other ranks begin."""
+    publish.write_text(paths.layout_path, layout.as_json())
+    ranks.store.set(_LAYOUT, layout.as_json())
 
 
-def _run_other_rank(run: Run, ranks: Ranks) -> None:
-    """Any other rank: train when rank 0 has given the layout; rank 0 prints errors."""
-    layout = _await_layout(ranks)
-    if layout is None:
+def _await_layout(ranks: Ranks) -> Layout | None:
+    """The layout that rank 0 gives; None when there is nothing to train."""
+    # rank 0 may be waiting for another job's lock
+    ranks.store.wait([_LAYOUT], NO_TIMEOUT)
+    given = ranks.store.get(_LAYOUT)
+    return Layout.of_json(given) if given else None
+
+
+def _engine(config: RunConfig) -> Engine:
+    """The engine of the run, with the packages that it imports."""
+    chosen = engine(config.engine)
+    gc_pause.resume_collection()
+    return chosen
+
+
+@contextlib.contextmanager
+def _counted_graphs(run: Run) -> Iterator[dict[str, Any]]:
+    """Repair the compile cache, if there is one, for training; afterwards count the graphs that were still compiled.
+
+    The count includes graphs that another job with the same shapes compiled at the same time.
+    """
+    facts: dict[str, Any] = {}
+    if "precompile" not in run.plan:
+        yield facts
         return
-    try:
-        _engine(run.config).train(training_task(run, layout), ranks)
-    except UserError as error:
-        _exit_for_user_error(error, ranks)
-    except Interrupted as interrupted:
-        with contextlib.suppress(RuntimeError):
-            ranks.store.wait([_REPORTED], timedelta(seconds=30))
-        sys.exit(interrupted.exit_status)
+    cache = run.paths.neuron_cache
+    with neuron_cache.using(cache) as removed:
+        neuron_cache.print_removed("train", removed)
+        before = neuron_cache.finished(cache)
+        yield facts
+        facts["graphs_compiled"] = len(neuron_cache.finished(cache) - before)
+    print(f"train: {facts['graphs_compiled']} graphs were compiled during training", flush=True)
 
 
 def _exit_for_user_error(error: UserError, ranks: Ranks) -> NoReturn:

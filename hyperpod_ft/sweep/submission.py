@@ -12,7 +12,7 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
-from hyperpod_ft.launch.finished import TrainsAgainError
+from hyperpod_ft.launch.decision import TrainsAgainError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.protocol import Dependency, JobState
 from hyperpod_ft.runs.jobs import Job

@@ -111,7 +111,7 @@ def test_sources_of_this_machine_reach_stage_download(
     rows = shutil.copyfile(ROOT / "examples/quickstart/qa.jsonl", tmp_path / "rows.jsonl")
     local = {"model": {"source": str(model)}, "dataset": {"source": str(rows), "format": "dolly"}}
     (container, _), (client, here) = machine("container", **local), machine("client", **local)
-    assets.bring(client)
+    assets.copy_local_sources(client)
     here.prepare()
     shutil.rmtree(model)
     rows.unlink()

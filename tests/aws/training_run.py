@@ -124,7 +124,7 @@ class Jobs:
         """Until every stage is done; fails when a job does."""
 
         def done() -> bool:
-            Launchers().bring_files(run)  # a run in a store is known here by what this brings
+            Launchers().bring_small_files(run)  # a run in a store is known here by what this brings
             for name in self.names(run):
                 found = self.describe(name)
                 assert found["TrainingJobStatus"] != "Failed", (found["FailureReason"], self.log(name))

@@ -1,47 +1,19 @@
-"""Following a run until none of its jobs is active, in a view on a terminal, elsewhere in lines for logs and pipes;
-and submitting it."""
+"""Following a run until none of its jobs is active, in a view on a terminal, elsewhere in lines for logs and pipes."""
 
 import sys
 import time
 from collections.abc import Iterable
 
-import typer
-
-from hyperpod_ft import publish
 from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.cli.output.tables import clock, console, shown
 from hyperpod_ft.cli.watch import session, terminal
-from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.follow import follow
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus, StageStatus
-from hyperpod_ft.runs import references
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
-from hyperpod_ft.runs.selection import Selection
 
 _PROGRESS_SECONDS = 10.0
-
-
-def submit_and_follow(run: Run, launcher: str, selection: Selection, *, watch: bool, origin: str = "") -> None:
-    """`origin`: the arguments of `submit`, if it was. With `watch`, the command fails unless the run ends well.
-
-    Where there is nothing to do, another run stays the one that was submitted last.
-    """
-    from hyperpod_ft.download import assets
-
-    launchers = Launchers.of(run)
-    if origin:  # `resume` continues with what was fetched
-        launchers.bring_files(run, also=launcher)
-        assets.refuse_changes([run])
-    jobs = submit.submit(run, launchers, selection, launcher, assets.bring)
-    if origin:
-        publish.write_text(run.paths.origin, origin)
-    if jobs:
-        references.set_last("run", run.paths.directory)
-    show_runs.submitted(run, jobs, selection.only)
-    if watch and not follow_run(run, launchers):
-        raise typer.Exit(1)
 
 
 def follow_run(run: Run, launchers: Launchers) -> bool:

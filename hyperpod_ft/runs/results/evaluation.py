@@ -129,7 +129,7 @@ def evaluations(run: Run) -> tuple[EvaluationResult, ...]:
 
 def _recorded(run: Run) -> Iterator[tuple[tuple[str, int], EvaluationResult]]:
     stage = run.plan.model_stage
-    for path in run.paths.evaluation_records():
+    for path in run.journal.evaluation_records():
         record = Record.read(path)
         if record is None or record.inputs.get(stage) != run.plan[stage].fingerprint:
             continue

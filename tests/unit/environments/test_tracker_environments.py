@@ -11,7 +11,7 @@ import pytest
 from hyperpod_ft.environments import trackers
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.pins import requirements
-from hyperpod_ft.runs.selection import Selection, choose
+from hyperpod_ft.runs.selection import Selection, choose, trackers_to_install
 from tests.conftest import MakeRun
 from tests.unit.stage_runs import finish
 
@@ -36,10 +36,10 @@ def test_an_environment_is_made_once_and_a_failure_does_not_stop_the_others(
 
     monkeypatch.setattr(trackers, "build", build)
     run = make_run(tracking={"trackers": ["wandb", "trackio"]})
-    assert trackers.install_trackers(run.paths) == {"wandb": "pip install failed"}
-    assert trackers.install_trackers(run.paths) == {"wandb": "pip install failed"}
+    assert trackers.install_trackers(run) == {"wandb": "pip install failed"}
+    assert trackers.install_trackers(run) == {"wandb": "pip install failed"}
     assert built == ["wandb", "trackio", "wandb"]
-    assert run.paths.trackers_to_install() == ["wandb"]
+    assert trackers_to_install(run) == ["wandb"]
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "mlflow", "trackio"])

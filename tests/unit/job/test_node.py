@@ -12,8 +12,9 @@ from provision.steps import limits
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.job.job_host import JobHost
-from hyperpod_ft.job.node import MASTER_PORTS, main, master_port, rendezvous
+from hyperpod_ft.job.node import MASTER_PORTS, main, master_port, rendezvous, torchrun_command
 from hyperpod_ft.localcluster import ports as local_cluster
+from hyperpod_ft.runs.job_files import PYTHON
 from hyperpod_ft.runs.run import Run
 from tests.conftest import MakeRun
 
@@ -43,6 +44,13 @@ def test_the_nodes_of_a_step_meet_at_the_first_one(make_run: MakeRun, scontrol: 
     options = rendezvous(run, JobHost.from_environment({"SLURM_JOB_ID": "7"}))
     assert options[:3] == ["--nnodes=2", "--nproc-per-node=2", "--master-addr=10.1.2.3"]
     assert rendezvous(run, JobHost.from_environment({})) == ["--standalone", "--nproc-per-node=4"]
+
+
+def test_a_containers_ranks_have_its_interpreter(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    assert torchrun_command(run, [], 0, precompile=False)[0] == str(run.paths.python)
+    monkeypatch.setenv(PYTHON, "/of/the/container")
+    assert torchrun_command(run, [], 0, precompile=False)[0] == "/of/the/container"
 
 
 def test_each_attempt_has_a_port_of_its_own(make_run: MakeRun) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hyperpod_ft.config import run_file, yaml_file
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.launch.render import Installation, render
-from hyperpod_ft.runs.job_files import BANNER, banner
+from hyperpod_ft.runs.job_files import BANNER, PYTHON, banner
 from hyperpod_ft.runs.run import Run
 from tests import golden
 from tests.conftest import MakeRun
@@ -40,8 +40,9 @@ def local_run() -> Run:
     return Run.of(run_file.resolve(run_file.validate(values, "quickstart"), Path("/")))
 
 
-def test_scripts_equal_the_golden_ones() -> None:
+def test_scripts_equal_the_golden_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """HYPERPOD_FT_REFRESH_GOLDEN=1 pytest tests/unit/launch/test_render.py rewrites them."""
+    monkeypatch.setenv(PYTHON, "/of/a/container")
     scripts = flagship()
     for stage, text in scripts.items():
         golden.check(SCRIPTS / f"{stage}.sbatch", text)

@@ -11,8 +11,9 @@ import pytest
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import decision
 from hyperpod_ft.launch import snapshot as snapshots
-from hyperpod_ft.launch.finished import training_again
+from hyperpod_ft.launch.decision import decide
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
 from hyperpod_ft.launch.protocol import LauncherAnswer
@@ -89,7 +90,9 @@ def test_choice(make_run: MakeRun) -> None:
         choose(run, Selection(only="mrege"))
 
 
-def test_a_finished_training_is_repeated_only_when_asked_for(make_run: MakeRun) -> None:
+def test_a_finished_training_is_repeated_only_when_asked_for(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run()
     outputs = {"train": run.paths.checkpoints / "step-00000001" / "x", "consolidate": run.paths.adapter / "x"}
     outputs["merge"] = run.paths.tuned_model / "x"
@@ -108,10 +111,19 @@ def test_a_finished_training_is_repeated_only_when_asked_for(make_run: MakeRun) 
         submit(run, Launchers(), Selection(), "process")
     assert f"submit {run.paths.config_path} --from train" in str(refused.value)
     assert chosen(run, start="train") == ["train", "consolidate", "merge"]
-    before = choose(run)
-    finish(run, "train")
-    finish(run, "consolidate")
-    assert training_again(run, before) is None, "they have ended since"
+    assert decide(run).refused
+    assert decide(run, Selection(start="train")).forgotten == (run.paths.record_path("train"),)
+
+    def ends_then(run: Run, selection: Selection) -> object:
+        before = choose(run, selection)
+        finish(run, "train")
+        finish(run, "consolidate")
+        return before
+
+    monkeypatch.setattr(decision, "choose", ends_then)
+    decided = decide(run)
+    assert [stage_plan.name for stage_plan in decided.stages] == ["train", "consolidate", "merge"]
+    assert decided.refused is None and decided.forgotten == (), "they have ended since"
 
 
 def test_a_new_run_that_is_refused_is_not_there(make_run: MakeRun) -> None:

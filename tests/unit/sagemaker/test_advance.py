@@ -129,7 +129,7 @@ def test_what_only_reads_or_is_about_to_change_a_run_creates_nothing(run: Run, j
     main.list_command(run.paths.root)
     publish.write_text(run.paths.log("train", name(run, "train")), "step 41\n")
     assert "".join(log(run, launchers, "train", until_it_ends=False)) == "step 41\n"
-    launchers.bring_files(run, also="sagemaker")
+    launchers.bring_small_files(run, also="sagemaker")
     submit.cancel(run, launchers)
     assert (jobs.created, run.journal.jobs(), attempts.history(run.paths, "train")) == (["train-1"], before, [])
 

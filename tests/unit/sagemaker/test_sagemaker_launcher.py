@@ -157,7 +157,7 @@ def test_cancel_stops_a_job_that_is_created_meanwhile(
 def test_a_new_run_is_looked_for_in_its_store(make_run: Callable[..., Run], jobs: Jobs) -> None:
     """Another machine may have submitted it."""
     run = make_run(sagemaker=FSX, cluster__instance_type="c7i.4xlarge", training__learning_rate=0.5)
-    Launchers.of(run).bring_files(run, also="sagemaker")
+    Launchers.of(run).bring_small_files(run, also="sagemaker")
     assert not run.paths.directory.exists()
 
 
