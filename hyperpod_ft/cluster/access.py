@@ -11,13 +11,12 @@ from hyperpod_ft.aws.s3 import objects
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stacks import describe
 from hyperpod_ft.cluster.config import ClusterConfig, ClusterReference, stack_name
-from hyperpod_ft.cluster.hyperpod import api, lifecycle_files
+from hyperpod_ft.cluster.hyperpod import api, lifecycle_files, waiting
 from hyperpod_ft.cluster.hyperpod.api import GroupRoles, HyperPodCluster, Node, list_nodes
-from hyperpod_ft.cluster.hyperpod.waiting import Awaited, ClusterWatch
+from hyperpod_ft.cluster.hyperpod.waiting import Awaited, ClusterWatch, Observed, Seen
 from hyperpod_ft.cluster.sections import User
 from hyperpod_ft.cluster.ssh import connect, key
 from hyperpod_ft.cluster.ssh.ssm import AwsCli
-from hyperpod_ft.cluster.wait_for_change import Observed, Seen, wait_for_change
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine
 
@@ -99,13 +98,13 @@ class ClusterAccess:
     def wait_for_change(
         self, look: Callable[[], Seen[Observed]], minutes: float, command: str
     ) -> tuple[Observed, bool]:
-        """See `wait_for_change.wait_for_change`; `command` is one of `hyperpod-ft cluster`."""
+        """See `waiting.wait_for_change`; `command` is one of `hyperpod-ft cluster`."""
 
         def explained_look() -> Seen[Observed]:
             with self.explained():
                 return look()
 
-        return wait_for_change(
+        return waiting.wait_for_change(
             explained_look,
             self.report,
             timeout_seconds=minutes * 60,

@@ -6,6 +6,7 @@ A software update gives nodes another image. HyperPod does not drain the nodes: 
 whatever runs there, and runs the lifecycle scripts again. If the nodes have the newest image already, it does nothing.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,11 @@ from hyperpod_ft.aws.stacks import reporter
 from hyperpod_ft.cluster.access import ClusterAccess
 from hyperpod_ft.cluster.config import stack_name
 from hyperpod_ft.cluster.hyperpod import api, instance_groups
-from hyperpod_ft.cluster.hyperpod.api import Node, rebooting
-from hyperpod_ft.cluster.hyperpod.waiting import Awaited
+from hyperpod_ft.cluster.hyperpod.api import Node
+from hyperpod_ft.cluster.hyperpod.waiting import Awaited, Seen
 from hyperpod_ft.cluster.ssh.config import SshFiles
 from hyperpod_ft.cluster.stack import stack
 from hyperpod_ft.cluster.stack.stack import Remaining
-from hyperpod_ft.cluster.wait_for_change import Seen
 from hyperpod_ft.errors import UserError
 
 # what users lose; what is on the shared volume and in S3 stays
@@ -88,7 +88,7 @@ def reboot(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> N
     _requested(access, "reboot", nodes)
     if timeout is None:
         return
-    after, begun = access.wait_for_change(lambda: rebooting(access.sagemaker, access.name, nodes), timeout, "nodes")
+    after, begun = access.wait_for_change(lambda: _reboot_progress(access, nodes), timeout, "nodes")
     if not begun:
         access.report("HyperPod has not shown the reboot: see in `sinfo` on the cluster whether it is over")
     elif lost := [node for node in after if not node.running]:
@@ -215,6 +215,15 @@ def _delete_and_wait(access: ClusterAccess, delete_data: bool, timeout_seconds: 
                 continue
             if api.find(access.sagemaker, access.name) is None:
                 return remaining
+
+
+def _reboot_progress(access: ClusterAccess, requested: Sequence[Node]) -> Seen[list[Node]]:
+    """How far the reboot of these nodes is; the state is what became of them, NotFound if HyperPod replaced one."""
+    present = {node.instance_id: node for node in access.nodes()}
+    now = [present.get(node.instance_id, dataclasses.replace(node, status="NotFound")) for node in requested]
+    states = {f"{node.group} {node.instance_id}": node.status for node in now}
+    changing = any(not (node.running or node.failed or node.status == "NotFound") for node in now)
+    return Seen(now, states, begun=not all(node.running for node in now), changing=changing)
 
 
 def _update_request(cluster: str, groups: Sequence[str], image: NodeImage) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.cluster.access import ClusterAccess
-from hyperpod_ft.cluster.wait_for_change import Seen
+from hyperpod_ft.cluster.hyperpod.waiting import Seen
 from hyperpod_ft.errors import UserError
 
 _MAX_SETTINGS = 10_240  # characters, from botocore's model

@@ -1,20 +1,21 @@
-"""Wait for a cluster, since boto3 has no waiter for one; report every change and explain every failure."""
+"""Wait for a cluster, or for a change of it, since boto3 has no waiters; report every change, explain every failure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from hyperpod_ft.aws.session import explained
 from hyperpod_ft.cluster.config import ClusterReference
 from hyperpod_ft.cluster.hyperpod import api, events
 from hyperpod_ft.cluster.hyperpod.api import INSTANCE_ID, RUNNING, GroupRoles, HyperPodCluster, Node, list_nodes
-from hyperpod_ft.cluster.wait_for_change import POLL_SECONDS
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import polls
 from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes
 
+_POLL_SECONDS = 15.0
+_POLLS_UNTIL_BEGUN = 8  # after these, HyperPod has nothing to change
 _LOG_LINES = 40  # of a failing node's lifecycle log: its end holds the error
 _ATTEMPTS = 3  # of a node under continuous provisioning: health checks of EFA often fail once, then pass
 _NO_REASON = "HyperPod gave no reason"
@@ -54,7 +55,7 @@ class ClusterWatch:
         Under continuous provisioning, where HyperPod tries again, a node has failed after three attempts.
         """
         arguments, changing = self.target.arguments, False
-        for waited in polls(POLL_SECONDS):
+        for waited in polls(_POLL_SECONDS):
             if (found := api.find(self.sagemaker, self.name)) is None:
                 raise UserError(f"cluster {self.name} no longer exists", "create it again")
             cluster = found
@@ -101,7 +102,7 @@ class ClusterWatch:
     def until_gone(self, timeout_seconds: float) -> None:
         """Delete the cluster as soon as HyperPod accepts that, and wait. Raises UserError on failure or timeout."""
         requested = deleting = False
-        for waited in polls(POLL_SECONDS):
+        for waited in polls(_POLL_SECONDS):
             cluster = api.find(self.sagemaker, self.name)
             if cluster is None:
                 break
@@ -216,3 +217,39 @@ def _pending(cluster: HyperPodCluster, nodes: list[Node], missing: Mapping[str, 
     ]
     waiting += [f"{group}: {reason}" for group, reason in missing.items()]
     return ", ".join([cluster.status, *short, *waiting])
+
+
+Observed = TypeVar("Observed")
+
+
+@dataclass(frozen=True)
+class Seen(Generic[Observed]):
+    """One look at what changes. `states`: what to report of it, by name."""
+
+    state: Observed
+    states: Mapping[str, str]
+    begun: bool  # whether it shows the request; at first HyperPod may still answer what was before
+    changing: bool
+
+
+def wait_for_change(
+    look: Callable[[], Seen[Observed]], report: PrintLine, *, timeout_seconds: float, command: str
+) -> tuple[Observed, bool]:
+    """The state once HyperPod has stopped changing it, and whether it ever showed the request.
+
+    `command`: shows the state later. Raises UserError at the timeout.
+    """
+    begun, report_change = False, ChangeReporter(report)
+    for count, waited in enumerate(polls(_POLL_SECONDS), 1):
+        seen = look()
+        begun = begun or seen.begun
+        for name, state in seen.states.items() if begun else ():
+            report_change(name, state)
+        if not seen.changing and (begun or count >= _POLLS_UNTIL_BEGUN):
+            break
+        if waited >= timeout_seconds:
+            still = "; ".join(f"{name}: still {state}" for name, state in seen.states.items())
+            raise UserError(
+                f"{still}, after {format_minutes(timeout_seconds)}", f"HyperPod continues; check with `{command}`"
+            )
+    return seen.state, begun
