@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from hyperpod_ft.aws.fields import Region
 from hyperpod_ft.cluster.sections import (
     AccountingDatabase,
     Controller,
@@ -33,9 +34,7 @@ class ClusterConfig(Section):
     """One cluster."""
 
     name: Name = Field(description="Name of the cluster.")
-    region: Annotated[str, matches(r"[a-z]{2,4}(-[a-z]+)+-\d", "an AWS region, such as us-west-2")] = Field(
-        description="AWS region."
-    )
+    region: Region = Field(description="AWS region.")
     availability_zone_id: Annotated[
         str, matches(r"[a-z]{3,5}\d-az\d", "the id of an availability zone, such as usw2-az4, not its name")
     ] = Field(

@@ -8,6 +8,7 @@ images, August to November 2026. None was started by the kit on AWS.
 
 from dataclasses import dataclass
 
+from hyperpod_ft.aws.checks.service_model import dns_suffix
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
@@ -49,8 +50,7 @@ ACCOUNTS = {
 def _registry_uri(region: str, repository_and_tag: str) -> str | None:
     """The URI of an image in the region's registry; None where no account with AWS's images is known."""
     account = ACCOUNTS.get(region)
-    suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
-    return f"{account}.dkr.ecr.{region}.{suffix}/{repository_and_tag}" if account else None
+    return f"{account}.dkr.ecr.{region}.{dns_suffix(region)}/{repository_and_tag}" if account else None
 
 
 # repository and tag, by engine and device; engine neuron needs its own environment on CPUs too

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from hyperpod_ft.aws.fields import FileSystemId, Region, RoleArn, SecurityGroup, Subnet, TrainingPlanArn
 from hyperpod_ft.config.fields import NonNegativeInt, PositiveInt, Section, TimeLimit, matches
 
 if TYPE_CHECKING:
@@ -18,20 +19,14 @@ _INSTANCE_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9]+")
 SAGEMAKER = "sagemaker"  # the launcher of training jobs
 RUN_TAG = "hyperpod-ft:run"  # its value is the run's full name
 
-Region = Annotated[str, matches(r"[a-z]{2,4}(-[a-z]+)+-\d", "an AWS region, such as us-west-2")]
-RoleArn = Annotated[str, matches(r"arn:aws[a-z-]*:iam::\d{12}:role/?[a-zA-Z_0-9+=,.@\-_/]+", "the ARN of a role")]
 S3Url = Annotated[str, matches(_S3_URL, "s3://bucket or s3://bucket/prefix")]
 Container = Literal["vllm", "lmi", "neuron"]  # of an endpoint
-Subnet = Annotated[str, matches(r"subnet-[0-9a-f]{8,17}", "the id of a subnet")]
-SecurityGroup = Annotated[str, matches(r"sg-[0-9a-f]{8,17}", "the id of a security group")]
 
 
 class FileSystem(Section):
     """An FSx for Lustre file system that training jobs mount as `cluster.root`, instead of a store in S3."""
 
-    id: Annotated[str, matches(r"fs-[0-9a-f]{8,17}", "the id of a file system")] = Field(
-        description="Id of the file system."
-    )
+    id: FileSystemId = Field(description="Id of the file system.")
     directory: Annotated[
         str, matches(r"(/[A-Za-z0-9._-]+)+", "an absolute path that begins with the mount name, such as /abcdefgh/ft")
     ] = Field(
@@ -86,13 +81,9 @@ class SageMaker(Section):
         " as much as busy ones. Only another training uses them, such as one that continues this one: the job after a"
         " training that is done has CPUs, or one instance. Not with `spot`.",
     )
-    training_plan: (
-        Annotated[
-            str,
-            matches(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+", "the ARN of a training plan"),
-        ]
-        | None
-    ) = Field(None, description="Training plan that reserves the instances of the training.")
+    training_plan: TrainingPlanArn | None = Field(
+        None, description="Training plan that reserves the instances of the training."
+    )
     output: S3Url | None = Field(
         None,
         description="S3 prefix that CreateTrainingJob requires as an output path, and the role may write; nothing is"
