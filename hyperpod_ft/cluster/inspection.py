@@ -58,11 +58,11 @@ def lifecycle_log(access: ClusterAccess, name: str | None, follow: bool) -> Iter
     """The lines of a node's lifecycle log; without a name, of the node that wrote last."""
     with access.explained():
         cluster, logs = access.cluster(), access.session.client("logs")
-        streams = events.lifecycle_streams(logs, cluster)
+        streams = events.lifecycle_logs(logs, cluster)
         if name is not None:
             named = [node for node in access.nodes() if name in (node.instance_id, node.hostname)]
-            streams = [events.stream_of(node) for node in named] or [
-                stream for stream in streams if stream.rpartition("/")[2] == name
+            streams = [events.lifecycle_log(logs, cluster, node) for node in named] or [
+                stream for stream in streams if stream.name.rpartition("/")[2] == name
             ]
         if not streams:
             whose = f"node {name!r}" if name else "any node"
@@ -70,5 +70,5 @@ def lifecycle_log(access: ClusterAccess, name: str | None, follow: bool) -> Iter
                 f"cluster {cluster.name}: no lifecycle log for {whose}",
                 "list nodes with `hyperpod-ft cluster nodes`; a log appears a few minutes after its node starts",
             )
-        access.report(f"{events.log_group(cluster)} {streams[0]}")
-        yield from events.log_lines(logs, cluster, streams[0], follow)
+        access.report(f"{streams[0].group} {streams[0].name}")
+        yield from streams[0].lines(follow=follow)

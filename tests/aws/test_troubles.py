@@ -327,8 +327,8 @@ def test_the_newest_log_is_found_before_cloudwatch_tells_when_it_was_written_to(
     )
     with Stubber(client) as stubber:
         stubber.add_response("describe_log_streams", {"logStreams": streams})
-        newest, _ = events.lifecycle_streams(client, cluster)
-    assert newest == "LifecycleConfig/a/i-2"
+        newest, _ = events.lifecycle_logs(client, cluster)
+    assert newest.name == "LifecycleConfig/a/i-2"
 
 
 def test_a_file_system_neither_moves_nor_shrinks(kit: Kit) -> None:

@@ -182,15 +182,15 @@ class ClusterWatch:
             self.report(str(error))
 
     def _print_log(self, cluster: HyperPodCluster, nodes: list[Node]) -> None:
-        streams = [events.stream_of(node) for node in nodes if node.failed]
+        streams = [events.lifecycle_log(self.logs, cluster, node) for node in nodes if node.failed]
         if not streams:
             # after a rollback the nodes are gone, but their logs remain
             named = INSTANCE_ID.findall(cluster.failure)
-            written = events.lifecycle_streams(self.logs, cluster)
-            streams = [name for name in written if name.rpartition("/")[2] in named] or written[:1]
+            written = events.lifecycle_logs(self.logs, cluster)
+            streams = [stream for stream in written if stream.name.rpartition("/")[2] in named] or written[:1]
         for stream in streams[:1]:
-            tail = list(events.log_lines(self.logs, cluster, stream))[-_LOG_LINES:]
-            self.report(f"--- {stream}" + (f", last {len(tail)} lines" if tail else ": empty"))
+            tail = list(stream.lines(follow=False))[-_LOG_LINES:]
+            self.report(f"--- {stream.name}" + (f", last {len(tail)} lines" if tail else ": empty"))
             for line in tail:
                 self.report(line)
             self.report("---")
