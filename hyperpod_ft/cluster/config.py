@@ -4,6 +4,7 @@ Refuses what is wrong in any account; validation/ checks the rest. docs/cluster.
 """
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -147,7 +148,7 @@ def example() -> Path:
     return shipped("templates") / "cluster" / "cluster.yaml"
 
 
-def load(path: Path, overrides: tuple[str, ...] = ()) -> ClusterConfig:
+def load(path: Path, overrides: Sequence[str] = ()) -> ClusterConfig:
     """Read, override (`a.b=value`) and validate a cluster file. Raises UserError or ConfigError."""
     values: dict[str, Any] = yaml_file.parse(CLUSTER_FILE, path)
     for text in overrides:

@@ -155,7 +155,7 @@ def test_differences_that_stay_are_reported(kit: Kit) -> None:
     assert "node_recovery: is Automatic, not None" in output
     assert "controller.volume_gb: controller-machine has" in output
     kit.configure()
-    assert "set provisioning: api" in kit.run("create", "--legacy-provisioning", status=2)
+    assert "set provisioning: api" in kit.run("create", "--set", "provisioning=legacy", status=2)
 
 
 def test_a_role_that_is_not_known_everywhere_yet(kit: Kit) -> None:
@@ -171,7 +171,7 @@ def test_a_role_that_is_not_known_everywhere_yet(kit: Kit) -> None:
 
 
 def test_legacy_provisioning(kit: Kit) -> None:
-    kit.run("create", "--legacy-provisioning")
+    kit.run("create", "--set", "provisioning=legacy")
     described = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)
     for group in described["InstanceGroups"]:
         assert group["LifeCycleConfig"]["OnCreate"] == "provision.sh"
@@ -213,7 +213,7 @@ def test_without_continuous_provisioning_a_group_is_updated(kit: Kit) -> None:
 
 def test_automatic_patching_of_a_cluster_whose_groups_have_no_roles(kit: Kit) -> None:
     kit.configure(login={"instance_type": "ml.m5.xlarge"})
-    kit.run("create", "--legacy-provisioning")
+    kit.run("create", "--set", "provisioning=legacy")
     assert f"{WORKERS}: HyperPod will" in kit.run("auto-patch", NAME, "WhenIdle", status=2)
     kit.run("auto-patch", NAME, "WhenIdle", "--yes")
     described = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)["InstanceGroups"]

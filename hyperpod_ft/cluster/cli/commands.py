@@ -14,7 +14,6 @@ from hyperpod_ft.cluster.cli.arguments import (
     CONTINUES,
     DEFAULT_FILE,
     File,
-    Legacy,
     NoWait,
     Overrides,
     Timeout,
@@ -57,14 +56,13 @@ def init(
 def validate(
     file: File = DEFAULT_FILE,
     overrides: Overrides = None,
-    legacy: Legacy = False,
     offline: Annotated[bool, typer.Option("--offline", help="Check without an AWS account or network.")] = False,
     profile: Profile = None,
     as_json: Json = False,
 ) -> None:
     """Check a cluster file before money is spent; exit code 1 if there are errors."""
     try:
-        config = load(file, overrides, legacy)
+        config = load(file, overrides)
     except ConfigError as error:
         raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
     from hyperpod_ft.aws.session import Session
@@ -81,7 +79,6 @@ def validate(
 def create(
     file: File = DEFAULT_FILE,
     overrides: Overrides = None,
-    legacy: Legacy = False,
     profile: Profile = None,
     timeout: Timeout = 60.0,
     no_wait: NoWait = False,
@@ -92,7 +89,7 @@ def create(
     """
     from hyperpod_ft.cluster import create as creation
 
-    config = load(file, overrides, legacy)
+    config = load(file, overrides)
     access = access_of(reference_of(config, file), profile)
     with interruptible(CONTINUES):
         cluster = creation.create(access, config, None if no_wait else timeout)
