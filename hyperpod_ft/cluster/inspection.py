@@ -1,4 +1,4 @@
-"""Look at a cluster: its state, its nodes, what HyperPod did to it, what its nodes logged. Nothing is changed.
+"""Look at a cluster: its state and its nodes, what HyperPod did to it, what its nodes logged. Nothing is changed.
 
 Functions raise UserError.
 """
@@ -29,12 +29,6 @@ def status(access: ClusterAccess) -> ClusterOverview:
     missing = events.why_missing(access.sagemaker, cluster)
     warnings = events.slurm_warnings(access.session.client("logs"), cluster, nodes)
     return ClusterOverview(cluster, nodes, missing, warnings)
-
-
-def nodes(access: ClusterAccess) -> list[Node]:
-    with access.explained():
-        access.cluster()
-        return access.nodes()
 
 
 def newest_events(access: ClusterAccess, group: str | None, node: str | None, limit: int) -> list[Event]:
@@ -68,7 +62,8 @@ def lifecycle_log(access: ClusterAccess, name: str | None, follow: bool) -> Iter
             whose = f"node {name!r}" if name else "any node"
             raise UserError(
                 f"cluster {cluster.name}: no lifecycle log for {whose}",
-                "list nodes with `hyperpod-ft cluster nodes`; a log appears a few minutes after its node starts",
+                "list nodes with `hyperpod-ft cluster status --nodes`; a log appears a few minutes after its node"
+                " starts",
             )
         access.report(f"{streams[0].group} {streams[0].name}")
         yield from streams[0].lines(follow=follow)

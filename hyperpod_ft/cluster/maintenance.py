@@ -88,13 +88,13 @@ def reboot(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> N
     _requested(access, "reboot", nodes)
     if timeout is None:
         return
-    after, begun = access.wait_for_change(lambda: _reboot_progress(access, nodes), timeout, "nodes")
+    after, begun = access.wait_for_change(lambda: _reboot_progress(access, nodes), timeout, "status --nodes")
     if not begun:
         access.report("HyperPod has not shown the reboot: see in `sinfo` on the cluster whether it is over")
     elif lost := [node for node in after if not node.running]:
         raise UserError(
             ", ".join(f"{node.group} {node.instance_id} is {node.status}" for node in lost) + " after the reboot",
-            "see `hyperpod-ft cluster nodes`; `hyperpod-ft cluster replace-node` gives it a new instance",
+            "see `hyperpod-ft cluster status --nodes`; `hyperpod-ft cluster replace-node` gives it a new instance",
         )
 
 

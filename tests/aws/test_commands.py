@@ -17,7 +17,9 @@ def test_from_nothing_to_a_cluster_and_back(kit: Kit) -> None:
     status = kit.json("status")
     assert status["complete"]
     assert {group["node_type"] for group in status["groups"]} == {"Controller", "Compute"}
-    assert [node["status"] for node in kit.json("nodes")] == ["Running", "Running"]
+    assert [node["status"] for node in kit.nodes()] == ["Running", "Running"]
+    listed = kit.run("status", "--nodes")
+    assert all(re.search(rf"{node['group']} +{node['instance_id']} .* Running", listed) for node in kit.nodes())
 
     key = kit.directory / ".ssh" / "id_ed25519"
     key.parent.mkdir(mode=0o700)

@@ -33,7 +33,7 @@ app = typer.Typer(
     cls=command_group(
         headings={
             "The cluster": "init validate create status doctor delete",
-            "Its nodes": "nodes ssh logs events replace-node reboot-node delete-node",
+            "Its nodes": "ssh logs events replace-node reboot-node delete-node",
             "Changes": "scale delete-group update auto-patch node-recovery observability",
         }
     ),
@@ -100,19 +100,15 @@ def create(
 
 
 @on_cluster(app)
-def status(access: "ClusterAccess", as_json: Json = False) -> None:
-    """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
+def status(
+    access: "ClusterAccess",
+    nodes: Annotated[bool, typer.Option("--nodes", help="List every node with its state, instead of groups.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a cluster and its groups or nodes; exit code 1 if the cluster or a node has failed."""
     from hyperpod_ft.cluster import inspection
 
-    raise typer.Exit(show_cluster.status(inspection.status(access), as_json))
-
-
-@on_cluster(app)
-def nodes(access: "ClusterAccess", as_json: Json = False) -> None:
-    """List every node with its state."""
-    from hyperpod_ft.cluster import inspection
-
-    show_cluster.nodes(inspection.nodes(access), as_json)
+    raise typer.Exit(show_cluster.status(inspection.status(access), as_json, nodes=nodes))
 
 
 @on_cluster(app)

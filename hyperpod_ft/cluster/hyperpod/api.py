@@ -181,7 +181,7 @@ def find_node(nodes: list[Node], wanted: str) -> Node:
     known = [node.instance_id for node in nodes if node.instance_id]
     raise UserError(
         f"no node {wanted!r}" + did_you_mean(wanted, known),
-        "give an instance id or host name from `hyperpod-ft cluster nodes`",
+        "give an instance id or host name from `hyperpod-ft cluster status --nodes`",
     )
 
 
