@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import trees
@@ -52,7 +52,7 @@ def pull_run(directory: Path, root: Path, store: str, digest: str) -> None:
     """
     name = directory.relative_to(root).as_posix()
     with explained(f"cannot read {store}"):
-        client = _client(os.environ.get("AWS_REGION", ""))
+        client = Session(os.environ.get("AWS_REGION")).client("s3")
         trees.pull_named(client, store, root, [f"{name}/{frozen}" for frozen in FROZEN], "pull run", flush=False)
         trees.pull(client, store, root, f"{name}/sbatch", "pull run", flush=False)
         if run_files_digest(directory) != digest:
@@ -169,11 +169,7 @@ def create_next(run: Run, job: str) -> None:
 
 
 def _store(run: Run) -> RunStore:
-    return RunStore(run, _client(sagemaker_section(run.config).region))
-
-
-def _client(region: str) -> Any:
-    return Session(region, None).client("s3", connections=trees.CONNECTIONS)
+    return RunStore(run, Session(sagemaker_section(run.config).region).client("s3"))
 
 
 def _explained(config: RunConfig) -> contextlib.AbstractContextManager[None]:

@@ -148,7 +148,7 @@ class Creation:
         """Ask the endpoint the run's own prompts; the result is kept in the run directory."""
         run, target, recorded = self.deployment.run, self.deployment.target, self.deployment.recorded
         component = component_name(target.name) if self.deployment.requests.component else None
-        client = self.watch.session.client("sagemaker-runtime", connections=_QUESTIONS_AT_ONCE)
+        client = self.watch.session.client("sagemaker-runtime")
         served = model_name(target.settings)
 
         def ask(sample: RecordedAnswers) -> ComparedAnswer:
@@ -174,4 +174,4 @@ class Creation:
 
     @property
     def _s3(self) -> Any:
-        return self.watch.session.client("s3", connections=trees.CONNECTIONS)
+        return self.watch.session.client("s3")
