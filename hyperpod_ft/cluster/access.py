@@ -88,10 +88,12 @@ class ClusterAccess:
         return GroupRoles.of(cluster, self.config)
 
     def watch(self) -> ClusterWatch:
-        return ClusterWatch(self.sagemaker, self.session.client("logs"), self.target, self.report)
+        return ClusterWatch(self.session, self.target, self.report)
 
-    def wait(self, minutes: float, awaited: Awaited) -> HyperPodCluster:
-        """Wait until the cluster is complete and as awaited."""
+    def wait(self, minutes: float | None, awaited: Awaited) -> HyperPodCluster | None:
+        """Wait until the cluster is complete and as awaited; None, at once, without a time to wait."""
+        if minutes is None:
+            return None
         with self.explained():
             return self.watch().until_complete(minutes * 60, awaited)
 

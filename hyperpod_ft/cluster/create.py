@@ -34,7 +34,7 @@ def create(access: ClusterAccess, config: ClusterConfig, timeout: float | None) 
     if found.has_errors:
         raise UserError(f"cluster {config.name}: validation failed, nothing was created", "fix the errors above")
     requested = create_missing(access, config)
-    return None if timeout is None else access.wait(timeout, Awaited(targets=requested))
+    return access.wait(timeout, Awaited(targets=requested))
 
 
 def create_missing(access: ClusterAccess, config: ClusterConfig) -> dict[str, int]:

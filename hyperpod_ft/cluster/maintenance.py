@@ -56,7 +56,7 @@ def scale(access: ClusterAccess, group: str, count: int, timeout: float | None) 
             return
         instance_groups.scale(access.sagemaker, cluster, group, count)
     access.report(f"{group}: requested {count} instances, had {before}")
-    _wait_for(access, Awaited(targets={group: count}), timeout)
+    access.wait(timeout, Awaited(targets={group: count}))
 
 
 def delete_group(access: ClusterAccess, group: str, timeout: float | None) -> None:
@@ -65,7 +65,7 @@ def delete_group(access: ClusterAccess, group: str, timeout: float | None) -> No
         gone = [node.instance_id for node in access.nodes() if node.group == group]
         instance_groups.delete(access.sagemaker, cluster, group)
     access.report(f"{group}: deletion requested")
-    _wait_for(access, Awaited(gone=frozenset(gone)), timeout)
+    access.wait(timeout, Awaited(gone=frozenset(gone)))
 
 
 def find_nodes(access: ClusterAccess, names: Sequence[str]) -> list[Node]:
@@ -79,7 +79,7 @@ def replace(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> 
     with access.explained():
         instance_groups.replace_nodes(access.sagemaker, access.cluster().name, nodes)
     _requested(access, "replacement", nodes)
-    _wait_for(access, Awaited(gone=_ids(nodes)), timeout)
+    access.wait(timeout, Awaited(gone=_ids(nodes)))
 
 
 def reboot(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> None:
@@ -103,7 +103,7 @@ def delete_nodes(access: ClusterAccess, nodes: list[Node], timeout: float | None
         cluster = access.changeable(*{node.group for node in nodes})
         instance_groups.delete_nodes(access.sagemaker, cluster.name, nodes)
     _requested(access, "deletion", nodes)
-    _wait_for(access, Awaited(gone=_ids(nodes)), timeout)
+    access.wait(timeout, Awaited(gone=_ids(nodes)))
 
 
 def groups(access: ClusterAccess, names: Sequence[str]) -> list[str]:
@@ -169,11 +169,6 @@ def set_node_recovery(access: ClusterAccess, mode: str) -> None:
     with access.explained():
         instance_groups.set_node_recovery(access.sagemaker, access.cluster(), mode)
     access.report(f"node recovery: {mode}")
-
-
-def _wait_for(access: ClusterAccess, awaited: Awaited, timeout: float | None) -> None:
-    if timeout is not None:
-        access.wait(timeout, awaited)
 
 
 def _requested(access: ClusterAccess, what: str, nodes: Sequence[Node]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from hyperpod_ft.aws.session import explained
+from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.cluster.config import ClusterReference
 from hyperpod_ft.cluster.hyperpod import api, events
 from hyperpod_ft.cluster.hyperpod.api import INSTANCE_ID, RUNNING, GroupRoles, HyperPodCluster, Node, list_nodes
@@ -42,8 +42,7 @@ class Awaited:
 class ClusterWatch:
     """Follows one cluster and reports each change."""
 
-    sagemaker: Any
-    logs: Any
+    session: Session
     target: ClusterReference
     report: PrintLine
     _failed: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # instances, by group and logical id
@@ -56,11 +55,11 @@ class ClusterWatch:
         """
         arguments, changing = self.target.arguments, False
         for waited in polls(_POLL_SECONDS):
-            if (found := api.find(self.sagemaker, self.name)) is None:
+            if (found := api.find(self._sagemaker, self.name)) is None:
                 raise UserError(f"cluster {self.name} no longer exists", "create it again")
             cluster = found
-            nodes = list_nodes(self.sagemaker, self.name)
-            missing = events.why_missing(self.sagemaker, cluster)
+            nodes = list_nodes(self._sagemaker, self.name)
+            missing = events.why_missing(self._sagemaker, cluster)
             self._report(cluster, nodes, missing)
             if cluster.status == api.DELETING:
                 raise UserError(f"cluster {self.name} is being deleted", "wait until it is deleted")
@@ -103,17 +102,17 @@ class ClusterWatch:
         """Delete the cluster as soon as HyperPod accepts that, and wait. Raises UserError on failure or timeout."""
         requested = deleting = False
         for waited in polls(_POLL_SECONDS):
-            cluster = api.find(self.sagemaker, self.name)
+            cluster = api.find(self._sagemaker, self.name)
             if cluster is None:
                 break
             deleting = deleting or cluster.status == api.DELETING
             if not deleting and not requested:
-                requested = api.delete(self.sagemaker, self.name)
+                requested = api.delete(self._sagemaker, self.name)
                 state = "deletion requested" if requested else f"will be deleted once it is no longer {cluster.status}"
                 self._report_change(f"cluster {self.name}", state)
             # it may be deleted before its nodes are listed
-            with suppress(self.sagemaker.exceptions.ResourceNotFound):
-                self._report(cluster, list_nodes(self.sagemaker, self.name), {})
+            with suppress(self._sagemaker.exceptions.ResourceNotFound):
+                self._report(cluster, list_nodes(self._sagemaker, self.name), {})
             # a cluster that had failed before its deletion may be shown as Failed for a moment
             if deleting and cluster.status == api.FAILED:
                 raise UserError(
@@ -169,6 +168,10 @@ class ClusterWatch:
     def name(self) -> str:
         return self.target.name
 
+    @property
+    def _sagemaker(self) -> Any:
+        return self.session.client("sagemaker")
+
     @cached_property
     def _report_change(self) -> ChangeReporter:
         return ChangeReporter(self.report)
@@ -177,16 +180,16 @@ class ClusterWatch:
         """Print the end of the failed node's lifecycle log, or why it cannot be read."""
         try:
             with explained("its lifecycle log"):
-                self._print_log(cluster, nodes)
+                self._print_log(self.session.client("logs"), cluster, nodes)
         except UserError as error:
             self.report(str(error))
 
-    def _print_log(self, cluster: HyperPodCluster, nodes: list[Node]) -> None:
-        streams = [events.lifecycle_log(self.logs, cluster, node) for node in nodes if node.failed]
+    def _print_log(self, logs: Any, cluster: HyperPodCluster, nodes: list[Node]) -> None:
+        streams = [events.lifecycle_log(logs, cluster, node) for node in nodes if node.failed]
         if not streams:
             # after a rollback the nodes are gone, but their logs remain
             named = INSTANCE_ID.findall(cluster.failure)
-            written = events.lifecycle_logs(self.logs, cluster)
+            written = events.lifecycle_logs(logs, cluster)
             streams = [stream for stream in written if stream.name.rpartition("/")[2] in named] or written[:1]
         for stream in streams[:1]:
             tail = list(stream.lines(follow=False))[-_LOG_LINES:]
