@@ -35,8 +35,8 @@ from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.sagemaker import advance
-from hyperpod_ft.sagemaker.groups import FROZEN, number_of, run_files_digest, sagemaker_section
-from hyperpod_ft.sagemaker.section import section_of, store_of
+from hyperpod_ft.sagemaker.groups import FROZEN, number_of, run_files_digest
+from hyperpod_ft.sagemaker.section import sagemaker_section, section_of, store_of
 from hyperpod_ft.sagemaker.store.run_store import RunStore
 from hyperpod_ft.sagemaker.store.sync import sync_of
 from hyperpod_ft.sagemaker.training_jobs import TrainingJobs

@@ -12,7 +12,7 @@ from hyperpod_ft.aws.checks.service_model import dns_suffix
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.sagemaker.section import Container, section_of
+from hyperpod_ft.sagemaker.section import Container, sagemaker_section
 
 _MAIN_ACCOUNT = "763104351884"
 _MAIN_REGIONS = (
@@ -71,8 +71,7 @@ def image(config: RunConfig, instance_type: str) -> str:
 
     Raises UserError where AWS publishes none.
     """
-    section = section_of(config)
-    assert section is not None, "only for runs with a section sagemaker"
+    section = sagemaker_section(config)
     if section.image:
         return section.image
     known = CATALOGUE.get(instance_type)

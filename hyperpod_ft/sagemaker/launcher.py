@@ -29,10 +29,9 @@ from hyperpod_ft.sagemaker.groups import (
     job_name,
     name_prefix,
     next_number,
-    sagemaker_section,
     training_jobs,
 )
-from hyperpod_ft.sagemaker.section import SAGEMAKER, section_of, store_of, store_url
+from hyperpod_ft.sagemaker.section import SAGEMAKER, sagemaker_section, section_of, store_of, store_url
 from hyperpod_ft.sagemaker.store.sync import RunSync, pull_models, sync_of
 from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.sagemaker.training_request import create_training_job, previews

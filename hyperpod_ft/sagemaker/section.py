@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.aws.fields import FileSystemId, Region, RoleArn, SecurityGroup, Subnet, TrainingPlanArn
 from hyperpod_ft.config.fields import NonNegativeInt, PositiveInt, Section, TimeLimit, matches
+from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
     from hyperpod_ft.config.run_config import RunConfig
@@ -138,6 +139,14 @@ def section_of(config: "RunConfig") -> SageMaker | None:
     """A run file's section `sagemaker`."""
     found: SageMaker | None = getattr(config, "sagemaker")  # noqa: B009 - an annex's section, unknown to the type checker
     return found
+
+
+def sagemaker_section(config: "RunConfig") -> SageMaker:
+    """The run file's section. Raises UserError without one."""
+    section = section_of(config)
+    if section is None:
+        raise UserError("--launcher sagemaker: the run file has no section sagemaker", "add it (docs/training-jobs.md)")
+    return section
 
 
 def store_of(config: "RunConfig") -> str | None:

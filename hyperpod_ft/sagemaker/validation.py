@@ -20,9 +20,9 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, warning
 from hyperpod_ft.runs.assets import dataset_asset, model_asset
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sagemaker.groups import NO_MAIL, StageGroup, groups, job_name, sagemaker_section
+from hyperpod_ft.sagemaker.groups import NO_MAIL, StageGroup, groups, job_name
 from hyperpod_ft.sagemaker.images import image
-from hyperpod_ft.sagemaker.section import RUN_TAG, store_of
+from hyperpod_ft.sagemaker.section import RUN_TAG, sagemaker_section, store_of
 from hyperpod_ft.sagemaker.training_request import create_training_job
 
 SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "fsx", "s3", "ecr")
