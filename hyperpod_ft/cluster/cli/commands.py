@@ -68,11 +68,8 @@ def validate(
     from hyperpod_ft.aws.session import Session
     from hyperpod_ft.cluster.validation import validate as validation
 
-    if offline:
-        checked = validation.validate_offline(config)
-    else:
-        checked = validation.validate(config, Session(config.region, profile).client)
-    raise typer.Exit(tables.validated(checked, as_json))
+    client = None if offline else Session(config.region, profile).client
+    raise typer.Exit(tables.validated(validation.validate(config, client), as_json))
 
 
 @app.command()
