@@ -77,8 +77,7 @@ class Change:
 
     def confirm(self, what: str) -> None:
         """Ask the user, unless --yes was given. Raises UserError or typer's Exit."""
-        if not self.yes:
-            require_yes(f"{what} Continue?")
+        require_yes(f"{what} Continue?", self.yes)
 
 
 def on_cluster(
