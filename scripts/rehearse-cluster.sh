@@ -29,7 +29,7 @@ kit init
 kit validate
 kit create
 kit status
-kit nodes >nodes.txt
+kit status --nodes >nodes.txt
 cat nodes.txt
 kit ssh --dry-run
 kit replace-node cluster.yaml "$(awk '/worker-group-1/ { print $2; exit }' nodes.txt)" --yes

@@ -18,7 +18,7 @@ from hyperpod_ft import __version__
 from hyperpod_ft.errors import UserError
 
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
-_CONNECTIONS = 10  # botocore's own default
+CONNECTIONS = 20  # of a client, at most
 _MAX_MESSAGE_LENGTH = 400
 
 DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AllAccessDisabled", "403", "Forbidden")
@@ -58,36 +58,35 @@ class Session:
 
     region: str | None = None
     profile: str | None = None
-    _clients: dict[tuple[str, int], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _clients: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "profile", self.profile or os.environ.get("AWS_PROFILE") or None)
 
-    def client(self, service: str, *, connections: int = _CONNECTIONS) -> Any:
-        """A cached boto3 client with up to `connections` connections. Only inside `explained`.
+    def client(self, service: str) -> Any:
+        """A cached boto3 client. Only inside `explained`.
 
         Raises botocore's errors for a missing region or an unknown profile, and ImportError without boto3.
         """
-        key = service, connections
         with self._lock:
-            if key not in self._clients:
-                self._clients[key] = self._new(service, connections)
-            return self._clients[key]
+            if service not in self._clients:
+                self._clients[service] = self._new(service)
+            return self._clients[service]
 
     def credentials(self) -> Any:
         """botocore's credentials, to sign requests that no client sends; None without any. Only inside `explained`."""
         with self._lock:
             return self._boto3.get_credentials()
 
-    def _new(self, service: str, connections: int) -> Any:
+    def _new(self, service: str) -> Any:
         from botocore.config import Config  # noqa: PLC0415
 
         config = Config(
             retries={"mode": "standard"},
             connect_timeout=_CONNECT_SECONDS,
             read_timeout=_READ_SECONDS,
-            max_pool_connections=connections,
+            max_pool_connections=CONNECTIONS,
             user_agent_extra=f"hyperpod-ft/{__version__}",
         )
         return self._boto3.client(service, config=config)

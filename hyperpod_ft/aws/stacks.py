@@ -1,8 +1,8 @@
-"""CloudFormation stacks: their state and events while CloudFormation works on them, and changing them.
+"""CloudFormation stacks: their state, their events while CloudFormation works on them, and those that the kit makes.
 
 `client` is boto3's for cloudformation throughout; a stack is an entry of DescribeStacks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -139,58 +139,127 @@ def why(client: Any, stack_id: str) -> str:
     return "CloudFormation gave no reason"
 
 
-def require(client: Any, stack_id: str, status: str, *, delete: str, delete_again: str) -> None:
-    """Raise UserError unless `status` is that of a complete stack.
-
-    `delete`: the command that deletes a stack whose creation failed; `delete_again`: one whose deletion failed.
-    """
-    if status in _DONE:
-        return
-    name = _name(stack_id)
-    if in_progress(status):
-        raise UserError(f"stack {name} is {status}", "wait until the stack is complete, then run the command again")
-    problem = f"stack {name} is {status}: {why(client, stack_id)}"
-    if status == "UPDATE_ROLLBACK_COMPLETE":
-        raise UserError(problem, "nothing has changed; fix the cause, then run the command again")
-    if status == "UPDATE_ROLLBACK_FAILED":
-        command = f"`aws cloudformation continue-update-rollback --stack-name {name}`"
-        raise UserError(problem, f"fix the cause, run {command}, then run this command again")
-    if status == "DELETE_FAILED":
-        raise UserError(problem, f"remove what still uses it, then run `{delete_again}`")
-    raise UserError(problem, f"fix the cause, run `{delete}`, then create it again")
-
-
 def _name(stack_id: str) -> str:
     """arn:aws:cloudformation:REGION:ACCOUNT:stack/NAME/UUID"""
     return stack_id.split("/")[1]
 
 
-def wait_until_settled(client: Any, name: str, progress: OnStackEvent) -> dict[str, Any] | None:
-    """The stack, once CloudFormation has finished any earlier request; None if it does not exist."""
-    stack = describe(client, name)
-    if stack and in_progress(str(stack["StackStatus"])):
-        settle(client, str(stack["StackId"]), progress, after="")
-        stack = describe(client, name)
-    return stack
+@dataclass(frozen=True)
+class KitStack:
+    """A stack of one of the kit's templates. Methods raise UserError if AWS refuses or a resource fails.
 
+    They may be interrupted anywhere and called again: CloudFormation continues, and the next call waits for it before
+    it requests anything.
+    """
 
-def update(client: Any, stack_id: str, request: dict[str, Any], progress: OnStackEvent) -> str:
-    """Update and wait. Returns the stack's final state, UPDATE_COMPLETE if nothing changes."""
-    before = last_event(client, stack_id)
-    try:
-        client.update_stack(**request)
-    except client.exceptions.ClientError as error:
-        if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
-            return "UPDATE_COMPLETE"
-        raise
-    return settle(client, stack_id, progress, after=before)
+    client: Any
+    name: str
+    is_ours: Callable[[dict[str, Any]], bool]  # whether a stack is of the template, in any version
+    if_not_ours: str  # what to do about another stack of this name
+    delete_command: str  # deletes one whose creation failed
+    delete_again: str  # deletes one whose deletion failed
+    progress: OnStackEvent
 
+    def find(self) -> dict[str, Any] | None:
+        """The stack, once CloudFormation has finished any earlier request; None if it does not exist.
 
-def delete(client: Any, stack_id: str, progress: OnStackEvent) -> str:
-    """Delete and wait. Returns the stack's final state, DELETE_COMPLETE unless a resource could not be deleted."""
-    before = last_event(client, stack_id)
-    client.delete_stack(StackName=stack_id)
-    return settle(client, stack_id, progress, after=before)
+        Raises UserError for a stack that is not of this template, so that it is neither changed nor deleted.
+        """
+        stack = describe(self.client, self.name)
+        if stack and in_progress(str(stack["StackStatus"])):
+            settle(self.client, str(stack["StackId"]), self.progress, after="")
+            stack = describe(self.client, self.name)
+        if stack:
+            self._require_ours(stack)
+        return stack
+
+    def deploy(self, template: str, values: Mapping[str, str], tags: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Create the stack, or update it to this template and these parameters, and wait; returns it.
+
+        Succeeds if nothing changes. Without `tags`, those of an existing stack stay.
+        """
+        request: dict[str, Any] = {
+            "StackName": self.name,
+            "TemplateBody": template,
+            "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in values.items()],
+            "Capabilities": ["CAPABILITY_IAM"],  # the execution role
+        }
+        if tags is not None:
+            request["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
+        stack = self.find()
+        if stack is None and (stack_id := self._create(request)):
+            self._require_complete(stack_id, settle(self.client, stack_id, self.progress, after=""))
+        else:
+            stack = stack or self.find()
+            assert stack is not None, "CreateStack answered AlreadyExists"
+            stack_id = str(stack["StackId"])
+            self.update(stack, request)
+        found = describe(self.client, stack_id)
+        assert found is not None, "a stack is found by its id even after deletion"
+        return found
+
+    def require_deployable(self) -> None:
+        """Raise UserError if `deploy` would, without waiting for a request that is in progress."""
+        stack = describe(self.client, self.name)
+        if stack is not None and not in_progress(str(stack["StackStatus"])):
+            self._require_ours(stack)
+            self._require_updatable(stack)
+
+    def update(self, stack: dict[str, Any], request: dict[str, Any]) -> None:
+        """Send a request of UpdateStack and wait. Raises UserError for a stack that is not complete."""
+        self._require_updatable(stack)
+        stack_id = str(stack["StackId"])
+        before = last_event(self.client, stack_id)
+        try:
+            self.client.update_stack(**request)
+        except self.client.exceptions.ClientError as error:
+            if error_code(error) == "ValidationError" and "No updates are to be performed" in error_message(error):
+                return
+            raise
+        self._require_complete(stack_id, settle(self.client, stack_id, self.progress, after=before))
+
+    def delete(self, stack: dict[str, Any]) -> None:
+        """Delete it and wait."""
+        stack_id = str(stack["StackId"])
+        before = last_event(self.client, stack_id)
+        self.client.delete_stack(StackName=stack_id)
+        status = settle(self.client, stack_id, self.progress, after=before)
+        if status != "DELETE_COMPLETE":
+            self._require_complete(stack_id, status)
+
+    def _create(self, request: dict[str, Any]) -> str:
+        """The id of the new stack; empty if it exists: created by another command, or by this one, whose answer was
+        lost."""
+        try:
+            return str(self.client.create_stack(**request)["StackId"])
+        except self.client.exceptions.AlreadyExistsException:
+            return ""
+
+    def _require_ours(self, stack: dict[str, Any]) -> None:
+        if not self.is_ours(stack):
+            raise UserError(f"stack {stack['StackName']} was not created by this kit", self.if_not_ours)
+
+    def _require_updatable(self, stack: dict[str, Any]) -> None:
+        """Raise UserError for an incomplete stack. One whose last update was rolled back is complete."""
+        if stack["StackStatus"] != "UPDATE_ROLLBACK_COMPLETE":
+            self._require_complete(str(stack["StackId"]), str(stack["StackStatus"]))
+
+    def _require_complete(self, stack_id: str, status: str) -> None:
+        """Raise UserError unless `status` is that of a complete stack."""
+        if status in _DONE:
+            return
+        name = _name(stack_id)
+        if in_progress(status):
+            raise UserError(f"stack {name} is {status}", "wait until the stack is complete, then run the command again")
+        problem = f"stack {name} is {status}: {why(self.client, stack_id)}"
+        if status == "UPDATE_ROLLBACK_COMPLETE":
+            raise UserError(problem, "nothing has changed; fix the cause, then run the command again")
+        if status == "UPDATE_ROLLBACK_FAILED":
+            command = f"`aws cloudformation continue-update-rollback --stack-name {name}`"
+            raise UserError(problem, f"fix the cause, run {command}, then run this command again")
+        if status == "DELETE_FAILED":
+            raise UserError(problem, f"remove what still uses it, then run `{self.delete_again}`")
+        raise UserError(problem, f"fix the cause, run `{self.delete_command}`, then create it again")
 
 
 def parameters(stack: dict[str, Any]) -> dict[str, str]:

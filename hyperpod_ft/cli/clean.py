@@ -72,8 +72,7 @@ def clean(
         for item in selected.items:
             print(f"{format_bytes(sizes[item.path].size):>10}  {printable(item.name)}")
         total = format_bytes(sum(usage.size for usage in sizes.values()))
-        if not yes:
-            require_yes(f"Remove these {len(selected.items)} ({total})?")
+        require_yes(f"Remove these {len(selected.items)} ({total})?", yes)
         count = sum(1 for _ in remove(chosen, wanted))
         print(f"removed {count} of {len(selected.items)} below {chosen}")
 

@@ -56,8 +56,10 @@ def interruptible(advice: str) -> Iterator[None]:
         raise
 
 
-def require_yes(question: str) -> None:
-    """Raises UserError without a terminal, and typer's Exit for a no."""
+def require_yes(question: str, yes: bool) -> None:
+    """Ask the user, unless --yes was given. Raises UserError without a terminal, and typer's Exit for a no."""
+    if yes:
+        return
     if not sys.stdin.isatty():
         raise UserError(f"{question} Not a terminal", "pass --yes")
     if not typer.confirm(question):

@@ -11,13 +11,12 @@ from hyperpod_ft.aws.s3 import objects
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.aws.stacks import describe
 from hyperpod_ft.cluster.config import ClusterConfig, ClusterReference, stack_name
-from hyperpod_ft.cluster.hyperpod import api, lifecycle_files
+from hyperpod_ft.cluster.hyperpod import api, lifecycle_files, waiting
 from hyperpod_ft.cluster.hyperpod.api import GroupRoles, HyperPodCluster, Node, list_nodes
-from hyperpod_ft.cluster.hyperpod.waiting import Awaited, ClusterWatch
+from hyperpod_ft.cluster.hyperpod.waiting import Awaited, ClusterWatch, Observed, Seen
 from hyperpod_ft.cluster.sections import User
 from hyperpod_ft.cluster.ssh import connect, key
 from hyperpod_ft.cluster.ssh.ssm import AwsCli
-from hyperpod_ft.cluster.wait_for_change import Observed, Seen, wait_for_change
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine
 
@@ -89,23 +88,25 @@ class ClusterAccess:
         return GroupRoles.of(cluster, self.config)
 
     def watch(self) -> ClusterWatch:
-        return ClusterWatch(self.sagemaker, self.session.client("logs"), self.target, self.report)
+        return ClusterWatch(self.session, self.target, self.report)
 
-    def wait(self, minutes: float, awaited: Awaited) -> HyperPodCluster:
-        """Wait until the cluster is complete and as awaited."""
+    def wait(self, minutes: float | None, awaited: Awaited) -> HyperPodCluster | None:
+        """Wait until the cluster is complete and as awaited; None, at once, without a time to wait."""
+        if minutes is None:
+            return None
         with self.explained():
             return self.watch().until_complete(minutes * 60, awaited)
 
     def wait_for_change(
         self, look: Callable[[], Seen[Observed]], minutes: float, command: str
     ) -> tuple[Observed, bool]:
-        """See `wait_for_change.wait_for_change`; `command` is one of `hyperpod-ft cluster`."""
+        """See `waiting.wait_for_change`; `command` is one of `hyperpod-ft cluster`."""
 
         def explained_look() -> Seen[Observed]:
             with self.explained():
                 return look()
 
-        return wait_for_change(
+        return waiting.wait_for_change(
             explained_look,
             self.report,
             timeout_seconds=minutes * 60,

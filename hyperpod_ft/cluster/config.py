@@ -4,12 +4,14 @@ Refuses what is wrong in any account; validation/ checks the rest. docs/cluster.
 """
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from hyperpod_ft.aws.fields import Region
 from hyperpod_ft.cluster.sections import (
     AccountingDatabase,
     Controller,
@@ -33,9 +35,7 @@ class ClusterConfig(Section):
     """One cluster."""
 
     name: Name = Field(description="Name of the cluster.")
-    region: Annotated[str, matches(r"[a-z]{2,4}(-[a-z]+)+-\d", "an AWS region, such as us-west-2")] = Field(
-        description="AWS region."
-    )
+    region: Region = Field(description="AWS region.")
     availability_zone_id: Annotated[
         str, matches(r"[a-z]{3,5}\d-az\d", "the id of an availability zone, such as usw2-az4, not its name")
     ] = Field(
@@ -148,7 +148,7 @@ def example() -> Path:
     return shipped("templates") / "cluster" / "cluster.yaml"
 
 
-def load(path: Path, overrides: tuple[str, ...] = ()) -> ClusterConfig:
+def load(path: Path, overrides: Sequence[str] = ()) -> ClusterConfig:
     """Read, override (`a.b=value`) and validate a cluster file. Raises UserError or ConfigError."""
     values: dict[str, Any] = yaml_file.parse(CLUSTER_FILE, path)
     for text in overrides:

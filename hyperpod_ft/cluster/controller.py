@@ -51,7 +51,7 @@ def without_jobs(group: GroupState, nodes: Sequence[Node], states: Mapping[str, 
     if running > group.target:
         raise UserError(
             f"{group.name}: HyperPod is removing {running - group.target} of its {running} nodes",
-            "run the command again once `hyperpod-ft cluster nodes` lists no more than the group should have",
+            "run the command again once `hyperpod-ft cluster status --nodes` lists no more than the group should have",
         )
     in_group = [node for node in nodes if node.group == group.name and (node.running or node.failed)]
     free = [node for node in in_group if states.get(node.hostname) in _WITHOUT_JOBS]

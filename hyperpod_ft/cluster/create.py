@@ -34,7 +34,7 @@ def create(access: ClusterAccess, config: ClusterConfig, timeout: float | None) 
     if found.has_errors:
         raise UserError(f"cluster {config.name}: validation failed, nothing was created", "fix the errors above")
     requested = create_missing(access, config)
-    return None if timeout is None else access.wait(timeout, Awaited(targets=requested))
+    return access.wait(timeout, Awaited(targets=requested))
 
 
 def create_missing(access: ClusterAccess, config: ClusterConfig) -> dict[str, int]:
@@ -46,25 +46,24 @@ def create_missing(access: ClusterAccess, config: ClusterConfig) -> dict[str, in
     """
     session, report = access.session, access.report
     with access.explained():
-        sagemaker = access.sagemaker
         # fail before anything costs money
-        _describe_ours(sagemaker, config, stack.subnet_id(config, session.client("cloudformation")))
-        resources = ensure_resources(config, session, report)
+        _describe_ours(access, config, stack.subnet_id(config, session.client("cloudformation")))
+        resources = _ensure_resources(access, config)
         content = lifecycle_files.files(config, resources)
         uri = f"s3://{resources.bucket}/{upload(config, resources.bucket, content, session.client('s3'), report)}"
         wanted = requests.create_cluster(config, resources, uri)
-        described = _describe_ours(sagemaker, config, resources.subnet_id)
-        if described is None and _create_cluster(config, session, wanted):
+        described = _describe_ours(access, config, resources.subnet_id)
+        if described is None and _create_cluster(access, config, wanted):
             report(f"cluster {config.name}: requested {_instances(config)}; billed by the hour from now on")
             return {group.name: group.count for group in config.groups}
-        described = described or _describe_ours(sagemaker, config, resources.subnet_id)
+        described = described or _describe_ours(access, config, resources.subnet_id)
         assert described is not None, "CreateCluster answered ResourceInUse"
-        return _bring_up_to_date(config, wanted, described, sagemaker, report)
+        return _bring_up_to_date(access, config, wanted, described)
 
 
-def _describe_ours(sagemaker: Any, config: ClusterConfig, subnet_id: str) -> dict[str, Any] | None:
+def _describe_ours(access: ClusterAccess, config: ClusterConfig, subnet_id: str) -> dict[str, Any] | None:
     """DescribeCluster's answer. Raises UserError for a cluster that does not belong to this cluster file."""
-    described = api.describe(sagemaker, config.name)
+    described = api.describe(access.sagemaker, config.name)
     if described is None:
         return None
     if problem := api.not_ours(api.of_description(described), subnet_id):
@@ -78,7 +77,7 @@ def _describe_ours(sagemaker: Any, config: ClusterConfig, subnet_id: str) -> dic
     return described
 
 
-def _require_deployed(config: ClusterConfig, session: Session) -> None:
+def _require_deployed(session: Session, config: ClusterConfig) -> None:
     """Raise UserError if `delete` has reduced or deleted the stack or its file system meanwhile.
 
     Right before each CreateCluster: a `delete` that begins later looks for the cluster after it has changed the stack.
@@ -94,14 +93,14 @@ def _require_deployed(config: ClusterConfig, session: Session) -> None:
         )
 
 
-def _create_cluster(config: ClusterConfig, session: Session, request: dict[str, Any]) -> bool:
+def _create_cluster(access: ClusterAccess, config: ClusterConfig, request: dict[str, Any]) -> bool:
     """False if the cluster exists: created by another command, or by this request when its first answer was lost.
 
     A new IAM role takes seconds to propagate; until then HyperPod cannot assume it.
     """
-    sagemaker = session.client("sagemaker")
+    sagemaker = access.sagemaker
     for attempt in range(_ROLE_ATTEMPTS):
-        _require_deployed(config, session)
+        _require_deployed(access.session, config)
         try:
             sagemaker.create_cluster(**request)
             break
@@ -117,9 +116,9 @@ def _create_cluster(config: ClusterConfig, session: Session, request: dict[str, 
 
 
 def _bring_up_to_date(
-    config: ClusterConfig, request: dict[str, Any], described: dict[str, Any], sagemaker: Any, report: PrintLine
+    access: ClusterAccess, config: ClusterConfig, request: dict[str, Any], described: dict[str, Any]
 ) -> dict[str, int]:
-    name, status = config.name, described["ClusterStatus"]
+    name, status, report = config.name, described["ClusterStatus"], access.report
     found = changes(config, request, described)
     report(f"cluster {name}: already exists, {status}")
     for line in found.other:
@@ -131,7 +130,7 @@ def _bring_up_to_date(
             f"cluster {name}: takes new groups and lifecycle scripts only when InService; run `create` again once it is"
         )
         return {}
-    sagemaker.update_cluster(ClusterName=name, InstanceGroups=list(found.groups))
+    access.sagemaker.update_cluster(ClusterName=name, InstanceGroups=list(found.groups))
     if len(found.added) < len(found.groups):
         report(
             f"cluster {name}: new nodes run the new lifecycle scripts; to run them on existing ones: docs/lifecycle.md"
@@ -141,12 +140,12 @@ def _bring_up_to_date(
     return found.added
 
 
-def ensure_resources(config: ClusterConfig, session: Session, report: PrintLine) -> ClusterResources:
+def _ensure_resources(access: ClusterAccess, config: ClusterConfig) -> ClusterResources:
     """Deploy the stack, or look up the existing resources that the cluster file names."""
     if config.existing is not None:
-        return of_existing(config.existing, session)
-    report(f"stack {config.stack_name}: its NAT gateway, file system and bucket cost money")
-    return stack.deploy(session, config, reporter(config.stack_name, report))
+        return of_existing(config.existing, access.session)
+    access.report(f"stack {config.stack_name}: its NAT gateway, file system and bucket cost money")
+    return stack.deploy(access.session, config, reporter(config.stack_name, access.report))
 
 
 def upload(config: ClusterConfig, bucket: str, content: dict[str, bytes], s3: Any, report: PrintLine) -> str:

@@ -57,7 +57,9 @@ def _group(found: HyperPodCluster, group: GroupState, nodes: list[Node], missing
         return error(row, f"{what}; {failed[0].instance_id}: {failed[0].message or 'failed'}", remedy)
     if group.current < group.target:
         why = missing or next((node.message for node in nodes if node.message), "AWS may have no capacity")
-        remedy = "HyperPod keeps requesting the others" if found.continuous else "see hyperpod-ft cluster nodes"
+        remedy = (
+            "HyperPod keeps requesting the others" if found.continuous else "see hyperpod-ft cluster status --nodes"
+        )
         return error(row, f"{what}; {why}", remedy)
     return ok(row, what)
 

@@ -1,4 +1,4 @@
-"""Look at a cluster: its state, its nodes, what HyperPod did to it, what its nodes logged. Nothing is changed.
+"""Look at a cluster: its state and its nodes, what HyperPod did to it, what its nodes logged. Nothing is changed.
 
 Functions raise UserError.
 """
@@ -31,12 +31,6 @@ def status(access: ClusterAccess) -> ClusterOverview:
     return ClusterOverview(cluster, nodes, missing, warnings)
 
 
-def nodes(access: ClusterAccess) -> list[Node]:
-    with access.explained():
-        access.cluster()
-        return access.nodes()
-
-
 def newest_events(access: ClusterAccess, group: str | None, node: str | None, limit: int) -> list[Event]:
     """The newest events, the oldest of them first, with the reasons of what failed."""
     with access.explained():
@@ -58,17 +52,18 @@ def lifecycle_log(access: ClusterAccess, name: str | None, follow: bool) -> Iter
     """The lines of a node's lifecycle log; without a name, of the node that wrote last."""
     with access.explained():
         cluster, logs = access.cluster(), access.session.client("logs")
-        streams = events.lifecycle_streams(logs, cluster)
+        streams = events.lifecycle_logs(logs, cluster)
         if name is not None:
             named = [node for node in access.nodes() if name in (node.instance_id, node.hostname)]
-            streams = [events.stream_of(node) for node in named] or [
-                stream for stream in streams if stream.rpartition("/")[2] == name
+            streams = [events.lifecycle_log(logs, cluster, node) for node in named] or [
+                stream for stream in streams if stream.name.rpartition("/")[2] == name
             ]
         if not streams:
             whose = f"node {name!r}" if name else "any node"
             raise UserError(
                 f"cluster {cluster.name}: no lifecycle log for {whose}",
-                "list nodes with `hyperpod-ft cluster nodes`; a log appears a few minutes after its node starts",
+                "list nodes with `hyperpod-ft cluster status --nodes`; a log appears a few minutes after its node"
+                " starts",
             )
-        access.report(f"{events.log_group(cluster)} {streams[0]}")
-        yield from events.log_lines(logs, cluster, streams[0], follow)
+        access.report(f"{streams[0].group} {streams[0].name}")
+        yield from streams[0].lines(follow=follow)

@@ -6,6 +6,7 @@ A software update gives nodes another image. HyperPod does not drain the nodes: 
 whatever runs there, and runs the lifecycle scripts again. If the nodes have the newest image already, it does nothing.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,11 @@ from hyperpod_ft.aws.stacks import reporter
 from hyperpod_ft.cluster.access import ClusterAccess
 from hyperpod_ft.cluster.config import stack_name
 from hyperpod_ft.cluster.hyperpod import api, instance_groups
-from hyperpod_ft.cluster.hyperpod.api import Node, rebooting
-from hyperpod_ft.cluster.hyperpod.waiting import Awaited
+from hyperpod_ft.cluster.hyperpod.api import Node
+from hyperpod_ft.cluster.hyperpod.waiting import Awaited, Seen
 from hyperpod_ft.cluster.ssh.config import SshFiles
 from hyperpod_ft.cluster.stack import stack
 from hyperpod_ft.cluster.stack.stack import Remaining
-from hyperpod_ft.cluster.wait_for_change import Seen
 from hyperpod_ft.errors import UserError
 
 # what users lose; what is on the shared volume and in S3 stays
@@ -56,7 +56,7 @@ def scale(access: ClusterAccess, group: str, count: int, timeout: float | None) 
             return
         instance_groups.scale(access.sagemaker, cluster, group, count)
     access.report(f"{group}: requested {count} instances, had {before}")
-    _wait_for(access, Awaited(targets={group: count}), timeout)
+    access.wait(timeout, Awaited(targets={group: count}))
 
 
 def delete_group(access: ClusterAccess, group: str, timeout: float | None) -> None:
@@ -65,7 +65,7 @@ def delete_group(access: ClusterAccess, group: str, timeout: float | None) -> No
         gone = [node.instance_id for node in access.nodes() if node.group == group]
         instance_groups.delete(access.sagemaker, cluster, group)
     access.report(f"{group}: deletion requested")
-    _wait_for(access, Awaited(gone=frozenset(gone)), timeout)
+    access.wait(timeout, Awaited(gone=frozenset(gone)))
 
 
 def find_nodes(access: ClusterAccess, names: Sequence[str]) -> list[Node]:
@@ -79,7 +79,7 @@ def replace(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> 
     with access.explained():
         instance_groups.replace_nodes(access.sagemaker, access.cluster().name, nodes)
     _requested(access, "replacement", nodes)
-    _wait_for(access, Awaited(gone=_ids(nodes)), timeout)
+    access.wait(timeout, Awaited(gone=_ids(nodes)))
 
 
 def reboot(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> None:
@@ -88,13 +88,13 @@ def reboot(access: ClusterAccess, nodes: list[Node], timeout: float | None) -> N
     _requested(access, "reboot", nodes)
     if timeout is None:
         return
-    after, begun = access.wait_for_change(lambda: rebooting(access.sagemaker, access.name, nodes), timeout, "nodes")
+    after, begun = access.wait_for_change(lambda: _reboot_progress(access, nodes), timeout, "status --nodes")
     if not begun:
         access.report("HyperPod has not shown the reboot: see in `sinfo` on the cluster whether it is over")
     elif lost := [node for node in after if not node.running]:
         raise UserError(
             ", ".join(f"{node.group} {node.instance_id} is {node.status}" for node in lost) + " after the reboot",
-            "see `hyperpod-ft cluster nodes`; `hyperpod-ft cluster replace-node` gives it a new instance",
+            "see `hyperpod-ft cluster status --nodes`; `hyperpod-ft cluster replace-node` gives it a new instance",
         )
 
 
@@ -103,7 +103,7 @@ def delete_nodes(access: ClusterAccess, nodes: list[Node], timeout: float | None
         cluster = access.changeable(*{node.group for node in nodes})
         instance_groups.delete_nodes(access.sagemaker, cluster.name, nodes)
     _requested(access, "deletion", nodes)
-    _wait_for(access, Awaited(gone=_ids(nodes)), timeout)
+    access.wait(timeout, Awaited(gone=_ids(nodes)))
 
 
 def groups(access: ClusterAccess, names: Sequence[str]) -> list[str]:
@@ -171,11 +171,6 @@ def set_node_recovery(access: ClusterAccess, mode: str) -> None:
     access.report(f"node recovery: {mode}")
 
 
-def _wait_for(access: ClusterAccess, awaited: Awaited, timeout: float | None) -> None:
-    if timeout is not None:
-        access.wait(timeout, awaited)
-
-
 def _requested(access: ClusterAccess, what: str, nodes: Sequence[Node]) -> None:
     for node in nodes:
         access.report(f"{node.group} {node.instance_id}: {what} requested")
@@ -215,6 +210,15 @@ def _delete_and_wait(access: ClusterAccess, delete_data: bool, timeout_seconds: 
                 continue
             if api.find(access.sagemaker, access.name) is None:
                 return remaining
+
+
+def _reboot_progress(access: ClusterAccess, requested: Sequence[Node]) -> Seen[list[Node]]:
+    """How far the reboot of these nodes is; the state is what became of them, NotFound if HyperPod replaced one."""
+    present = {node.instance_id: node for node in access.nodes()}
+    now = [present.get(node.instance_id, dataclasses.replace(node, status="NotFound")) for node in requested]
+    states = {f"{node.group} {node.instance_id}": node.status for node in now}
+    changing = any(not (node.running or node.failed or node.status == "NotFound") for node in now)
+    return Seen(now, states, begun=not all(node.running for node in now), changing=changing)
 
 
 def _update_request(cluster: str, groups: Sequence[str], image: NodeImage) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.cluster.access import ClusterAccess
-from hyperpod_ft.cluster.wait_for_change import Seen
+from hyperpod_ft.cluster.hyperpod.waiting import Seen
 from hyperpod_ft.errors import UserError
 
 _MAX_SETTINGS = 10_240  # characters, from botocore's model
@@ -69,7 +69,7 @@ def remove(access: ClusterAccess, timeout: float | None) -> None:
         if before is None:
             access.report(f"{_NAME}: not installed")
             return
-        _request_removal(access.sagemaker, arn, before)
+        access.sagemaker.delete_cluster_extension(ClusterArn=arn, ExtensionArn=before.arn)
     access.report(f"{_NAME}: removal requested")
     if timeout is not None and (found := _settled(access, arn, before, timeout)):
         raise _failed(found, "fix the cause, then run the command again")
@@ -139,7 +139,3 @@ def _request(client: Any, cluster_arn: str, installed: Extension | None, setting
         client.create_cluster_extension(ClusterArn=cluster_arn, ExtensionName=_NAME, ClientToken=token, **given)
     else:
         client.update_cluster_extension(ClusterArn=cluster_arn, ExtensionArn=installed.arn, ClientToken=token, **given)
-
-
-def _request_removal(client: Any, cluster_arn: str, installed: Extension) -> None:
-    client.delete_cluster_extension(ClusterArn=cluster_arn, ExtensionArn=installed.arn)

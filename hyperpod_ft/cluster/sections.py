@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
+from hyperpod_ft.aws.fields import FileSystemId, RoleArn, SecurityGroup, Subnet, TrainingPlanArn
 from hyperpod_ft.config.fields import PositiveInt, Section, matches
 
 KINDS = (
@@ -123,13 +124,9 @@ class Workers(InstanceGroup):
         description="HyperPod installs security patches: on each node once it is idle, or once the whole group is."
         " `cluster auto-patch` changes it later.",
     )
-    training_plan_arn: (
-        Annotated[
-            str,
-            matches(r"arn:aws[a-z\-]*:sagemaker:[a-z0-9\-]*:[0-9]{12}:training-plan/.+", "the ARN of a training plan"),
-        ]
-        | None
-    ) = Field(None, description="Training plan that reserves this group's capacity.")
+    training_plan_arn: TrainingPlanArn | None = Field(
+        None, description="Training plan that reserves this group's capacity."
+    )
 
     @property
     def slurm_partition(self) -> str:
@@ -187,25 +184,16 @@ class User(Section):
 class Existing(Section):
     """Your own resources, all in one zone, instead of the kit's stack."""
 
-    subnet_id: Annotated[str, matches(r"subnet-[0-9a-f]{8,17}", "the id of a subnet")] = Field(
-        description="Private subnet of all nodes."
-    )
-    security_group_ids: Annotated[
-        tuple[Annotated[str, matches(r"sg-[0-9a-f]{8,17}", "the id of a security group")], ...],
-        Field(min_length=1, max_length=5),
-    ] = Field(
+    subnet_id: Subnet = Field(description="Private subnet of all nodes.")
+    security_group_ids: Annotated[tuple[SecurityGroup, ...], Field(min_length=1, max_length=5)] = Field(
         description="Security groups of all nodes. One of them (with EFA, each) must allow all traffic between its"
         " members."
     )
-    execution_role_arn: Annotated[
-        str, matches(r"arn:aws[a-z\-]*:iam::\d{12}:role/?[a-zA-Z_0-9+=,.@\-_/]+", "the ARN of a role")
-    ] = Field(description="Role of the nodes. It must trust sagemaker.amazonaws.com.")
+    execution_role_arn: RoleArn = Field(description="Role of the nodes. It must trust sagemaker.amazonaws.com.")
     bucket: Annotated[str, matches(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "the name of an S3 bucket")] = Field(
         description="Bucket for the lifecycle scripts. Its name must start with `sagemaker-`."
     )
-    fsx_id: Annotated[str, matches(r"fs-[0-9a-f]{8,17}", "the id of a file system")] = Field(
-        description="FSx for Lustre file system."
-    )
+    fsx_id: FileSystemId = Field(description="FSx for Lustre file system.")
 
 
 class AccountingDatabase(Section):

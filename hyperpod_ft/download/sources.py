@@ -52,7 +52,7 @@ class S3:
         """A client; errors name the run file's key."""
         try:
             with explained(f"cannot read {self.uri}"):
-                yield self._session.client("s3", connections=trees.CONNECTIONS)
+                yield self._session.client("s3")
         except UserError as error:
             raise UserError(f"{self.where}: {error.problem}", error.remedy) from error
 

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import trees
@@ -35,8 +35,8 @@ from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.sagemaker import advance
-from hyperpod_ft.sagemaker.groups import FROZEN, number_of, run_files_digest, sagemaker_section
-from hyperpod_ft.sagemaker.section import section_of, store_of
+from hyperpod_ft.sagemaker.groups import FROZEN, number_of, run_files_digest
+from hyperpod_ft.sagemaker.section import sagemaker_section, section_of, store_of
 from hyperpod_ft.sagemaker.store.run_store import RunStore
 from hyperpod_ft.sagemaker.store.sync import sync_of
 from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
@@ -52,7 +52,7 @@ def pull_run(directory: Path, root: Path, store: str, digest: str) -> None:
     """
     name = directory.relative_to(root).as_posix()
     with explained(f"cannot read {store}"):
-        client = _client(os.environ.get("AWS_REGION", ""))
+        client = Session(os.environ.get("AWS_REGION")).client("s3")
         trees.pull_named(client, store, root, [f"{name}/{frozen}" for frozen in FROZEN], "pull run", flush=False)
         trees.pull(client, store, root, f"{name}/sbatch", "pull run", flush=False)
         if run_files_digest(directory) != digest:
@@ -169,11 +169,7 @@ def create_next(run: Run, job: str) -> None:
 
 
 def _store(run: Run) -> RunStore:
-    return RunStore(run, _client(sagemaker_section(run.config).region))
-
-
-def _client(region: str) -> Any:
-    return Session(region, None).client("s3", connections=trees.CONNECTIONS)
+    return RunStore(run, Session(sagemaker_section(run.config).region).client("s3"))
 
 
 def _explained(config: RunConfig) -> contextlib.AbstractContextManager[None]:

@@ -8,14 +8,12 @@ from pathlib import Path
 
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.instances import CATALOGUE
-from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.digests import files_sha256, text_sha256
-from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs import job_files
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sagemaker.section import SAGEMAKER, SageMaker, section_of, slug, store_of
+from hyperpod_ft.sagemaker.section import SAGEMAKER, sagemaker_section, slug, store_of
 
 FROZEN = ("run.yaml", "plan.json")  # of a run directory; with the scripts, they decide what a container runs
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -69,14 +67,6 @@ class RecordedJob:
     stages: tuple[str, ...]
     submitted: str  # of the submission that began it: a job that continues another has the same
     code: str  # name of the copy of the kit's code that it runs
-
-
-def sagemaker_section(config: RunConfig) -> SageMaker:
-    """The run file's section. Raises UserError without one."""
-    section = section_of(config)
-    if section is None:
-        raise UserError("--launcher sagemaker: the run file has no section sagemaker", "add it (docs/training-jobs.md)")
-    return section
 
 
 def groups(stages: Iterable[StagePlan]) -> list[StageGroup]:

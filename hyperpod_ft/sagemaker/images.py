@@ -8,10 +8,11 @@ images, August to November 2026. None was started by the kit on AWS.
 
 from dataclasses import dataclass
 
+from hyperpod_ft.aws.checks.service_model import dns_suffix
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.sagemaker.section import Container, section_of
+from hyperpod_ft.sagemaker.section import Container, sagemaker_section
 
 _MAIN_ACCOUNT = "763104351884"
 _MAIN_REGIONS = (
@@ -49,8 +50,7 @@ ACCOUNTS = {
 def _registry_uri(region: str, repository_and_tag: str) -> str | None:
     """The URI of an image in the region's registry; None where no account with AWS's images is known."""
     account = ACCOUNTS.get(region)
-    suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
-    return f"{account}.dkr.ecr.{region}.{suffix}/{repository_and_tag}" if account else None
+    return f"{account}.dkr.ecr.{region}.{dns_suffix(region)}/{repository_and_tag}" if account else None
 
 
 # repository and tag, by engine and device; engine neuron needs its own environment on CPUs too
@@ -71,8 +71,7 @@ def image(config: RunConfig, instance_type: str) -> str:
 
     Raises UserError where AWS publishes none.
     """
-    section = section_of(config)
-    assert section is not None, "only for runs with a section sagemaker"
+    section = sagemaker_section(config)
     if section.image:
         return section.image
     known = CATALOGUE.get(instance_type)

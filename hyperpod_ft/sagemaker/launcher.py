@@ -23,16 +23,8 @@ from hyperpod_ft.runs.jobs import CODE_COPY, Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker import advance as advancing
-from hyperpod_ft.sagemaker.groups import (
-    NO_MAIL,
-    groups,
-    job_name,
-    name_prefix,
-    next_number,
-    sagemaker_section,
-    training_jobs,
-)
-from hyperpod_ft.sagemaker.section import SAGEMAKER, section_of, store_of, store_url
+from hyperpod_ft.sagemaker.groups import NO_MAIL, groups, job_name, name_prefix, next_number, training_jobs
+from hyperpod_ft.sagemaker.section import SAGEMAKER, sagemaker_section, section_of, store_of, store_url
 from hyperpod_ft.sagemaker.store.sync import RunSync, pull_models, sync_of
 from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.sagemaker.training_request import create_training_job, previews

@@ -7,21 +7,10 @@ unless deleting these is asked for.
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws import stacks
 from hyperpod_ft.aws.s3 import buckets
 from hyperpod_ft.aws.s3.buckets import Bucket
 from hyperpod_ft.aws.session import Session, explained
-from hyperpod_ft.aws.stacks import (
-    OnStackEvent,
-    describe,
-    outputs,
-    parameters,
-    require,
-    settle,
-    update,
-    wait_until_settled,
-)
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.aws.stacks import KitStack, OnStackEvent, outputs, parameters
 from hyperpod_ft.shipped import shipped
 
 
@@ -46,23 +35,11 @@ def deploy(session: Session, progress: OnStackEvent, *, name: str, file_system: 
     or a resource fails.
     """
     with explained(f"stack {name}"):
-        client = session.client("cloudformation")
-        request = {"StackName": name, "TemplateBody": template(), "Capabilities": ["CAPABILITY_IAM"]}
-        stack = wait_until_settled(client, name, progress)
-        if stack is None:
-            chosen = {"ParameterKey": "FileSystem", "ParameterValue": str(file_system).lower()}
-            stack_id = str(client.create_stack(**request, Parameters=[chosen])["StackId"])
-            status = settle(client, stack_id, progress, after="")
-        else:
-            stack_id = str(stack["StackId"])
-            _require_ours(stack)
-            if stack["StackStatus"] != "UPDATE_ROLLBACK_COMPLETE":  # complete, as it was before its last update
-                _require(client, name, stack_id, stack["StackStatus"])
-            given = file_system or parameters(stack)["FileSystem"] == "true"
-            chosen = {"ParameterKey": "FileSystem", "ParameterValue": str(given).lower()}
-            status = update(client, stack_id, request | {"Parameters": [chosen]}, progress)
-        _require(client, name, stack_id, status)
-        return _resources(describe(client, stack_id) or {})
+        stack = _stack(session, progress, name)
+        before = stack.find()
+        allowed = file_system or (before is not None and parameters(before)["FileSystem"] == "true")
+        found = outputs(stack.deploy(template(), {"FileSystem": str(allowed).lower()}))
+        return TrainingResources(found["Region"], found["RoleArn"], found["Bucket"])
 
 
 def delete(session: Session, progress: OnStackEvent, *, name: str, delete_data: bool = False) -> Bucket | None:
@@ -71,31 +48,30 @@ def delete(session: Session, progress: OnStackEvent, *, name: str, delete_data: 
     Succeeds if there is no stack.
     """
     with explained(f"stack {name}"):
-        client = session.client("cloudformation")
-        stack = wait_until_settled(client, name, progress)
-        if stack is None:
+        stack = _stack(session, progress, name)
+        found = stack.find()
+        if found is None:
             return None
-        _require_ours(stack)
-        stack_id, bucket = str(stack["StackId"]), outputs(stack).get("Bucket", "")
+        bucket = outputs(found).get("Bucket", "")
         if delete_data:
             buckets.delete(session.client("s3"), bucket)
-        status = stacks.delete(client, stack_id, progress)
-        if status != "DELETE_COMPLETE":
-            _require(client, name, stack_id, status)
+        stack.delete(found)
         return buckets.measure(session.client("s3"), bucket)
 
 
-def _require_ours(stack: dict[str, Any]) -> None:
-    # of any version of the template: `delete --delete-data` empties the bucket that the stack names
-    if list(parameters(stack)) != ["FileSystem"] or "of hyperpod-ft need" not in stack.get("Description", ""):
-        raise UserError(f"stack {stack['StackName']} was not created by this kit", "pass another name with --name")
-
-
-def _require(client: Any, name: str, stack_id: str, status: str) -> None:
+def _stack(session: Session, progress: OnStackEvent, name: str) -> KitStack:
     delete_stack = f"hyperpod-ft sagemaker delete --name {name}"
-    require(client, stack_id, status, delete=delete_stack, delete_again=delete_stack)
+    return KitStack(
+        session.client("cloudformation"),
+        name,
+        _is_ours,
+        "pass another name with --name",
+        delete_command=delete_stack,
+        delete_again=delete_stack,
+        progress=progress,
+    )
 
 
-def _resources(stack: dict[str, Any]) -> TrainingResources:
-    found = outputs(stack)
-    return TrainingResources(found["Region"], found["RoleArn"], found["Bucket"])
+def _is_ours(stack: dict[str, Any]) -> bool:
+    # of any version of the template: `delete --delete-data` empties the bucket that the stack names
+    return list(parameters(stack)) == ["FileSystem"] and "of hyperpod-ft need" in stack.get("Description", "")

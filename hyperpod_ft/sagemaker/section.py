@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from hyperpod_ft.aws.fields import FileSystemId, Region, RoleArn, SecurityGroup, Subnet, TrainingPlanArn
 from hyperpod_ft.config.fields import NonNegativeInt, PositiveInt, Section, TimeLimit, matches
+from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
     from hyperpod_ft.config.run_config import RunConfig
@@ -18,20 +20,14 @@ _INSTANCE_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9]+")
 SAGEMAKER = "sagemaker"  # the launcher of training jobs
 RUN_TAG = "hyperpod-ft:run"  # its value is the run's full name
 
-Region = Annotated[str, matches(r"[a-z]{2,4}(-[a-z]+)+-\d", "an AWS region, such as us-west-2")]
-RoleArn = Annotated[str, matches(r"arn:aws[a-z-]*:iam::\d{12}:role/?[a-zA-Z_0-9+=,.@\-_/]+", "the ARN of a role")]
 S3Url = Annotated[str, matches(_S3_URL, "s3://bucket or s3://bucket/prefix")]
 Container = Literal["vllm", "lmi", "neuron"]  # of an endpoint
-Subnet = Annotated[str, matches(r"subnet-[0-9a-f]{8,17}", "the id of a subnet")]
-SecurityGroup = Annotated[str, matches(r"sg-[0-9a-f]{8,17}", "the id of a security group")]
 
 
 class FileSystem(Section):
     """An FSx for Lustre file system that training jobs mount as `cluster.root`, instead of a store in S3."""
 
-    id: Annotated[str, matches(r"fs-[0-9a-f]{8,17}", "the id of a file system")] = Field(
-        description="Id of the file system."
-    )
+    id: FileSystemId = Field(description="Id of the file system.")
     directory: Annotated[
         str, matches(r"(/[A-Za-z0-9._-]+)+", "an absolute path that begins with the mount name, such as /abcdefgh/ft")
     ] = Field(
@@ -81,13 +77,9 @@ class SageMaker(Section):
         description="Minutes that the training's instances wait afterwards for another training, such as one that"
         " resumes this one (a warm pool). They cost as much as busy ones. Not with `spot`.",
     )
-    training_plan: (
-        Annotated[
-            str,
-            matches(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+", "the ARN of a training plan"),
-        ]
-        | None
-    ) = Field(None, description="Training plan that reserves the instances of the training.")
+    training_plan: TrainingPlanArn | None = Field(
+        None, description="Training plan that reserves the instances of the training."
+    )
     output: S3Url | None = Field(
         None,
         description="S3 prefix that CreateTrainingJob requires as an output path; nothing is written there. Needed"
@@ -141,6 +133,14 @@ def section_of(config: "RunConfig") -> SageMaker | None:
     """A run file's section `sagemaker`."""
     found: SageMaker | None = getattr(config, "sagemaker")  # noqa: B009 - an annex's section, unknown to the type checker
     return found
+
+
+def sagemaker_section(config: "RunConfig") -> SageMaker:
+    """The run file's section. Raises UserError without one."""
+    section = section_of(config)
+    if section is None:
+        raise UserError("--launcher sagemaker: the run file has no section sagemaker", "add it (docs/training-jobs.md)")
+    return section
 
 
 def store_of(config: "RunConfig") -> str | None:

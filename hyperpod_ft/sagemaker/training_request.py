@@ -18,9 +18,9 @@ from hyperpod_ft.planning.pins import pins_file
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.container.host import CODE, FSX, Hyperparameters
-from hyperpod_ft.sagemaker.groups import StageGroup, groups, sagemaker_section
+from hyperpod_ft.sagemaker.groups import StageGroup, groups
 from hyperpod_ft.sagemaker.images import image
-from hyperpod_ft.sagemaker.section import RUN_TAG, SAGEMAKER, store_of
+from hyperpod_ft.sagemaker.section import RUN_TAG, SAGEMAKER, sagemaker_section, store_of
 from hyperpod_ft.shipped import PACKAGE
 
 # Starts the program in the arguments. -I: nothing of the image's environment.

@@ -13,16 +13,16 @@ from hyperpod_ft.aws.checks.account import Account, Check, Instances, Named, Pla
 from hyperpod_ft.aws.checks.role import Need
 from hyperpod_ft.aws.checks.service_model import check_request, known_regions
 from hyperpod_ft.aws.s3.objects import Location
-from hyperpod_ft.aws.session import Session, error_code
+from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import names_one_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, warning
 from hyperpod_ft.runs.assets import dataset_asset, model_asset
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.sagemaker.groups import NO_MAIL, StageGroup, groups, job_name, sagemaker_section
+from hyperpod_ft.sagemaker.groups import NO_MAIL, StageGroup, groups, job_name
 from hyperpod_ft.sagemaker.images import image
-from hyperpod_ft.sagemaker.section import RUN_TAG, store_of
+from hyperpod_ft.sagemaker.section import RUN_TAG, sagemaker_section, store_of
 from hyperpod_ft.sagemaker.training_request import create_training_job
 
 SERVICES = ("sts", "ec2", "iam", "sagemaker", "service-quotas", "fsx", "s3", "ecr")
@@ -49,11 +49,6 @@ def validate(run: Run, client: Callable[[str], object] | None) -> ValidationResu
     return offline + run_checks(
         run.paths.full_name, account_checks(run), client, SERVICES, partial(Account, place_of(run))
     )
-
-
-def client_of(config: RunConfig, profile: str | None) -> Callable[[str], object]:
-    """boto3's clients in the region of the run's section."""
-    return Session(sagemaker_section(config).region, profile).client
 
 
 def _offline(run: Run) -> Iterable[Finding]:
@@ -94,11 +89,7 @@ def account_checks(run: Run) -> list[Check[Account]]:
             for key, asset in (("model.source", model_asset(run.config)), ("dataset.source", dataset_asset(run.config)))
             if asset.kind == "s3" and not run.journal.is_done("download")
         ),
-        Check(
-            "permissions of the role to create the next job",
-            ROLE,
-            partial(_next_job_permissions, run),
-        ),
+        Check("permissions of the role to create the next job", ROLE, partial(_next_job_permissions, run)),
         Check("bucket", place_of(run).bucket.key, storage.bucket),
     ]
     if section.training_plan:
@@ -106,10 +97,7 @@ def account_checks(run: Run) -> list[Check[Account]]:
             Check("training plan", "sagemaker.training_plan", partial(capacity.training_plans, target="training-job"))
         )
     if section.file_system:
-        checks += [
-            Check("subnets", _SUBNET, partial(_subnets, run)),
-            Check("file system", _FSX, _file_system),
-        ]
+        checks += [Check("subnets", _SUBNET, partial(_subnets, run)), Check("file system", _FSX, _file_system)]
         if run.config.cluster.nodes > 1:
             checks.append(Check("security groups", place_of(run).security_groups[0], network.security_groups))
     return checks

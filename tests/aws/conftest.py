@@ -215,6 +215,6 @@ def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def client(aws: Aws) -> Any:
     """The kit's client for S3, and a bucket named `bucket`."""
-    found = Session().client("s3", connections=8)
+    found = Session().client("s3")
     found.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": aws.region})
     return found

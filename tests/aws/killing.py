@@ -18,7 +18,7 @@ def killed(work: Callable[[Any], object], count: int, operation: str = "*") -> b
     child = os.fork()
     if not child:
         try:
-            client = Session().client("s3", connections=2)
+            client = Session().client("s3")
             counter = itertools.count(1)
 
             def after(**_: Any) -> None:

@@ -113,8 +113,12 @@ class Kit:
     def json(self, *arguments: str) -> Any:
         return json.loads(self.run(*arguments, "--json"))
 
+    def nodes(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.json("status")["nodes"]
+        return found
+
     def workers(self) -> list[str]:
-        return [node["instance_id"] for node in self.json("nodes") if node["group"] == WORKERS]
+        return [node["instance_id"] for node in self.nodes() if node["group"] == WORKERS]
 
     def configure(self, **changes: Any) -> None:
         values = yaml.safe_load(cluster_config.example().read_text())

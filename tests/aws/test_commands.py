@@ -17,7 +17,9 @@ def test_from_nothing_to_a_cluster_and_back(kit: Kit) -> None:
     status = kit.json("status")
     assert status["complete"]
     assert {group["node_type"] for group in status["groups"]} == {"Controller", "Compute"}
-    assert [node["status"] for node in kit.json("nodes")] == ["Running", "Running"]
+    assert [node["status"] for node in kit.nodes()] == ["Running", "Running"]
+    listed = kit.run("status", "--nodes")
+    assert all(re.search(rf"{node['group']} +{node['instance_id']} .* Running", listed) for node in kit.nodes())
 
     key = kit.directory / ".ssh" / "id_ed25519"
     key.parent.mkdir(mode=0o700)
@@ -155,7 +157,7 @@ def test_differences_that_stay_are_reported(kit: Kit) -> None:
     assert "node_recovery: is Automatic, not None" in output
     assert "controller.volume_gb: controller-machine has" in output
     kit.configure()
-    assert "set provisioning: api" in kit.run("create", "--legacy-provisioning", status=2)
+    assert "set provisioning: api" in kit.run("create", "--set", "provisioning=legacy", status=2)
 
 
 def test_a_role_that_is_not_known_everywhere_yet(kit: Kit) -> None:
@@ -171,7 +173,7 @@ def test_a_role_that_is_not_known_everywhere_yet(kit: Kit) -> None:
 
 
 def test_legacy_provisioning(kit: Kit) -> None:
-    kit.run("create", "--legacy-provisioning")
+    kit.run("create", "--set", "provisioning=legacy")
     described = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)
     for group in described["InstanceGroups"]:
         assert group["LifeCycleConfig"]["OnCreate"] == "provision.sh"
@@ -213,7 +215,7 @@ def test_without_continuous_provisioning_a_group_is_updated(kit: Kit) -> None:
 
 def test_automatic_patching_of_a_cluster_whose_groups_have_no_roles(kit: Kit) -> None:
     kit.configure(login={"instance_type": "ml.m5.xlarge"})
-    kit.run("create", "--legacy-provisioning")
+    kit.run("create", "--set", "provisioning=legacy")
     assert f"{WORKERS}: HyperPod will" in kit.run("auto-patch", NAME, "WhenIdle", status=2)
     kit.run("auto-patch", NAME, "WhenIdle", "--yes")
     described = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)["InstanceGroups"]

@@ -27,7 +27,7 @@ def test_missing_capacity_is_explained_and_the_wait_ends(kit: Kit) -> None:
     assert {event["group"] for event in events} == {"worker-group-1"}
     assert [event["time"] for event in events] == sorted(event["time"] for event in events)
     assert len(kit.json("events", "-n", "2")) == 2
-    (controller,) = [node for node in kit.json("nodes") if node["group"] == "controller-machine"]
+    (controller,) = [node for node in kit.nodes() if node["group"] == "controller-machine"]
     table = kit.run("events", "--node", controller["instance_id"])
     assert controller["instance_id"] in table
     assert "worker-group-1" not in table

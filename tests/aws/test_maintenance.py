@@ -30,7 +30,7 @@ class Controller:
 
     def __init__(self, kit: Kit, directory: Path) -> None:
         self.kit, self.shared = kit, directory / "fsx"
-        (instance,) = [node["instance_id"] for node in kit.json("nodes") if node["group"] == "controller-machine"]
+        (instance,) = [node["instance_id"] for node in kit.nodes() if node["group"] == "controller-machine"]
         self.bin = directory / "nodes" / instance / "bin"
         programs = directory / "programs"
         self.shared.mkdir()
@@ -43,7 +43,7 @@ class Controller:
 
     def states(self, **states: str) -> None:
         """Slurm's states of workers by their number, 0 to 2; a node is listed once for each of its partitions."""
-        hosts = [node["hostname"] for node in self.kit.json("nodes") if node["group"] == WORKERS]
+        hosts = [node["hostname"] for node in self.kit.nodes() if node["group"] == WORKERS]
         lines = [f"{hosts[int(number[1:])]}={state}" for number, state in states.items()]
         self.program("sinfo", "\n".join(f"echo {line}" for line in [*lines, *lines]))
 
@@ -88,7 +88,7 @@ def test_a_node_is_rebooted_and_stays_the_same(running: Kit) -> None:
 def test_named_nodes_are_deleted_and_the_group_gets_smaller(running: Kit) -> None:
     first, second, third = running.workers()
     assert "--yes" in running.run("delete-node", NAME, first, status=2)
-    hosts = {node["instance_id"]: node["hostname"] for node in running.json("nodes")}
+    hosts = {node["instance_id"]: node["hostname"] for node in running.nodes()}
     after = running.run("delete-node", NAME, first, hosts[third], "--yes", "--json")
     assert running.workers() == [second]
     assert group(running)["TargetCount"] == 1
@@ -96,7 +96,7 @@ def test_named_nodes_are_deleted_and_the_group_gets_smaller(running: Kit) -> Non
 
 
 def test_the_controller_is_neither_deleted_nor_patched_automatically(running: Kit) -> None:
-    (node,) = [one["instance_id"] for one in running.json("nodes") if one["group"] == "controller-machine"]
+    (node,) = [one["instance_id"] for one in running.nodes() if one["group"] == "controller-machine"]
     for command in (
         ["delete-node", NAME, node],
         ["delete-group", NAME, "controller-machine"],

@@ -10,12 +10,12 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
+from hyperpod_ft.aws.stacks import KitStack
 from hyperpod_ft.cluster import config, maintenance
 from hyperpod_ft.cluster import create as creation
 from hyperpod_ft.cluster.access import ClusterAccess
 from hyperpod_ft.cluster.hyperpod import api, events
 from hyperpod_ft.cluster.hyperpod.instance_groups import group_specification
-from hyperpod_ft.cluster.stack import stack
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import PrintLine
 from tests.aws.kit import NAME, Kit
@@ -172,11 +172,11 @@ def test_create_continues_if_another_was_quicker(
 ) -> None:
     """Between its check and its request; also when botocore retries because an answer was lost."""
     create_with(access)
-    describe, wait_until_settled = api.describe, stack.wait_until_settled
+    describe, find = api.describe, KitStack.find
     clusters: list[None] = [None, None]
     stacks: list[None] = [None]
     monkeypatch.setattr(api, "describe", lambda *a: clusters.pop() if clusters else describe(*a))
-    monkeypatch.setattr(stack, "wait_until_settled", lambda *a: stacks.pop() if stacks else wait_until_settled(*a))
+    monkeypatch.setattr(KitStack, "find", lambda own: stacks.pop() if stacks else find(own))
     create_with(access)
     operations = [operation for _, operation in kit.aws.requests()]
     assert (operations.count("CreateStack"), operations.count("CreateCluster")) == (2, 2)
@@ -327,8 +327,8 @@ def test_the_newest_log_is_found_before_cloudwatch_tells_when_it_was_written_to(
     )
     with Stubber(client) as stubber:
         stubber.add_response("describe_log_streams", {"logStreams": streams})
-        newest, _ = events.lifecycle_streams(client, cluster)
-    assert newest == "LifecycleConfig/a/i-2"
+        newest, _ = events.lifecycle_logs(client, cluster)
+    assert newest.name == "LifecycleConfig/a/i-2"
 
 
 def test_a_file_system_neither_moves_nor_shrinks(kit: Kit) -> None:

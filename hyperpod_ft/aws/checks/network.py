@@ -7,7 +7,7 @@ from hyperpod_ft.aws.checks import account
 from hyperpod_ft.aws.checks.account import Account
 from hyperpod_ft.findings import Finding, error
 
-_EVERYWHERE = "0.0.0.0/0"
+EVERYWHERE = "0.0.0.0/0"
 
 
 def subnet(given: Account) -> list[Finding]:
@@ -106,6 +106,6 @@ def _allows_itself(group: dict[str, Any], direction: str) -> bool:
 
 def _allows_everywhere(group: dict[str, Any]) -> bool:
     return any(
-        rule.get("IpProtocol") == "-1" and any(r.get("CidrIp") == _EVERYWHERE for r in rule.get("IpRanges", []))
+        rule.get("IpProtocol") == "-1" and any(r.get("CidrIp") == EVERYWHERE for r in rule.get("IpRanges", []))
         for rule in group.get("IpPermissionsEgress", [])
     )

@@ -21,13 +21,12 @@ from urllib.parse import urlsplit
 import xxhash
 
 from hyperpod_ft.aws.s3.objects import DIGEST, Entry, ObjectReplacedError, digest_of
-from hyperpod_ft.aws.session import error_code, redacted
+from hyperpod_ft.aws.session import CONNECTIONS, error_code, redacted
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
 
 LARGE_BYTES = 8 << 20
-_AT_ONCE = 10  # files; boto3's manager has as many requests at once
-CONNECTIONS = 2 * _AT_ONCE
+_AT_ONCE = CONNECTIONS // 2  # files; boto3's manager has as many requests at once
 _CHECKSUM = "CRC32"
 LEFTOVER = ".partial-s3-"  # in the name of a file that is not complete, after a dot and its name
 

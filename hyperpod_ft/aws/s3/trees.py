@@ -1,6 +1,6 @@
 """Push files of a directory to an S3 location, and pull them: only those that differ, each verified by its digest.
 
-`client` is boto3's for s3, with `CONNECTIONS` connections. A file has the key `<prefix>/<its path below the root>`.
+`client` is boto3's for s3. A file has the key `<prefix>/<its path below the root>`.
 Objects that were not asked for are never touched. Every function raises UserError for what a user can correct.
 """
 
@@ -15,8 +15,6 @@ from hyperpod_ft.aws.s3.transfers import Transfers
 from hyperpod_ft.digests import file_xxh3
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress
-
-CONNECTIONS = transfers.CONNECTIONS
 
 
 def listing(client: Any, url: str, prefix: str = "") -> list[Entry]:

@@ -33,7 +33,6 @@ Reference = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. node_recovery=None.")
 ]
-Legacy = Annotated[bool, typer.Option("--legacy-provisioning", help="The same as `--set provisioning=legacy`.")]
 Region = Annotated[
     str | None, typer.Option("--region", help="Region of a cluster given by name. Default: the AWS CLI's.")
 ]
@@ -42,10 +41,10 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Send the request and re
 After = Annotated[bool, typer.Option("--json", help="Print the cluster afterwards, as `status --json` does.")]
 
 
-def load(file: Path, overrides: list[str] | None, legacy: bool) -> "ClusterConfig":
+def load(file: Path, overrides: list[str] | None) -> "ClusterConfig":
     from hyperpod_ft.cluster import config as cluster_config
 
-    return cluster_config.load(file, (*(overrides or ()), *(("provisioning=legacy",) if legacy else ())))
+    return cluster_config.load(file, overrides or ())
 
 
 def reference_of(config: "ClusterConfig", file: Path) -> "ClusterReference":
@@ -78,8 +77,7 @@ class Change:
 
     def confirm(self, what: str) -> None:
         """Ask the user, unless --yes was given. Raises UserError or typer's Exit."""
-        if not self.yes:
-            require_yes(f"{what} Continue?")
+        require_yes(f"{what} Continue?", self.yes)
 
 
 def on_cluster(

@@ -14,7 +14,6 @@ from hyperpod_ft.cluster.cli.arguments import (
     CONTINUES,
     DEFAULT_FILE,
     File,
-    Legacy,
     NoWait,
     Overrides,
     Timeout,
@@ -34,7 +33,7 @@ app = typer.Typer(
     cls=command_group(
         headings={
             "The cluster": "init validate create status doctor delete",
-            "Its nodes": "nodes ssh logs events replace-node reboot-node delete-node",
+            "Its nodes": "ssh logs events replace-node reboot-node delete-node",
             "Changes": "scale delete-group update auto-patch node-recovery observability",
         }
     ),
@@ -57,31 +56,26 @@ def init(
 def validate(
     file: File = DEFAULT_FILE,
     overrides: Overrides = None,
-    legacy: Legacy = False,
     offline: Annotated[bool, typer.Option("--offline", help="Check without an AWS account or network.")] = False,
     profile: Profile = None,
     as_json: Json = False,
 ) -> None:
     """Check a cluster file before money is spent; exit code 1 if there are errors."""
     try:
-        config = load(file, overrides, legacy)
+        config = load(file, overrides)
     except ConfigError as error:
         raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
     from hyperpod_ft.aws.session import Session
     from hyperpod_ft.cluster.validation import validate as validation
 
-    if offline:
-        checked = validation.validate_offline(config)
-    else:
-        checked = validation.validate(config, Session(config.region, profile).client)
-    raise typer.Exit(tables.validated(checked, as_json))
+    client = None if offline else Session(config.region, profile).client
+    raise typer.Exit(tables.validated(validation.validate(config, client), as_json))
 
 
 @app.command()
 def create(
     file: File = DEFAULT_FILE,
     overrides: Overrides = None,
-    legacy: Legacy = False,
     profile: Profile = None,
     timeout: Timeout = 60.0,
     no_wait: NoWait = False,
@@ -92,7 +86,7 @@ def create(
     """
     from hyperpod_ft.cluster import create as creation
 
-    config = load(file, overrides, legacy)
+    config = load(file, overrides)
     access = access_of(reference_of(config, file), profile)
     with interruptible(CONTINUES):
         cluster = creation.create(access, config, None if no_wait else timeout)
@@ -103,19 +97,15 @@ def create(
 
 
 @on_cluster(app)
-def status(access: "ClusterAccess", as_json: Json = False) -> None:
-    """Show a cluster and its groups; exit code 1 if the cluster or a node has failed."""
+def status(
+    access: "ClusterAccess",
+    nodes: Annotated[bool, typer.Option("--nodes", help="List every node with its state, instead of groups.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a cluster and its groups or nodes; exit code 1 if the cluster or a node has failed."""
     from hyperpod_ft.cluster import inspection
 
-    raise typer.Exit(show_cluster.status(inspection.status(access), as_json))
-
-
-@on_cluster(app)
-def nodes(access: "ClusterAccess", as_json: Json = False) -> None:
-    """List every node with its state."""
-    from hyperpod_ft.cluster import inspection
-
-    show_cluster.nodes(inspection.nodes(access), as_json)
+    raise typer.Exit(show_cluster.status(inspection.status(access), as_json, nodes=nodes))
 
 
 @on_cluster(app)

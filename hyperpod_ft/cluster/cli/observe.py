@@ -41,8 +41,7 @@ def observability(
         if install:
             extension.install(access, settings, wait)
         elif remove:
-            if not yes:
-                require_yes("Remove the observability extension from every node?")
+            require_yes("Remove the observability extension from every node?", yes)
             extension.remove(access, wait)
     _show(extension.installed(access), as_json)
 

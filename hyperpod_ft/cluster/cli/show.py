@@ -35,17 +35,17 @@ def problems(found: Sequence[str], as_json: bool) -> int:
     return 1
 
 
-def status(overview: ClusterOverview, as_json: bool) -> int:
-    """Print a cluster, its groups, and what is wrong with them; returns the exit code."""
-    from hyperpod_ft.cluster.hyperpod.api import FAILED, tally
+def status(overview: ClusterOverview, as_json: bool, *, nodes: bool = False) -> int:
+    """Print a cluster, its groups or its nodes, and what is wrong with them; returns the exit code."""
+    from hyperpod_ft.cluster.hyperpod.api import FAILED
 
-    cluster, nodes = overview.cluster, overview.nodes
+    cluster, found = overview.cluster, overview.nodes
     if as_json:
         report = {
             **asdict(cluster),
             "id": cluster.id,
             "complete": cluster.complete,
-            "nodes": [asdict(node) for node in nodes],
+            "nodes": [asdict(node) for node in found],
             "missing": overview.missing,
             "warnings": overview.warnings,
         }
@@ -54,28 +54,34 @@ def status(overview: ClusterOverview, as_json: bool) -> int:
         print(f"{cluster.name}  {cluster.status}  {cluster.arn}")
         if cluster.failure:
             print(f"failure: {cluster.failure}")
-        table = tables.table("group", "role", "type", "instances", "nodes")
-        for group in cluster.groups:
-            members = [node for node in nodes if node.group == group.name]
-            instances = f"{group.current} of {group.target}"
-            table.add_row(group.name, group.node_type.lower(), group.instance_type, instances, tally(members))
-        tables.console().print(table)
-        for line in dict.fromkeys(
-            f"{node.group} {node.instance_id}".strip() + f": {node.message}" for node in nodes if node.message
-        ):
-            print(line)
+        if nodes:
+            _nodes(found)
+        else:
+            _groups(cluster, found)
         for name, reason in overview.missing.items():
             print(f"{name} lacks instances: {reason}")
         for name, text in overview.warnings.items():
             print(f"warning: {name}: when it was provisioned: {text}")
-    failed = cluster.status == FAILED or any(node.failed for node in nodes)
+    failed = cluster.status == FAILED or any(node.failed for node in found)
     return 1 if failed else 0
 
 
-def nodes(found: list[Node], as_json: bool) -> None:
-    if as_json:
-        tables.print_json([asdict(node) for node in found])
-        return
+def _groups(cluster: HyperPodCluster, nodes: list[Node]) -> None:
+    from hyperpod_ft.cluster.hyperpod.api import tally
+
+    table = tables.table("group", "role", "type", "instances", "nodes")
+    for group in cluster.groups:
+        members = [node for node in nodes if node.group == group.name]
+        instances = f"{group.current} of {group.target}"
+        table.add_row(group.name, group.node_type.lower(), group.instance_type, instances, tally(members))
+    tables.console().print(table)
+    for line in dict.fromkeys(
+        f"{node.group} {node.instance_id}".strip() + f": {node.message}" for node in nodes if node.message
+    ):
+        print(line)
+
+
+def _nodes(found: list[Node]) -> None:
     table = tables.table("group", "instance", "host", "type", "state", "since")
     for node in found:
         since = datetime.fromtimestamp(node.launched, timezone.utc).strftime("%Y-%m-%d %H:%M") if node.launched else ""

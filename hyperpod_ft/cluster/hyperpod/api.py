@@ -2,13 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.aws.session import error_code
 from hyperpod_ft.cluster.config import ClusterConfig
-from hyperpod_ft.cluster.wait_for_change import Seen
 from hyperpod_ft.errors import UserError, did_you_mean
 
 RUNNING = "Running"
@@ -63,15 +61,6 @@ def _node(summary: dict[str, Any]) -> Node:
         hostname=summary.get("PrivateDnsHostname", "").partition(".")[0],
         logical_id=summary.get("NodeLogicalId", ""),
     )
-
-
-def rebooting(client: Any, cluster: str, requested: Sequence[Node]) -> Seen[list[Node]]:
-    """How far the reboot of these nodes is; the state is what became of them, NotFound if HyperPod replaced one."""
-    present = {node.instance_id: node for node in list_nodes(client, cluster)}
-    now = [present.get(node.instance_id, replace(node, status="NotFound")) for node in requested]
-    states = {f"{node.group} {node.instance_id}": node.status for node in now}
-    changing = any(not (node.running or node.failed or node.status == "NotFound") for node in now)
-    return Seen(now, states, begun=not all(node.running for node in now), changing=changing)
 
 
 def ssm_target(cluster_id: str, node: Node) -> str:
@@ -192,7 +181,7 @@ def find_node(nodes: list[Node], wanted: str) -> Node:
     known = [node.instance_id for node in nodes if node.instance_id]
     raise UserError(
         f"no node {wanted!r}" + did_you_mean(wanted, known),
-        "give an instance id or host name from `hyperpod-ft cluster nodes`",
+        "give an instance id or host name from `hyperpod-ft cluster status --nodes`",
     )
 
 

@@ -6,7 +6,7 @@ provisioning only. In CloudWatch's log group `/aws/sagemaker/Clusters/<name>/<id
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,14 +104,14 @@ def log_group(cluster: HyperPodCluster) -> str:
     return f"/aws/sagemaker/Clusters/{cluster.name}/{cluster.id}"
 
 
-def lifecycle_streams(logs: Any, cluster: HyperPodCluster) -> list[str]:
-    """The streams of every node that ever ran lifecycle scripts, the most recently written first."""
-    return [stream.name for stream in log_streams.newest_first(logs, log_group(cluster), _LIFECYCLE)]
+def lifecycle_logs(logs: Any, cluster: HyperPodCluster) -> list[LogStream]:
+    """The logs of every node that ever ran lifecycle scripts, the most recently written first."""
+    return log_streams.newest_first(logs, log_group(cluster), _LIFECYCLE)
 
 
-def log_lines(logs: Any, cluster: HyperPodCluster, stream: str, follow: bool = False) -> Iterator[str]:
-    """The lines of a stream, oldest first; with `follow`, waits for more without end. None if the stream is missing."""
-    return LogStream(logs, log_group(cluster), stream).lines(follow=follow)
+def lifecycle_log(logs: Any, cluster: HyperPodCluster, node: Node) -> LogStream:
+    """The log of a node, which may not exist yet."""
+    return LogStream(logs, log_group(cluster), f"{_LIFECYCLE}{node.group}/{node.instance_id}")
 
 
 def slurm_warnings(logs: Any, cluster: HyperPodCluster, nodes: Sequence[Node]) -> dict[str, str]:
@@ -131,7 +131,3 @@ def slurm_warnings(logs: Any, cluster: HyperPodCluster, nodes: Sequence[Node]) -
     except UserError as error:
         return {"lifecycle log": str(error)}
     return {node.instance_id: found[node.instance_id] for node in nodes if node.instance_id in found}
-
-
-def stream_of(node: Node) -> str:
-    return f"{_LIFECYCLE}{node.group}/{node.instance_id}"

@@ -160,7 +160,9 @@ def _each(operation: Callable[..., dict[str, Any]], cluster: str, nodes: Sequenc
         answer = operation(ClusterName=cluster, NodeIds=ids)
         refused += [f"{one['NodeId']} ({_reason(one)})" for one in answer.get("Failed") or []]
     if refused:
-        raise UserError(f"cluster {cluster}: not {done}: {', '.join(refused)}", "check `hyperpod-ft cluster nodes`")
+        raise UserError(
+            f"cluster {cluster}: not {done}: {', '.join(refused)}", "check `hyperpod-ft cluster status --nodes`"
+        )
 
 
 def _reason(failed: dict[str, Any]) -> str:

@@ -20,10 +20,7 @@ def create_cluster(config: ClusterConfig, resources: ClusterResources, lifecycle
     request: dict[str, Any] = {
         "ClusterName": config.name,
         "InstanceGroups": [_group(config, group, resources, lifecycle_uri) for group in config.groups],
-        "VpcConfig": {
-            "SecurityGroupIds": list(resources.security_group_ids),
-            "Subnets": [resources.subnet_id],
-        },
+        "VpcConfig": {"SecurityGroupIds": list(resources.security_group_ids), "Subnets": [resources.subnet_id]},
         "NodeRecovery": config.node_recovery,
     }
     if config.provisioning == "api":

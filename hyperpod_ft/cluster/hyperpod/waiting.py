@@ -1,20 +1,21 @@
-"""Wait for a cluster, since boto3 has no waiter for one; report every change and explain every failure."""
+"""Wait for a cluster, or for a change of it, since boto3 has no waiters; report every change, explain every failure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from hyperpod_ft.aws.session import explained
+from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.cluster.config import ClusterReference
 from hyperpod_ft.cluster.hyperpod import api, events
 from hyperpod_ft.cluster.hyperpod.api import INSTANCE_ID, RUNNING, GroupRoles, HyperPodCluster, Node, list_nodes
-from hyperpod_ft.cluster.wait_for_change import POLL_SECONDS
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.polling import polls
 from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes
 
+_POLL_SECONDS = 15.0
+_POLLS_UNTIL_BEGUN = 8  # after these, HyperPod has nothing to change
 _LOG_LINES = 40  # of a failing node's lifecycle log: its end holds the error
 _ATTEMPTS = 3  # of a node under continuous provisioning: health checks of EFA often fail once, then pass
 _NO_REASON = "HyperPod gave no reason"
@@ -41,8 +42,7 @@ class Awaited:
 class ClusterWatch:
     """Follows one cluster and reports each change."""
 
-    sagemaker: Any
-    logs: Any
+    session: Session
     target: ClusterReference
     report: PrintLine
     _failed: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # instances, by group and logical id
@@ -54,12 +54,12 @@ class ClusterWatch:
         Under continuous provisioning, where HyperPod tries again, a node has failed after three attempts.
         """
         arguments, changing = self.target.arguments, False
-        for waited in polls(POLL_SECONDS):
-            if (found := api.find(self.sagemaker, self.name)) is None:
+        for waited in polls(_POLL_SECONDS):
+            if (found := api.find(self._sagemaker, self.name)) is None:
                 raise UserError(f"cluster {self.name} no longer exists", "create it again")
             cluster = found
-            nodes = list_nodes(self.sagemaker, self.name)
-            missing = events.why_missing(self.sagemaker, cluster)
+            nodes = list_nodes(self._sagemaker, self.name)
+            missing = events.why_missing(self._sagemaker, cluster)
             self._report(cluster, nodes, missing)
             if cluster.status == api.DELETING:
                 raise UserError(f"cluster {self.name} is being deleted", "wait until it is deleted")
@@ -101,18 +101,18 @@ class ClusterWatch:
     def until_gone(self, timeout_seconds: float) -> None:
         """Delete the cluster as soon as HyperPod accepts that, and wait. Raises UserError on failure or timeout."""
         requested = deleting = False
-        for waited in polls(POLL_SECONDS):
-            cluster = api.find(self.sagemaker, self.name)
+        for waited in polls(_POLL_SECONDS):
+            cluster = api.find(self._sagemaker, self.name)
             if cluster is None:
                 break
             deleting = deleting or cluster.status == api.DELETING
             if not deleting and not requested:
-                requested = api.delete(self.sagemaker, self.name)
+                requested = api.delete(self._sagemaker, self.name)
                 state = "deletion requested" if requested else f"will be deleted once it is no longer {cluster.status}"
                 self._report_change(f"cluster {self.name}", state)
             # it may be deleted before its nodes are listed
-            with suppress(self.sagemaker.exceptions.ResourceNotFound):
-                self._report(cluster, list_nodes(self.sagemaker, self.name), {})
+            with suppress(self._sagemaker.exceptions.ResourceNotFound):
+                self._report(cluster, list_nodes(self._sagemaker, self.name), {})
             # a cluster that had failed before its deletion may be shown as Failed for a moment
             if deleting and cluster.status == api.FAILED:
                 raise UserError(
@@ -168,6 +168,10 @@ class ClusterWatch:
     def name(self) -> str:
         return self.target.name
 
+    @property
+    def _sagemaker(self) -> Any:
+        return self.session.client("sagemaker")
+
     @cached_property
     def _report_change(self) -> ChangeReporter:
         return ChangeReporter(self.report)
@@ -176,20 +180,20 @@ class ClusterWatch:
         """Print the end of the failed node's lifecycle log, or why it cannot be read."""
         try:
             with explained("its lifecycle log"):
-                self._print_log(cluster, nodes)
+                self._print_log(self.session.client("logs"), cluster, nodes)
         except UserError as error:
             self.report(str(error))
 
-    def _print_log(self, cluster: HyperPodCluster, nodes: list[Node]) -> None:
-        streams = [events.stream_of(node) for node in nodes if node.failed]
+    def _print_log(self, logs: Any, cluster: HyperPodCluster, nodes: list[Node]) -> None:
+        streams = [events.lifecycle_log(logs, cluster, node) for node in nodes if node.failed]
         if not streams:
             # after a rollback the nodes are gone, but their logs remain
             named = INSTANCE_ID.findall(cluster.failure)
-            written = events.lifecycle_streams(self.logs, cluster)
-            streams = [name for name in written if name.rpartition("/")[2] in named] or written[:1]
+            written = events.lifecycle_logs(logs, cluster)
+            streams = [stream for stream in written if stream.name.rpartition("/")[2] in named] or written[:1]
         for stream in streams[:1]:
-            tail = list(events.log_lines(self.logs, cluster, stream))[-_LOG_LINES:]
-            self.report(f"--- {stream}" + (f", last {len(tail)} lines" if tail else ": empty"))
+            tail = list(stream.lines(follow=False))[-_LOG_LINES:]
+            self.report(f"--- {stream.name}" + (f", last {len(tail)} lines" if tail else ": empty"))
             for line in tail:
                 self.report(line)
             self.report("---")
@@ -216,3 +220,39 @@ def _pending(cluster: HyperPodCluster, nodes: list[Node], missing: Mapping[str, 
     ]
     waiting += [f"{group}: {reason}" for group, reason in missing.items()]
     return ", ".join([cluster.status, *short, *waiting])
+
+
+Observed = TypeVar("Observed")
+
+
+@dataclass(frozen=True)
+class Seen(Generic[Observed]):
+    """One look at what changes. `states`: what to report of it, by name."""
+
+    state: Observed
+    states: Mapping[str, str]
+    begun: bool  # whether it shows the request; at first HyperPod may still answer what was before
+    changing: bool
+
+
+def wait_for_change(
+    look: Callable[[], Seen[Observed]], report: PrintLine, *, timeout_seconds: float, command: str
+) -> tuple[Observed, bool]:
+    """The state once HyperPod has stopped changing it, and whether it ever showed the request.
+
+    `command`: shows the state later. Raises UserError at the timeout.
+    """
+    begun, report_change = False, ChangeReporter(report)
+    for count, waited in enumerate(polls(_POLL_SECONDS), 1):
+        seen = look()
+        begun = begun or seen.begun
+        for name, state in seen.states.items() if begun else ():
+            report_change(name, state)
+        if not seen.changing and (begun or count >= _POLLS_UNTIL_BEGUN):
+            break
+        if waited >= timeout_seconds:
+            still = "; ".join(f"{name}: still {state}" for name, state in seen.states.items())
+            raise UserError(
+                f"{still}, after {format_minutes(timeout_seconds)}", f"HyperPod continues; check with `{command}`"
+            )
+    return seen.state, begun

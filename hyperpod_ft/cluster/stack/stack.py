@@ -13,22 +13,10 @@ bucket, which CloudFormation itself never deletes (DeletionPolicy of the templat
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.aws import stacks
 from hyperpod_ft.aws.s3 import buckets
 from hyperpod_ft.aws.s3.buckets import Bucket
 from hyperpod_ft.aws.session import Session, explained
-from hyperpod_ft.aws.stacks import (
-    OnStackEvent,
-    StackEvent,
-    describe,
-    in_progress,
-    outputs,
-    parameters,
-    require,
-    settle,
-    update,
-    wait_until_settled,
-)
+from hyperpod_ft.aws.stacks import KitStack, OnStackEvent, StackEvent, describe, outputs, parameters
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.stack.resources import (
     ClusterResources,
@@ -71,20 +59,7 @@ def deploy(session: Session, config: ClusterConfig, progress: OnStackEvent = _si
     """
     with explained(f"stack {config.stack_name}"):
         client = session.client("cloudformation")
-        stack = wait_until_settled(client, config.stack_name, progress)
-        request = _request(config)
-        if stack is None and (stack_id := _create(client, request)):
-            status = settle(client, stack_id, progress, after="")
-            _require(client, stack_id, status)
-        else:
-            stack = stack or wait_until_settled(client, config.stack_name, progress)
-            assert stack is not None, "CreateStack answered AlreadyExists"
-            stack_id = str(stack["StackId"])
-            _require_ours(stack)
-            _require_updatable(client, stack)
-            _require(client, stack_id, update(client, stack_id, request, progress))
-        found = describe(client, stack_id)
-        assert found is not None, "a stack is found by its id even after deletion"
+        found = kit_stack(client, config.stack_name, progress).deploy(template(), _parameters(config), config.tags)
         if not is_kept(session, outputs(found)["FsxId"]):
             raise UserError(
                 f"stack {config.stack_name}: its file system was deleted, by hand or by an interrupted delete",
@@ -93,12 +68,17 @@ def deploy(session: Session, config: ClusterConfig, progress: OnStackEvent = _si
         return _cluster_resources(found)
 
 
-def require_deployable(client: Any, name: str) -> None:
-    """Raise UserError if `deploy` would. `client`: CloudFormation's."""
-    stack = describe(client, name)
-    if stack is not None and not in_progress(str(stack["StackStatus"])):
-        _require_ours(stack)
-        _require_updatable(client, stack)
+def kit_stack(client: Any, name: str, progress: OnStackEvent = _silent) -> KitStack:
+    """A cluster's stack. `client`: CloudFormation's."""
+    return KitStack(
+        client,
+        name,
+        lambda stack: {"NatGateway", "FsxStorageGiB"} <= parameters(stack).keys(),
+        "choose another name for the cluster",
+        delete_command="hyperpod-ft cluster delete",
+        delete_again="hyperpod-ft cluster delete --delete-data",
+        progress=progress,
+    )
 
 
 def subnet_id(config: ClusterConfig, client: Any) -> str:
@@ -116,17 +96,17 @@ def delete(session: Session, name: str, progress: OnStackEvent = _silent, *, del
     """
     with explained(f"stack {name}"):
         client = session.client("cloudformation")
-        stack = wait_until_settled(client, name, progress)
-        if stack is None:
+        stack = kit_stack(client, name, progress)
+        found = stack.find()
+        if found is None:
             return Remaining()
-        _require_ours(stack)
-        if delete_data or stack["StackStatus"] in _NEVER_CREATED:
-            resources = _resources(client, stack)
+        if delete_data or found["StackStatus"] in _NEVER_CREATED:
+            resources = _resources(client, found)
             delete_filesystem(session, resources.get("FileSystem", ""))
             buckets.delete(session.client("s3"), resources.get("Bucket", ""))
-            _delete_stack(client, str(stack["StackId"]), progress)
+            stack.delete(found)
         else:
-            _keep_data_only(client, stack, progress)
+            _keep_data_only(stack, found)
     return remains(session, name)
 
 
@@ -147,9 +127,9 @@ def remains(session: Session, name: str) -> Remaining:
         )
 
 
-def _request(config: ClusterConfig) -> dict[str, Any]:
+def _parameters(config: ClusterConfig) -> dict[str, str]:
     database, keys = config.accounting_database, config.kms_keys
-    given = {
+    return {
         "AvailabilityZoneId": config.availability_zone_id,
         "NatGateway": "true",
         "FsxStorageGiB": str(config.fsx.size_gib),
@@ -161,35 +141,6 @@ def _request(config: ClusterConfig) -> dict[str, Any]:
         "BucketKey": keys.bucket or "",
         "AccountingSecret": database.secret_arn if database else "",
     }
-    return {
-        "StackName": config.stack_name,
-        "TemplateBody": template(),
-        "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in given.items()],
-        "Capabilities": ["CAPABILITY_IAM"],  # the execution role
-        "Tags": [{"Key": key, "Value": value} for key, value in config.tags.items()],
-    }
-
-
-def _create(client: Any, request: dict[str, Any]) -> str:
-    """The id of the new stack; empty if it exists: another command created it, or this one, whose answer was lost."""
-    try:
-        return str(client.create_stack(**request)["StackId"])
-    except client.exceptions.AlreadyExistsException:
-        return ""
-
-
-def _require_ours(stack: dict[str, Any]) -> None:
-    """Raise UserError for a stack that is not of this template, so that it is neither changed nor deleted."""
-    if not {"NatGateway", "FsxStorageGiB"} <= parameters(stack).keys():
-        raise UserError(
-            f"stack {stack['StackName']} was not created by this kit", "choose another name for the cluster"
-        )
-
-
-def _require_updatable(client: Any, stack: dict[str, Any]) -> None:
-    """Raise UserError for an incomplete stack. One whose last update was rolled back is complete."""
-    if stack["StackStatus"] != "UPDATE_ROLLBACK_COMPLETE":
-        _require(client, str(stack["StackId"]), str(stack["StackStatus"]))
 
 
 def _cluster_resources(stack: dict[str, Any]) -> ClusterResources:
@@ -220,12 +171,10 @@ def _resources(client: Any, stack: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _keep_data_only(client: Any, stack: dict[str, Any], progress: OnStackEvent) -> None:
-    stack_id = str(stack["StackId"])
-    _require_updatable(client, stack)
-    kept = [key for key in parameters(stack) if key != "NatGateway"]
+def _keep_data_only(stack: KitStack, found: dict[str, Any]) -> None:
+    kept = [key for key in parameters(found) if key != "NatGateway"]
     request = {
-        "StackName": stack_id,
+        "StackName": str(found["StackId"]),
         "UsePreviousTemplate": True,
         "Parameters": [
             {"ParameterKey": "NatGateway", "ParameterValue": "false"},
@@ -233,15 +182,4 @@ def _keep_data_only(client: Any, stack: dict[str, Any], progress: OnStackEvent) 
         ],
         "Capabilities": ["CAPABILITY_IAM"],
     }
-    _require(client, stack_id, update(client, stack_id, request, progress))
-
-
-def _delete_stack(client: Any, stack_id: str, progress: OnStackEvent) -> None:
-    status = stacks.delete(client, stack_id, progress)
-    if status != "DELETE_COMPLETE":
-        _require(client, stack_id, status)
-
-
-def _require(client: Any, stack_id: str, status: str) -> None:
-    delete_stack = "hyperpod-ft cluster delete"
-    require(client, stack_id, status, delete=delete_stack, delete_again=f"{delete_stack} --delete-data")
+    stack.update(found, request)

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from hyperpod_ft.aws.checks.network import EVERYWHERE
 from hyperpod_ft.cluster.validation.check_input import SUBNET, CheckInput
 from hyperpod_ft.findings import Finding, error, warning
-
-EVERYWHERE = "0.0.0.0/0"
 
 
 def routes(given: CheckInput) -> Iterator[Finding]:

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hyperpod_ft.aws.session import error_code
+from hyperpod_ft.aws.stacks import parameters
 from hyperpod_ft.cluster.config import ClusterConfig
 from hyperpod_ft.cluster.hyperpod import api
-from hyperpod_ft.cluster.stack.stack import require_deployable, subnet_id
+from hyperpod_ft.cluster.stack.stack import kit_stack, subnet_id
 from hyperpod_ft.cluster.validation.check_input import CheckInput
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, warning
@@ -32,7 +33,7 @@ def name(given: CheckInput) -> list[Finding]:
 def stack(given: CheckInput) -> Iterable[Finding]:
     """The cluster's stack, if there is one, can be deployed again."""
     try:
-        require_deployable(given.clients["cloudformation"], given.config.stack_name)
+        kit_stack(given.clients["cloudformation"], given.config.stack_name).require_deployable()
     except UserError as refusal:
         return [error("name", refusal.problem, refusal.remedy)]
     return _fixed(given.config, given.stack() or {})
@@ -40,15 +41,15 @@ def stack(given: CheckInput) -> Iterable[Finding]:
 
 def _fixed(config: ClusterConfig, stack: dict[str, Any]) -> Iterator[Finding]:
     """Changes of the file system that are impossible: CloudFormation would replace it."""
-    parameters = {one["ParameterKey"]: one["ParameterValue"] for one in stack.get("Parameters", [])}
-    zone, gib = parameters.get("AvailabilityZoneId", ""), int(parameters.get("FsxStorageGiB", 0))
+    given = parameters(stack)
+    zone, gib = given.get("AvailabilityZoneId", ""), int(given.get("FsxStorageGiB", 0))
     if zone and zone != config.availability_zone_id:
         problem = f"the stack {config.stack_name} is in {zone}, with a file system that cannot move"
         yield error("availability_zone_id", problem, f"set {zone}, or choose another name")
     if gib > config.fsx.size_gib:
         problem = f"the file system of {config.stack_name} has {gib} GiB and cannot shrink"
         yield error("fsx.size_gib", problem, f"set {gib}, or choose another name")
-    if parameters and (now := parameters.get("FsxKey", "")) != (config.kms_keys.fsx or ""):
+    if given and (now := given.get("FsxKey", "")) != (config.kms_keys.fsx or ""):
         problem = f"the file system of {config.stack_name} has {now or 'the key of AWS'}, which cannot be changed"
         remedy = f"set {now}" if now else "remove the key"
         yield error("kms_keys.fsx", problem, f"{remedy}, or choose another name")

@@ -78,25 +78,15 @@ def account_checks(config: ClusterConfig) -> list[Check[CheckInput]]:
         Check("FSx", FSX, storage.file_system, (FSX,)),
         Check("bucket", BUCKET, storage.bucket, (BUCKET,)),
         Check("role", ROLE, role.is_assumable, (ROLE,)),
-        Check(
-            "permissions of the role",
-            ROLE,
-            permission_checks.role_permissions,
-            (ROLE, BUCKET),
-        ),
-        Check(
-            "read-only scripts",
-            ROLE,
-            permission_checks.role_only_reads,
-            (ROLE, BUCKET),
-        ),
+        Check("permissions of the role", ROLE, permission_checks.role_permissions, (ROLE, BUCKET)),
+        Check("read-only scripts", ROLE, permission_checks.role_only_reads, (ROLE, BUCKET)),
     ]
 
 
-def validate(config: ClusterConfig, client: Callable[[str], object]) -> ValidationResult:
-    """Run every check; changes nothing. `client` as for `validate_account`."""
+def validate(config: ClusterConfig, client: Callable[[str], object] | None) -> ValidationResult:
+    """Run every check; changes nothing. `client` as for `validate_account`; None: only offline checks."""
     offline = validate_offline(config)
-    return offline + validate_account(config, client, offline.findings)
+    return offline if client is None else offline + validate_account(config, client, offline.findings)
 
 
 def validate_offline(config: ClusterConfig) -> ValidationResult:

@@ -133,8 +133,7 @@ def delete(
     Safe to run again after an interruption.
     """
     name, operations, run = _found(endpoint, region, profile)
-    if not yes:
-        require_yes(f"Delete endpoint {name} in {operations.region}?")
+    require_yes(f"Delete endpoint {name} in {operations.region}?", yes)
     with interruptible(_kept(name, f"hyperpod-ft deploy delete {endpoint or name}")):
         operations.delete(name, run, keep_bundle=keep_bundle)
     print(f"Endpoint {name} no longer costs money{', except its files in S3' * keep_bundle}.")

@@ -73,11 +73,11 @@ def validate(
     from hyperpod_ft.config import run_file as run_files
     from hyperpod_ft.runs.run import Run
     from hyperpod_ft.sagemaker import validation
+    from hyperpod_ft.sagemaker.section import sagemaker_section
 
     run = Run.of(run_files.load(run_files.find(run_file), overrides or ()))
-    client = None if offline else validation.client_of(run.config, profile)
-    checked = validation.validate(run, client)
-    raise typer.Exit(tables.validated(checked, as_json))
+    client = None if offline else _session(sagemaker_section(run.config).region, profile).client
+    raise typer.Exit(tables.validated(validation.validate(run, client), as_json))
 
 
 @app.command()

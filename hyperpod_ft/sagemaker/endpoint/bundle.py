@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
-from hyperpod_ft.checkpoint.formats.model_directory import (
-    BESIDE_WEIGHTS,
-    TOKENIZER,
-    has_chat_template,
-    read_config,
-)
+from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS, TOKENIZER, has_chat_template, read_config
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.finished import require_done

@@ -9,9 +9,9 @@ from typing import Any
 from hyperpod_ft import publish
 from hyperpod_ft.aws.s3 import buckets, trees
 from hyperpod_ft.aws.s3.objects import Location
-from hyperpod_ft.aws.session import Session, explained
+from hyperpod_ft.aws.session import explained
 from hyperpod_ft.errors import UserError, printable
-from hyperpod_ft.progress import PrintLine, format_bytes
+from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.results.samples import RecordedAnswers
 from hyperpod_ft.sagemaker.endpoint import scaling, waiting
@@ -34,9 +34,7 @@ class Creation:
     """Creates a planned endpoint, waits for it and compares its answers."""
 
     deployment: Deployment
-    session: Session
     watch: EndpointWatch
-    report: PrintLine
 
     def run(self, *, keep: bool) -> Proof:
         """The endpoint's answers beside the recorded ones.
@@ -56,8 +54,7 @@ class Creation:
                 self._show_log()
                 if keep:
                     raise
-                prefix = bundle_prefix(self.deployment.run)
-                remove(self.watch, self.session.client, [prefix] if prefix else [])
+                remove(self.watch, bundle_prefix(self.deployment.run))
                 failed = error
         raise UserError(
             f"{failed.problem}; everything created for it has been deleted", "fix what its log shows, then deploy again"
@@ -90,13 +87,13 @@ class Creation:
 
     def _exists(self) -> bool:
         """Whether the endpoint is there, as planned. One that has failed is deleted: it cannot be repaired."""
-        name = self.watch.name
+        name, report = self.watch.name, self.watch.report
         endpoint, component = self._endpoints.find(name), self._endpoints.component(name)
         if endpoint is None:
             return False
         if endpoint.status in (FAILED, DELETING) or (component is not None and component.status in (FAILED, DELETING)):
-            self.report(f"endpoint {name} has failed or is being deleted; it will be created again once it is gone")
-            remove(self.watch, self.session.client, keep_bundle=True)
+            report(f"endpoint {name} has failed or is being deleted; it will be created again once it is gone")
+            remove(self.watch, keep_bundle=True)
             return False
         if endpoint.config != self.deployment.requests.config["EndpointConfigName"]:
             raise UserError(
@@ -104,13 +101,13 @@ class Creation:
                 f" on {endpoint.instance_type or 'another type'}",
                 f"hyperpod-ft deploy delete {name}, then deploy again",
             )
-        self.report(f"endpoint {name} already exists")
+        report(f"endpoint {name} already exists")
         return True
 
     def _create(self) -> None:
         bundle, target, requests = self.deployment.bundle, self.deployment.target, self.deployment.requests
         if bundle.parts:
-            self.report(f"uploading {format_bytes(bundle.nbytes)} to {target.bundle}/")
+            self.watch.report(f"uploading {format_bytes(bundle.nbytes)} to {target.bundle}/")
         for part in bundle.parts:
             url = "/".join(filter(None, (target.bundle, part.prefix)))
             trees.push(self._s3, url, part.root, part.files, "upload")
@@ -126,8 +123,8 @@ class Creation:
             self._endpoints.create_component(component)
             self.watch.until_component(seconds)
             scaling.apply(
-                self.session.client("application-autoscaling"),
-                self.session.client("cloudwatch"),
+                self.watch.session.client("application-autoscaling"),
+                self.watch.session.client("cloudwatch"),
                 component_name(target.name),
                 target.settings.instances,
             )
@@ -137,28 +134,28 @@ class Creation:
         path = self.deployment.run.paths.logs / "endpoint.log"
         try:
             with explained("the container's log"):
-                lines = list(waiting.lines(self.session.client("logs"), self.watch.log_group(), follow=False))
+                lines = list(waiting.lines(self.watch.session.client("logs"), self.watch.log_group(), follow=False))
         except UserError as error:
-            self.report(str(error))
+            self.watch.report(str(error))
             return
         publish.write_text(path, "".join(f"{line}\n" for line in lines))
-        self.report(f"--- the container's log, last {min(len(lines), _LOG_LINES)} of {len(lines)} lines ({path})")
+        self.watch.report(f"--- the container's log, last {min(len(lines), _LOG_LINES)} of {len(lines)} lines ({path})")
         for line in lines[-_LOG_LINES:]:
-            self.report(printable(line, keep="\t"))
-        self.report("---")
+            self.watch.report(printable(line, keep="\t"))
+        self.watch.report("---")
 
     def _prove(self) -> Proof:
         """Ask the endpoint the run's own prompts; the result is kept in the run directory."""
         run, target, recorded = self.deployment.run, self.deployment.target, self.deployment.recorded
         component = component_name(target.name) if self.deployment.requests.component else None
-        client = self.session.client("sagemaker-runtime", connections=_QUESTIONS_AT_ONCE)
+        client = self.watch.session.client("sagemaker-runtime")
         served = model_name(target.settings)
 
         def ask(sample: RecordedAnswers) -> ComparedAnswer:
             request = completion_request(sample, served, run.config.generate.max_new_tokens)
             return ComparedAnswer(sample, completion_text(invoke(client, target.name, component, request)))
 
-        self.report(f"asking {len(recorded)} prompts of {run.paths.samples_path.name}")
+        self.watch.report(f"asking {len(recorded)} prompts of {run.paths.samples_path.name}")
         with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:
             proof = Proof(tuple(pool.map(ask, recorded)))
         about = {
@@ -177,4 +174,4 @@ class Creation:
 
     @property
     def _s3(self) -> Any:
-        return self.session.client("s3", connections=trees.CONNECTIONS)
+        return self.watch.session.client("s3")

@@ -72,6 +72,11 @@ class Endpoints:
             running,
         )
 
+    def require(self, name: str) -> None:
+        """Raise UserError when no endpoint has this name."""
+        if self.find(name) is None:
+            raise UserError(f"no endpoint {name}", "`hyperpod-ft deploy list` shows those of a region; check --region")
+
     def component(self, endpoint: str) -> Component | None:
         """The endpoint's inference component, if it has one."""
         name = component_name(endpoint)
@@ -157,22 +162,20 @@ class Endpoints:
         tags = {tag["Key"]: tag["Value"] for tag in listed.get("Tags", [])}
         return str(tags.get(RUN_TAG, ""))
 
-    def delete_endpoint(self, name: str) -> bool:
-        """False if SageMaker refuses, because the endpoint is still being created or changed."""
-        return self._delete(self.client.delete_endpoint, EndpointName=name)
+    def delete_endpoint(self, name: str) -> None:
+        """Does nothing if SageMaker refuses, because the endpoint is still being created or changed."""
+        self._delete(self.client.delete_endpoint, EndpointName=name)
 
-    def delete_component(self, endpoint: str) -> bool:
-        """False if SageMaker refuses, because the component is still being created or changed."""
-        return self._delete(self.client.delete_inference_component, InferenceComponentName=component_name(endpoint))
+    def delete_component(self, endpoint: str) -> None:
+        """Does nothing if SageMaker refuses, because the component is still being created or changed."""
+        self._delete(self.client.delete_inference_component, InferenceComponentName=component_name(endpoint))
 
-    def _delete(self, delete: Callable[..., Any], **name: str) -> bool:
+    def _delete(self, delete: Callable[..., Any], **name: str) -> None:
         try:
             _found(delete, **name)
         except self.client.exceptions.ClientError as error:
-            if error_code(error) == "ValidationException":
-                return False
-            raise
-        return True
+            if error_code(error) != "ValidationException":
+                raise
 
     def delete_config(self, name: str) -> None:
         _found(self.client.delete_endpoint_config, EndpointConfigName=name)
@@ -181,14 +184,6 @@ class Endpoints:
     def delete_model(self, name: str) -> None:
         _found(self.client.delete_model, ModelName=name)
         self.report(f"deleted model {name}")
-
-
-def require(endpoints: Endpoints, name: str) -> Endpoint:
-    """Raises UserError when no endpoint has this name."""
-    found = endpoints.find(name)
-    if found is None:
-        raise UserError(f"no endpoint {name}", "`hyperpod-ft deploy list` shows those of a region; check --region")
-    return found
 
 
 def _found(call: Callable[..., Any], **arguments: str) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from hyperpod_ft.sagemaker.endpoint.bundle import small_files_in_store
 from hyperpod_ft.sagemaker.endpoint.creation import Creation
 from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix, deployment, is_endpoint_name
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import Target
-from hyperpod_ft.sagemaker.endpoint.endpoints import Endpoint, Endpoints, require
+from hyperpod_ft.sagemaker.endpoint.endpoints import Endpoint, Endpoints
 from hyperpod_ft.sagemaker.endpoint.instances import price_per_hour
 from hyperpod_ft.sagemaker.endpoint.invoking import stream
 from hyperpod_ft.sagemaker.endpoint.proof import Proof
@@ -90,8 +90,7 @@ class EndpointOperations:
         """Create the endpoint, wait for it, and send it the run's prompts: see `Creation`. Safe to repeat."""
         name = deployment.target.name
         with self._explained(name):
-            watch = self._watch(name, scales=deployment.requests.component is not None)
-            return Creation(deployment, self.session, watch, self.report).run(keep=keep)
+            return Creation(deployment, self._watch(name)).run(keep=keep)
 
     def listed(self) -> list[ListedEndpoint]:
         """The endpoints of the region that the kit created, newest first."""
@@ -104,7 +103,7 @@ class EndpointOperations:
     def ask(self, name: str, text: str, max_tokens: int, *, raw: bool) -> Iterator[str]:
         """Pieces of the greedy answer, as they come. `raw`: the text is the prompt, without the chat template."""
         with self._explained(name):
-            require(self._endpoints, name)
+            self._endpoints.require(name)
             component = self._endpoints.name_of_component(name)
             models = self._endpoints.models(name)
             variables = self._endpoints.server_variables(models[0]) if models else {}
@@ -120,7 +119,7 @@ class EndpointOperations:
     def url(self, name: str) -> tuple[str, str]:
         """Base URL and a fresh token for OpenAI clients."""
         with self._explained(name):
-            require(self._endpoints, name)
+            self._endpoints.require(name)
             component = self._endpoints.name_of_component(name)
             runtime = self.session.client("sagemaker-runtime")
             address = invoking.base_url(runtime.meta.endpoint_url, name, component)
@@ -130,15 +129,13 @@ class EndpointOperations:
         """What the container printed."""
         with self._explained(name):
             if follow:
-                require(self._endpoints, name)  # the log of one that is deleted has no more lines
-            component = self._endpoints.name_of_component(name)
-            group = waiting.log_group(name, component)
-            yield from waiting.lines(self.session.client("logs"), group, follow=follow)
+                self._endpoints.require(name)  # the log of one that is deleted has no more lines
+            yield from waiting.lines(self.session.client("logs"), self._watch(name).log_group(), follow=follow)
 
     def delete(self, name: str, run: Run | None, *, keep_bundle: bool) -> None:
         """Delete the endpoint and all that was created for it. `run`: to find a bundle that no model names yet."""
         with self._explained(name):
-            if not remove(self._watch(name), self.session.client, _bundles(run), keep_bundle=keep_bundle):
+            if not remove(self._watch(name), bundle_prefix(run) if run else None, keep_bundle=keep_bundle):
                 raise UserError(
                     f"no endpoint {name} in {self.region}, and nothing that was created for one",
                     "`hyperpod-ft deploy list` shows those of a region; check --region",
@@ -148,17 +145,11 @@ class EndpointOperations:
     def _endpoints(self) -> Endpoints:
         return Endpoints(self.session.client("sagemaker"), self.report)
 
-    def _watch(self, name: str, *, scales: bool = False) -> EndpointWatch:
-        return EndpointWatch(self._endpoints, self.session.client("logs"), name, scales, self.report)
+    def _watch(self, name: str) -> EndpointWatch:
+        return EndpointWatch(self.session, name, self.report)
 
     def _explained(self, name: str) -> AbstractContextManager[None]:
         return explained(f"endpoint {name}")
-
-
-def _bundles(run: Run | None) -> list[str]:
-    """Where a run's bundles are, including one that no model names yet."""
-    prefix = bundle_prefix(run) if run is not None else None
-    return [prefix] if prefix else []
 
 
 _TYPE, _ROLE = "deploy.instance_type", "deploy.role"

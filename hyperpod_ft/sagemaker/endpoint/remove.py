@@ -1,6 +1,6 @@
 """Deletes an endpoint and everything that was created for it. What no longer exists is skipped."""
 
-from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from hyperpod_ft.aws.s3 import objects, trees
@@ -8,40 +8,38 @@ from hyperpod_ft.aws.session import error_code, explained
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.sagemaker.endpoint import scaling, waiting
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name
-from hyperpod_ft.sagemaker.endpoint.endpoints import DELETING, Endpoints
+from hyperpod_ft.sagemaker.endpoint.endpoints import Endpoints
 from hyperpod_ft.sagemaker.endpoint.waiting import EndpointWatch
 from hyperpod_ft.sagemaker.section import RUN_TAG
 
-DEADLINE_SECONDS = 1800.0
 
-
-def remove(watch: EndpointWatch, clients: Any, bundles: Iterable[str] = (), *, keep_bundle: bool = False) -> bool:
+def remove(watch: EndpointWatch, bundle: str | None = None, *, keep_bundle: bool = False) -> bool:
     """Delete what an endpoint has: instances first, since they cost most; the models last, which name the bundles.
 
-    `clients`: boto3's client of a service. `bundles`: S3 prefixes in addition to those that the models name. Returns
-    whether there was anything. Raises UserError, before anything is deleted, for an endpoint that the kit did not make.
+    `bundle`: an S3 prefix in addition to those that the models name. Returns whether there was anything. Raises
+    UserError, before anything is deleted, for an endpoint that the kit did not make.
     """
-    endpoints, name = watch.endpoints, watch.name
+    endpoints, name, client = watch.endpoints, watch.name, watch.session.client
     _require_tags(endpoints, name)
     models, configs = endpoints.models(name), endpoints.configs(name)
     endpoint = endpoints.find(name)
     component = endpoints.component(name)
     if component is not None:
-        scaling.remove(clients("application-autoscaling"), clients("cloudwatch"), component.name)
-        watch.until_gone(lambda: _delete_component(watch), "inference component", DEADLINE_SECONDS)
+        scaling.remove(client("application-autoscaling"), client("cloudwatch"), component.name)
+        watch.until_gone(endpoints.component, endpoints.delete_component, "inference component")
         watch.report(f"deleted inference component {component.name}")
     if endpoint is not None:
-        watch.until_gone(lambda: _delete_endpoint(watch), "endpoint", DEADLINE_SECONDS)
+        watch.until_gone(endpoints.find, endpoints.delete_endpoint, "endpoint")
         watch.report(f"deleted endpoint {name}")
     for config in configs:
         endpoints.delete_config(config)
     removed = 0
     if not keep_bundle:
-        for url in sorted({*bundles, *(endpoints.bundle(model) for model in models)} - {""}):
-            removed += _remove_bundle(watch, clients("s3"), url)
+        for url in sorted({bundle or "", *map(endpoints.bundle, models)} - {""}):
+            removed += _remove_bundle(watch, client("s3"), url)
     found = bool(models or configs or endpoint or component or removed)
     if found:
-        _remove_logs(watch, clients("logs"))
+        _remove_logs(watch, client("logs"))
     for model in models:
         endpoints.delete_model(model)
     return found
@@ -56,22 +54,6 @@ def _require_tags(endpoints: Endpoints, name: str) -> None:
                 f"{kind} {found.name}: has no tag {RUN_TAG}, so hyperpod-ft did not make it; nothing is deleted",
                 "`hyperpod-ft deploy list` shows the endpoints that can be deleted",
             )
-
-
-def _delete_component(watch: EndpointWatch) -> bool:
-    """Request the deletion if none is in progress; returns whether the component still exists."""
-    found = watch.endpoints.component(watch.name)
-    if found is not None and found.status != DELETING:
-        watch.endpoints.delete_component(watch.name)
-    return found is not None
-
-
-def _delete_endpoint(watch: EndpointWatch) -> bool:
-    """Request the deletion if none is in progress; returns whether the endpoint still exists."""
-    found = watch.endpoints.find(watch.name)
-    if found is not None and found.status != DELETING:
-        watch.endpoints.delete_endpoint(watch.name)
-    return found is not None
 
 
 def _remove_bundle(watch: EndpointWatch, s3: Any, url: str) -> int:
@@ -98,10 +80,12 @@ def _names(s3: Any, url: str) -> list[str]:
 
 
 def _remove_logs(watch: EndpointWatch, logs: Any) -> None:
+    """CloudWatch bills for a log as long as it is stored."""
     groups = (waiting.log_group(watch.name), waiting.log_group(watch.name, component_name(watch.name)))
     try:
         with explained("its log", {"AccessDeniedException": "allow logs:DeleteLogGroup, or delete it yourself"}):
             for group in groups:
-                waiting.delete(logs, group)
+                with suppress(logs.exceptions.ResourceNotFoundException):
+                    logs.delete_log_group(logGroupName=group)
     except UserError as error:
         watch.report(f"{groups[0]} was not deleted, and AWS charges for what it stores: {error}")

@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from hyperpod_ft.aws.fields import Region, RoleArn
 from hyperpod_ft.config.fields import PositiveInt, Section, matches
 from hyperpod_ft.errors import did_you_mean
 from hyperpod_ft.planning.lora import MAX_LORA_RANK
 from hyperpod_ft.sagemaker.endpoint.instances import ENDPOINT_INSTANCES, families
-from hyperpod_ft.sagemaker.section import Container, Region, RoleArn, S3Url
+from hyperpod_ft.sagemaker.section import Container, S3Url
 
 if TYPE_CHECKING:
     from hyperpod_ft.config.run_config import RunConfig

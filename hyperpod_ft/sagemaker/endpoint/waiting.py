@@ -1,28 +1,29 @@
 """Wait for an endpoint: report every change, and the last line of its container's log while it starts."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from hyperpod_ft.aws import log_streams
-from hyperpod_ft.aws.session import explained
+from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError, printable
 from hyperpod_ft.polling import polls
 from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes
-from hyperpod_ft.sagemaker.endpoint.endpoints import CREATING, DELETING, FAILED, IN_SERVICE, Endpoints
+from hyperpod_ft.sagemaker.endpoint.endpoints import (
+    CREATING,
+    DELETING,
+    FAILED,
+    IN_SERVICE,
+    Component,
+    Endpoint,
+    Endpoints,
+)
 
 
 def log_group(endpoint: str, component: str | None = None) -> str:
     """What an endpoint's containers print, with a stream for each instance, or of a component for each copy."""
     return f"/aws/sagemaker/InferenceComponents/{component}" if component else f"/aws/sagemaker/Endpoints/{endpoint}"
-
-
-def tail(client: Any, group: str, count: int) -> list[str]:
-    """The last lines of the most recently written stream; none if the container has printed nothing yet."""
-    streams = log_streams.newest_first(client, group)
-    return streams[0].last_lines(count) if streams else []
 
 
 def lines(client: Any, group: str, *, follow: bool) -> Iterator[str]:
@@ -32,14 +33,9 @@ def lines(client: Any, group: str, *, follow: bool) -> Iterator[str]:
         yield from stream.lines(follow=follow)
 
 
-def delete(client: Any, group: str) -> None:
-    """Delete the log group: CloudWatch bills for it as long as it is stored."""
-    with suppress(client.exceptions.ResourceNotFoundException):
-        client.delete_log_group(logGroupName=group)
-
-
 _POLL_SECONDS = 15.0
 _LOG_WIDTH = 160
+_DELETION_SECONDS = 1800.0
 
 
 class EndpointFailedError(UserError):
@@ -50,11 +46,13 @@ class EndpointFailedError(UserError):
 class EndpointWatch:
     """Follows one endpoint, and its inference component if it has one."""
 
-    endpoints: Endpoints
-    logs: Any  # boto3's client
+    session: Session
     name: str
-    scales_to_zero: bool
     report: PrintLine
+
+    @property
+    def endpoints(self) -> Endpoints:
+        return Endpoints(self.session.client("sagemaker"), self.report)
 
     @cached_property
     def _report_change(self) -> ChangeReporter:
@@ -68,15 +66,21 @@ class EndpointWatch:
         """Wait for the inference component of an endpoint in service."""
         self._until(self._component_state, timeout_seconds, "inference component")
 
-    def until_gone(self, exists: Callable[[], bool], what: str, timeout_seconds: float) -> None:
-        """Wait for a deletion. Raises UserError at the timeout."""
+    def until_gone(
+        self, find: Callable[[str], Endpoint | Component | None], delete: Callable[[str], None], what: str
+    ) -> None:
+        """Delete the endpoint or its component as soon as SageMaker accepts that, and wait. Raises UserError after half
+        an hour."""
         for waited in polls(_POLL_SECONDS):
-            if not exists():
+            found = find(self.name)
+            if found is None:
                 return
+            if found.status != DELETING:
+                delete(self.name)
             self._report_change(what, DELETING)
-            if waited >= timeout_seconds:
+            if waited >= _DELETION_SECONDS:
                 raise UserError(
-                    f"{what} {self.name}: after {format_minutes(timeout_seconds)} still not deleted",
+                    f"{what} {self.name}: after {format_minutes(_DELETION_SECONDS)} still not deleted",
                     "run the command again; it costs money until it is deleted",
                 )
 
@@ -111,14 +115,14 @@ class EndpointWatch:
         return found.status, found.failure
 
     def log_group(self) -> str:
-        component = self.endpoints.name_of_component(self.name) if self.scales_to_zero else None
-        return log_group(self.name, component)
+        return log_group(self.name, self.endpoints.name_of_component(self.name))
 
     def _report_log(self, waited: float) -> None:
         """What the container printed last; without permission to read it, nothing."""
         try:
             with explained("its log"):
-                last = tail(self.logs, self.log_group(), 1)
+                streams = log_streams.newest_first(self.session.client("logs"), self.log_group())
+                last = streams[0].last_lines(1) if streams else []
         except UserError:
             return
         for line in last:

@@ -37,7 +37,7 @@ _ATTEMPTS = 5
 
 
 class RunStore:
-    """The store of one run. `client` is boto3's for s3, with `trees.CONNECTIONS` connections."""
+    """The store of one run. `client` is boto3's for s3."""
 
     def __init__(self, run: Run, client: Any) -> None:
         store = store_of(run.config)

@@ -19,7 +19,6 @@ from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.sagemaker.groups import run_files
 from hyperpod_ft.sagemaker.section import section_of, store_of, store_url
 from hyperpod_ft.sagemaker.store.stored_checkpoints import stored_outputs
-from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
 
 if TYPE_CHECKING:
     from hyperpod_ft.sagemaker.store.run_store import RunStore
@@ -111,7 +110,7 @@ def sync_of(run: Run, session: Session) -> RunSync:
     if store is None:
         return RunSync()
     with explained(f"store {store}"):
-        return StoreSync(run, store, session.client("s3", connections=trees.CONNECTIONS))
+        return StoreSync(run, store, session.client("s3"))
 
 
 def pull_models(run: Run, directories: Collection[Path]) -> None:
@@ -123,12 +122,11 @@ def pull_models(run: Run, directories: Collection[Path]) -> None:
     section, store = section_of(run.config), store_of(run.config)
     if section is None or store is None or not run.paths.store_listing.exists():
         return
-    session = TrainingJobs(section.region).session
     if missing := _missing(run.journal, directories):
         size = format_bytes(sum(output.size for output in missing))
         print(f"pulling {len(missing)} files, {size}, from {store} to {run.paths.root}", file=sys.stderr, flush=True)
         with explained(f"store {store}"):
-            client = session.client("s3", connections=trees.CONNECTIONS)
+            client = Session(section.region).client("s3")
             trees.pull_named(client, store, run.paths.root, [output.path for output in missing], "pull model")
 
 

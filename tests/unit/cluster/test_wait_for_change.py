@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hyperpod_ft.cluster.wait_for_change import Seen, wait_for_change
+from hyperpod_ft.cluster.hyperpod.waiting import Seen, wait_for_change
 from hyperpod_ft.errors import UserError
 
 BEFORE, DURING, AFTER = (
