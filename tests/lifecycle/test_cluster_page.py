@@ -1,4 +1,5 @@
-"""The commands of docs/cluster.md for the head node, run as they stand there, by a user on a cluster of nodes.
+"""The commands of docs/cluster.md and docs/on-a-cluster.md for the head node, run as they stand there, by a user on a
+cluster of nodes.
 
 Genuine: what lifecycle/ made of the nodes, Slurm, pip and venv, the kit. Stand-ins, besides those of image.py: apt-get,
 which brings back this machine's ensurepip; the package index, which has each package of the tests' environment without
@@ -19,12 +20,12 @@ import pytest
 from tests.lifecycle.cluster import USER, Cluster
 from tests.lifecycle.instances import CONTROLLER, LOGIN, WORKERS
 from tests.lifecycle.nodes import Node, container
+from tests.pages.blocks import ROOT
+from tests.pages.blocks import blocks as page_blocks
 from tests.unit.wheels import wheel
 
 pytestmark = [pytest.mark.lifecycle, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
 ENSUREPIP = Path(f"/usr/lib/python{sysconfig.get_python_version()}/ensurepip")
 PACKAGES = sysconfig.get_path("purelib")
 STAND_INS = Path("/opt/stand-ins")
@@ -57,16 +58,18 @@ def build_wheel(directory, settings=None, metadata=None):
 """
 QUICKSTART = """
 cluster: {root: ~/hyperpod-ft, instance_type: c5.xlarge, partition: trn1, cpus_per_cpu_stage: 2}
-training: {epochs: 1}
+training: {max_steps: 3}
 generate: {train_samples: 2, validation_samples: 0, max_new_tokens: 2}
 """
 
 
 def blocks(heading: str, language: str = "sh") -> list[str]:
-    """The code blocks of a section, without comments."""
-    section = PAGE[PAGE.index(f"\n## {heading}") + 1 :].partition("\n## ")[0]
-    found = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    return [re.sub(r" +# .*$", "", block, flags=re.MULTILINE) for block in found]
+    """The code blocks of a section of docs/cluster.md, without comments."""
+    return [without_comments(block) for block in page_blocks("docs/cluster.md", language, heading)]
+
+
+def without_comments(block: str) -> str:
+    return re.sub(r" +# .*$", "", block, flags=re.MULTILINE)
 
 
 def why_not() -> str:
@@ -161,3 +164,19 @@ def test_the_page_from_the_first_login_to_a_run(head: Node) -> None:
     shown = as_user(head, f"{path}\n{commands.replace('run.yaml', 'cpu.yaml')}")
     assert re.search(r"generate +done", shown), shown
     assert re.search(r"hyperpod-ft/runs/quickstart/\S+/merged", shown), shown
+
+
+def test_the_page_about_a_cluster_that_exists(head: Node) -> None:
+    """All of docs/on-a-cluster.md but its last section, in a home in which nothing was installed."""
+    page = "docs/on-a-cluster.md"
+    local = page_blocks(page, heading="A real Slurm on one machine")
+    install, check, run = (without_comments(one) for one in page_blocks(page) if one not in local)
+    (typed,) = page_blocks(page, "yaml")
+    as_user(head, f"mkdir ~/second; export HOME=~/second; cd /fsx/{USER}/hyperpod-ft-src\n{install}")
+    before = "export HOME=~/second; cd; export PATH=~/kit/bin:$PATH"
+    tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", check, flags=re.MULTILINE)
+    shown = as_user(head, f"{before}\n{tolerant}", typed)
+    assert re.search(r"node ip-10-1-0-12 +ok: volume, locks", shown), shown
+    as_user(head, f"{before}\nrm run.yaml; hyperpod-ft init quickstart -o run.yaml\n$EDITOR run.yaml", QUICKSTART)
+    shown = as_user(head, f"{before}\n{run}")
+    assert re.search(r"generate +done", shown), shown

@@ -20,7 +20,7 @@ def blocks(page: str, language: str = "sh", heading: str = "") -> list[str]:
 def run_blocks(
     page: str, found: Sequence[str], directory: Path, environment: Mapping[str, str], timeout: float = 300
 ) -> list[str]:
-    """Type the blocks into one bash in `directory`; returns what each has printed. Fails with the first failing command."""
+    """Type the blocks into one bash in `directory`; returns what each has printed. The first error ends it."""
     marker = "--- end of a block ---"
     script = "\n".join(["set -Eeuo pipefail", *(f"{block}\necho {shlex.quote(marker)}" for block in found)])
     done = subprocess.run(
