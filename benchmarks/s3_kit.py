@@ -9,7 +9,7 @@ from hyperpod_ft.digests import files_below
 
 if __name__ == "__main__":
     verb, url, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    client = Session().client("s3", connections=trees.CONNECTIONS)
+    client = Session().client("s3")
     if verb == "push":
         trees.push(client, url, directory, files_below(directory))
     else:
