@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # Fine-tune a language model as SageMaker training jobs, on a stand-in for AWS on this machine. Costs nothing.
 #
-#   ./scripts/rehearse-sagemaker.sh            the run on a file system that all containers mount
-#   ./scripts/rehearse-sagemaker.sh --store    the run in a bucket
+#   ./scripts/rehearse-sagemaker.sh
 #
 # Sets up .venv, starts tests/aws/server.py on the loopback interface, and submits the quickstart recipe to it, shortened:
-# two hosts of one rank. Every host is a real process tree in Linux namespaces, with its own /opt/ml, and may do what the
-# role of `hyperpod-ft sagemaker setup` allows. While it trains, its spot instances are taken away once. It contacts no
-# real AWS endpoint and reads no credentials.
+# two hosts of one rank, which mount the same file system. Every host is a real process tree in Linux namespaces, with its
+# own /opt/ml, and may do what the role of `hyperpod-ft sagemaker setup` allows. While it trains, its spot instances are
+# taken away once. It contacts no real AWS endpoint and reads no credentials.
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
@@ -15,7 +14,6 @@ source scripts/setup.sh
 # shellcheck source=scripts/stand_in.sh
 source scripts/stand_in.sh
 
-[[ $# -le 1 && ${1:---store} == --store ]] || die "usage: $0 [--store]"
 unshare --mount --uts --pid --fork true 2>/dev/null || unshare --user --map-root-user --mount --uts --pid --fork true ||
   die "this system allows no namespaces, of which the stand-in makes containers"
 setup_python torch aws dev
@@ -28,14 +26,9 @@ kit() {
   say "hyperpod-ft $*"
   run "$hyperpod_ft" "$@"
 }
-if [[ ${1:-} == --store ]]; then
-  kit sagemaker setup >setup.txt
-  settings=()
-else
-  kit sagemaker setup --file-system >setup.txt
-  settings=(--set "sagemaker.file_system={id: fs-0123456789abcdef0, directory: /abcdefgh/ft,
-    subnets: [subnet-0123456789abcdef0], security_groups: [sg-0123456789abcdef0]}")
-fi
+kit sagemaker setup --file-system >setup.txt
+settings=(--set "sagemaker.file_system={id: fs-0123456789abcdef0, directory: /abcdefgh/ft,
+  subnets: [subnet-0123456789abcdef0], security_groups: [sg-0123456789abcdef0]}")
 cat setup.txt
 mkdir -p "$directory/fsx/ft"
 # see tests/aws/scenario.py
@@ -48,7 +41,7 @@ scenario = {
 urllib.request.urlopen(sys.argv[1], json.dumps(scenario).encode())
 END
 while read -r key value; do
-  case $key in region: | role: | store: | output:) settings+=(--set "sagemaker.${key%:}=$value") ;; esac
+  case $key in region: | role: | output:) settings+=(--set "sagemaker.${key%:}=$value") ;; esac
 done <setup.txt
 
 kit submit quickstart --launcher sagemaker --watch "${settings[@]}" --set sagemaker.spot=true \

@@ -14,7 +14,7 @@ from hyperpod_ft.runs.selection import Selection
 
 
 def submit_and_follow(run: Run, launcher: str, selection: Selection, *, watch: bool, origin: str = "") -> None:
-    """`origin`: the arguments of `submit`, if it was. With `watch`, the command fails unless the run ends well.
+    """`origin`: the arguments of `submit`, if it was. With `watch`, the command fails unless its stages end well.
 
     Where there is nothing to do, another run stays the one that was submitted last.
     """
@@ -28,5 +28,5 @@ def submit_and_follow(run: Run, launcher: str, selection: Selection, *, watch: b
     if jobs:
         references.set_last("run", run.paths.directory)
     show_runs.submitted(run, jobs, selection.only)
-    if watch and not follow_run(run, launchers):
+    if watch and not follow_run(run, launchers) and not all(run.journal.is_done(job.stage) for job in jobs):
         raise typer.Exit(1)

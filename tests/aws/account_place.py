@@ -47,6 +47,16 @@ def trust(service: str) -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
 
 
+def put_image(aws: Aws, uri: str) -> None:
+    """An image in ECR, without content. moto looks for those of any registry in one's own account."""
+    registry, _, name = uri.partition(".dkr.ecr.")
+    repository, _, tag = name.partition("/")[2].rpartition(":")
+    manifest = {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "layers": []}
+    ecr = aws.client("ecr")
+    ecr.create_repository(registryId=registry, repositoryName=repository)
+    ecr.put_image(repositoryName=repository, imageTag=tag, imageManifest=json.dumps(manifest))
+
+
 PLAN = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-plan/plan-1"
 ROLE_ACTIONS = ("logs:*", "cloudwatch:PutMetricData", "s3:Get*", "s3:List*", "ssmmessages:*", "ec2:*")
 

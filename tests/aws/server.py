@@ -70,6 +70,7 @@ _OWN = "testing-server"
 _JSON = ("Content-Type", "application/json")
 _MOTO_SERVICES = (
     *("ec2", "iam", "s3", "sts", "logs", "ssm", "sagemaker", "cloudwatch", "kms", "rds", "secretsmanager"),
+    *("ecr", "events", "sns"),
 )
 
 

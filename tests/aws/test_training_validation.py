@@ -14,7 +14,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.cli.setup import STACK
 from hyperpod_ft.sagemaker.resources import deploy
 from hyperpod_ft.sagemaker.validation import validate
-from tests.aws.account_place import PLAN, Place, allow, clients, of, only, trust
+from tests.aws.account_place import PLAN, Place, allow, clients, of, only, put_image, trust
 from tests.aws.conftest import REGION, Aws, kit_session
 from tests.aws.kit import Kit
 from tests.conftest import run_file_values
@@ -36,18 +36,14 @@ def section(aws: Aws) -> dict[str, Any]:
 
 @pytest.fixture
 def check(aws: Aws, section: dict[str, Any], tmp_path: Path) -> Callable[..., ValidationResult]:
-    ecr = aws.client("ecr")
-    ecr.create_repository(repositoryName="own")
-    manifest = {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "layers": []}
-    ecr.put_image(repositoryName="own", imageTag="1", imageManifest=json.dumps(manifest))
+    put_image(aws, section["image"])
 
     def run_checks(changes: dict[str, Any] | None = None, **overrides: Any) -> ValidationResult:
         overrides = {"cluster__instance_type": "c7i.xlarge", **overrides}
         values = run_file_values(tmp_path, sagemaker=section | (changes or {}), **overrides)
         return validate(Run.of(run_file.validate(values, "run.yaml")), clients(aws))
 
-    yield run_checks
-    ecr.delete_repository(repositoryName="own", force=True)
+    return run_checks
 
 
 def errors(checked: ValidationResult) -> list[Finding]:

@@ -106,8 +106,9 @@ def delete(
     )
     if left:
         print(f"Kept, and billed by its size: s3://{left.name} ({format_bytes(left.bytes)})")
+        print(f"To delete it with its data, irrevocably: aws s3 rb --force s3://{left.name}")
     else:
-        print("Nothing is left that costs money.")
+        print("Nothing is left that costs money, except a bucket that an earlier deletion has kept (`aws s3 ls`).")
 
 
 def _session(region: str | None, profile: str | None) -> "Session":

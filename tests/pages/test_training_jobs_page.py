@@ -1,0 +1,94 @@
+"""docs/training-jobs.md, typed as it stands: from an account to a model, and until nothing of it is left.
+
+Genuine: every command of the kit and of the AWS CLI; the jobs' containers, and their training. What stands in: AWS
+(tests/aws/server.py); `pip`, which only checks what it is told, since the kit is installed; the reader's editor, which
+pastes what `sagemaker setup` has printed, chooses small instances, and takes model and data from the quickstart.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import xxhash
+
+from hyperpod_ft.config import run_file
+from hyperpod_ft.sagemaker.cli.setup import STACK
+from hyperpod_ft.sagemaker.images import image
+from tests.aws.account_place import put_image
+from tests.pages.blocks import ROOT, blocks, run_blocks, stand_in
+from tests.pages.reader import BIN, environment
+
+if TYPE_CHECKING:
+    from tests.aws.conftest import Aws
+
+pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]
+
+PAGE = "docs/training-jobs.md"
+EDITOR = f"""
+import sys
+from pathlib import Path
+import yaml
+
+run_file, printed, recipe = Path(sys.argv[1]), Path(sys.argv[2]), Path("{ROOT}/hyperpod_ft/recipes/quickstart.yaml")
+values, small = (yaml.safe_load(path.read_text()) for path in (run_file, recipe))
+values |= {{name: small[name] for name in ("env", "model", "dataset")}}
+values["sagemaker"] = yaml.safe_load(printed.read_text().partition("For the run file:")[2])["sagemaker"]
+values["cluster"]["instance_type"] = "c7i.xlarge"
+values["parallelism"] = {{"ranks_per_node": 1}}
+values["training"] |= {{"max_steps": 2, "save_every_steps": 1, "precision": "fp32"}}
+values["generate"] |= {{"max_new_tokens": 2, "train_samples": 1}}
+run_file.write_text(yaml.safe_dump(values))
+"""
+
+
+@pytest.fixture
+def variables(aws: "Aws", tmp_path: Path) -> dict[str, str]:
+    """Of the reader's shell; the account has AWS's image."""
+    recipe = run_file.load(run_file.find("qwen3-8b-lora-training-job"))
+    put_image(aws, image(recipe, "c7i.xlarge"))
+    programs, printed = tmp_path / "bin", tmp_path / "printed"
+    stand_in(programs, "hyperpod-ft", f'{BIN}/hyperpod-ft "$@" | tee -a {printed}')
+    only_check = "-qq --dry-run --no-deps --no-index --no-build-isolation"
+    stand_in(programs, "pip", f'cd {ROOT} && exec {BIN}/pip "$@" {only_check}')
+    stand_in(programs, "editor", f"exec {sys.executable} -c '{EDITOR}' \"$1\" {printed}")
+    return environment(aws, tmp_path, 5) | {"EDITOR": "editor"}
+
+
+def test_the_page_from_an_account_to_a_model_and_until_nothing_is_left(
+    aws: "Aws", tmp_path: Path, variables: dict[str, str]
+) -> None:
+    account, submit, copy, remove, mail, delete = blocks(PAGE)
+    remove += 'echo "In the store:" $(aws s3 ls $STORE/ || true)\n'
+    typed = [account, submit, copy, remove, mail, delete]
+    account, submit, copy, remove, mail, delete = run_blocks(PAGE, typed, tmp_path, variables, 800, answers=[STACK])
+
+    assert "no errors, no warnings" in account
+    assert "Skipped, already done: download" in submit
+    assert "generate     done" in submit
+    sagemaker = aws.client("sagemaker")
+    listed = sagemaker.list_training_jobs(SortBy="CreationTime", SortOrder="Ascending")["TrainingJobSummaries"]
+    names = [job["TrainingJobName"] for job in listed]
+    assert [name.split("-")[-2] for name in names] == ["prepare", "train", "finish"]
+    assert "hf_..." not in str([sagemaker.describe_training_job(TrainingJobName=name) for name in names])
+
+    copied = tmp_path / "merged"
+    sums = dict(line.split()[::-1] for line in (copied / "XXH128SUMS").read_text().splitlines())
+    assert "model.safetensors" in sums
+    assert sums == {name: xxhash.xxh3_128_hexdigest((copied / name).read_bytes()) for name in sums}
+
+    assert "/merged/model.safetensors" in remove, remove
+    assert remove.endswith("In the store: PRE records/\n"), remove
+    (group,) = aws.client("logs").describe_log_groups(logGroupNamePrefix="/aws/sagemaker/")["logGroups"]
+    assert group["retentionInDays"] == 30
+
+    events, topic = aws.client("events"), aws.client("sns").list_topics()["Topics"][0]["TopicArn"]
+    pattern = json.loads(events.describe_rule(Name="training-jobs")["EventPattern"])["detail"]["TrainingJobName"]
+    assert all(name.startswith(pattern[0]["prefix"]) for name in names)
+    assert [target["Arn"] for target in events.list_targets_by_rule(Rule="training-jobs")["Targets"]] == [topic]
+    assert aws.client("sns").list_subscriptions_by_topic(TopicArn=topic)["Subscriptions"][0]["Protocol"] == "email"
+
+    assert "nothing to cancel" in delete
+    assert aws.client("s3").list_buckets()["Buckets"] == []
+    assert aws.client("iam").list_roles()["Roles"] == []
