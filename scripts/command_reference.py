@@ -20,9 +20,8 @@ _SHARED_BY = 3  # commands at least
 _AWS = ("--region", "--profile")  # on this page: of all commands that call AWS
 _BEGINNING = """# Commands
 
-Each is run as `hyperpod-ft COMMAND`; `-h` prints its whole help, of which this page has the first sentence. Defaults
-are in brackets. `hyperpod-ft --install-completion` sets up completion in your shell. `python scripts/reference.py`
-generates this page.
+Run each as `hyperpod-ft COMMAND`. This page has the first sentence of each command's help; `-h` prints all of it.
+Defaults are in brackets. `hyperpod-ft --install-completion` sets up completion in your shell.
 
 ## What commands share
 
@@ -39,6 +38,7 @@ class Parameter:
     usage: str  # `RUN`, `--set KEY=VALUE`
     help: str  # with its default
     required: bool
+    several: bool  # it takes all words but those of the arguments after it
 
     @property
     def is_option(self) -> bool:
@@ -86,7 +86,13 @@ def _parameters(command: Any) -> Iterator[Parameter]:
             metavar, kind = typed.rsplit(" ", 1)
             typed = kind.strip("<>") if kind[0] == "<" else metavar.strip("[]").upper()
         name = next((option for option in found.opts if option.startswith("--")), found.opts[0])
-        yield Parameter(name if typed[0] == "-" else typed, typed, _sentences(text), found.required)
+        yield Parameter(
+            name if typed[0] == "-" else typed,
+            typed,
+            _sentences(text),
+            found.required,
+            found.nargs == -1 and "..." not in typed,
+        )
 
 
 _VALUES = {"str": "NAME", "list": "NAME", "path": "PATH", "int": "N", "float": "X"}
@@ -119,7 +125,10 @@ def _command(
     own = [one for one in shown if one.subject not in shared]
     arguments = [one for one in shown if not one.is_option]
     options = [one for one in shown if one.is_option and (one.required or one not in own)]
-    usage = [one.usage if one.required else f"[{one.usage}]" for one in arguments]
+    usage = [
+        (one.usage if one.required else f"[{one.usage}]") + "..." * (one.several and one is arguments[-1])
+        for one in arguments
+    ]
     usage += [one.usage.replace("-o, ", "") if one.required else f"[{one.name}]" for one in options]
     yield " ".join([*path, *usage])
     yield from textwrap.wrap(command.get_short_help_str(1000), _WIDTH, initial_indent="    ", subsequent_indent="    ")

@@ -72,8 +72,8 @@ class Cluster(Section):
     )
     cpus_per_cpu_stage: PositiveInt = Field(
         8,
-        description="CPUs for stages `dataset` and `generate` when they run on CPUs; the other CPU stages request 1"
-        " or 2. At most 2 on instance type `local`.",
+        description="CPUs for stages `dataset`, `generate` and `eval` when they run on CPUs; the other CPU stages request"
+        " 1 or 2. At most 2 on instance type `local`.",
     )
     memory_gb_per_cpu_stage: PositiveInt | None = Field(
         None, description="Memory of each CPU stage, in GB; Slurm's default if not set."

@@ -91,12 +91,13 @@ class Training(Section):
     )
     keep_best: bool = Field(
         False,
-        description="Keep the weights with the lowest validation loss and make the tuned model from them (engine"
-        " torch).",
+        description="Keep the weights with the lowest validation loss and make the tuned model from them; needs"
+        " validate_every_steps (engine torch).",
     )
     early_stopping_patience: PositiveInt | None = Field(
         None,
-        description="Stop after this many validation losses in a row that do not improve on the lowest (engine torch).",
+        description="Stop after this many validation losses in a row that do not improve on the lowest; needs"
+        " validate_every_steps (engine torch).",
     )
     weights_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
