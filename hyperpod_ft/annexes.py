@@ -1,8 +1,8 @@
 """Optional packages of this kit; a run file becomes a trained model without them.
 
 Each is a package of this kit with a module `annex`, whose `ANNEX` says what the room adds. Nothing else of an annex is
-imported from outside it. Without its folder and its name in `NAMES`, the kit lacks the room's commands, its sections of
-the run file and its launchers, and nothing else.
+imported from outside it. Delete its folder and its name in `NAMES`, and only the room's commands, its sections of the
+run file and its launchers disappear.
 """
 
 from __future__ import annotations  # the types below are not imported: this stays light

@@ -1,4 +1,4 @@
-"""The errors a user can cause, and text that cannot control a terminal.
+"""User-facing errors, and removal of characters that control a terminal.
 
 Each error reaches the terminal as one line and exit code 2; anything else is a bug.
 """
@@ -45,7 +45,8 @@ class ConfigError(UserError):
     """Every problem of one file, a line each, so that a user can correct them all at once."""
 
     def __init__(self, problems: list[str]) -> None:
-        super().__init__("")
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        super().__init__(problems[0] + more)  # where an error is part of a line
         self.problems = [_one_line(problem) for problem in problems]
 
     def __str__(self) -> str:

@@ -81,7 +81,7 @@ def _training_again(run: Run, selection: Selection, must_run: Sequence[StagePlan
         return None
     again = submit_command(run.journal, f"{run.paths.config_path} --from {must_run[0].name}")
     return TrainsAgainError(
-        f"{run.paths.directory}: stage {needy}: {reason}; what it needs of the training is gone: {gone}",
+        f"{run.paths.directory}: stage {needy}: {reason}; the training outputs that it needs are missing: {gone}",
         f"restore it, or train again: {again}",
     )
 

@@ -92,8 +92,8 @@ class Launcher(Protocol):
     def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool) -> LauncherAnswer:
         """The states of the jobs, and of others of the run that are not recorded: a submission may have been killed.
 
-        Without `shares_volume`, this brings the run's small files here; and with `groups_stages`, it creates the job
-        whose turn it is if it is to `keep_going`. Otherwise this starts nothing.
+        Without `shares_volume`, this brings the run's small files here. With `groups_stages` and `keep_going`, it also
+        creates the next job. Otherwise it starts nothing.
         """
 
     def log(self, run: Run, job: Job) -> Path | None:

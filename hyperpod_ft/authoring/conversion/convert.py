@@ -72,7 +72,7 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
         _set_sources(conversion, supplement, output)
         if draft.get("dataset.format") == "preference" and draft.get("training.objective") != "dpo":
             raise UserError(
-                "has a dataset of preferences and nothing that says DPO, and the kit has no reward models",
+                "has a preference dataset but no DPO settings; reward models are not supported",
                 f"if it is for DPO, add {tool.dpo}",
             )
     except UserError as error:

@@ -179,7 +179,7 @@ def _described(conversion: Conversion, info: Path, names: Sequence[str]) -> list
         if media := {"images", "videos", "audios"} & _columns(entry).keys():
             raise UserError(f"dataset: {name} has {min(media)}; the kit trains on text", GIVE_DATASET)
         if _columns(entry).get("tools"):
-            raise UserError(f"dataset: {name} has calls of tools; the kit trains on text", GIVE_DATASET)
+            raise UserError(f"dataset: {name} contains tool calls; only plain text is supported", GIVE_DATASET)
         if not (entry.keys() & {"file_name", "hf_hub_url"} or str(entry.get("cloud_file_name")).startswith("s3://")):
             raise UserError(f"dataset: {name} is neither a file nor on the Hugging Face Hub", GIVE_DATASET)
     return entries

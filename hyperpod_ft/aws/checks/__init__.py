@@ -1,1 +1,1 @@
-"""Checks of an account before money is spent, for whatever is to run there: what a user named exists and fits."""
+"""Checks of an account before money is spent: the resources that a user named exist and are compatible."""

@@ -1,4 +1,4 @@
-"""The network that instances are to be in: a subnet and security groups."""
+"""Checks the subnet and security groups that instances will use."""
 
 from collections.abc import Iterator
 from typing import Any

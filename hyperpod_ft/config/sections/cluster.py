@@ -65,15 +65,15 @@ class Cluster(Section):
     cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of every other stage.")
     max_restarts: NonNegativeInt = Field(
         3,
-        description="How often the ranks of a job are restarted from the newest checkpoint after a crash before the"
-        " job fails. Time limits and Slurm's requeues of lost nodes do not count. SageMaker training jobs"
+        description="How often, at most, the ranks of a job are restarted from the newest checkpoint after a crash"
+        " before the job fails. Time limits and Slurm's requeues of lost nodes do not count. SageMaker training jobs"
         " count crashes and lost instances over all jobs of a submission, and SageMaker retries each job"
         " this often after its own internal errors.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
         8,
-        description="CPUs for stages `dataset`, `generate` and `eval` when they run on CPUs; the other CPU stages request"
-        " 1 or 2. At most 2 on instance type `local`.",
+        description="CPUs for stages `dataset`, `generate` and `eval` when they run on CPUs; the other CPU stages"
+        " request 1 or 2. At most 2 on instance type `local`.",
     )
     memory_gb_per_cpu_stage: PositiveInt | None = Field(
         None, description="Memory of each CPU stage, in GB; Slurm's default if not set."

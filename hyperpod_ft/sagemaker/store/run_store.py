@@ -222,7 +222,7 @@ class RunStore:
         places += [run.paths.neuron_cache] if "precompile" in run.plan else []
         if ".." in path.parts or not any(path.is_relative_to(run.paths.relative(place)) for place in places):
             raise UserError(
-                f"{self._url}/{name}: is in the record of a stage, but no output of one",
+                f"{self._url}/{name}: is listed in a record but is not an output of its stage",
                 "somebody has changed the record; remove it from the store, and submit the run again",
             )
 

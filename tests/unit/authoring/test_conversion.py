@@ -222,7 +222,7 @@ def test_another_objective_is_refused_before_anything_else(directory: Path, tool
 
 def test_preferences_are_for_dpo_only_where_the_file_says_so(directory: Path) -> None:
     """A file of `trl reward` has the same keys as one of `trl dpo`, and rows of KTO are no pairs."""
-    with pytest.raises(UserError, match=r"nothing that says DPO.*add beta: 0.1"):
+    with pytest.raises(UserError, match=r"no DPO settings.*add beta: 0.1"):
         converted(directory, TRL.replace("beta: 0.2\n", ""))
     (directory / "pairs.jsonl").write_text('{"prompt": "Name a bird.", "completion": "A bat.", "label": false}\n')
     with pytest.raises(UserError, match="objective"):

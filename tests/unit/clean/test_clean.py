@@ -116,12 +116,19 @@ def test_a_model_that_another_run_begins_with_stays(make_run: MakeRun) -> None:
     assert second.paths.full_name in items(first.paths.root)[name(first, first.paths.directory)].kept
 
 
-def test_a_run_that_cannot_be_opened_keeps_all_that_runs_share(make_run: MakeRun) -> None:
+@pytest.mark.parametrize(
+    "file, text, reason",
+    [("plan.json", "{", "plan.json is missing or damaged"), ("run.yaml", "name: other\n", "engine: is missing")],
+)
+def test_a_run_that_cannot_be_opened_keeps_all_that_runs_share(
+    make_run: MakeRun, file: str, text: str, reason: str
+) -> None:
     done, damaged = existing(make_run(), finished=True), existing(make_run(name="other"), finished=False)
     publish.write_text(done.paths.root / "models" / "org--unused@main" / "weights", "x")
-    damaged.paths.plan_path.write_text("{")
+    (damaged.paths.directory / file).write_text(text)
     found = take_inventory(done.paths.root)
-    assert str(damaged.paths.directory) in found.unreadable[0]
+    said = found.unreadable[0].removeprefix(f"{damaged.paths.directory}: ")
+    assert reason in said.replace(str(damaged.paths.directory), "")
     assert {item.kind for item in found.items if not item.kept} == {"runs", "checkpoints", "logs"}
     assert removed(done.paths.root, kinds=("models", "datasets")) == []
 
