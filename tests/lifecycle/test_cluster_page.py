@@ -57,7 +57,7 @@ def build_wheel(directory, settings=None, metadata=None):
 """
 QUICKSTART = """
 cluster: {root: ~/hyperpod-ft, instance_type: c5.xlarge, partition: trn1, cpus_per_cpu_stage: 2}
-training: {epochs: 1}
+training: {max_steps: 5}
 generate: {train_samples: 2, validation_samples: 0, max_new_tokens: 2}
 """
 

@@ -38,7 +38,7 @@ class Dataset(Section):
 
     source: Source = Field(
         description="A Hub dataset id, an `s3://` URI, a local file or directory (absolute, or starting with `.`),"
-        " or `example:qa` or `example:preferences`, which are included."
+        " or `example:requests`, `example:preferences` or `example:qa`, which are included."
     )
     revision: Revision | None = Field(None, description="Hub commit, tag or branch. Only for Hub ids.")
     files: tuple[str, ...] = Field(
