@@ -6,7 +6,6 @@ The model is the shipped tiny Llama; but for the quickstart, its data are questi
 import contextlib
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -23,7 +22,6 @@ from hyperpod_ft.config.run_file import find, resolve, validate
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.shipped import shipped
 from tests.slurm.conftest import TOKEN
 from tests.slurm.head import Head
 from tests.training.conftest import Jobs, fork_server, jobs  # noqa: F401 - fixtures
@@ -32,6 +30,7 @@ from tests.unit.tracking.conftest import losses
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
 
+STEPS = 20
 ODD = "a b$(id)'\""
 STAGES = ["env", "download", "dataset", "train", "consolidate", "merge", "generate"]
 
@@ -67,14 +66,15 @@ def metrics(directory: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_the_quickstart_recipe_learns_and_leaves_what_was_promised(head: Head, shared: Path) -> None:
-    """TP=2 x DP=2 over two nodes, as it is shipped but for its root and an odd variable.
+def test_the_quickstart_recipe_leaves_what_was_promised(head: Head, shared: Path) -> None:
+    """TP=2 x DP=2 over two nodes, as it is shipped but for its root, an odd variable, and an eighth of the steps.
 
-    Of 32 requests with a pair of values, and 32 with a phrasing, that neither model read, the base model answers under
-    5 %, the tuned one at least 90 %.
+    What all of the steps teach: tests/pages/test_first_pages.py.
     """
     content = yaml.safe_load(find("quickstart").read_text())
     content["cluster"] |= {"root": str(shared), "environment": {"ODD": ODD}}
+    content["training"]["max_steps"] = STEPS
+    content["generate"]["validation_samples"] = 4
     run_file = head.write(content)
     # two submissions at once: one wins, the other is refused
     with ThreadPoolExecutor() as pool:
@@ -93,14 +93,7 @@ def test_the_quickstart_recipe_learns_and_leaves_what_was_promised(head: Head, s
     assert [stage["state"] for stage in status["stages"]] == ["done"] * len(STAGES)
     run = Run.open(Path(status["directory"]))
     samples = json.loads(run.paths.samples_path.read_text())
-    count = [sys.executable, str(shipped("examples/quickstart/count_unseen.py")), str(run.paths.directory)]
-    counted = subprocess.run(count, capture_output=True, text=True, check=True).stdout
-    kinds = re.findall(r"unseen (.+): base (\d+)/(\d+), tuned (\d+)/(\d+)", counted)
-    assert [kind for kind, *_ in kinds] == ["pairs of values", "phrasings"]
-    for base, asked, tuned, _ in (map(int, counts) for _, *counts in kinds):
-        assert asked == 32 and base < 0.05 * 32 and tuned >= 0.9 * 32, counted
-    exact = samples["exact_match"]["validation"]
-    assert (exact["rows"], exact["tuned"]) == (64, sum(int(tuned) for *_, tuned, _ in kinds))
+    assert samples["exact_match"]["validation"]["rows"] == 4
     assert samples["validation_loss"]["tuned"]["mean"] < samples["validation_loss"]["base"]["mean"]
     facts = run.journal.record("train").facts  # type: ignore[union-attr]
     assert (facts["tensor_parallel"], facts["data_parallel"], facts["world_size"]) == (2, 2, 4)
@@ -125,8 +118,7 @@ def test_the_quickstart_recipe_learns_and_leaves_what_was_promised(head: Head, s
     plan = json.loads(head("plan", changed, "--json"))
     assert [stage["name"] for stage in plan["stages"] if stage["runs"]] == ["generate"]
     assert plan["run_id"] == run_id
-    steps = content["training"]["epochs"] * plan["steps_per_epoch"]
-    assert plan["total_steps"] == steps == len(metrics(status["directory"]))
+    assert plan["total_steps"] == STEPS == len(metrics(status["directory"]))
 
     # the token is nowhere, and values were never executed
     assert all(TOKEN not in text for text in described)
