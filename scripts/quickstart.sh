@@ -4,8 +4,9 @@
 #   ./scripts/quickstart.sh
 #
 # Sets up .venv and Slurm, starts a private Slurm with two nodes, submits the quickstart recipe, follows it, shows
-# answers before and after, and stops Slurm again. It writes only to .venv and .quickstart. A second run skips finished
-# stages. If Slurm is missing and cannot be installed, plain processes run the same scripts.
+# answers before and after to requests that the model never saw, and stops Slurm again. It writes only to .venv and
+# .quickstart. A second run skips finished stages. If Slurm is missing and cannot be installed, plain processes run the
+# same scripts.
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup.sh
@@ -52,3 +53,5 @@ if [[ $launcher == slurm ]]; then
 fi
 say "Submitting the quickstart recipe"
 "$kit" submit quickstart --launcher "$launcher" --watch
+.venv/bin/python examples/quickstart/count_unseen.py .quickstart/runs/quickstart
+say "The base model could name the parts of a request; from 1,216 others the tuned one learned to answer in flags"

@@ -41,7 +41,7 @@ settings=(--set deploy.instance_type=g6.xlarge --set deploy.store=s3://rehearsal
 kit "$run" --dry-run "${settings[@]}"
 kit "$run" "${settings[@]}"
 kit list
-kit ask "$run" "Which command submits a batch script to Slurm?"
+kit ask "$run" "Run it on four nodes for two hours and mail me at the end"
 kit logs "$run"
 kit delete "$run" --yes
 say "Rehearsed: deployed, compared with samples.json, asked and deleted, all on this machine"

@@ -1,28 +1,43 @@
-"""Make preferences.jsonl from qa.jsonl: of two answers to a question, a sentence is preferred to the bare words.
+"""Make preferences.jsonl from requests.jsonl: of two answers that ask for the same, the long form is preferred.
 
-python examples/quickstart/make_preferences.py
+    python examples/quickstart/make_preferences.py
+
+`--nodes=4 --time=02:00:00` is chosen, `-N 4 -t 02:00:00` rejected: who reads a script later need not know the letters.
 """
 
 import json
-from pathlib import Path
-from typing import Any
 
-HERE = Path(__file__).parent
+from make_data import HERE, read_rows
+
+ROWS = 240
+SHORT = {"--nodes=": "-N ", "--time=": "-t ", "--partition=": "-p ", "--job-name=": "-J "}  # --mail-type has none
 
 
-def preference(row: dict[str, str]) -> dict[str, Any]:
-    """The pair made of a question, in TRL's conversational format."""
-    return {
-        "prompt": [{"role": "user", "content": row["instruction"]}],
-        "chosen": [{"role": "assistant", "content": f"The answer is {row['response']}."}],
-        "rejected": [{"role": "assistant", "content": row["response"]}],
-    }
+def short(flags: str) -> str:
+    """The same flags in their short form.
+
+    >>> short("--nodes=4 --mail-type=END")
+    '-N 4 --mail-type=END'
+    """
+    for long_form, letter in SHORT.items():
+        flags = flags.replace(long_form, letter)
+    return flags
+
+
+def preference(row: dict[str, str]) -> dict[str, str]:
+    """The pair made of a row, with the prompt of the quickstart recipe."""
+    return {"prompt": row["request"] + "\n", "chosen": row["flags"], "rejected": short(row["flags"])}
+
+
+def preferences() -> list[dict[str, str]]:
+    """Pairs of the first rows that the quickstart trains on, without those that have no short form."""
+    seen = [row for row in read_rows() if "unseen" not in row and short(row["flags"]) != row["flags"]]
+    return [preference(row) for row in seen[:ROWS]]
 
 
 def main() -> None:
-    """Write a row for each question without a context."""
-    rows = [json.loads(line) for line in (HERE / "qa.jsonl").read_text(encoding="utf-8").splitlines()]
-    text = "".join(json.dumps(preference(row), ensure_ascii=False) + "\n" for row in rows if not row["context"])
+    """Write preferences.jsonl."""
+    text = "".join(json.dumps(pair) + "\n" for pair in preferences())
     (HERE / "preferences.jsonl").write_text(text, encoding="utf-8")
 
 

@@ -18,6 +18,7 @@ EXAMPLES = {
     "tiny-llama": "quickstart/tiny-llama",
     "qa": "quickstart/qa.jsonl",
     "preferences": "quickstart/preferences.jsonl",
+    "requests": "quickstart/requests.jsonl",
 }
 
 # The Hub's own rule: `name` or `organisation/name`, at most 96 characters.

@@ -45,7 +45,7 @@ def shorten(directory: Path, *options: str) -> None:
 
 
 def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
-    """The quickstart learns what README says: rows that it never saw are answered exactly."""
+    """The quickstart learns what README says: it answers requests that it never saw."""
     checkout = tmp_path / "hyperpod-ft"
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, tracked.split("\0")):
@@ -68,10 +68,11 @@ def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
         quickstart, used = run_blocks("README.md", found, checkout, environment(tmp_path), timeout=800)
     finally:
         subprocess.run([KIT, "local", "down"], env=environment(tmp_path), check=False, capture_output=True)
-    exact = re.search(r"exact answers, validation rows: base (\d+)/(\d+), tuned (\d+)/\d+", quickstart)
-    assert exact, quickstart
-    base, rows, tuned = map(int, exact.groups())
-    assert base == 0 and rows >= 50 and tuned >= 0.9 * rows, quickstart
+    counts = re.findall(r"unseen (.+): base (\d+)/32, tuned (\d+)/32", quickstart)
+    assert [kind for kind, *_ in counts] == ["pairs of values", "phrasings"], quickstart
+    for _, base, tuned in counts:
+        # README quotes what was seen on one processor; another one rounds differently
+        assert int(base) == 0 and int(tuned) >= 0.6 * 32, quickstart
     assert "Done, and the private Slurm is stopped" in quickstart
     assert "Nothing to submit" in used, "the same run file"
     assert (checkout / "report.html").stat().st_size > 10_000

@@ -1,6 +1,6 @@
 """The whole chain on a real Slurm: done once and well, failing in the middle, killed, resumed, cancelled.
 
-The model is the shipped tiny Llama and the data its questions; only the training is short.
+The model is the shipped tiny Llama; but for the quickstart, its data are questions and the training is short.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ from tests.unit.tracking.conftest import losses
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
 
+STEPS = 20
 ODD = "a b$(id)'\""
 STAGES = ["env", "download", "dataset", "train", "consolidate", "merge", "generate"]
 
@@ -65,13 +66,15 @@ def metrics(directory: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_the_quickstart_recipe_learns_and_leaves_what_was_promised(head: Head, shared: Path) -> None:
-    """TP=2 x DP=2 over two nodes, as it is shipped but for its root and an odd variable.
+def test_the_quickstart_recipe_leaves_what_was_promised(head: Head, shared: Path) -> None:
+    """TP=2 x DP=2 over two nodes, as it is shipped but for its root, an odd variable, and an eighth of the steps.
 
-    The base model answers under 5 % of 20 training questions, the tuned one at least 90 %.
+    What all of the steps teach: tests/pages/test_first_pages.py.
     """
     content = yaml.safe_load(find("quickstart").read_text())
     content["cluster"] |= {"root": str(shared), "environment": {"ODD": ODD}}
+    content["training"]["max_steps"] = STEPS
+    content["generate"]["validation_samples"] = 4
     run_file = head.write(content)
     # two submissions at once: one wins, the other is refused
     with ThreadPoolExecutor() as pool:
@@ -90,10 +93,7 @@ def test_the_quickstart_recipe_learns_and_leaves_what_was_promised(head: Head, s
     assert [stage["state"] for stage in status["stages"]] == ["done"] * len(STAGES)
     run = Run.open(Path(status["directory"]))
     samples = json.loads(run.paths.samples_path.read_text())
-    exact = samples["exact_match"]["train"]
-    assert exact["rows"] == 20
-    assert exact["base"] < 0.05 * 20
-    assert exact["tuned"] >= 0.9 * 20
+    assert samples["exact_match"]["validation"]["rows"] == 4
     assert samples["validation_loss"]["tuned"]["mean"] < samples["validation_loss"]["base"]["mean"]
     facts = run.journal.record("train").facts  # type: ignore[union-attr]
     assert (facts["tensor_parallel"], facts["data_parallel"], facts["world_size"]) == (2, 2, 4)
@@ -118,7 +118,7 @@ def test_the_quickstart_recipe_learns_and_leaves_what_was_promised(head: Head, s
     plan = json.loads(head("plan", changed, "--json"))
     assert [stage["name"] for stage in plan["stages"] if stage["runs"]] == ["generate"]
     assert plan["run_id"] == run_id
-    assert plan["total_steps"] == 20 * plan["steps_per_epoch"] == len(metrics(status["directory"]))
+    assert plan["total_steps"] == STEPS == len(metrics(status["directory"]))
 
     # the token is nowhere, and values were never executed
     assert all(TOKEN not in text for text in described)

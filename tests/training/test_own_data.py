@@ -38,7 +38,7 @@ def test_the_page_trains_a_newcomers_file(tmp_path: Path) -> None:
     sections["generate"] |= pattern["generate"]
     values = yaml.safe_load(run_file.read_text(encoding="utf-8")) | sections
     run_file.write_text(yaml.safe_dump(values), encoding="utf-8")
-    # a Slurm may be missing here, and the recipe's 20 epochs on four ranks would take minutes
+    # a Slurm may be missing here, and the recipe's epochs on four ranks would take minutes
     changes = [f"training.max_steps={STEPS}", "cluster.nodes=1", "parallelism.tensor_parallel=1"]
     changes.append("parallelism.ranks_per_node=1")
     shorter = ["--launcher", "process", *(word for change in changes for word in ("--set", change))]

@@ -65,6 +65,7 @@ def test_the_kit_trains_without_any(tmp_path: Path) -> None:
         "cluster.nodes": 1,
         "parallelism.tensor_parallel": 1,
         "parallelism.ranks_per_node": 1,
+        "generate.validation_samples": 2,
     }
     kit(
         checkout,

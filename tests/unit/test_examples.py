@@ -1,16 +1,22 @@
-"""The quickstart's real input: the question-answer rows and the tiny model that the kit ships."""
+"""The quickstart's real input: the rows and the tiny model that the kit ships."""
 
+import importlib
 import json
 import math
-import runpy
+import re
+from itertools import combinations
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from hyperpod_ft.config import run_file
 from hyperpod_ft.config.sections.training import Training
+from hyperpod_ft.data.samples import draw
+from hyperpod_ft.data.text import prompts
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 MODEL = QUICKSTART / "tiny-llama"
@@ -21,21 +27,91 @@ def read_json(name: str) -> dict[str, Any]:
     return content
 
 
-@pytest.fixture(scope="module")
+def read_rows(name: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (QUICKSTART / name).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a script of the example; they import each other."""
+
+    def load(name: str) -> ModuleType:
+        monkeypatch.syspath_prepend(str(QUICKSTART))
+        return importlib.import_module(name)
+
+    return load
+
+
+@pytest.fixture
 def rows() -> list[dict[str, str]]:
-    return [json.loads(line) for line in (QUICKSTART / "qa.jsonl").read_text(encoding="utf-8").splitlines()]
+    return read_rows("requests.jsonl")
 
 
-def test_preferences_are_made_of_the_questions(rows: list[dict[str, str]]) -> None:
-    made = runpy.run_path(str(QUICKSTART / "make_preferences.py"))["preference"]
-    text = (QUICKSTART / "preferences.jsonl").read_text(encoding="utf-8")
-    assert [json.loads(line) for line in text.splitlines()] == [made(row) for row in rows if not row["context"]]
+def flags_of(row: dict[str, str]) -> dict[str, str]:
+    return dict(flag.removeprefix("--").split("=") for flag in row["flags"].split(" "))
 
 
-def test_the_base_model_read_no_question(rows: list[dict[str, str]]) -> None:
-    prose = (QUICKSTART / "facts.txt").read_text(encoding="utf-8").lower()
-    assert [row["instruction"] for row in rows if row["instruction"].lower() in prose] == []
-    assert "?" not in prose
+def test_the_rows_are_what_their_script_makes(script: Any, rows: list[dict[str, str]]) -> None:
+    assert script("make_data").rows(17) == rows
+    assert script("make_preferences").preferences() == read_rows("preferences.jsonl")
+
+
+def test_the_quickstart_is_validated_on_rows_that_differ_from_all_others(rows: list[dict[str, str]]) -> None:
+    """Of each kind 32: a pair of values, or a phrasing, that no row to learn from has. No name occurs twice."""
+    config = run_file.load(run_file.find("quickstart"))
+    drawn = draw(len(rows), config.dataset.validation_share, config.seed)
+    unseen = [rows[row] for row in drawn.validation.tolist()]
+    learned = [rows[row] for row in drawn.train.tolist()]
+    assert [row["unseen"] for row in unseen].count("pair") == [row["unseen"] for row in unseen].count("phrasing") == 32
+    assert len(unseen) == config.generate.validation_samples == 64
+    assert not any("unseen" in row for row in learned)
+
+    def pairs(row: dict[str, str]) -> set[tuple[tuple[str, str], ...]]:
+        return set(combinations([item for item in flags_of(row).items() if item[0] != "job-name"], 2))
+
+    seen = set().union(*map(pairs, learned))
+    assert all(pairs(row) - seen for row in unseen if row["unseen"] == "pair")
+    beginnings = {" ".join(row["request"].split()[:2]) for row in learned}
+    assert all(" ".join(row["request"].split()[:2]) not in beginnings for row in unseen if row["unseen"] == "phrasing")
+    names = [name for row in rows if (name := flags_of(row).get("job-name"))]
+    assert len(names) == len(set(names)) > 300
+
+
+def test_the_base_model_read_nothing_that_is_held_out(script: Any, rows: list[dict[str, str]]) -> None:
+    """Nor did it ever read flags as an answer."""
+    texts, grammar = script("make_model").Texts(17), script("make_data").Grammar(0)
+    made = [document for _ in range(60) for document in texts.documents()]
+    assert not any("--" in answer for prompt, answer in made if prompt)
+    unseen = {row["request"] for row in rows if "unseen" in row}
+    assert unseen.isdisjoint(prompt for prompt, _ in made)
+    names = {flags_of(row).get("job-name") for row in rows} - {None}
+    assert names.isdisjoint(re.findall(r"\w+", " ".join(answer for prompt, answer in made if prompt)))
+    read = [flags_of({"flags": prompt}) for prompt, _ in made if prompt.startswith("--")]
+    assert len(read) > 300 and not any(
+        grammar.held_out_pairs.intersection(combinations(flags.items(), 2)) for flags in read
+    )
+    new = r"get it going|queue this up|please start|let me know|for up to|limited to"
+    assert not [prompt for prompt, _ in made if re.search(new, prompt, re.IGNORECASE)]
+
+
+def test_the_base_models_chats_are_the_quickstarts_prompts(rows: list[dict[str, str]]) -> None:
+    dataset = run_file.load(run_file.find("quickstart")).dataset
+    chat = [{"role": "user", "content": rows[0]["request"]}]
+    rendered = AutoTokenizer.from_pretrained(MODEL).apply_chat_template(chat, tokenize=False)
+    assert rendered == "<|bos|>" + prompts.prompt(dataset, rows[0])
+    assert read_rows("preferences.jsonl")[0]["prompt"] in {prompts.prompt(dataset, row) for row in rows}
+
+
+def test_each_kind_of_unseen_rows_is_counted(script: Any, rows: list[dict[str, str]]) -> None:
+    pair, phrasing = (
+        next(row["request"] + "\n" for row in rows if row.get("unseen") == kind) for kind in ("pair", "phrasing")
+    )
+    answers = [(pair, "validation", True), (phrasing, "validation", False), (rows[0]["request"], "train", True)]
+    samples = [{"prompt": p, "split": split, "base_exact": False, "tuned_exact": exact} for p, split, exact in answers]
+    assert script("count_unseen").lines(samples) == [
+        "exact answers, unseen pairs of values: base 0/1, tuned 1/1",
+        "exact answers, unseen phrasings: base 0/1, tuned 0/1",
+    ]
 
 
 def test_the_model_divides_over_two_ranks_and_can_be_served() -> None:
@@ -59,7 +135,6 @@ def test_the_special_tokens_agree() -> None:
     for kind in ("bos", "eos", "pad"):
         assert config[f"{kind}_token_id"] == generation[f"{kind}_token_id"] == ids[special[f"{kind}_token"]]
     assert len(tokenizer["model"]["vocab"]) == config["vocab_size"]
-    assert "### Instruction" in read_json("tokenizer_config.json")["chat_template"]
 
 
 TEXTS = {

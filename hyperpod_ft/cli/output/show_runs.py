@@ -23,7 +23,7 @@ from hyperpod_ft.runs.results.training_summary import TrainingSummary
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import choose
 
-_ANSWERS_SHOWN = 8
+_ANSWERS_SHOWN = 5
 STATE_STYLES = {
     "done": "green",
     "running": "cyan",
@@ -197,7 +197,7 @@ def results(run: Run) -> None:
     """Base and tuned answers side by side, exact answers, validation losses and scores."""
     samples = Samples.read(run.paths.samples_path)
     answers = table("prompt", "base model", "tuned model")
-    rows = samples.all_answers[:_ANSWERS_SHOWN]
+    rows = samples.unseen_first[:_ANSWERS_SHOWN]
     # alpaca's prompts, for example, all begin with the same long sentences
     same_start = len({clip(row.prompt) for row in rows}) < len({row.prompt for row in rows})
     for row in rows:

@@ -37,7 +37,7 @@ class Dataset(Section):
 
     source: Source = Field(
         description="A Hub dataset id, an `s3://` URI, a local file or directory (absolute, or starting with `.`),"
-        " `example:qa` or `example:preferences`."
+        " `example:requests`, `example:preferences` or `example:qa`."
     )
     revision: Revision | None = Field(None, description="Hub commit, tag or branch. Only for Hub ids.")
     files: tuple[str, ...] = Field(

@@ -23,7 +23,7 @@ _LLAMA3 = (
     r"|\s+(?!\S)|\s+"
 )
 # of the quickstart's tiny Llama
-_TINY = r" ?[\p{L}_]+| ?\p{N}+| ?[^\s\p{L}\p{N}_]+|\s+(?!\S)|\s+"
+_TINY = r" ?[\p{L}_-]+=?| ?[\p{N}:]+| ?[^\s\p{L}\p{N}_]+|\s+(?!\S)|\s+"
 PATTERNS = (_GPT2, _LLAMA3, _TINY)
 
 # Keys of tokenizer_config.json that change no ids, or are checked below; with any other, transformers is used.

@@ -159,6 +159,12 @@ class Samples:
         """To the run file's prompts, then to the samples."""
         return [*self.prompts, *(row.answers for row in self.samples)]
 
+    @property
+    def unseen_first(self) -> list[RecordedAnswers]:
+        """Likewise, with the samples that the model was not trained on before the others."""
+        held_out = [row.answers for row in self.samples if row.split == "validation"]
+        return [*self.prompts, *held_out, *(row.answers for row in self.samples if row.split == "train")]
+
     def summary(self) -> dict[str, Any]:
         """The numbers alone, for the stage's record."""
         return {name: value for name, value in asdict(self).items() if name not in ("prompts", "samples")}

@@ -26,7 +26,11 @@ def make(root: Path) -> Run:
         generate={"max_new_tokens": TOKENS, "prompts": ROWS, "train_samples": 2, "validation_samples": 0},
     )
     run.freeze()
-    tiny_checkpoints.add_checkpoint(run, tiny_checkpoints.trainable(tiny_checkpoints.peft_model(TINY_LLAMA)))
+    tensors = tiny_checkpoints.trainable(tiny_checkpoints.peft_model(TINY_LLAMA))
+    # large enough to change answers, of which the base model is sure
+    tiny_checkpoints.add_checkpoint(
+        run, {name: 3 * tensor if "lora_B" in name else tensor for name, tensor in tensors.items()}
+    )
     consolidate.work(run)
     merge.work(run)
     stage_runs.finish(run, "merge")

@@ -25,6 +25,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         RecordedAnswers("q", False, "x", "y"),
         RecordedAnswers("r", False, "z", "z"),
     ]
+    assert [answers.prompt for answers in SAMPLES.unseen_first] == ["<s>p", "r", "q"]
     assert SAMPLES.exact_match == {"train": AnswerCount(1, 0, 1), "validation": AnswerCount(1, 0, 0)}
 
 
