@@ -38,7 +38,7 @@ values["sagemaker"] = yaml.safe_load(printed.read_text().partition("For the run 
 values["cluster"]["instance_type"] = "c7i.xlarge"
 values["parallelism"] = {{"ranks_per_node": 1}}
 values["training"] |= {{"max_steps": 2, "save_every_steps": 1, "precision": "fp32"}}
-values["generate"] |= {{"max_new_tokens": 2, "train_samples": 1}}
+values["generate"] = {{"max_new_tokens": 2, "train_samples": 1, "validation_samples": 1}}
 run_file.write_text(yaml.safe_dump(values))
 """
 
