@@ -144,7 +144,7 @@ def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(
     python.chmod(0o755)
     broken.touch()
     content = values(shared, nodes=1, max_steps=2) | {"env": {"python": str(python)}, "name": "failing"}
-    content["dataset"] |= {"max_length": 128}  # no other test has prepared that
+    content["dataset"] |= {"max_length": 160}  # no other test has prepared that
     run_file = head.write(content)
     head("submit", run_file)
     head.wait_for_the_queue()
