@@ -62,28 +62,25 @@ _PHRASES = {
         ["through the {} queue", "using partition {}"],
     ),
 }
+_MAIL = {
+    "BEGIN": ("at the start", "when it starts", "once it starts"),
+    "END": ("at the end", "when it ends", "once it ends"),
+    "FAIL": ("on failure", "if it fails", "once it fails"),
+    "ALL": ("about everything", "on everything", "for everything"),
+}
 # Likewise; they follow a comma, or `and`.
 _SENTENCES = {
     "job-name": (
         ['call it "{}"', 'name it "{}"', 'its name is "{}"', 'use the name "{}"'],
         ['give it the name "{}"', 'it is called "{}"'],
     ),
-    "BEGIN": (
-        ["mail me at the start", "email me when it starts", "send me mail once it starts"],
-        ["let me know by mail at the start", "I want a mail at the start"],
-    ),
-    "END": (
-        ["mail me at the end", "email me when it ends", "send me mail once it ends"],
-        ["let me know by mail at the end", "I want a mail at the end"],
-    ),
-    "FAIL": (
-        ["mail me on failure", "email me if it fails", "send me mail once it fails"],
-        ["let me know by mail on failure", "I want a mail on failure"],
-    ),
-    "ALL": (
-        ["mail me about everything", "email me on everything", "send me mail for everything"],
-        ["let me know by mail about everything", "I want a mail about everything"],
-    ),
+    **{
+        event: (
+            [f"mail me {first}", f"email me {second}", f"send me mail {third}"],
+            [f"let me know by mail {first}", f"I want a mail {first}"],
+        )
+        for event, (first, second, third) in _MAIL.items()
+    },
 }
 
 

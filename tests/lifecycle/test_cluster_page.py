@@ -20,8 +20,8 @@ import pytest
 from tests.lifecycle.cluster import USER, Cluster
 from tests.lifecycle.instances import CONTROLLER, LOGIN, WORKERS
 from tests.lifecycle.nodes import Node, container
-from tests.pages.blocks import ROOT
 from tests.pages.blocks import blocks as page_blocks
+from tests.pages.reader import clone
 from tests.unit.wheels import wheel
 
 pytestmark = [pytest.mark.lifecycle, pytest.mark.timeout(600)]
@@ -90,12 +90,7 @@ def head(nodes_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         cluster.provision(cluster.nodes)
         node = cluster.nodes[-1]
         _write_stand_ins(node)
-        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for name in filter(None, tracked.split("\0")):
-            if not name.startswith("tests/"):
-                target = node.path(f"/fsx/{USER}/hyperpod-ft-src/{name}")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, target)
+        clone(node.path(f"/fsx/{USER}/hyperpod-ft-src"), without="tests/")
         node.run("chown", "-R", f"{USER}:", f"/fsx/{USER}/hyperpod-ft-src")
         yield node
 

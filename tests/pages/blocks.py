@@ -63,11 +63,3 @@ def _typed(answers: Sequence[str]) -> Iterator[int]:
     finally:
         os.close(terminal)
         os.close(keyboard)
-
-
-def stand_in(directory: Path, name: str, script: str) -> None:
-    """A program that comes first in a PATH that begins with `directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    program = directory / name
-    program.write_text(f"#!/usr/bin/env bash\nset -Eeuo pipefail\n{script}\n")
-    program.chmod(0o755)

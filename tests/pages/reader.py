@@ -1,26 +1,33 @@
-"""The reader of a page whose commands ask AWS: programs and variables of a shell, with a home of its own."""
+"""The reader of a page: a home, and programs that come before all others."""
 
 import os
+import shutil
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.pages.blocks import ROOT
-
-if TYPE_CHECKING:
-    from tests.aws.conftest import Aws
 
 BIN = Path(sys.executable).parent  # of the kit, and of the AWS CLI
 
 
-def environment(aws: "Aws", home: Path, poll_seconds: int) -> dict[str, str]:
-    """Programs of `home`/bin come before all others."""
-    return {
-        **aws.environment,
-        "PATH": os.pathsep.join([str(home / "bin"), str(BIN), os.environ["PATH"]]),
-        "PYTHONPATH": str(ROOT),
+def environment(home: Path, variables: Mapping[str, str] = os.environ, **more: str) -> dict[str, str]:
+    """Variables of the reader's shell, in which `home`/bin comes first in PATH."""
+    own = {
         "HOME": str(home),
         "XDG_STATE_HOME": str(home / "state"),
-        "HYPERPOD_FT_POLL_SECONDS": str(poll_seconds),
+        "PATH": os.pathsep.join([str(home / "bin"), str(BIN), os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
+    return {**variables, **own, **more}
+
+
+def clone(target: Path, without: str = "-") -> None:
+    """The files of this checkout that git tracks, as they are now; not those below `without`."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        if not name.startswith(without):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target / name)

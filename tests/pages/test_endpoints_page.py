@@ -54,7 +54,8 @@ def run(aws: "Aws", tmp_path: Path) -> Run:
 def test_the_page_from_a_run_to_an_endpoint_and_back(aws: "Aws", run: Run, tmp_path: Path) -> None:
     create, url, delete = blocks(PAGE)
     typed = [create, url + CLIENT, delete]
-    create, answered, delete = run_blocks(PAGE, typed, tmp_path, environment(aws, tmp_path, 1), 500, answers=["y"])
+    shell = environment(tmp_path, aws.environment, HYPERPOD_FT_POLL_SECONDS="1")
+    create, answered, delete = run_blocks(PAGE, typed, tmp_path, shell, 500, answers=["y"])
     assert "CreateEndpoint {" in create.partition("asking 3 prompts")[0]
     proof = re.search(r"^\d+ of 3 answers equal samples.json.*$", create, re.MULTILINE)
     assert proof and proof[0] in (ROOT / PAGE).read_text(), create

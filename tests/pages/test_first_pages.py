@@ -6,51 +6,38 @@ cluster's nodes: tests/lifecycle/test_cluster_page.py.
 """
 
 import json
-import os
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.pages.blocks import ROOT, blocks, run_blocks, stand_in
+from tests.pages.blocks import ROOT, blocks, run_blocks
+from tests.pages.reader import BIN, clone, environment
+from tests.programs import write_program
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(900)]
 
-KIT = Path(sys.executable).with_name("hyperpod-ft")
+KIT = BIN / "hyperpod-ft"
 # what README's tests and rehearsals do, other tests do: this suite is one, tests/aws/test_rehearsals.py has the others
 NOT_HERE = re.compile(r"^\./scripts/(test|rehearse-\w+)\.sh$", re.MULTILINE)
 
 
-def environment(directory: Path) -> dict[str, str]:
-    """Of a user whose home is `directory`, with programs of `directory`/bin before all others."""
-    own = {
-        "HOME": str(directory),
-        "XDG_STATE_HOME": str(directory / "state"),
-        "HYPERPOD_FT_LOCAL": str(directory / "slurm"),
-        "PATH": os.pathsep.join([str(directory / "bin"), str(KIT.parent), os.environ["PATH"]]),
-    }
-    return os.environ | own
+def reader(home: Path) -> dict[str, str]:
+    return environment(home, HYPERPOD_FT_LOCAL=str(home / "slurm"))
 
 
-def shorten(directory: Path, *options: str) -> None:
-    """Add options to each `submit`."""
-    stand_in(
-        directory / "bin",
-        "hyperpod-ft",
-        f'[[ $1 != submit ]] || set -- "$@" {" ".join(options)}\nexec {KIT} "$@"',
-    )
+def shorten(home: Path, *settings: str, launcher: str = "slurm") -> None:
+    """Give each `submit` two steps, two questions, these settings and the launcher."""
+    changes = ["training.max_steps=2", "generate.validation_samples=2", *settings]
+    options = " ".join([f"--launcher {launcher}", *(f"--set {change}" for change in changes)])
+    write_program(home / "bin" / "hyperpod-ft", f'[[ $1 != submit ]] || set -- "$@" {options}\nexec {KIT} "$@"')
 
 
 def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
     """The quickstart learns what README says: it answers requests that it never saw."""
     checkout = tmp_path / "hyperpod-ft"
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, tracked.split("\0")):
-        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, checkout / name)
+    clone(checkout)
     # setting up .venv was the first thing that scripts/test.sh did
     (checkout / ".venv").mkdir()
     for name in ("bin", "lib", "pyvenv.cfg"):
@@ -65,22 +52,22 @@ def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
     (checkout / ".venv" / ".setup-torch").write_text(stamp.stdout)
     found = [block for block in blocks("README.md") if not NOT_HERE.match(block)]
     try:
-        quickstart, used = run_blocks("README.md", found, checkout, environment(tmp_path), timeout=800)
+        quickstart, used = run_blocks("README.md", found, checkout, reader(tmp_path), timeout=800)
     finally:
-        subprocess.run([KIT, "local", "down"], env=environment(tmp_path), check=False, capture_output=True)
+        subprocess.run([KIT, "local", "down"], env=reader(tmp_path), check=False, capture_output=True)
     counts = re.findall(r"unseen (.+): base (\d+)/32, tuned (\d+)/32", quickstart)
     assert [kind for kind, *_ in counts] == ["pairs of values", "phrasings"], quickstart
-    for _, base, tuned in counts:
-        # README quotes what was seen on one processor; another one rounds differently
-        assert int(base) == 0 and int(tuned) >= 0.6 * 32, quickstart
+    # with four ways to round, as processors differ, 31 or 32 and 26 to 28 were seen
+    for (_, base, tuned), least in zip(counts, (0.9, 0.7), strict=True):
+        assert int(base) == 0 and int(tuned) >= least * 32, quickstart
     assert "Done, and the private Slurm is stopped" in quickstart
     assert "Nothing to submit" in used, "the same run file"
     assert (checkout / "report.html").stat().st_size > 10_000
 
 
 def test_preferences(tmp_path: Path) -> None:
-    shorten(tmp_path, "--launcher process --set training.max_steps=2 --set cluster.nodes=1")
-    first, after = run_blocks("docs/preferences.md", blocks("docs/preferences.md"), tmp_path, environment(tmp_path))
+    shorten(tmp_path, "cluster.nodes=1", launcher="process")
+    first, after = run_blocks("docs/preferences.md", blocks("docs/preferences.md"), tmp_path, reader(tmp_path))
     assert "p5.48xlarge" in first
     assert after.count("merged") >= 2
     trained = [json.loads(path.read_text()) for path in tmp_path.glob(".quickstart/runs/*/*/records/train.json")]
@@ -88,17 +75,15 @@ def test_preferences(tmp_path: Path) -> None:
 
 
 def test_flan_t5(tmp_path: Path) -> None:
-    (shown,) = run_blocks("docs/flan-t5.md", blocks("docs/flan-t5.md"), tmp_path, environment(tmp_path))
+    (shown,) = run_blocks("docs/flan-t5.md", blocks("docs/flan-t5.md"), tmp_path, reader(tmp_path))
     assert re.search(r"^train +", shown, re.MULTILINE), shown
     assert (tmp_path / "xxl.yaml").exists()
 
 
 def test_a_real_slurm_on_one_machine(tmp_path: Path) -> None:
-    shorten(
-        tmp_path, "--set training.max_steps=2 --set parallelism.tensor_parallel=1 --set parallelism.ranks_per_node=1"
-    )
+    shorten(tmp_path, "parallelism.tensor_parallel=1", "parallelism.ranks_per_node=1")
     page = "docs/on-a-cluster.md"
-    up, down = run_blocks(page, blocks(page, heading="A real Slurm on one machine"), tmp_path, environment(tmp_path))
+    up, down = run_blocks(page, blocks(page, heading="A real Slurm on one machine"), tmp_path, reader(tmp_path))
     assert re.search(r"generate +done", up), up
     assert "node2" in up
     assert not list((tmp_path / "slurm").glob("*.pid")), down

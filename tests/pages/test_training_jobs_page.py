@@ -1,8 +1,9 @@
 """docs/training-jobs.md, typed as it stands: from an account to a model, and until nothing of it is left.
 
 Genuine: every command of the kit and of the AWS CLI; the jobs' containers, and their training. What stands in: AWS
-(tests/aws/server.py); `pip`, which only checks what it is told, since the kit is installed; the reader's editor, which
-pastes what `sagemaker setup` has printed, chooses small instances, and takes model and data from the quickstart.
+(tests/aws/server.py); `pip`, which only checks its arguments, because the kit is already installed; the reader's
+editor, which pastes the output of `sagemaker setup`, chooses small instances, and takes the quickstart's model and
+data.
 """
 
 import json
@@ -17,8 +18,9 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.sagemaker.cli.setup import STACK
 from hyperpod_ft.sagemaker.images import image
 from tests.aws.account_place import put_image
-from tests.pages.blocks import ROOT, blocks, run_blocks, stand_in
+from tests.pages.blocks import ROOT, blocks, run_blocks
 from tests.pages.reader import BIN, environment
+from tests.programs import write_program
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -49,11 +51,11 @@ def variables(aws: "Aws", tmp_path: Path) -> dict[str, str]:
     recipe = run_file.load(run_file.find("qwen3-8b-lora-training-job"))
     put_image(aws, image(recipe, "c7i.xlarge"))
     programs, printed = tmp_path / "bin", tmp_path / "printed"
-    stand_in(programs, "hyperpod-ft", f'{BIN}/hyperpod-ft "$@" | tee -a {printed}')
+    write_program(programs / "hyperpod-ft", f'set -o pipefail\n{BIN}/hyperpod-ft "$@" | tee -a {printed}')
     only_check = "-qq --dry-run --no-deps --no-index --no-build-isolation"
-    stand_in(programs, "pip", f'cd {ROOT} && exec {BIN}/pip "$@" {only_check}')
-    stand_in(programs, "editor", f"exec {sys.executable} -c '{EDITOR}' \"$1\" {printed}")
-    return environment(aws, tmp_path, 5) | {"EDITOR": "editor"}
+    write_program(programs / "pip", f'cd {ROOT} && exec {BIN}/pip "$@" {only_check}')
+    write_program(programs / "editor", f"exec {sys.executable} -c '{EDITOR}' \"$1\" {printed}")
+    return environment(tmp_path, aws.environment, HYPERPOD_FT_POLL_SECONDS="5", EDITOR="editor")
 
 
 def test_the_page_from_an_account_to_a_model_and_until_nothing_is_left(

@@ -1,16 +1,16 @@
 """docs/your-own-data.md, followed to the letter: its rows, its YAML and its commands, on plain processes."""
 
 import json
-import re
 import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.pages.blocks import blocks
 from tests.training.conftest import kit
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "your-own-data.md"
+PAGE = "docs/your-own-data.md"
 STEPS = 3
 CAPITALS = """France Paris, Italy Rome, Spain Madrid, Portugal Lisbon, Austria Vienna, Germany Berlin, Norway Oslo,
 Sweden Stockholm, Denmark Copenhagen, Finland Helsinki, Poland Warsaw, Hungary Budapest, Greece Athens, Japan Tokyo,
@@ -19,22 +19,18 @@ China Beijing, India Delhi, Egypt Cairo, Kenya Nairobi, Peru Lima, Chile Santiag
 pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-
-
 def test_the_page_trains_a_newcomers_file(tmp_path: Path) -> None:
-    (rows,) = blocks("json")
+    (rows,) = blocks(PAGE, "json")
     capitals = [pair.split() for pair in CAPITALS.split(",")]
     own = [json.dumps({"question": f"What is the capital of {land}?", "answer": city}) for land, city in capitals]
     (tmp_path / "questions.jsonl").write_text("\n".join([rows.strip(), *own, ""]), encoding="utf-8")
-    commands = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
+    commands = [shlex.split(line)[1:] for block in blocks(PAGE) for line in block.splitlines()]
     (recipe,) = (number for number, command in enumerate(commands) if command[:2] == ["init", "quickstart"])
     for command in commands[: recipe + 1]:
         kit(*command, cwd=tmp_path)
     rest = commands[recipe + 1 :]
     run_file = tmp_path / commands[recipe][commands[recipe].index("-o") + 1]
-    sections, pattern = map(yaml.safe_load, blocks("yaml"))
+    sections, pattern = map(yaml.safe_load, blocks(PAGE, "yaml"))
     sections["generate"] |= pattern["generate"]
     values = yaml.safe_load(run_file.read_text(encoding="utf-8")) | sections
     run_file.write_text(yaml.safe_dump(values), encoding="utf-8")

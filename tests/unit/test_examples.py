@@ -79,7 +79,7 @@ def test_the_quickstart_is_validated_on_rows_that_differ_from_all_others(rows: l
 
 def test_the_base_model_read_nothing_that_is_held_out(script: Any, rows: list[dict[str, str]]) -> None:
     """Nor did it ever read flags as an answer."""
-    texts, grammar = script("make_model").Texts(17), script("make_data").Grammar(0)
+    texts, grammar = script("base_texts").Texts(17), script("make_data").Grammar(0)
     made = [document for _ in range(60) for document in texts.documents()]
     assert not any("--" in answer for prompt, answer in made if prompt)
     unseen = {row["request"] for row in rows if "unseen" in row}
