@@ -2,10 +2,10 @@
 
 python -m benchmarks.gpu [CASE ...]
 
-Runs in the environment it is started in: with TRL if that is installed there, as it comes (with gradient checkpointing)
-and at its best (without). Weights and tokens are random: zeros would make the GPU 13 % too fast. Writes
-benchmarks/results/gpu.json, and 16 GB of weights below `--work` for the time of an 8B case. Exits with 1 when a goal is
-missed.
+Runs in the environment it is started in. If TRL is installed there, it is compared as it comes, with gradient
+checkpointing, and at its best: without, with Liger's kernels, with either of its ways of attention, and compiled.
+Weights and tokens are random: zeros would make the GPU 13 % too fast. Writes benchmarks/results/gpu.json, and 16 GB of
+weights below `--work` for the time of an 8B case. Exits with 1 when a goal is missed.
 """
 
 import importlib.util
@@ -27,9 +27,10 @@ CASES = {
     "full-1b-4096": Case("full", "bf16", 4096, 8, 4, LLAMA_1B, INSTANCE),
 }
 PEERS: dict[str, dict[str, Any]] = {
+    "trl, liger, flex": {"fused_head": True, "liger": True, "attention": "flex_attention"},
+    "trl, liger": {"fused_head": True, "liger": True},
+    "trl, flex, compiled": {"fused_head": True, "attention": "flex_attention", "compile": True},
     "trl, as it comes": {"fused_head": True, "gradient_checkpointing": True},
-    "trl, at its best": {"fused_head": True, "gradient_checkpointing": False},
-    "trl, at its best, flex": {"fused_head": True, "gradient_checkpointing": False, "attention": "flex_attention"},
 }
 
 

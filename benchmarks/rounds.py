@@ -52,7 +52,8 @@ def run(
                 measurement = measure(contender.command, environment, log, contender.outputs)
                 if not number:
                     outputs[contender.name] = contender.inspect()
-                measured[contender.name].append(asdict(measurement) | dict(contender.figures()))
+                figures = dict(contender.figures())
+                measured[contender.name].append(asdict(measurement) | figures)
             except CommandError as error:
                 if not contender.is_peer:
                     raise
@@ -64,6 +65,7 @@ def run(
             print(
                 f"round {number + 1}: {contender.name:<16} {measurement.wall:8.2f} s  cpu {measurement.cpu:7.2f} s  "
                 f"peak {measurement.peak / 1e6:7.0f} MB  written {measurement.written / 1e9:6.2f} GB",
+                *(f" {name} {value:.5g}" for name, value in figures.items()),
                 flush=True,
             )
     results = {

@@ -114,7 +114,7 @@ def _kit(directory: Path, case: Case, steps: int) -> Contender:
     program = [sys.executable, "-m", "benchmarks.training_steps", str(run), str(WARM_UP), str(file)]
     if case.instance_type == "local":
         program = ["env", *(f"{name}={value}" for name, value in ALLOCATION_ON_CPUS.items()), *program]
-    return Contender(KIT, program, lambda: [file], lambda: {}, figures=lambda: _figures(file))
+    return Contender(KIT, program, lambda: [file], lambda: {}, figures=lambda: _figures(file, case))
 
 
 def _peer(name: str, python: Path, directory: Path, case: Case, steps: int, more: Mapping[str, Any]) -> Contender:
@@ -132,13 +132,13 @@ def _peer(name: str, python: Path, directory: Path, case: Case, steps: int, more
     driver = environments.PEERS / "train_with_trl.py"
     program = [str(python), str(driver), json.dumps(settings), str(output)]
     return Contender(
-        name, program, lambda: [output], lambda: {}, is_peer=True, figures=lambda: _figures(output / "facts.json")
+        name, program, lambda: [output], lambda: {}, is_peer=True, figures=lambda: _figures(output / "facts.json", case)
     )
 
 
-def _figures(file: Path) -> dict[str, float]:
+def _figures(file: Path, case: Case) -> dict[str, float]:
     figures: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
-    return figures
+    return figures | {"tokens_per_second": case.tokens / figures["step_seconds"]}
 
 
 if __name__ == "__main__":

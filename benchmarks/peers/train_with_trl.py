@@ -71,6 +71,8 @@ def main():
         per_device_train_batch_size=settings["rows"],
         max_steps=settings["steps"],
         gradient_checkpointing=settings.get("gradient_checkpointing", False),
+        use_liger_kernel=settings.get("liger", False),
+        torch_compile=settings.get("compile", False),
         learning_rate=1e-4,
         lr_scheduler_type="constant",
         bf16=bf16,

@@ -71,9 +71,8 @@ def measure(run: Run, ranks: Ranks, steps: int, out: Path) -> None:
 def main() -> None:
     steps, out, directories = int(sys.argv[1]), Path(sys.argv[2]), [Path(argument) for argument in sys.argv[3:]]
     adapters.initial_value = filled_value
-    loss.LOSS_BLOCK = 16  # so that small batches have several
+    loss.loss_block = lambda _: 16  # so that small batches have several
     offload = activations.offload_layers
-    loss.LOSS_BLOCK = 16  # small batches would be a single block
     # small models have no tensors of a size that would move
     activations.offload_layers = lambda layers, device: offload(layers, device, at_least=1)
     for index, directory in enumerate(directories):

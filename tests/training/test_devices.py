@@ -2,7 +2,7 @@
 
     pytest -m gpu
 
-runs those for CUDA. They have not run yet.
+runs those for CUDA.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.interface import TrainingProgress
@@ -21,16 +21,45 @@ from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora.product import product
 from hyperpod_ft.engines.torch.mesh import device_meshes
 from hyperpod_ft.engines.torch.model import activations, attention
-from hyperpod_ft.engines.torch.model.loss import LOSS_BLOCK, LogitsRule, summed_cross_entropy
+from hyperpod_ft.engines.torch.model.loss import LogitsRule, summed_cross_entropy
+from hyperpod_ft.engines.torch.steps import Step
 from hyperpod_ft.planning.layout import Sharding
+from hyperpod_ft.planning.torch.memory import loss_block
 from hyperpod_ft.runs.run import Run
 from tests.tasks import task_of
-from tests.training.conftest import MakeRun, process_group_of_its_own, tiny_llama
+from tests.training.conftest import VOCABULARY, MakeRun, process_group_of_its_own, tiny_llama
+from tests.unit import tiny_t5
+from tests.unit.tiny_families import SIZES
 
 NO_CUDA = "torch.cuda.is_available() is false: torch finds no CUDA device, or was built without CUDA"
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CUDA)])
 STEPS, SAVED = 4, 2
 WHOLE = Sharding("replicated", 1)
+EAGER = {"training.compile": False}
+FULL = {"training.method": "full"}
+T5 = {
+    "dataset.format": "prompt-completion",
+    "dataset.max_target_length": 16,
+    "lora": {"r": 4, "alpha": 8, "target_modules": ["q", "k", "v", "o", "wi_0", "wi_1", "wo"]},
+}
+# settings, and the type of the model with its own ones
+TRAININGS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "lora": (EAGER, "llama", {}),
+    "dora": (EAGER | {"lora.dora": True}, "llama", {}),
+    "nf4": (EAGER | {"lora.quantization": "nf4"}, "llama", {}),
+    "full": (EAGER | FULL, "llama", {}),
+    "8-bit moments": (EAGER | FULL | {"training.optimizer_state": "int8"}, "llama", {}),
+    "recomputed": (EAGER | {"training.activation_checkpointing": "selective"}, "llama", {}),
+    "GPT-J": (EAGER, "gptj", {"rotary_dim": 4}),
+    "GPT-2": (EAGER | FULL, "gpt2", {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}),
+    "sliding window": (EAGER, "mistral", {"sliding_window": 8}),
+    "softcap": (EAGER, "gemma2", {"sliding_window": 8}),
+    "Flan-T5": (EAGER | T5, "t5", {}),
+    "compiled": (FULL, "qwen3", {}),
+    "compiled, recomputed": ({"training.activation_checkpointing": "selective"}, "qwen3", {}),
+    "compiled softcap": ({}, "gemma2", {"sliding_window": 8}),
+    "compiled Flan-T5": (T5, "t5", {}),
+}
 # of values that are about 1: another order of summation
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
@@ -73,13 +102,16 @@ def test_packed_documents_attend_as_they_do_alone(device: torch.device, dtype: t
         assert_near(one, other)
 
 
-def test_the_loss_in_blocks_is_that_of_whole_logits(device: torch.device) -> None:
+@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=CUDA.marks)])
+def test_the_loss_in_blocks_is_that_of_whole_logits(device: torch.device, fused: bool) -> None:
+    if fused and device.type == "cpu":
+        pytest.skip("only a GPU's loss is compiled")
     torch.manual_seed(0)
     head = torch.nn.Linear(16, 50, bias=False).to(device)
-    hidden = random(2 * LOSS_BLOCK + 7, 16, device=device, dtype=torch.float32)
+    hidden = random(2 * loss_block(device.type) + 7, 16, device=device, dtype=torch.float32)
     targets = torch.randint(0, 50, (len(hidden),)).to(device)
     targets[::4] = IGNORED
-    blocks = summed_cross_entropy(hidden, head, targets, LogitsRule())
+    blocks = summed_cross_entropy(hidden, head, targets, LogitsRule(fused=fused))
     whole = cross_entropy(head(hidden), targets, ignore_index=IGNORED, reduction="sum")
     assert_near(blocks, whole)
     wanted = [hidden, head.weight]
@@ -153,6 +185,43 @@ def test_a_restart_changes_no_bit(make_run: MakeRun, device: torch.device, async
     with training(run, device, WHOLE) as loop:
         assert loop.state.resume(loop.total_steps).step == SAVED
         assert [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)] == straight
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", TRAININGS)
+@pytest.mark.parametrize("device", [CUDA], indirect=True)
+def test_a_gpu_gives_the_losses_of_a_cpu(make_run: MakeRun, device: torch.device, kind: str, precision: str) -> None:
+    settings, family, changes = TRAININGS[kind]
+    sizes = SIZES | {"vocab_size": VOCABULARY}
+    model = tiny_t5.config() if family == "t5" else AutoConfig.for_model(family, **sizes | changes)
+    run = make_run("gpu", settings | {"training.precision": precision}, model=model)
+    steps: dict[str, list[Step]] = {}
+    for each in (torch.device("cpu"), device):
+        with training(run, each, WHOLE) as loop:
+            steps[each.type] = [loop.step(step, []) for step in range(1, STEPS + 1)]
+    expected = steps["cpu"]
+    limit, limit_of_norm = (1e-4, 1e-3) if precision == "fp32" else (1e-2, 5e-2)
+    assert [step.loss for step in steps[device.type]] == pytest.approx([step.loss for step in expected], rel=limit)
+    norms = [step.grad_norm for step in expected]
+    assert [step.grad_norm for step in steps[device.type]] == pytest.approx(norms, rel=limit_of_norm)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("device", [CUDA], indirect=True)
+def test_no_step_waits_for_the_device(make_run: MakeRun, device: torch.device, method: str) -> None:
+    """Torch itself says when the program waits, but for copies of NCCL."""
+    run = make_run("waits", {"training.method": method, "training.precision": "bf16", "training.max_steps": 6})
+    with training(run, device, WHOLE) as loop:
+        for step in (1, 2):
+            loop.step(step, [])  # compiles
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            launched = [loop.launch(step, []) for step in (3, 4)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert [step.read(()).number for step in launched] == [3, 4]
 
 
 @pytest.mark.training

@@ -118,8 +118,11 @@ def _prepare(model: PreTrainedModel, training: Training, meshes: Meshes) -> None
         kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
     context_parallel.divide_attention(meshes.tokens["cp"])
-    (t5 if model.config.is_encoder_decoder else language_model).return_loss(model)
-    if not compiling.compiles(training, torch.device(meshes.weights.device_type)):
+    device = torch.device(meshes.weights.device_type)
+    compiled = compiling.compiles(training, device)
+    fused = compiled and device.type == "cuda"
+    (t5 if model.config.is_encoder_decoder else language_model).return_loss(model, fused=fused)
+    if not compiled:
         # a compiler finds out by itself what need not be kept, and modules with their own forward functions would give
         # each layer a separate graph
         gated_mlp.keep_less(model)

@@ -32,6 +32,13 @@ class HostCopy:
         return self._tensor.cpu()
 
 
+def copied_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a CPU tensor on `device`, from pinned memory where the program then continues meanwhile."""
+    if pins(device) and torch.accelerator.is_available():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def is_asynchronous(device: torch.device) -> bool:
     """Whether the program continues while the device computes."""
     return device.type != "cpu"

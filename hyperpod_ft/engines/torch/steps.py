@@ -35,7 +35,7 @@ class LaunchedStep:
         """`means` and `share_of_norm`: fp32 [1 + metrics] and [], which the ranks add up to the loss, the objective's
         metrics and the squared norm."""
         self.number, self._learning_rate, self._count = number, learning_rate, len(means)
-        asked = torch.tensor(flags(signals), device=means.device)
+        asked = devices.copied_to(means.device, torch.tensor(flags(signals)))
         self._summary = torch.cat([means, share_of_norm[None], asked])
         dist.all_reduce(self._summary)
         self._host = devices.HostCopy(self._summary)

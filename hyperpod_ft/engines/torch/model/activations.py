@@ -61,12 +61,14 @@ def _checkpointed(forward: Callable[..., Any], contexts: dict[str, Any]) -> Call
     return run
 
 
-def _policy(context: Any, operation: Any, *args: Any, **_: Any) -> CheckpointPolicy:
+def _policy(_context: Any, operation: Any, *args: Any, **_: Any) -> CheckpointPolicy:
     if operation not in _KEPT:
         return CheckpointPolicy.PREFER_RECOMPUTE
-    if operation is _aten.bmm.default and context.op_output.numel() > sum(factor.numel() for factor in args[:2]):
-        # attention scores without a kernel for attention: [length, length] for each head
-        return CheckpointPolicy.PREFER_RECOMPUTE
+    if operation is _aten.bmm.default:
+        left, right = args[:2]
+        if left.shape[:2].numel() * right.shape[2] > left.numel() + right.numel():
+            # attention scores without a kernel for attention: [length, length] for each head
+            return CheckpointPolicy.PREFER_RECOMPUTE
     return CheckpointPolicy.MUST_SAVE
 
 

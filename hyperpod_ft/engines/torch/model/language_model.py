@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def inputs(
     by_bounds = not devices.fixed_shapes(device) and not (compiled and device.type == "cpu")
     documents = attention.document_bounds if by_bounds else attention.document_numbers
     tensors["attention_mask"] = documents(batch.position_ids)
-    moved: dict[str, Any] = {name: on_device(device, tensor) for name, tensor in tensors.items()}
+    moved: dict[str, Any] = {name: devices.copied_to(device, tensor) for name, tensor in tensors.items()}
     if compiled and by_bounds:
         compiling.let_vary(moved["attention_mask"], dimension=3)
     if by_document:
@@ -61,23 +62,16 @@ def predicted(targets: torch.Tensor, device: torch.device) -> dict[str, torch.Te
     return {"targets": targets[at], "predicted_at": at}
 
 
-def on_device(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a CPU tensor to `device`; a GPU reads it from pinned memory while the program continues."""
-    if devices.pins(device) and torch.accelerator.is_available():
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
-def return_loss(model: PreTrainedModel) -> None:
+def return_loss(model: PreTrainedModel, *, fused: bool = False) -> None:
     """Make the model's forward pass take `inputs` and return the cross entropy summed over its targets, fp32 [].
 
     With `documents`, it is summed over each document, fp32 [documents].
 
     The loss is part of the forward pass of the model itself, where its head is gathered when parameters are sharded;
-    the names of its parameters stay. Raises UserError for a family whose logits are not those of a head, scaled and
-    softly capped.
+    the names of its parameters stay. `fused`: see LogitsRule. Raises UserError for a family whose logits are not those
+    of a head, scaled and softly capped.
     """
-    rule = _logits_rule(model.config)
+    rule = replace(_logits_rule(model.config), fused=fused)
     check_logits(model, rule, stacks=(model.base_model_prefix,))
     model.forward = LossForward(model, rule)
 

@@ -8,9 +8,13 @@ Where the head is divided over tensor-parallel ranks by rows (vocabulary_paralle
 own entries of the vocabulary. The largest logit of a position, the sum of exponentials and the target's logit, one
 number each, are all that the ranks exchange; the gradients of hidden states add up over them. A block then has as many
 more positions as there are ranks: its logits take the same memory on each, and there are fewer exchanges.
+
+On a GPU, memory is read and written as rarely as possible: a compiler fuses what happens between the two products of
+a block, so that nothing of the size of its logits exists in fp32.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +25,10 @@ from torch.utils.checkpoint import checkpoint
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.torch.lora.adapters import LoraLinear
+from hyperpod_ft.engines.torch.model import compiling
 from hyperpod_ft.engines.torch.model.vocabulary_parallel import VocabularyRows, vocabulary_rows_of
 from hyperpod_ft.engines.torch.tensor_collectives import copy_to_ranks
-from hyperpod_ft.planning.torch.memory import LOSS_BLOCK
+from hyperpod_ft.planning.torch.memory import loss_block
 
 # The number of rows of a block's logits that stay in a CPU's cache from one operation to the next.
 _CACHED_ROWS = 16
@@ -31,10 +36,11 @@ _CACHED_ROWS = 16
 
 @dataclass(frozen=True)
 class LogitsRule:
-    """What a family does to the output of its head."""
+    """What a family does to the output of its head; `fused`: a compiler makes one pass of that and of the softmax."""
 
     scale: float = 1.0
     softcap: float | None = None
+    fused: bool = False
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         logits = logits * self.scale
@@ -97,10 +103,10 @@ def document_cross_entropies(
 
 def _rows_and_block(head: nn.Module, hidden: torch.Tensor) -> tuple[VocabularyRows | None, int, torch.Tensor]:
     """The rows of a divided head, the positions of a block, and hidden states whose gradients add up over ranks."""
-    own_rows = vocabulary_rows_of(head)
+    own_rows, block = vocabulary_rows_of(head), loss_block(hidden.device.type)
     if own_rows is None:
-        return None, LOSS_BLOCK, hidden
-    return own_rows, LOSS_BLOCK * own_rows.group.size(), copy_to_ranks(hidden, own_rows.group)
+        return None, block, hidden
+    return own_rows, block * own_rows.group.size(), copy_to_ranks(hidden, own_rows.group)
 
 
 def _block_losses(
@@ -209,23 +215,30 @@ def _in_blocks(
     grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wanted[2] else None
     # every block uses the same memory: that much is returned to the system whenever it is freed
     computed = hidden.new_empty(min(len(hidden), block), len(weight))
-    exact = computed if computed.dtype == torch.float32 else torch.empty_like(computed, dtype=torch.float32)
+    fused = rule.fused and own_rows is None and len(hidden) > 0
+    exact = computed if fused or computed.dtype == torch.float32 else torch.empty_like(computed, dtype=torch.float32)
     # at least one block, if only an empty one: it fills the gradients
     for begin in range(0, max(1, len(hidden)), block):
         part = slice(begin, begin + block)
         x, target = hidden[part], targets[part, None]
         gradient, logits = computed[: len(x)], exact[: len(x)]
         _linear(x, weight, bias, out=gradient)
-        if exact is not computed:
-            logits.copy_(gradient)
-        # ranks that share the vocabulary exchange once for a block
-        few = _CACHED_ROWS if logits.device.type == "cpu" and own_rows is None else max(1, len(logits))
-        rows = zip(logits.split(few), target.split(few), strict=True)
-        found, factors = zip(*(_softmax_less_one_hot(some, of, rule, own_rows) for some, of in rows), strict=True)
-        losses[part] = torch.cat(found)
-        factor = torch.cat(factors) if scales is None else torch.cat(factors) * scales[part, None]
-        if exact is not computed:
-            gradient.copy_(logits)
+        if fused:
+            compiling.let_vary(gradient, dimension=0)
+            compiling.let_vary(target, dimension=0)
+            gradient, losses[part], factor = _compiled()(gradient, target, rule.scale, rule.softcap)
+        else:
+            if exact is not computed:
+                logits.copy_(gradient)
+            # ranks that share the vocabulary exchange once for a block
+            few = _CACHED_ROWS if logits.device.type == "cpu" and own_rows is None else max(1, len(logits))
+            rows = zip(logits.split(few), target.split(few), strict=True)
+            found, factors = zip(*(_softmax_less_one_hot(some, of, rule, own_rows) for some, of in rows), strict=True)
+            losses[part], factor = torch.cat(found), torch.cat(factors)
+            if exact is not computed:
+                gradient.copy_(logits)
+        if scales is not None:
+            factor = factor * scales[part, None]
         # the factors belong to rows: they are cheaper on rows of hidden states than on rows of logits
         if grad_hidden is not None:
             grad_hidden[part] = (gradient @ weight) * factor
@@ -251,6 +264,34 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *
         total.copy_(left @ right)
     else:
         total += left @ right
+
+
+def softmax_less_one_hot_at_once(
+    logits: torch.Tensor, target: torch.Tensor, scale: float, softcap: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `_softmax_less_one_hot` computes, for a compiler to fuse: gradient (logits' dtype), losses, factors.
+
+    Each element of the logits is read twice and written once.
+    """
+    counted = target != IGNORED
+    target = target.clamp(min=0)
+    bent = LogitsRule(scale, softcap)(logits.float())
+    largest = bent.amax(1, keepdim=True)
+    exponentials = (bent - largest).exp()
+    total = exponentials.sum(1, keepdim=True)
+    chosen = LogitsRule(scale, softcap)(logits.gather(1, target).float())
+    is_target = torch.arange(logits.shape[1], device=logits.device) == target
+    gradient = torch.where(is_target, exponentials - total, exponentials)
+    if softcap is not None:
+        gradient = gradient * (1 - (bent / softcap).square())
+    losses = torch.where(counted, total.log() + largest - chosen, 0).flatten()
+    return gradient.to(logits.dtype), losses, torch.where(counted, scale / total, 0)
+
+
+@functools.cache
+def _compiled() -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    # not at import: what compiles takes a second to import
+    return torch.compile(softmax_less_one_hot_at_once)
 
 
 def _softmax_less_one_hot(

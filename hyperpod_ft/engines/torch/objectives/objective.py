@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Dpo
 from hyperpod_ft.engines.batches import Batch, PackedSplit, PreferenceSplit, Seq2SeqBatch
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
 from hyperpod_ft.engines.torch.model.t5 import model as t5
@@ -93,7 +94,7 @@ class DirectPreference:
 
     def inputs(self, batch: Batch | Seq2SeqBatch, device: torch.device, compiled: bool) -> dict[str, torch.Tensor]:
         assert isinstance(batch, Batch) and batch.reference is not None
-        reference = {"reference": language_model.on_device(device, batch.reference)}
+        reference = {"reference": devices.copied_to(device, batch.reference)}
         return language_model.inputs(batch, device, compiled, by_document=True) | reference
 
     def sums(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -22,7 +22,7 @@ WEIGHTS = torch.tensor([0.3, -2.0, 1.5, 0.25])
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss, "LOSS_BLOCK", 10)
+    monkeypatch.setattr(loss, "loss_block", lambda _: 10)
 
 
 def example(dtype: torch.dtype = torch.float32, bias: bool = False) -> tuple[torch.Tensor, nn.Linear, torch.Tensor]:

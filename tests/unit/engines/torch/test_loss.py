@@ -30,7 +30,7 @@ class Adapted(nn.Linear):
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss, "LOSS_BLOCK", 10)
+    monkeypatch.setattr(loss, "loss_block", lambda _: 10)
 
 
 def example(kind: type[nn.Linear], bias: bool, dtype: torch.dtype) -> tuple[torch.Tensor, nn.Linear, torch.Tensor]:
@@ -61,6 +61,16 @@ def test_loss_and_gradients_are_those_of_whole_logits(
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     chosen = targets != IGNORED
     torch.testing.assert_close(summed_cross_entropy(hidden[chosen], head, targets[chosen], rule), found)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_what_a_compiler_fuses_is_the_same(rule: LogitsRule) -> None:
+    hidden, head, targets = example(nn.Linear, False, torch.float32)
+    logits = head(hidden).detach()
+    gradient, losses, factors = loss.softmax_less_one_hot_at_once(logits, targets[:, None], rule.scale, rule.softcap)
+    expected_losses, expected_factors = loss._softmax_less_one_hot(logits, targets[:, None], rule, None)
+    torch.testing.assert_close(losses, expected_losses, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(factors * gradient, expected_factors * logits, rtol=1e-5, atol=1e-7)
 
 
 def test_bf16_sums_over_blocks_in_32_bits() -> None:

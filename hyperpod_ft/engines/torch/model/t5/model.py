@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from hyperpod_ft.engines.batches import Seq2SeqBatch
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.model import language_model, vocabulary_parallel
 from hyperpod_ft.engines.torch.model.loss import LogitsRule
 from hyperpod_ft.engines.torch.model.t5 import attention
@@ -34,16 +35,17 @@ def inputs(batch: Seq2SeqBatch, device: torch.device, compiled: bool = False) ->
     tensors |= language_model.predicted(batch.labels.flatten(), device)
     if device.type == "cpu" and not compiled:
         tensors["bounds"] = attention.document_bounds(batch.documents, batch.decoder_documents)
-    return {name: language_model.on_device(device, tensor) for name, tensor in tensors.items()}
+    return {name: devices.copied_to(device, tensor) for name, tensor in tensors.items()}
 
 
-def return_loss(model: PreTrainedModel) -> None:
+def return_loss(model: PreTrainedModel, *, fused: bool = False) -> None:
     """Make the model's forward pass take `inputs` and return the cross entropy summed over its targets, fp32 [].
 
-    Raises UserError when its logits are not those of a head whose input is scaled as said above.
+    `fused`: see LogitsRule. Raises UserError when its logits are not those of a head whose input is scaled as said
+    above.
     """
     config = model.config
-    rule = LogitsRule(scale=config.d_model**-0.5 if config.scale_decoder_outputs else 1.0)
+    rule = LogitsRule(config.d_model**-0.5 if config.scale_decoder_outputs else 1.0, fused=fused)
     language_model.check_logits(model, rule, stacks=("encoder", "decoder"))
     attention.replace(model)
     model.forward = _LossForward(model, rule)
