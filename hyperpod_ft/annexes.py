@@ -1,13 +1,13 @@
 """Optional packages of this kit; a run file becomes a trained model without them.
 
 Each is a package of this kit with a module `annex`, whose `ANNEX` says what the room adds. Nothing else of an annex is
-imported from outside it. Delete its folder and its name in `NAMES`, and only the room's commands, its sections of the
-run file and its launchers disappear.
+imported from outside it. Delete its folder and its name in `NAMES`, and only the room's commands and launchers
+disappear.
 """
 
 from __future__ import annotations  # the types below are not imported: this stays light
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     import typer
 
-    from hyperpod_ft.config.fields import Section
-    from hyperpod_ft.config.run_config import RunConfig
     from hyperpod_ft.launch.protocol import Launcher
     from hyperpod_ft.runs.jobs import Job
     from hyperpod_ft.runs.run import Run
@@ -36,10 +34,6 @@ class Commands(NamedTuple):
 
 class Annex:
     """What a room may add. An annex overrides what it has, and imports it only then: `--help` asks for all commands."""
-
-    def sections(self) -> Mapping[str, type[Section]]:
-        """Sections of a run file, by key. Each may be left out."""
-        return {}
 
     def commands(self) -> Sequence[Commands]:
         return ()
@@ -74,14 +68,3 @@ def slurm_conf(cluster: str) -> Path | None:
 def launchers() -> tuple[Launcher, ...]:
     """The launchers that annexes add."""
     return tuple(launcher for annex in annexes() for launcher in annex.launchers())
-
-
-def own_python(config: RunConfig) -> bool:
-    """Whether the run's jobs may be on machines that have other interpreters than this one."""
-    return any(launcher.has_own_python(config) for launcher in launchers())
-
-
-def sections() -> Iterator[tuple[str, type[Section]]]:
-    """The sections of a run file that annexes add."""
-    for annex in annexes():
-        yield from annex.sections().items()

@@ -162,17 +162,14 @@ def resume(
 
 @app.command(name="status")
 def status_command(reference: RunReference = None, as_json: Json = False) -> None:
-    """Show the state of each stage of a run; exit code 1 when a stage has failed.
-
-    Creates the run's next training job if it is due and no container could create it.
-    """
+    """Show the state of each stage of a run; exit code 1 when a stage has failed."""
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.launch.status import status
     from hyperpod_ft.runs import references
 
     run = references.find(reference, looking=True)
-    current = status(run, Launchers.of(run), keep_going=True)
+    current = status(run, Launchers.of(run))
     if as_json:
         print_json(current.as_dict())
     else:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hyperpod_ft.aws.fields import Region
 from hyperpod_ft.cluster.sections import (
     AccountingDatabase,
     Controller,
@@ -25,6 +24,7 @@ from hyperpod_ft.cluster.sections import (
     Workers,
 )
 from hyperpod_ft.config import yaml_file
+from hyperpod_ft.config.aws_names import Region
 from hyperpod_ft.config.fields import Section, matches, shortened
 from hyperpod_ft.config.yaml_file import FileKind
 from hyperpod_ft.errors import UserError

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from hyperpod_ft.aws.fields import FileSystemId, RoleArn, SecurityGroup, Subnet, TrainingPlanArn
+from hyperpod_ft.config.aws_names import FileSystemId, RoleArn, SecurityGroup, Subnet, TrainingPlanArn
 from hyperpod_ft.config.fields import PositiveInt, Section, matches
 
 KINDS = (

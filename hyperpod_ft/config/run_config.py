@@ -5,17 +5,17 @@ Its keys are in sections/. `docs/run-file.md` is generated from them.
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, model_validator
 
-from hyperpod_ft import annexes
 from hyperpod_ft.config.fields import NonNegativeInt, Section, flattened, matches
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.sections.cluster import Cluster, PythonEnvironment, Tracking
 from hyperpod_ft.config.sections.inputs import Dataset, Model
 from hyperpod_ft.config.sections.parallelism import Neuron, Parallelism
 from hyperpod_ft.config.sections.results import Eval, Generate, Merge
+from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK, Deploy, SageMaker
 from hyperpod_ft.config.sections.training import Dpo, Lora, Training
 from hyperpod_ft.errors import UserError
 
@@ -48,15 +48,18 @@ class RunConfig(Section):
     generate: Generate = Field(default_factory=Generate)
     tracking: Tracking = Field(default_factory=Tracking)
     eval: Eval | None = None
+    sagemaker: SageMaker | None = None
+    deploy: Deploy | None = None
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> "RunConfig":
         """What is wrong for every engine; what one engine cannot do is in its limits (planning/*/limits.py)."""
         _check_training(self)
         _check_objective(self)
-        for name, _ in annexes.sections():
-            if section := getattr(self, name):
-                section.check_with(self)
+        if self.sagemaker:
+            _check_training_jobs(self, self.sagemaker)
+        if self.deploy:
+            _check_endpoint(self, self.deploy)
         return self
 
     @property
@@ -67,6 +70,11 @@ class RunConfig(Section):
     def instance(self) -> Instance:
         """The hardware of a training node."""
         return CATALOGUE[self.cluster.instance_type]
+
+    @property
+    def has_other_interpreters(self) -> bool:
+        """Whether its jobs may be on machines that lack this one's environments: in containers of training jobs."""
+        return self.sagemaker is not None
 
     def by_key(self) -> dict[str, Any]:
         """Each setting as JSON has it, by `section.key`."""
@@ -115,6 +123,34 @@ def _check_objective(config: RunConfig) -> None:
         raise ValueError("dataset.loss_on: the prompt of a pair cancels in DPO's loss; leave it at completion")
 
 
+def _check_training_jobs(config: RunConfig, section: SageMaker) -> None:
+    """What training jobs cannot do."""
+    if config.eval:
+        raise ValueError("eval: SageMaker training jobs do not evaluate; remove section eval or section sagemaker")
+    if config.engine == "neuron" and section.store and config.cluster.nodes > 1:
+        raise ValueError(
+            "sagemaker.store: with engine neuron, several nodes write their checkpoints to one shared volume; set"
+            " sagemaker.file_system instead"
+        )
+
+
+def _check_endpoint(config: RunConfig, section: Deploy) -> None:
+    """What no endpoint will serve is refused before the training."""
+    if config.dataset.max_target_length is not None:
+        raise ValueError(
+            "deploy: vLLM does not serve encoder-decoders; remove the section, and serve the tuned model with"
+            " `hyperpod-ft serve`"
+        )
+    if section.model == "merged":
+        return
+    if config.training.method != "lora":
+        raise ValueError("deploy.model: training.method full makes no adapter; set it to merged")
+    if config.lora.dora:
+        raise ValueError("deploy.model: vLLM does not serve DoRA adapters with a base model; set it to merged")
+    if config.lora.r > MAX_LORA_RANK:
+        raise ValueError(f"deploy.model: vLLM serves adapters of rank {MAX_LORA_RANK} or less; set it to merged")
+
+
 def require_defaults(config: RunConfig, keys: Iterable[str], reason: str) -> None:
     """Raises UserError, with the reason, for a key whose value is neither its default nor false."""
     given = config.differing()
@@ -124,12 +160,3 @@ def require_defaults(config: RunConfig, keys: Iterable[str], reason: str) -> Non
             default = type(getattr(config, section)).model_fields[name].default
             remedy = "leave it out" if default is None else f"set it to {str(default).lower()} or leave it out"
             raise UserError(f"{key}: {reason}", remedy)
-
-
-if not TYPE_CHECKING:  # an annex knows the types of its own sections
-    RunConfig = create_model(
-        "RunConfig",
-        __base__=RunConfig,
-        __doc__=RunConfig.__doc__,
-        **{name: (section | None, None) for name, section in annexes.sections()},
-    )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from hyperpod_ft.config.run_config import RunConfig
@@ -36,15 +37,29 @@ class _Patience:
         self._pause(_RETRY_SECONDS)
 
 
-def follow(run: Run, launchers: Launchers, pause: Callable[[float], None] = time.sleep) -> Iterator[RunStatus]:
-    """The status of the run, again and again until no stage is running or pending.
+def follow(
+    run: Run,
+    launchers: Launchers,
+    say: Callable[[str], None] = print,
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[RunStatus]:
+    """The status of the run, again and again until no stage is running or pending. Creates each job when it is due.
 
-    Calls `pause` with the seconds between two looks. While the launcher does not answer, or refuses the next job,
-    yields statuses with a note. Raises UserError when it has for five minutes.
+    Calls `say` with a line about each job that it creates, and `pause` with the seconds between two looks. While the
+    launcher does not answer, or refuses the next job, yields statuses with a note. Raises UserError when it has for
+    five minutes.
     """
-    patience = _Patience(f"later: hyperpod-ft status {run.paths.directory}", pause)
+    patience = _Patience(f"later: hyperpod-ft watch {run.paths.directory}", pause)
     while True:
-        current = status(run, launchers, keep_going=True)
+        refused = ""
+        try:
+            if created := launchers.advance(run):
+                say(f"created training job {created}")
+        except UserError as error:
+            refused = str(error)
+        current = status(run, launchers)
+        if refused and not current.note:
+            current = replace(current, note=refused)
         yield current
         if current.note:
             patience.wait(current.note)

@@ -2,17 +2,22 @@
 
 import os
 from collections import ChainMap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyperpod_ft.annexes import launchers, slurm_conf
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import JobState, Launcher, LauncherAnswer
+from hyperpod_ft.launch.protocol import JobState, Launcher
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
+
+
+def cluster_is_gone(job: Job) -> bool:
+    """Whether the job was submitted to a local cluster that has ended, or is another user's."""
+    return bool(job.local_cluster) and slurm_conf(job.local_cluster) is None
 
 
 @dataclass(frozen=True)
@@ -62,23 +67,22 @@ class Launchers:
         """Bring the run's small files here, where its jobs write elsewhere. Starts nothing. `also`: as for `active`."""
         for launcher, jobs in self._by_launcher(run.journal.unfinished(run.journal.latest_jobs()), also):
             if not launcher.shares_volume:
-                launcher.states(run, jobs, keep_going=False)
+                launcher.states(run, jobs)
 
-    def states(self, run: Run, *, keep_going: bool) -> LauncherAnswer:
-        """Of the newest jobs whose stages are not done; `keep_going` as for `Launcher.states`.
+    def states(self, run: Run) -> Mapping[Job, JobState]:
+        """Of the newest jobs whose stages are not done. As `Launcher.states`."""
+        unfinished = run.journal.unfinished(run.journal.latest_jobs())
+        return dict(ChainMap(*(dict(launcher.states(run, jobs)) for launcher, jobs in self._by_launcher(unfinished))))
+
+    def advance(self, run: Run) -> str:
+        """As `Launcher.advance`, with the launchers of the newest jobs whose stages are not done.
 
         Creates nothing for the run of another user: what would be created, and with which role, is in the run's files.
         """
-        keep_going = keep_going and run.journal.is_own
-        answers = [
-            launcher.states(run, jobs, keep_going=keep_going)
-            for launcher, jobs in self._by_launcher(run.journal.unfinished(run.journal.latest_jobs()))
-        ]
-        return LauncherAnswer(
-            dict(ChainMap(*(dict(answer.states) for answer in answers))),
-            created=next((answer.created for answer in answers if answer.created), ""),
-            note=next((answer.note for answer in answers if answer.note), ""),
-        )
+        if not run.journal.is_own:
+            return ""
+        unfinished = run.journal.unfinished(run.journal.latest_jobs())
+        return next(filter(None, (launcher.advance(run) for launcher, _ in self._by_launcher(unfinished))), "")
 
     def active(self, run: Run, also: str = "") -> dict[Job, JobState]:
         """Jobs of this run that have not ended. One that a killed submission left unrecorded is recorded here.
@@ -87,8 +91,7 @@ class Launchers:
         """
         active: dict[Job, JobState] = {}
         for launcher, jobs in self._by_launcher(run.journal.jobs(), also):
-            known = launcher.states(run, jobs, keep_going=False).states
-            active |= {job: state for job, state in known.items() if state.active}
+            active |= {job: state for job, state in launcher.states(run, jobs).items() if state.active}
         recorded = run.journal.jobs()
         for job in active:
             if job not in recorded:
@@ -128,6 +131,6 @@ class Launchers:
     def _by_launcher(self, jobs: Sequence[Job], also: str = "") -> Iterator[tuple[Launcher, list[Job]]]:
         """The launchers that may still have some of the jobs, with these; and the one named `also`."""
         for launcher in self._all:
-            of_launcher = [job for job in jobs if job.launcher == launcher.name and not job.cluster_is_gone]
+            of_launcher = [job for job in jobs if job.launcher == launcher.name and not cluster_is_gone(job)]
             if of_launcher or launcher.name == also:
                 yield launcher, of_launcher

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.annexes import launchers, own_python
+from hyperpod_ft.annexes import launchers
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import kind_of
 from hyperpod_ft.data import source_files
@@ -109,7 +109,7 @@ def check_run(run: Run) -> TrainingFit | None:
     if run.config.env.python:
         _check_python(run.config, Path(run.config.env.python))
     tracking = run.config.tracking.python
-    if tracking and not own_python(run.config) and not Path(tracking).exists():
+    if tracking and not run.config.has_other_interpreters and not Path(tracking).exists():
         raise UserError(f"tracking.python: no such file: {tracking}", "correct it, or leave it out")
     directory = config_directory(run.config)
     if directory is None:
@@ -120,7 +120,7 @@ def check_run(run: Run) -> TrainingFit | None:
 
 
 def _check_python(config: RunConfig, python: Path) -> None:
-    if own_python(config) and not python.exists():
+    if config.has_other_interpreters and not python.exists():
         return  # it may be the image's
     if not python.exists():
         raise UserError(f"env.python: no such file: {python}", "correct it, or leave it out")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hyperpod_ft.config.run_config import RunConfig
     from hyperpod_ft.planning.plan import StagePlan
     from hyperpod_ft.runs.jobs import Job
     from hyperpod_ft.runs.run import Run
@@ -34,15 +33,6 @@ class JobState:
     @property
     def active(self) -> bool:
         return self.state not in _TERMINAL
-
-
-@dataclass(frozen=True)
-class LauncherAnswer:
-    """What a launcher knows of a run's jobs, and what it did when it was asked."""
-
-    states: Mapping[Job, JobState]  # of those that it still knows
-    created: str = ""  # the id of the job that it has just created
-    note: str = ""  # why it could not bring the run's files here, or create the job whose turn it is
 
 
 @dataclass(frozen=True)
@@ -89,12 +79,19 @@ class Launcher(Protocol):
         `shares_volume`.
         """
 
-    def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool) -> LauncherAnswer:
+    def states(self, run: Run, jobs: Sequence[Job]) -> Mapping[Job, JobState]:
         """The states of the jobs, and of others of the run that are not recorded: a submission may have been killed.
 
-        Without `shares_volume`, this brings the run's small files here. With `groups_stages` and `keep_going`, it also
-        creates the next job. Otherwise it starts nothing.
+        Of those that it still knows. Without `shares_volume`, this brings the run's small files here. Starts nothing.
+        Raises UserError without an answer.
         """
+
+    def advance(self, run: Run) -> str:
+        """With `groups_stages`, create the job whose turn it is, and return its id; empty if none is.
+
+        Raises UserError when it is refused.
+        """
+        return ""
 
     def log(self, run: Run, job: Job) -> Path | None:
         """What a job has printed so far, as a file on this machine; None before it has printed anything."""
@@ -106,10 +103,6 @@ class Launcher(Protocol):
     def previews(self, run: Run, stages: Sequence[StagePlan]) -> Sequence[JobPreview]:
         """The jobs that it would create for these stages, where they are not one a stage."""
         return ()
-
-    def has_own_python(self, config: RunConfig) -> bool:
-        """Whether the run's jobs may be on machines that have other interpreters than this one."""
-        return False
 
     def location(self, run: Run, path: Path) -> str:
         """Where a path of a run is, or will be, whose newest jobs it has: here, or a URL where they have left it."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.launch.decision import decide
 from hyperpod_ft.launch.finished import submit_command
-from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.launchers import Launchers, cluster_is_gone
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.runs import attempts
@@ -71,8 +71,7 @@ class RunStatus:
     training: LatestMetrics | None = None  # until it is done
     training_summary: TrainingSummary | None = None  # once trained
     evaluations: tuple[EvaluationResult, ...] = ()
-    note: str = ""  # why states are unknown
-    created: str = ""  # the job that this look at the run created
+    note: str = ""  # why states are unknown, or why the next job was refused
 
     @property
     def failed(self) -> StageStatus | None:
@@ -99,24 +98,19 @@ class RunStatus:
         return asdict(self)
 
 
-def status(run: Run, launchers: Launchers, *, keep_going: bool = False) -> RunStatus:
-    """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note.
-
-    With `keep_going`, creates the run's next training job if it is due; otherwise only reads.
-    """
+def status(run: Run, launchers: Launchers) -> RunStatus:
+    """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note."""
     jobs = run.journal.latest_jobs()
     if not run.journal.unfinished(jobs):
         return status_of(run, jobs, {})
     try:
-        answer = launchers.states(run, keep_going=keep_going)
+        states = launchers.states(run)
     except UserError as error:
         return status_of(run, jobs, None, str(error))
-    return status_of(run, run.journal.latest_jobs(), answer.states, answer.note, answer.created)
+    return status_of(run, run.journal.latest_jobs(), states)
 
 
-def status_of(
-    run: Run, jobs: Mapping[str, Job], states: Mapping[Job, JobState] | None, note: str = "", created: str = ""
-) -> RunStatus:
+def status_of(run: Run, jobs: Mapping[str, Job], states: Mapping[Job, JobState] | None, note: str = "") -> RunStatus:
     """The status of a run, given the newest job of each stage and the states that those not done had; None: no answer.
 
     Reads the records now, after the states were asked for: the record of a job that has ended since counts.
@@ -144,7 +138,6 @@ def status_of(
         training_summary=summary_of(run),
         evaluations=evaluations(run),
         note=note,
-        created=created,
     )
 
 
@@ -292,7 +285,7 @@ def statuses_of(runs: Sequence[Run]) -> list[RunStatus]:
 
 def _of_slurm(slurm: SlurmLauncher, seen: Sequence[tuple[Run, Mapping[str, Job]]]) -> list[RunStatus]:
     """The statuses of runs with unfinished jobs on one Slurm. Records are read after Slurm has answered."""
-    jobs_of = [(run, [job for job in run.journal.unfinished(jobs) if not job.cluster_is_gone]) for run, jobs in seen]
+    jobs_of = [(run, [job for job in run.journal.unfinished(jobs) if not cluster_is_gone(job)]) for run, jobs in seen]
     try:
         answers = slurm.states_of_runs(jobs_of)
     except UserError as error:

@@ -4,18 +4,15 @@ The modules are those that the run file names, or its family's.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK
 from hyperpod_ft.config.sections.training import Lora, last_parts
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import default_targets
 from hyperpod_ft.planning.model_shape import Linear, ModelShape
 
-if TYPE_CHECKING:
-    from hyperpod_ft.config.run_config import RunConfig  # whose sections import this
-
-MAX_LORA_RANK = 512
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, MAX_LORA_RANK)  # of --max-lora-rank
 
 
@@ -35,7 +32,7 @@ def adapted_linears(lora: Lora, shape: ModelShape) -> list[Linear]:
     return [linear for linear in shape.linears if linear.name in names]
 
 
-def check_targets(config: "RunConfig", shape: ModelShape) -> None:
+def check_targets(config: RunConfig, shape: ModelShape) -> None:
     """Raise UserError for a target that the model does not have."""
     if config.training.method == "lora":
         refuse_unknown(targets(config.lora, shape.model_type), shape.modules)

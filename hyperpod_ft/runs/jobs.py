@@ -12,7 +12,6 @@ from typing import Annotated
 from pydantic import Field
 
 from hyperpod_ft import __version__
-from hyperpod_ft.annexes import slurm_conf
 from hyperpod_ft.runs.job_files import JOB_ID, PYTHON
 from hyperpod_ft.runs.records import UtcTime, utc_now
 from hyperpod_ft.runs.run_paths import RunPaths
@@ -34,11 +33,6 @@ class Job:
     local_cluster: Annotated[str, Field(pattern=r"^([0-9a-f]{12})?$")] = ""  # its name, if it was submitted to one
     # of a training job: the name of the copy of the kit's code that it runs; no training job may write one
     code: Annotated[str, Field(pattern=f"^({CODE_COPY})?$")] = ""
-
-    @property
-    def cluster_is_gone(self) -> bool:
-        """Whether it was a local cluster that has ended, or is another user's."""
-        return bool(self.local_cluster) and slurm_conf(self.local_cluster) is None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from hyperpod_ft.annexes import own_python
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.plan import Plan, StagePlan
 from hyperpod_ft.runs.run import Run
@@ -50,7 +49,7 @@ def choose(run: Run, selection: Selection = Selection()) -> tuple[StagePlan, ...
 
 def _has_to_install(run: Run) -> bool:
     """Whether trackers lack their packages. In containers of training jobs they have no use."""
-    return bool(trackers_to_install(run)) and not own_python(run.config)
+    return bool(trackers_to_install(run)) and not run.config.has_other_interpreters
 
 
 def trackers_to_install(run: Run) -> list[str]:

@@ -43,6 +43,8 @@ _INTERNAL_ERROR = "InternalServerError"
 # The FailureReason of a container that was killed before it could write one: SageMaker has only its exit status.
 _KILLED = re.compile(rf"(AlgorithmError:)?[\s,]*exit code: {KILLED_STATUS}\b.*")
 
+_DUE = "due; if the container before it did not create it, hyperpod-ft watch does"
+
 Successor = Literal["none", "continuation", "restart"]
 
 
@@ -101,7 +103,7 @@ def states(run: Run, jobs: TrainingJobs) -> dict[str, JobState]:
         elif ended:
             state = JobState("CANCELLED", f"{ended} did not finish its stages")
         else:
-            state = JobState("PENDING", f"after {awaited}" if awaited else "not created yet")
+            state = JobState("PENDING", f"after {awaited}" if awaited else _DUE)
         found[job.name] = state
         if state.active:
             awaited = job.name

@@ -1,24 +1,17 @@
-"""What SageMaker adds to the kit: a launcher of training jobs, endpoints, and their sections of the run file."""
+"""What SageMaker adds to the kit: a launcher of training jobs, and endpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hyperpod_ft.annexes import Annex, Commands
 
 if TYPE_CHECKING:
-    from hyperpod_ft.config.fields import Section
     from hyperpod_ft.launch.protocol import Launcher
 
 
 class SageMakerAnnex(Annex):
-    def sections(self) -> Mapping[str, type[Section]]:
-        from hyperpod_ft.sagemaker.endpoint.section import Deploy
-        from hyperpod_ft.sagemaker.section import SageMaker
-
-        return {"sagemaker": SageMaker, "deploy": Deploy}
-
     def commands(self) -> Sequence[Commands]:
         from hyperpod_ft.sagemaker.cli.deploy import app as deploy_app
         from hyperpod_ft.sagemaker.cli.setup import app as sagemaker_app

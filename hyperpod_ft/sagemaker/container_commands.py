@@ -36,7 +36,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.sagemaker import advance
 from hyperpod_ft.sagemaker.groups import FROZEN, number_of, run_files_digest
-from hyperpod_ft.sagemaker.section import sagemaker_section, section_of, store_of
+from hyperpod_ft.sagemaker.section import sagemaker_section, store_of
 from hyperpod_ft.sagemaker.store.run_store import RunStore
 from hyperpod_ft.sagemaker.store.sync import sync_of
 from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
@@ -161,7 +161,7 @@ def refuse_cancelled(run: Run, job: str) -> None:
 
 def create_next(run: Run, job: str) -> None:
     """Create the training job that follows this one, if one does."""
-    if section_of(run.config) is None:
+    if run.config.sagemaker is None:
         return
     jobs = TrainingJobs(sagemaker_section(run.config).region)
     if name := advance.advance(run, jobs, sync_of(run, jobs.session), leaving=job):

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from hyperpod_ft.aws.checks.service_model import dns_suffix
 from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.sagemaker import Container
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.sagemaker.section import Container, sagemaker_section
+from hyperpod_ft.sagemaker.section import sagemaker_section
 
 _MAIN_ACCOUNT = "763104351884"
 _MAIN_REGIONS = (

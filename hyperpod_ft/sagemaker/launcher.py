@@ -3,7 +3,7 @@
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from hyperpod_ft.aws.log_streams import LogStream, line_of
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import After, JobPreview, Launcher, LauncherAnswer
+from hyperpod_ft.launch.protocol import After, JobPreview, JobState, Launcher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.job_files import BANNER
@@ -24,7 +24,7 @@ from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker import advance as advancing
 from hyperpod_ft.sagemaker.groups import NO_MAIL, groups, job_name, name_prefix, next_number, training_jobs
-from hyperpod_ft.sagemaker.section import SAGEMAKER, sagemaker_section, section_of, store_of, store_url
+from hyperpod_ft.sagemaker.section import SAGEMAKER, sagemaker_section, store_of, store_url
 from hyperpod_ft.sagemaker.store.sync import RunSync, pull_models, sync_of
 from hyperpod_ft.sagemaker.training_jobs import TrainingJobs
 from hyperpod_ft.sagemaker.training_request import create_training_job, previews
@@ -118,25 +118,15 @@ class SageMakerLauncher(Launcher):
         if run.config.cluster.mail_user:
             print(f"warning: cluster.mail_user: {NO_MAIL} (docs/training-jobs.md)", file=sys.stderr)
 
-    def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool) -> LauncherAnswer:
+    def states(self, run: Run, jobs: Sequence[Job]) -> Mapping[Job, JobState]:
         """The run's jobs, also those that another machine submitted and those that are not recorded.
 
-        With `keep_going`, what could not be brought or created is in the answer's note; otherwise it is an error.
         Nothing is brought to the directory of another user, who could have made its parts links to this user's files.
         """
         sagemaker, sync = self._jobs(run.config), self._sync(run) if run.journal.is_own else RunSync()
-        created = note = ""
-        try:
-            if keep_going:
-                created = _advance(run, sagemaker, sync)
-            else:
-                sync.refresh()
-        except UserError as error:
-            if not keep_going:
-                raise
-            note = str(error)
+        sync.refresh()
         known = advancing.states(run, sagemaker)
-        if not note and not all(state.active for state in known.values()):
+        if not all(state.active for state in known.values()):
             # records, or a job that continues this one, may have come between that look and the end of the job
             sync.refresh()
             known = advancing.states(run, sagemaker)
@@ -149,7 +139,16 @@ class SageMakerLauncher(Launcher):
                 code = code if re.fullmatch(CODE_COPY, code) else ""
                 jobs_of = [Job(stage, name, self.name, now, code=code) for stage in stages.split() if stage in run.plan]
                 states |= dict.fromkeys(jobs_of, found.state)
-        return LauncherAnswer(states, created, note)
+        return states
+
+    def advance(self, run: Run) -> str:
+        """Creates nothing while a submission is at work, which may not have pushed yet what its jobs need."""
+        with contextlib.ExitStack() as alone:
+            try:
+                alone.enter_context(publish.lock(run.paths.submit_lock, patience=0))
+            except UserError:
+                return ""
+            return advancing.advance(run, self._jobs(run.config), self._sync(run)) or ""
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Mark the jobs first, so that no container creates the one after it, then stop those that exist.
@@ -166,7 +165,7 @@ class SageMakerLauncher(Launcher):
         self._stop(run, jobs)
         names = {job.job_id for job in jobs}
         try:
-            known = self.states(run, jobs, keep_going=False).states
+            known = self.states(run, jobs)
             created = [job for job, state in known.items() if state.active and job.job_id not in names]
         except UserError as error:
             problem = f"cancelled, but a container may have created another training job: {error.problem}"
@@ -196,10 +195,7 @@ class SageMakerLauncher(Launcher):
         return run.journal.log_here(job.stage, job.job_id)
 
     def previews(self, run: Run, stages: Sequence[StagePlan]) -> Sequence[JobPreview]:
-        return [*previews(run, stages)] if section_of(run.config) else []
-
-    def has_own_python(self, config: RunConfig) -> bool:
-        return section_of(config) is not None
+        return [*previews(run, stages)] if run.config.sagemaker else []
 
     def location(self, run: Run, path: Path) -> str:
         return store_url(run, path) if store_of(run.config) and not path.exists() else str(path)
@@ -213,20 +209,6 @@ class SageMakerLauncher(Launcher):
 
     def _sync(self, run: Run) -> RunSync:
         return sync_of(run, self._jobs(run.config).session)
-
-
-def _advance(run: Run, jobs: TrainingJobs, sync: RunSync) -> str:
-    """The id of the job that was created, if one was due.
-
-    Only looks while a submission is at work, which may not have pushed yet what its jobs need; or another look.
-    """
-    with contextlib.ExitStack() as alone:
-        try:
-            alone.enter_context(publish.lock(run.paths.submit_lock, patience=0))
-        except UserError:
-            sync.refresh()
-            return ""
-        return advancing.advance(run, jobs, sync) or ""
 
 
 def _check(request: dict[str, object]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from hyperpod_ft.annexes import own_python
 from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.checkpoint.adapters import origin
 from hyperpod_ft.errors import UserError
@@ -40,8 +39,10 @@ class Models:
 
         Training jobs make their environment in their containers: then there may be none here.
         """
-        run, own = self.run, Path(sys.executable)
-        return own if run is None or (own_python(run.config) and not run.paths.python.exists()) else run.paths.python
+        run = self.run
+        if run is None or (run.config.has_other_interpreters and not run.paths.python.exists()):
+            return Path(sys.executable)
+        return run.paths.python
 
 
 def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = True) -> Models:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from hyperpod_ft import publish
 from hyperpod_ft.config.fields import TimeLimit
 from hyperpod_ft.errors import UserError, last_line
+from hyperpod_ft.launch.launchers import cluster_is_gone
 from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.render import Installation, render_extra
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
@@ -139,7 +140,7 @@ def stop(run: Run, slurm: SlurmLauncher) -> list[Job]:
 
 
 def _state(run: Run, slurm: SlurmLauncher, job: Job) -> JobState:
-    if job.cluster_is_gone:
+    if cluster_is_gone(job):
         return JobState("CANCELLED")
     # a job that Slurm has forgotten has ended
     return slurm.states_of_runs([(run, [job])])[0].get(job, JobState("COMPLETED"))
@@ -151,7 +152,7 @@ def active(run: Run, slurm: SlurmLauncher) -> list[Job]:
     Raises UserError when Slurm does not answer, or the record is damaged.
     """
     recorded = _recorded(run.paths)
-    if recorded is not None and recorded.cluster_is_gone:
+    if recorded is not None and cluster_is_gone(recorded):
         return []
     listed = slurm.active_extra(run, JOB)
     if recorded is None or recorded.job_id in [job.job_id for job in listed] or not _state(run, slurm, recorded).active:

@@ -20,9 +20,10 @@ from pathlib import Path
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, read_config
 from hyperpod_ft.checkpoint.formats.model_directory import CHAT_TEMPLATE
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.finished import BASE, TUNED
-from hyperpod_ft.planning.lora import MAX_LORA_RANK, max_lora_rank
+from hyperpod_ft.planning.lora import max_lora_rank
 from hyperpod_ft.polling import polls
 from hyperpod_ft.processes import die_with_parent, end
 from hyperpod_ft.runs.run_paths import RunPaths

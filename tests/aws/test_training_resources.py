@@ -7,10 +7,11 @@ import yaml
 from hyperpod_ft.aws import stacks
 from hyperpod_ft.aws.stacks import StackEvent
 from hyperpod_ft.config.instances import CATALOGUE
+from hyperpod_ft.config.sections.sagemaker import SageMaker
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.sagemaker.cli.setup import STACK
 from hyperpod_ft.sagemaker.resources import TrainingResources, delete, deploy, template
-from hyperpod_ft.sagemaker.section import RUN_TAG, SageMaker
+from hyperpod_ft.sagemaker.section import RUN_TAG
 from tests.aws.account_place import allowed
 from tests.aws.conftest import REGION, Aws, kit_session
 from tests.aws.kit import Kit

@@ -192,7 +192,7 @@ def test_two_runs_of_one_recipe_below_two_roots_are_two(
     # the first run's ids under the second's names, as after a cluster was set up again
     both = slurm.states_of_runs([(first, of_first), (second, [*of_second, *of_first])])
     assert [set(states) for states in both] == [set(of_first), set(of_second)]
-    found = slurm.states(second, of_first).states
+    found = slurm.states(second, of_first)
     assert {job.job_id for job in found} == {job.job_id for job in of_second}, "only those that are not recorded"
     assert cancel(second, Launchers(slurm)) == of_second
     wait_for(lambda: len(queue()) <= len(of_first), what=queue, every=0.1)

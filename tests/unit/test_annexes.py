@@ -7,13 +7,11 @@ import-linter checks, and asks the registry for those that are left, as planning
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.annexes import NAMES, sections
+from hyperpod_ft.annexes import NAMES
 from tests.programs import call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,12 +38,6 @@ def kit(checkout: Path, *arguments: str) -> str:
     done = call(*arguments, *more, cwd=checkout, PYTHONPATH=str(checkout), XDG_STATE_HOME=str(root))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-@pytest.mark.parametrize("module", [section.__module__ for _, section in sections()])
-def test_a_section_can_be_imported_first(module: str) -> None:
-    """The run file's model imports sections, so they import neither it nor what does."""
-    subprocess.run([sys.executable, "-c", f"import {module}"], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

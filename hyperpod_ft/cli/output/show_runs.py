@@ -115,7 +115,7 @@ def submitted(run: Run, jobs: Sequence[Job], only: str | None = None) -> None:
     listed = ", ".join(f"{' + '.join(stages)} {job_id}" for job_id, stages in stages_of.items())
     print(f"Submitted {run.paths.full_name}: {listed}")
     if Launchers().group_stages(jobs[0]):
-        print(created_line(jobs[0].job_id))  # the first one; the others wait for its records
+        print(f"created training job {jobs[0].job_id}")  # the first one; the others wait for its records
     if skipped:
         print(f"Skipped, already done: {', '.join(skipped)}")
     if run.proposal:
@@ -125,17 +125,11 @@ def submitted(run: Run, jobs: Sequence[Job], only: str | None = None) -> None:
 
 
 def status(current: RunStatus) -> None:
-    if current.created:
-        print(created_line(current.created))
     console().print(status_table(current))
     if current.training_summary:
         print(f"trained: {training_summary.line(current.training_summary)}")
     scores(current.evaluations)
     advice(current)
-
-
-def created_line(job: str) -> str:
-    return f"created training job {job}"
 
 
 def cancelled_lines(jobs: Sequence[Job]) -> list[str]:

@@ -23,7 +23,7 @@ def follow_run(run: Run, launchers: Launchers) -> bool:
             current, ended = session.watch(run, launchers)
             console().print(show_runs.status_table(current))
         else:
-            current, ended = follow_in_lines(follow(run, launchers)), True
+            current, ended = follow_in_lines(follow(run, launchers, _print_event)), True
     except KeyboardInterrupt:
         print()
         _left(run.paths)
@@ -51,8 +51,6 @@ def follow_in_lines(statuses: Iterable[RunStatus]) -> RunStatus:
     printed: dict[str, str] = {}
     progress_printed = 0.0
     for current in statuses:
-        if current.created:
-            print(f"{clock()}  {show_runs.created_line(current.created)}", flush=True)
         if current.note:
             print(f"{clock()}  {current.note}", file=sys.stderr, flush=True)
             continue
@@ -61,13 +59,17 @@ def follow_in_lines(statuses: Iterable[RunStatus]) -> RunStatus:
             if printed.get(stage.stage) != now and stage.state not in ("pending", "not run"):
                 printed[stage.stage] = now
                 seconds = f" in {stage.seconds:.1f} s" if stage.seconds is not None else ""
-                print(f"{clock()}  {stage.stage:<12} {now}{seconds}", flush=True)
+                _print_event(f"{stage.stage:<12} {now}{seconds}")
         known = [(stage.stage, text) for stage in current.stages if (text := _progress(current, stage))]
         if known and time.monotonic() - progress_printed > _PROGRESS_SECONDS:
             progress_printed = time.monotonic()
             for name, text in known:
-                print(f"{clock()}  {name:<12} {text}", flush=True)
+                _print_event(f"{name:<12} {text}")
     return current
+
+
+def _print_event(text: str) -> None:
+    print(f"{clock()}  {text}", flush=True)
 
 
 def _progress(current: RunStatus, stage: StageStatus) -> str:

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from hyperpod_ft.cli.output.show_runs import cancelled_lines, created_line
+from hyperpod_ft.cli.output.show_runs import cancelled_lines
 from hyperpod_ft.cli.output.tables import clock
 from hyperpod_ft.cli.watch import screen, terminal
 from hyperpod_ft.cli.watch.screen import LossHistory
@@ -56,9 +56,7 @@ class _Session:
         """Draw, and obey keys between two looks, until the run ends."""
         # what the records say is shown while the launcher is asked
         self._draw("asking for the states of its jobs")
-        for current in follow(self._run, self._launchers, self._pause):
-            if current.created:
-                self._say(created_line(current.created))
+        for current in follow(self._run, self._launchers, self._say, self._pause):
             if current.note:  # the last known states stay while a launcher does not answer
                 self._say(current.note)
             else:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar
@@ -18,7 +18,7 @@ from typing import IO, ClassVar
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.process.chain import Chain, ChainJob, chains, is_alive, job_states
-from hyperpod_ft.launch.protocol import After, Dependency, Launcher, LauncherAnswer
+from hyperpod_ft.launch.protocol import After, Dependency, JobState, Launcher
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.processes import is_running, signal_all, tree
 from hyperpod_ft.runs.job_files import JOB_ID
@@ -66,10 +66,9 @@ class ProcessLauncher(Launcher):
             if here.recv(1):  # nothing if the chain runner has died; else it holds its lock
                 here.sendall(_BEGIN)
 
-    def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool = False) -> LauncherAnswer:
-        """The chain runner keeps a run going. It begins when all its jobs are recorded."""
-        known = job_states(run.paths.directory)
-        return LauncherAnswer({job: known[job.job_id] for job in jobs if job.job_id in known})
+    def states(self, run: Run, jobs: Sequence[Job]) -> Mapping[Job, JobState]:
+        known = job_states(run.paths.directory)  # the chain runner begins when all its jobs are recorded
+        return {job: known[job.job_id] for job in jobs if job.job_id in known}
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Stop the chain runners that have one of the jobs, and the script that a killed one left running.

@@ -18,7 +18,7 @@ from hyperpod_ft.annexes import annexes
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.secrets import parted
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import After, JobState, Launcher, LauncherAnswer
+from hyperpod_ft.launch.protocol import After, JobState, Launcher
 from hyperpod_ft.launch.render import JOB_COMMENT, reads_secrets, slurm_job_comment, slurm_job_name
 from hyperpod_ft.launch.slurm import programs
 from hyperpod_ft.launch.slurm.programs import START_CONTROLLER, failure, without_defaults
@@ -106,7 +106,7 @@ class SlurmLauncher(Launcher):
         except BaseException:
             # asks Slurm too: an interrupted sbatch may have created a job without printing its id
             with contextlib.suppress(UserError):  # no answer: jobs that may be there need their secrets until `cancel`
-                known = self.states(run, list(jobs.values())).states
+                known = self.states(run, list(jobs.values()))
                 if left := [job for job, state in known.items() if state.active]:
                     self.cancel(run, left)
                 for stage in stages:
@@ -126,10 +126,10 @@ class SlurmLauncher(Launcher):
             if slurm_job_comment(run.paths) in listed.comment
         ]
 
-    def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool = False) -> LauncherAnswer:
+    def states(self, run: Run, jobs: Sequence[Job]) -> Mapping[Job, JobState]:
         """The states of `jobs`, as `states_of_runs` finds them, and of other jobs of the run that are in the queue.
 
-        Other users' jobs among those are ignored: they belong to those users' runs. Slurm itself keeps a run going.
+        Other users' jobs among those are ignored: they belong to those users' runs.
         """
         (known,) = self.states_of_runs([(run, jobs)])
         ids = {job.job_id for job in known}
@@ -137,7 +137,7 @@ class SlurmLauncher(Launcher):
         for listed in self._queue(["--me"]):
             if listed.job_id not in ids and slurm_job_comment(run.paths) in listed.comment and listed.name in stages:
                 known[self._job(stages[listed.name], listed.job_id)] = listed.state
-        return LauncherAnswer(known)
+        return known
 
     def states_of_runs(self, jobs_of: Sequence[tuple[Run, Sequence[Job]]]) -> list[dict[Job, JobState]]:
         """The states of each run's jobs: from squeue, then sacct, then scontrol for those that are still missing.

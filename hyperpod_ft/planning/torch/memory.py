@@ -62,14 +62,16 @@ class TorchMemory(StepMemory):
     def on_rank(self, stage: PipelineStageSize, sharding: Sharding) -> Memory:
         """Memory of a rank under a sharding.
 
-        The loss has the logits of one block of positions only, in fp32, and if the model computes in bf16, in bf16 too;
-        and the hidden states' gradient. Tensor-parallel ranks have as many more positions and as much less of the
-        vocabulary.
+        The loss has the logits of one block of positions only, in fp32, and if the model computes in bf16, in bf16 too
+        or beside their gradient where a compiler fuses the loss; and the hidden states' gradient. Tensor-parallel ranks
+        have as many more positions and as much less of the vocabulary.
         """
         state = ShardedState(self.config, self.degrees, self.shape, stage, sharding)
         ranks = self.degrees.tensor_parallel
-        positions = min(self._loss_tokens, loss_block(self.config.instance.device) * ranks)
-        block = positions * self.shape.vocabulary_on_rank(ranks) * self.in_fp32_too
+        device = self.config.instance.device
+        positions = min(self._loss_tokens, loss_block(device) * ranks)
+        fused = device == "cuda" and self.config.training.compiles(on_accelerator=True)
+        block = positions * self.shape.vocabulary_on_rank(ranks) * (2 * self.element if fused else self.in_fp32_too)
         logits = stage.last * (self._of_batch + block)
         return Memory(
             weights=state.weights,

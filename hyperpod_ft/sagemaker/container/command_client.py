@@ -82,9 +82,9 @@ class ContainerCommands:
             return None
 
     def advance(self) -> None:
-        """Create the run's next training job. If that fails, `status` and `resume` of the kit do it."""
+        """Create the run's next training job. If that fails, `watch` of the kit does it."""
         if subprocess.run(self._command("advance", self._host.parameters.job), check=False).returncode:
-            print("the next training job was not created; hyperpod-ft status creates it", file=sys.stderr, flush=True)
+            print("the next training job was not created; hyperpod-ft watch creates it", file=sys.stderr, flush=True)
 
     def _call(self, *arguments: str) -> None:
         done = subprocess.run(self._command(*arguments), stderr=subprocess.PIPE, text=True, check=False)

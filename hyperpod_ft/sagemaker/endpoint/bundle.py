@@ -8,6 +8,7 @@ from typing import Any
 
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
 from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS, TOKENIZER, has_chat_template, read_config
+from hyperpod_ft.config.sections.sagemaker import Deploy
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.finished import require_done
@@ -16,7 +17,6 @@ from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import ADAPTER_DIRECTORY
 from hyperpod_ft.sagemaker.endpoint.fit import ServedModel
-from hyperpod_ft.sagemaker.endpoint.section import Deploy
 from hyperpod_ft.sagemaker.section import store_of, store_url
 from hyperpod_ft.sagemaker.store.sync import is_here
 

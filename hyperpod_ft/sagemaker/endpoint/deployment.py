@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from hyperpod_ft.aws.checks.service_model import check_request
 from hyperpod_ft.config import run_file, yaml_file
+from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.run_file import RUN_FILE
+from hyperpod_ft.config.sections.sagemaker import Deploy
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.results.samples import RecordedAnswers, Samples
 from hyperpod_ft.runs.run import Run
@@ -16,9 +18,7 @@ from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.sagemaker.endpoint.bundle import Bundle, bundle_of
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import Requests, Target, requests
 from hyperpod_ft.sagemaker.endpoint.fit import fit
-from hyperpod_ft.sagemaker.endpoint.instances import ENDPOINT_INSTANCES
-from hyperpod_ft.sagemaker.endpoint.section import Deploy, deploy_of
-from hyperpod_ft.sagemaker.section import section_of, slug
+from hyperpod_ft.sagemaker.section import slug
 
 _MAX_NAME_LENGTH = 54  # of 63: names of models, configurations and components add up to nine characters
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-[0-9a-f]{12}")
@@ -55,7 +55,7 @@ def with_settings(run: Run, overrides: Sequence[str]) -> Run:
 
 def deploy_section(config: RunConfig) -> Deploy:
     """Section `deploy` of the run. Raises UserError when it is missing."""
-    section = deploy_of(config)
+    section = config.deploy
     if section is None:
         raise UserError(
             f"{config.name}: the run file has no section deploy",
@@ -145,7 +145,7 @@ def _bundle_url(run: Run, bundle: Bundle) -> str:
 
 def _given(config: RunConfig, key: Literal["region", "role", "store"]) -> str | None:
     """A key of section `deploy`, or else of section `sagemaker`."""
-    found = (getattr(section, key, None) for section in (deploy_of(config), section_of(config)))
+    found = (getattr(section, key, None) for section in (config.deploy, config.sagemaker))
     return next((str(value) for value in found if value), None)
 
 

@@ -9,12 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
+from hyperpod_ft.config.sections.sagemaker import Deploy
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.launch.finished import BASE, TUNED
 from hyperpod_ft.planning.lora import max_lora_rank
 from hyperpod_ft.sagemaker.endpoint.fit import MEMORY_SHARE, ServingFit
-from hyperpod_ft.sagemaker.endpoint.instances import ENDPOINT_INSTANCES
-from hyperpod_ft.sagemaker.endpoint.section import Deploy
 from hyperpod_ft.sagemaker.images import IMAGES, image_uri
 from hyperpod_ft.sagemaker.section import RUN_TAG
 

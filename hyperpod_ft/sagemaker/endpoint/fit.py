@@ -7,10 +7,10 @@ hold one request of the longest length. Neuron's server allocates the cache of a
 
 from dataclasses import dataclass
 
+from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES, EndpointInstance
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.sagemaker.endpoint.instances import ENDPOINT_INSTANCES, EndpointInstance
 
 MEMORY_SHARE = 0.9
 # Activations of a step and captured graphs of one device, GiB. An assumption: vLLM measures it when it starts.

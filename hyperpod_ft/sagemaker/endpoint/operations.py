@@ -21,8 +21,8 @@ from hyperpod_ft.sagemaker.endpoint.creation import Creation
 from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix, deployment, is_endpoint_name
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import Target
 from hyperpod_ft.sagemaker.endpoint.endpoints import Endpoint, Endpoints
-from hyperpod_ft.sagemaker.endpoint.instances import price_per_hour
 from hyperpod_ft.sagemaker.endpoint.invoking import stream
+from hyperpod_ft.sagemaker.endpoint.price import price_per_hour
 from hyperpod_ft.sagemaker.endpoint.proof import Proof
 from hyperpod_ft.sagemaker.endpoint.remove import remove
 from hyperpod_ft.sagemaker.endpoint.waiting import EndpointWatch

@@ -17,7 +17,7 @@ from hyperpod_ft.runs.records import Output, Record, unix_time
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.sagemaker.groups import run_files
-from hyperpod_ft.sagemaker.section import section_of, store_of, store_url
+from hyperpod_ft.sagemaker.section import store_of, store_url
 from hyperpod_ft.sagemaker.store.stored_checkpoints import stored_outputs
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def pull_models(run: Run, directories: Collection[Path]) -> None:
     May be killed at any moment and called again: complete files stay. Does nothing for a run that is not in a store.
     Raises UserError when the store cannot be read, or lacks a file.
     """
-    section, store = section_of(run.config), store_of(run.config)
+    section, store = run.config.sagemaker, store_of(run.config)
     if section is None or store is None or not run.paths.store_listing.exists():
         return
     if missing := _missing(run.journal, directories):

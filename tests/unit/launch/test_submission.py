@@ -16,7 +16,7 @@ from hyperpod_ft.launch import snapshot as snapshots
 from hyperpod_ft.launch.decision import decide
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import LauncherAnswer
+from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.launch.status import status
@@ -222,8 +222,8 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_exit_status(
     make_run: MakeRun, marker: str | None, log: bool, state: str
 ) -> None:
     class Forgetful(SlurmLauncher):
-        def states(self, *_: object, **__: object) -> LauncherAnswer:  # type: ignore[override]
-            return LauncherAnswer({})
+        def states(self, *_: object, **__: object) -> dict[Job, JobState]:  # type: ignore[override]
+            return {}
 
     run = make_run()
     prepare(run, Launchers())
@@ -237,7 +237,7 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_exit_status(
 
 def test_a_slurm_that_does_not_answer_leaves_what_the_records_say(make_run: MakeRun) -> None:
     class Silent(SlurmLauncher):
-        def states(self, *_: object, **__: object) -> LauncherAnswer:  # type: ignore[override]
+        def states(self, *_: object, **__: object) -> dict[Job, JobState]:  # type: ignore[override]
             raise UserError("squeue: no answer in 60 s")
 
     run = make_run()
@@ -256,7 +256,7 @@ def test_a_slurm_that_does_not_answer_leaves_what_the_records_say(make_run: Make
 
 def test_the_jobs_of_a_cluster_that_is_gone_are_gone(make_run: MakeRun) -> None:
     class Other(SlurmLauncher):
-        def states(self, *_: object, **__: object) -> LauncherAnswer:  # type: ignore[override]
+        def states(self, *_: object, **__: object) -> dict[Job, JobState]:  # type: ignore[override]
             raise AssertionError("another cluster is not asked")
 
     run = make_run()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hyperpod_ft.planning.lora import MAX_LORA_RANK, max_lora_rank
+from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK
+from hyperpod_ft.planning.lora import max_lora_rank
 
 
 @pytest.mark.parametrize(("rank", "accepted"), [(1, 8), (8, 8), (9, 16), (257, 320), (MAX_LORA_RANK, 512)])

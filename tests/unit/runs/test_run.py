@@ -11,11 +11,11 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.protocol import LauncherAnswer
+from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.submit import cancel, prepare, submit
 from hyperpod_ft.runs import references
-from hyperpod_ft.runs.jobs import GitState, Submission
+from hyperpod_ft.runs.jobs import GitState, Job, Submission
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 
@@ -88,7 +88,7 @@ def test_a_run_file_that_cannot_be_submitted_leaves_a_run_that_commands_can_read
     make_run: Callable[..., Run], tmp_path: Path
 ) -> None:
     class Unreachable(SlurmLauncher):
-        def states(self, *_: object, **__: object) -> LauncherAnswer:  # type: ignore[override]
+        def states(self, *_: object, **__: object) -> dict[Job, JobState]:  # type: ignore[override]
             raise UserError("squeue: no answer in 60 s")
 
     run = make_run()

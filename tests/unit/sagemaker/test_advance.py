@@ -56,7 +56,7 @@ def test_each_job_is_created_when_the_records_of_the_one_before_are_there(run: R
     assert advance_run(run, jobs) is None
     jobs.set_state(name(run, "train"), RUNNING)
     finish(run, ["train"])
-    status(run, launchers, keep_going=True)
+    launchers.advance(run)
     assert jobs.created == ["prepare-1", "train-1", "finish-1"]
     finish(run, ["consolidate", "merge", "generate"])
     before = dict(jobs.found)
@@ -112,13 +112,12 @@ def test_two_at_once_create_one_job(run: Run, jobs: Jobs) -> None:
     assert jobs.created == ["prepare-1", "train-1"]
 
 
-@pytest.mark.parametrize("look", ["status", "watch"])
-def test_status_and_watch_keep_a_run_going(run: Run, jobs: Jobs, look: str) -> None:
-    launchers = submitted_and_lost(run, jobs)
-    looked = status(run, launchers, keep_going=True) if look == "status" else next(follow(run, launchers))
-    assert looked.created == name(run, "train", 2)
+def test_watch_keeps_a_run_going(run: Run, jobs: Jobs) -> None:
+    launchers, said = submitted_and_lost(run, jobs), list[str]()
+    next(follow(run, launchers, said.append))
     assert jobs.created == ["train-1", "train-2"]
-    assert status(run, launchers, keep_going=True).created == "", "it is there"
+    next(follow(run, launchers, said.append))
+    assert said == [f"created training job {name(run, 'train', 2)}"], "then it is there"
 
 
 def test_what_only_reads_or_is_about_to_change_a_run_creates_nothing(run: Run, jobs: Jobs) -> None:
@@ -127,6 +126,7 @@ def test_what_only_reads_or_is_about_to_change_a_run_creates_nothing(run: Run, j
     with pytest.raises(UserError, match="train"):
         main.compare([str(run.paths.directory)])
     main.list_command(run.paths.root)
+    status(run, launchers)
     publish.write_text(run.paths.log("train", name(run, "train")), "step 41\n")
     assert "".join(log(run, launchers, "train", until_it_ends=False)) == "step 41\n"
     launchers.bring_small_files(run, also="sagemaker")
@@ -138,8 +138,8 @@ def test_a_look_at_a_run_that_is_being_submitted_creates_nothing(run: Run, jobs:
     """Its files may not be in the store yet."""
     launchers = submitted_and_lost(run, jobs)
     with publish.lock(run.paths.submit_lock):
-        assert status(run, launchers, keep_going=True).created == ""
-    assert status(run, launchers, keep_going=True).created == name(run, "train", 2)
+        assert launchers.advance(run) == ""
+    assert launchers.advance(run) == name(run, "train", 2)
 
 
 def submitted_and_lost(run: Run, jobs: Jobs) -> Launchers:
@@ -151,14 +151,9 @@ def submitted_and_lost(run: Run, jobs: Jobs) -> Launchers:
 
 
 def test_what_was_created_is_printed(run: Run, jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
-    launchers = submitted(run)
+    submitted(run)
     show_runs.submitted(run, run.journal.jobs())
     assert f"created training job {name(run, 'prepare')}\n" in capsys.readouterr().out
-    finish(run, ["env", "download", "dataset"])
-    show_runs.status(status(run, launchers, keep_going=True))
-    assert capsys.readouterr().out.startswith(f"created training job {name(run, 'train')}\n")
-    show_runs.status(status(run, launchers, keep_going=True))
-    assert "created training job" not in capsys.readouterr().out
 
 
 def test_states_say_what_a_job_waits_for(run: Run, jobs: Jobs) -> None:

@@ -13,12 +13,14 @@ from hyperpod_ft import publish
 from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
+from hyperpod_ft.launch.follow import follow
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import JobState, LauncherAnswer
+from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.planning.plan import StagePlan
+from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Output, Record
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
@@ -112,14 +114,15 @@ def test_a_run_of_another_user_creates_and_stops_nothing(run: Run, jobs: Jobs, m
     os.chown(run.paths.config_path, 65534, 65534)
     with monkeypatch.context() as patch:
         patch.setattr(launcher_module, "sync_of", lambda *_: pytest.fail("its directory may have links to our files"))
-        assert status(run, launchers, keep_going=True).state == "pending"
+        assert launchers.advance(run) == ""
+        assert status(run, launchers).state == "pending"
         assert all(launchers.log(run, job) is None for job in run.journal.jobs())
     with pytest.raises(UserError, match="belongs to another user"):  # a copy of this user's run.yaml names his jobs
         submit.cancel(run, launchers)
     assert not jobs.stopped
     assert jobs.created == ["prepare-1"]
     os.chown(run.paths.config_path, 0, 0)
-    assert status(run, launchers, keep_going=True).created == name(run, "train")
+    assert launchers.advance(run) == name(run, "train")
 
 
 @pytest.mark.parametrize("moment", ["before it is created", "after `cancel` looked for jobs"])
@@ -192,11 +195,11 @@ def test_a_refused_job_leaves_nothing_that_waits(run: Run, jobs: Jobs) -> None:
     # later, when the records are there, and nobody watches
     finish(run, ["env", "download", "dataset"])
     jobs.refuse = "ResourceLimitExceeded"
-    current = status(run, launchers, keep_going=True)
+    current = next(follow(run, launchers))
     assert "ResourceLimitExceeded" in current.note
     assert shown(current)["train"] == "pending"
     jobs.refuse = ""
-    status(run, launchers, keep_going=True)
+    next(follow(run, launchers))
     assert jobs.created == ["prepare-2", "train-2"]
 
 
@@ -254,8 +257,8 @@ class Recording(SlurmLauncher):
     def submit(self, run: Run, stages: Iterable[Any], after: object) -> None:
         self.stages.extend(stage.name for stage in stages)
 
-    def states(self, *_: object, **__: object) -> LauncherAnswer:
-        return LauncherAnswer({})
+    def states(self, *_: object, **__: object) -> dict[Job, JobState]:
+        return {}
 
 
 def test_the_code_of_a_run_is_that_of_its_submission(run: Run, jobs: Jobs) -> None:

@@ -13,7 +13,7 @@ from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import JobState, LauncherAnswer
+from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.submit import create_run_directory
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Record, utc_now
@@ -99,9 +99,9 @@ def test_a_shared_job_that_can_never_start_is_replaced(tmp_path: Path, monkeypat
     class Waiting(ProcessLauncher):
         """Has one job, which waits; takes stages instead of starting them."""
 
-        def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool = False) -> LauncherAnswer:
+        def states(self, run: Run, jobs: Sequence[Job]) -> dict[Job, JobState]:
             left = [job for job in jobs if job.job_id == "stuck" and job not in cancelled]
-            return LauncherAnswer(dict.fromkeys(left, JobState("PENDING")))
+            return dict.fromkeys(left, JobState("PENDING"))
 
         def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
             cancelled.extend(jobs)

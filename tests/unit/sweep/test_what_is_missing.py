@@ -7,7 +7,7 @@ import pytest
 
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import After, JobState, LauncherAnswer
+from hyperpod_ft.launch.protocol import After, JobState
 from hyperpod_ft.launch.submit import create_run_directory
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.jobs import Job
@@ -39,9 +39,9 @@ class Queue(ProcessLauncher):
         run.journal.add_job(Job(stage, f"{run.config.name}-{stage}{'-again' * earlier}", self.name, utc_now()))
         return run.journal.jobs()[-1].job_id
 
-    def states(self, run: Run, jobs: Sequence[Job], *, keep_going: bool = False) -> LauncherAnswer:
+    def states(self, run: Run, jobs: Sequence[Job]) -> dict[Job, JobState]:
         known = [job for job in jobs if job.job_id not in self.ended]
-        return LauncherAnswer({job: JobState("RUNNING" if job.job_id in self.running else "PENDING") for job in known})
+        return {job: JobState("RUNNING" if job.job_id in self.running else "PENDING") for job in known}
 
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         self.cancelled.extend(job.job_id for job in jobs)

@@ -30,7 +30,7 @@ def prepared(make_run: MakeRun, **scripts: str) -> Run:
 
 
 def states(run: Run) -> dict[str, str]:
-    return {job.stage: state.state for job, state in ProcessLauncher().states(run, run.journal.jobs()).states.items()}
+    return {job.stage: state.state for job, state in ProcessLauncher().states(run, run.journal.jobs()).items()}
 
 
 def ended(run: Run) -> bool:

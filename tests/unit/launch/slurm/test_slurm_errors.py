@@ -35,7 +35,7 @@ def test_what_only_the_accounting_calls_running_has_ended(
     programs = {"squeue": "echo 'Invalid job id specified' >&2; exit 1", "sacct": f"cat <<'E'\n{rows}\nE"}
     put_on_path({**programs, "scontrol": "exit 1"}, tmp_path / "bin", monkeypatch)
     jobs = [Job("env", job, "slurm", "2026-01-01T00:00:00Z") for job, _ in _ACCOUNTED]
-    found = SlurmLauncher().states(run, jobs).states
+    found = SlurmLauncher().states(run, jobs)
     assert {job.job_id: state.state for job, state in found.items()} == {"7": "FAILED"}
 
 

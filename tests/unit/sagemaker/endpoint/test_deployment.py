@@ -14,7 +14,6 @@ from hyperpod_ft.runs.results.samples import RecordedAnswers, Samples
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.endpoint.bundle import small_files_in_store
 from hyperpod_ft.sagemaker.endpoint.deployment import deployment, endpoint_name, is_endpoint_name, with_settings
-from hyperpod_ft.sagemaker.endpoint.section import deploy_of
 
 CONFIG = {
     "model_type": "llama",
@@ -136,8 +135,8 @@ def test_other_settings_leave_the_run_what_it_is(tmp_path: Path) -> None:
     other = with_settings(run, ["deploy.instance_type=g6e.xlarge", "deploy.instances=2"])
     assert other.paths.directory == run.paths.directory
     assert other.plan == Run.of(other.config).plan
-    assert deploy_of(other.config) is not None
-    assert deploy_of(other.config).instances == 2
+    assert other.config.deploy is not None
+    assert other.config.deploy.instances == 2
     with pytest.raises(UserError, match="only keys of section deploy"):
         with_settings(run, ["training.epochs=1"])
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.aws.checks.service_model import check_request, model
+from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
+from hyperpod_ft.config.sections.sagemaker import Deploy
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.sagemaker.endpoint import scaling
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import Target, component_name, requests
 from hyperpod_ft.sagemaker.endpoint.fit import ServingFit
-from hyperpod_ft.sagemaker.endpoint.instances import ENDPOINT_INSTANCES
-from hyperpod_ft.sagemaker.endpoint.section import Deploy
 from hyperpod_ft.sagemaker.images import IMAGES, image_uri
 from tests import golden
 

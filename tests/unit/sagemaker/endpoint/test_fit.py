@@ -1,9 +1,9 @@
 import pytest
 
+from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.sagemaker.endpoint.fit import MEMORY_SHARE, WORK_GIB, ServedModel, fit
-from hyperpod_ft.sagemaker.endpoint.instances import ENDPOINT_INSTANCES
 
 LLAMA_8B = {
     "model_type": "llama",
