@@ -26,7 +26,10 @@ _WITH_NETWORK = ("env", "download", "tasks")
 # For ranks that compute on CPUs. By default glibc takes blocks of more than 32 MB from the kernel whenever they are
 # allocated, one page fault for every 4 KB, and returns what is free at the end of its heap; a training step would pay
 # for that each time (mallopt(3)).
+# On GPUs, torch's allocator keeps a block for tensors of its size unless segments can grow; how much the loss needs
+# differs from step to step with the labels.
 ALLOCATION_ON_CPUS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(4 * 2**30))
+_ALLOCATION = {"cpu": ALLOCATION_ON_CPUS, "cuda": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def _context(
         "python": python,
         "interpreter_remedy": remedy,
         "code": installation.code,
-        "allocation": ALLOCATION_ON_CPUS,
+        "allocation": _ALLOCATION.get(run.config.instance.device, {}),
         # what compiles and trains on Neuron devices
         "neuron": rules_of(run.config.engine).variables(run.config, run.paths.neuron_cache)
         if "precompile" in run.plan

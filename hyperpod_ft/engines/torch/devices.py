@@ -1,5 +1,7 @@
 """What differs between kinds of devices, where torch itself does not hide it."""
 
+import os
+
 import torch
 
 # by their names in a run file
@@ -13,6 +15,12 @@ def fixed_shapes(device: torch.device) -> bool:
     TorchNeuron (AWS's documentation of Neuron 2.33: "torch.compile on Neuron", "Guidelines for memory management").
     """
     return device.type not in ("cpu", "cuda")
+
+
+def host_threads(ranks: int) -> int:
+    """The share of this process's cores that each of so many ranks on the node has."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // ranks)
 
 
 class HostCopy:

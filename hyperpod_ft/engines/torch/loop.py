@@ -6,6 +6,7 @@ never change, so a compiler sees one graph.
 """
 
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -95,6 +96,9 @@ class TrainingLoop:
         self.vocabulary = read_config(task.base_model).get("vocab_size")
         rate_factor = partial(adapters.learning_rate_factor, lora=task.config.lora)
         self.steps_ahead = int(devices.is_asynchronous(device))  # of the one whose outcome is read
+        if task.layout.sharding.offload != "none" and device.type != "cpu":
+            # the update is computed here; scripts give a rank one thread, for ranks that compute on the same CPUs
+            torch.set_num_threads(devices.host_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self.optimizer = AdamW(self.trained_weights, self.config, rate_factor)
         self.validation = validation_of(task, self.objective, device, meshes)
         self.state = TrainingState(task, ranks, device, self.trained_weights, self.optimizer)

@@ -49,6 +49,12 @@ def test_scripts_equal_the_golden_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {path.stem for path in SCRIPTS.glob("*.sbatch")} == set(scripts)
 
 
+def test_memory_that_is_freed_on_a_gpu_serves_other_sizes() -> None:
+    script = render(of_recipe("llama3-8b-dpo-p5"), INSTALLATION)["train"]
+    assert 'export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF:-expandable_segments:True}"\n' in script
+    assert "MALLOC" not in script
+
+
 def without_names(script: str) -> str:
     """The script without what the run and its id put into every line that names them."""
     _, name, run_id = re.findall(r"^readonly RUN_DIR=(/fsx/hyperpod-ft/runs/(.*)/(.*))$", script, re.MULTILINE)[0]

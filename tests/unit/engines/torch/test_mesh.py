@@ -1,14 +1,17 @@
-"""Process groups of the device mesh."""
+"""Process groups of the device mesh, and what ranks share of a node."""
 
 import multiprocessing
+import os
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.mesh import backend, device_meshes, make_meshes
 from hyperpod_ft.planning.layout import Degrees
 
@@ -16,6 +19,12 @@ from hyperpod_ft.planning.layout import Degrees
 def test_tensors_in_host_memory_have_a_backend() -> None:
     assert backend(torch.device("cpu")) == "gloo"
     assert backend(torch.device("cuda", 1)) == "cpu:gloo,cuda:nccl"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no affinity")
+def test_ranks_share_the_cores_that_they_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(96)))
+    assert [devices.host_threads(ranks) for ranks in (1, 8, 200)] == [96, 12, 1]
 
 
 def timeouts(rank: int, store: Path) -> set[float]:
