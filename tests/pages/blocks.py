@@ -24,7 +24,7 @@ def run_blocks(
     found: Sequence[str],
     directory: Path,
     environment: Mapping[str, str],
-    timeout: float = 300,
+    timeout: float = 700,
     answers: Sequence[str] = (),
 ) -> list[str]:
     """Type the blocks into one bash in `directory`; returns what each has printed. The first error ends it.
