@@ -114,9 +114,6 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    def check_with(self, config: Any) -> None:
-        """Raise ValueError when this section, of an annex, does not go with others of this RunConfig."""
-
 
 def flattened(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
     """Each value by its whole key, such as `section.key`; lists, and mappings without a key, are values."""

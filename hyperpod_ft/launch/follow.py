@@ -51,15 +51,14 @@ def follow(
     """
     patience = _Patience(f"later: hyperpod-ft watch {run.paths.directory}", pause)
     while True:
-        refused = ""
-        try:
-            if created := launchers.advance(run):
-                say(f"created training job {created}")
-        except UserError as error:
-            refused = str(error)
         current = status(run, launchers)
-        if refused and not current.note:
-            current = replace(current, note=refused)
+        if not current.note and not any(stage.state == "running" for stage in current.stages):
+            try:
+                if created := launchers.advance(run):
+                    say(f"created training job {created}")
+                    current = status(run, launchers)
+            except UserError as error:
+                current = replace(current, note=str(error))
         yield current
         if current.note:
             patience.wait(current.note)

@@ -29,7 +29,10 @@ _WITH_NETWORK = ("env", "download", "tasks")
 # On GPUs, torch's allocator keeps a block for tensors of its size unless segments can grow; how much the loss needs
 # differs from step to step with the labels.
 ALLOCATION_ON_CPUS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(4 * 2**30))
-_ALLOCATION = {"cpu": ALLOCATION_ON_CPUS, "cuda": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}
+_ALLOCATION_ON_GPUS = {
+    "PYTORCH_ALLOC_CONF": "${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+}  # or its older name
+_ALLOCATION = {"cpu": ALLOCATION_ON_CPUS, "cuda": _ALLOCATION_ON_GPUS}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Training jobs know no dependencies. A submission records all its jobs at once, under the names they will have; `advance`
 creates the first one whose stages have no records yet. It reads the current state each time and is idempotent:
-a submission, every look at the states of the run's jobs and, at its end, a container call it, also at the same time,
+a submission, `watch` and, at its end, a container call it, also at the same time,
 because SageMaker refuses a second job of the same name.
 
 A job that ended without the records of its stages may be followed by another. `job/recovery.decide` judges crashes

@@ -149,7 +149,7 @@ def _quotas(run: Run, given: Account) -> list[Finding]:
         elif at_once.get(name, 0) > limits[name]["Value"]:
             _, request = capacity.shortfall(given.place.region, limits[name], at_once[name], 0)
             problem = f"quota `{name}` is {limits[name]['Value']:g}: too small for a job and the one before it"
-            remedy = f"keep `submit --watch` running, or call `status`, which creates the next job; or {request}"
+            remedy = f"keep `submit --watch` running, or call `watch`, which creates the next job; or {request}"
             findings.append(warning(key, problem, remedy))
     return findings
 
@@ -223,8 +223,8 @@ def _may_read(key: str, source: str, given: Account) -> list[Finding]:
 
 
 def _next_job_permissions(run: Run, given: Account) -> list[Finding]:
-    """A job's container creates the next job at its end; without these permissions, `status` does."""
-    remedy = "allow these, or keep `submit --watch` running: `status` creates the next job too"
+    """A job's container creates the next job at its end; without these permissions, `watch` does."""
+    remedy = "allow these, or keep `submit --watch` running: it creates the next job too"
     found = role.has_permissions(given, _creation_needs(run, given), remedy)
     return [replace(finding, verdict="warning") for finding in found]
 

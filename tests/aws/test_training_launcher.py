@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
 
-def test_a_container_that_may_not_create_the_next_job_says_so_and_status_does(aws: "Aws", tmp_path: Path) -> None:
+def test_a_container_that_may_not_create_the_next_job_says_so_and_watch_does(aws: "Aws", tmp_path: Path) -> None:
     jobs = Jobs(aws, tmp_path / "fsx")
     jobs.deny("sagemaker:CreateTrainingJob")
     command = Command(tmp_path, aws, training_run.values(tmp_path / "fsx" / "ft", jobs.section))
@@ -33,11 +33,13 @@ def test_a_container_that_may_not_create_the_next_job_says_so_and_status_does(aw
     assert command.created() == ["prepare-1"]
     log = training_run.log(command.aws, command.jobs()[0])
     assert "sagemaker:CreateTrainingJob" in log
-    assert "the next training job was not created; hyperpod-ft status creates it" in log
+    assert "the next training job was not created; hyperpod-ft watch creates it" in log
     described = command.aws.client("sagemaker").describe_training_job(TrainingJobName=command.jobs()[0])
     assert described["TrainingJobStatus"] == "Completed", "its own stages are done"
-    command.run("status")
-    assert command.created() == ["prepare-1", "train-1"]
+    assert "hyperpod-ft watch" in command.run("status")
+    assert command.created() == ["prepare-1"]
+    command.start("watch")
+    wait_for(lambda: command.created() == ["prepare-1", "train-1"], 60)
     command.run("cancel")
     command.wait_until_ended()
 

@@ -109,7 +109,7 @@ def test_the_loss_in_blocks_is_that_of_whole_logits(device: torch.device, fused:
         pytest.skip("only a GPU's loss is compiled")
     torch.manual_seed(0)
     head = torch.nn.Linear(16, 50, bias=False).to(device)
-    hidden = random(2 * loss_block(device.type) + 7, 16, device=device, dtype=torch.float32)
+    hidden = random(2 * loss_block(fused=fused) + 7, 16, device=device, dtype=torch.float32)
     targets = torch.randint(0, 50, (len(hidden),)).to(device)
     targets[::4] = IGNORED
     blocks = summed_cross_entropy(hidden, head, targets, LogitsRule(fused=fused))

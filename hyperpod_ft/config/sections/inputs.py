@@ -90,8 +90,8 @@ class Dataset(Section):
     )
     overlong: Literal["drop", "truncate"] = Field(
         "drop",
-        description="What happens to examples longer than max_length or max_target_length. No effect with packing"
-        " `wrapped`.",
+        description="What happens to examples longer than max_length or max_target_length: `drop` counts them as bad"
+        " rows. No effect with packing `wrapped`.",
     )
     validation_share: Share = Field(0.02, description="Fraction of the raw rows held out for validation.")
     max_bad_rows: NonNegativeInt = Field(

@@ -21,13 +21,13 @@ def has_sequence_parallel(config: RunConfig, degrees: Degrees) -> bool:
     return divides and given is not False
 
 
-def loss_block(device_type: str) -> int:
-    """Positions whose logits are in memory at once.
+def loss_block(*, fused: bool) -> int:
+    """Positions whose logits are in memory at once; `fused`: a compiler makes one pass of them.
 
     On a CPU, 256 to 1,024 were as fast, 64 were not. On an H200 with a trained head of 128,256 tokens, 256 took 115 ms
     for 8,192 positions, 1,024 took 63, 2,048 took 55 and 4,096 took 51.
     """
-    return 2048 if device_type == "cuda" else 256
+    return 2048 if fused else 256
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,8 @@ class TorchMemory(StepMemory):
         """
         state = ShardedState(self.config, self.degrees, self.shape, stage, sharding)
         ranks = self.degrees.tensor_parallel
-        device = self.config.instance.device
-        positions = min(self._loss_tokens, loss_block(device) * ranks)
-        fused = device == "cuda" and self.config.training.compiles(on_accelerator=True)
+        fused = self._fuses_loss and ranks == 1
+        positions = min(self._loss_tokens, loss_block(fused=fused) * ranks)
         block = positions * self.shape.vocabulary_on_rank(ranks) * (2 * self.element if fused else self.in_fp32_too)
         logits = stage.last * (self._of_batch + block)
         return Memory(
@@ -80,6 +79,13 @@ class TorchMemory(StepMemory):
             activations=self.activations(stage, logits),
             logits=logits,
         )
+
+    @property
+    def _fuses_loss(self) -> bool:
+        """Whether a compiler fuses the loss of a head that is neither divided nor adapted."""
+        config = self.config
+        adapted = config.training.method == "lora" and "lm_head" in target_names(config.lora, self.shape.model_type)
+        return config.instance.device == "cuda" and config.training.compiles(on_accelerator=True) and not adapted
 
     def on_fullest_rank(self, sharding: Sharding) -> float:
         """The bytes that the fullest rank needs."""

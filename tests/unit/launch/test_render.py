@@ -51,7 +51,8 @@ def test_scripts_equal_the_golden_ones(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_that_is_freed_on_a_gpu_serves_other_sizes() -> None:
     script = render(of_recipe("llama3-8b-dpo-p5"), INSTALLATION)["train"]
-    assert 'export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF:-expandable_segments:True}"\n' in script
+    default = "${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"  # the older name of the same settings
+    assert f'export PYTORCH_ALLOC_CONF="${{PYTORCH_ALLOC_CONF:-{default}}}"\n' in script
     assert "MALLOC" not in script
 
 

@@ -195,9 +195,11 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
     assert (everything.gradients, everything.optimizer) == (pytest.approx(6 * ends), 0)
     checkpointed = on_p5("zero3", training__activation_checkpointing="full")
     assert checkpointed.activations < on_p5("zero3").activations
-    many = {"training__micro_batch_size": 64}
-    divided = on_p5("", parallelism={"tensor_parallel": 4}, **many)
-    assert divided.logits == on_p5("zero3", **many).logits, "a quarter of the words, of four times the tokens"
+    divided, eager = {"parallelism": {"tensor_parallel": 4}}, {"training__compile": False}
+    assert on_p5("", **divided, **eager).logits == on_p5("zero3", **eager).logits, (
+        "a quarter of the words, of four times the tokens"
+    )
+    assert on_p5("", **divided).logits < on_p5("zero3").logits, "a compiler fuses larger blocks, of a whole head"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,7 @@ def test_engine_torch_by_sharding(make_run: MakeRun) -> None:
         ("llama3-8b-lora-trn2", LLAMA_3_8B, 4.5),
         ("qwen3-8b-full-trn2", QWEN3_8B, 4.9),
         ("llama3-70b-lora-trn1", LLAMA_3_70B, 5.7),
-        ("gptj-6b-full-p4d", GPTJ_6B, 31.9),
+        ("gptj-6b-full-p4d", GPTJ_6B, 31.6),
         ("llama3-8b-dpo-p5", LLAMA_3_8B, 29.2),
         ("qwen3-8b-lora-training-job", QWEN3_8B, 17.7),
         ("qwen3-8b-full-training-job", QWEN3_8B, 27.4),

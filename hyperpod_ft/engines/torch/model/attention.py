@@ -13,7 +13,6 @@ _preprocess_mask_arguments), through recomputation, sharding and compilation. It
 """
 
 import inspect
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,9 +29,7 @@ NAME = "documents"
 # Queries that share a mask where one is needed: of [_BLOCK, window + _BLOCK] for a sliding window.
 _BLOCK = 256
 # Torch 2.11 has no such argument; its kernel takes fewer heads of keys and values all the same.
-_of_documents = (
-    partial(varlen_attn, enable_gqa=True) if "enable_gqa" in inspect.signature(varlen_attn).parameters else varlen_attn
-)
+_FEWER_HEADS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_SIZE = 256  # the largest
 _FLASH_HEAD_STEP = 8  # sizes are multiples of this; flash attention itself pads nothing
@@ -89,8 +86,11 @@ def attend(
     if query.is_cuda and not softcap and not dropout and _flash(tokens):
         length = query.shape[2]
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
-        attended = _of_documents(
-            *(tokens[0], tokens[1], tokens[2], bounds, bounds, length, length), scale=scaling, window_size=window
+        attended = varlen_attn(
+            *(tokens[0], tokens[1], tokens[2], bounds, bounds, length, length),
+            scale=scaling,
+            window_size=window,
+            **_FEWER_HEADS,
         )
         assert isinstance(attended, torch.Tensor)
     else:

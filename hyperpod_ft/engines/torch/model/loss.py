@@ -56,7 +56,7 @@ def summed_cross_entropy(
     Shapes do not depend on how many count. The result has one backward pass. Collective where the head is divided.
     """
     if type(head) is nn.Linear and torch.is_grad_enabled() and head.weight.requires_grad:
-        own_rows, block, hidden = _rows_and_block(head, hidden)
+        own_rows, block, hidden = _rows_and_block(head, hidden, rule)
         loss: torch.Tensor = _LossSum.apply(  # type: ignore[no-untyped-call]
             hidden, head.weight, head.bias, targets, rule, own_rows, block
         )
@@ -70,7 +70,7 @@ def cross_entropies(hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor
     A head that is trained takes one more product than for the sum: its gradient needs the weights, which are known in
     the backward pass only.
     """
-    own_rows, block, hidden = _rows_and_block(head, hidden)
+    own_rows, block, hidden = _rows_and_block(head, hidden, rule)
     if type(head) is nn.Linear:
         weight: torch.Tensor = head.weight
         bias: torch.Tensor | None = head.bias
@@ -101,12 +101,14 @@ def document_cross_entropies(
     return torch.stack([part.sum() for part in losses.split(counts)]) if counts else losses.new_zeros(0)
 
 
-def _rows_and_block(head: nn.Module, hidden: torch.Tensor) -> tuple[VocabularyRows | None, int, torch.Tensor]:
+def _rows_and_block(
+    head: nn.Module, hidden: torch.Tensor, rule: LogitsRule
+) -> tuple[VocabularyRows | None, int, torch.Tensor]:
     """The rows of a divided head, the positions of a block, and hidden states whose gradients add up over ranks."""
-    own_rows, block = vocabulary_rows_of(head), loss_block(hidden.device.type)
+    own_rows = vocabulary_rows_of(head)
     if own_rows is None:
-        return None, block, hidden
-    return own_rows, block * own_rows.group.size(), copy_to_ranks(hidden, own_rows.group)
+        return None, loss_block(fused=rule.fused and type(head) is nn.Linear), hidden
+    return own_rows, loss_block(fused=False) * own_rows.group.size(), copy_to_ranks(hidden, own_rows.group)
 
 
 def _block_losses(
@@ -245,7 +247,9 @@ def _in_blocks(
         if grad_weight is not None:
             _add_product(grad_weight, gradient.t(), (x * factor).to(weight.dtype), first=begin == 0)
         if grad_bias is not None:
-            grad_bias += gradient.t().float() @ factor.flatten()
+            few = loss_block(fused=False)  # in fp32, of a block that is fused
+            for some, by in zip(gradient.split(few), factor.split(few), strict=True):
+                grad_bias += some.t().float() @ by.flatten()
     return losses, grad_hidden, grad_weight, grad_bias
 
 

@@ -22,7 +22,8 @@ WEIGHTS = torch.tensor([0.3, -2.0, 1.5, 0.25])
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss, "loss_block", lambda _: 10)
+    monkeypatch.setattr(loss, "loss_block", lambda *, fused: 10)
+    monkeypatch.setattr(loss, "_compiled", lambda: loss.softmax_less_one_hot_at_once)
 
 
 def example(dtype: torch.dtype = torch.float32, bias: bool = False) -> tuple[torch.Tensor, nn.Linear, torch.Tensor]:
@@ -32,7 +33,11 @@ def example(dtype: torch.dtype = torch.float32, bias: bool = False) -> tuple[tor
 
 
 @pytest.mark.parametrize("head_is", ["frozen", "trained", "with bias", "adapted"])
-@pytest.mark.parametrize("rule", [LogitsRule(), LogitsRule(scale=3.0, softcap=1.5)], ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [LogitsRule(), LogitsRule(scale=3.0, softcap=1.5), LogitsRule(scale=3.0, softcap=1.5, fused=True)],
+    ids=str,
+)
 def test_losses_and_weighted_gradients_are_those_of_whole_logits(rule: LogitsRule, head_is: str) -> None:
     hidden, plain, targets = example(bias=head_is == "with bias")
     head: nn.Module = plain
