@@ -76,8 +76,9 @@ class MetricsLog:
     ) -> None:
         self._task, self._path, self._every = task, task.metrics_path, task.config.training.log_every_steps
         self._throughput, self._rows, self._steps, self._peak_memory_mb = throughput, rows, steps, peak_memory_mb
-        self._begun_at = self._progress_at = self._written_at = time.monotonic()
-        self._begun_step = self._written_step = progress.step
+        self._begun_at = self._progress_at = time.monotonic()
+        self._begun_step = progress.step
+        self._rows_written = [(self._begun_at, progress.step)] * 2  # when, and of which step: the last two
 
     def open(self) -> None:
         """Drop the rows of steps that will be trained again."""
@@ -118,7 +119,7 @@ class MetricsLog:
         """Leave these seconds, which just passed without training, out of rates and of the training time."""
         self._begun_at += seconds
         self._progress_at += seconds
-        self._written_at += seconds
+        self._rows_written = [(at + seconds, step) for at, step in self._rows_written]
 
     def write(
         self,
@@ -127,17 +128,22 @@ class MetricsLog:
         grad_norm: float,
         validation_loss: float | None = None,
         others: Mapping[str, float] | None = None,
+        *,
+        nothing_launched: bool = False,
     ) -> None:
         """Write and print the step that ends here, with the objective's `others` metrics.
 
-        Only if it is the first, the last, a multiple of `log_every_steps`, or has a validation loss.
+        Only if it is the first, the last, a multiple of `log_every_steps`, or has a validation loss. `nothing_launched`
+        since the step before was read: a device that waits for launches may have ended both at that time, so the rates
+        are those since the row before.
         """
         step = progress.step
         if step % self._every and step not in (1, self._steps) and validation_loss is None:
             return
         assert progress.last_loss is not None
         now = time.monotonic()
-        rates = self._throughput.rates(step - self._written_step, now - self._written_at)
+        since, written = self._rows_written[0 if nothing_launched else 1]
+        rates = self._throughput.rates(step - written, now - since)
         row = StepMetrics(
             step=step,
             epoch=round(step * self._throughput.rows_per_step / self._rows, 4),
@@ -155,7 +161,7 @@ class MetricsLog:
             stream.write(json.dumps(row.as_dict()) + "\n")
         pace = (now - self._begun_at) / (step - self._begun_step)
         print(row.line(self._steps, pace * (self._steps - step)), flush=True)
-        self._written_at, self._written_step = now, step
+        self._rows_written = [self._rows_written[1], (now, step)]
 
     def facts(self, progress: TrainingProgress, trainable_parameters: int) -> dict[str, Any]:
         """The facts of a finished training for its record, over all attempts that its checkpoints come from.

@@ -151,11 +151,13 @@ class TrainingLoop:
             launched: deque[LaunchedStep] = deque()
             stopping = False
             while progress.step < self.total_steps and not progress.stopped_early:
+                waiting = len(launched)
                 while self._may_launch(launched, stopping):
                     launched.append(self.launch(launched[-1].number + 1 if launched else progress.step + 1, signals))
+                nothing_launched = len(launched) == waiting
                 step = launched.popleft().read(self.objective.metrics)
                 stopping = stopping or bool(step.stop_signal)
-                progress = self._after(step, progress, log)
+                progress = self._after(step, progress, log, nothing_launched)
                 last = step.number == self.total_steps or progress.stopped_early
                 leaving = stopping and not launched
                 self.state.save(progress, last, wanted=last or leaving)
@@ -165,7 +167,9 @@ class TrainingLoop:
             self.state.finish()
         return self._trained(progress, log)
 
-    def _after(self, step: Step, progress: TrainingProgress, log: metrics.MetricsLog) -> TrainingProgress:
+    def _after(
+        self, step: Step, progress: TrainingProgress, log: metrics.MetricsLog, nothing_launched: bool
+    ) -> TrainingProgress:
         """Validate if it is due, write the step's row, and check its loss. Returns the progress that includes it."""
         progress = log.advance(progress, step.loss, step.metrics)
         validation_loss, row_metrics = None, step.metrics
@@ -174,7 +178,14 @@ class TrainingLoop:
             progress = progress.validated(validation_loss, self.config.early_stopping_patience, validation_metrics)
             row_metrics = row_metrics | validation_metrics
         if self.ranks.is_rank_0:
-            log.write(progress, step.learning_rate, step.grad_norm, validation_loss, row_metrics)
+            log.write(
+                progress,
+                step.learning_rate,
+                step.grad_norm,
+                validation_loss,
+                row_metrics,
+                nothing_launched=nothing_launched,
+            )
         sanity.check(self.config, progress, self.total_steps, self.vocabulary)
         return progress
 

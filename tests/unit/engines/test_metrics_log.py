@@ -40,3 +40,22 @@ def test_a_row_says_when_it_was_written(make_run: Callable[..., Run]) -> None:
     row = json.loads(run.paths.metrics_path.read_text())
     assert before - 0.001 <= row["time"] <= time.time() + 0.001
     assert row["loss"] == 2.5
+
+
+def test_a_step_that_ended_with_the_one_before_has_the_rate_of_both(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that is done with what was launched, the last step would take no time."""
+    run, now = make_run(), 100.0
+    run.paths.directory.mkdir(parents=True)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    log = MetricsLog(
+        task_without_model(run), Throughput(8, 512, None, None, 0.0), 100, 30, TrainingProgress(), lambda: 0.0
+    )
+    progress = TrainingProgress()
+    for seconds, nothing_launched in ((2.0, False), (3.0, False), (0.0, True)):
+        now += seconds
+        progress = log.advance(progress, 2.5)
+        log.write(progress, 1e-3, 1.0, nothing_launched=nothing_launched)
+    rows = [json.loads(line) for line in run.paths.metrics_path.read_text().splitlines()]
+    assert [row["seconds_per_step"] for row in rows] == [2.0, 3.0, 1.5]
