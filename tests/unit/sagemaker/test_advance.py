@@ -120,6 +120,25 @@ def test_watch_keeps_a_run_going(run: Run, jobs: Jobs) -> None:
     assert said == [f"created training job {name(run, 'train', 2)}"], "then it is there"
 
 
+def test_watch_continues_a_job_that_is_lost_while_it_looks(
+    run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(run, ["env", "download", "dataset"])
+    launchers, find, train = submitted(run), jobs.find, name(run, "train")
+    jobs.set_state(train, RUNNING)
+
+    def ends_then(asked: str) -> TrainingJob | None:
+        found = find(asked)
+        jobs.set_state(train, JobState("FAILED", "InternalServerError: We encountered an error"))
+        return found
+
+    monkeypatch.setattr(jobs, "find", ends_then)
+    statuses = follow(run, launchers, lambda _: None, lambda _: None)
+    assert shown(next(statuses))["train"] == "running"
+    assert shown(next(statuses))["train"] == "pending"
+    assert jobs.created == ["train-1", "train-2"]
+
+
 def test_what_only_reads_or_is_about_to_change_a_run_creates_nothing(run: Run, jobs: Jobs) -> None:
     launchers = submitted_and_lost(run, jobs)
     before = run.journal.jobs()
