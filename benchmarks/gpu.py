@@ -3,9 +3,9 @@
 python -m benchmarks.gpu [CASE ...]
 
 Runs in the environment it is started in. If TRL is installed there, it is compared as it comes, with gradient
-checkpointing, and at its best: without, with Liger's kernels, with either of its ways of attention, and compiled.
-Weights and tokens are random: zeros would make the GPU 13 % too fast. Writes benchmarks/results/gpu.json, and 16 GB of
-weights below `--work` for the time of an 8B case. Exits with 1 when a goal is missed.
+checkpointing, and without: with Liger's kernels and torch's attention, and compiled (flash attention 2 and 3 are not
+tried). Weights and tokens are random: zeros would make the GPU 13 % too fast. Writes benchmarks/results/gpu.json, and
+16 GB of weights below `--work` for the time of an 8B case. Exits with 1 when a goal is missed.
 """
 
 import importlib.util

@@ -26,12 +26,10 @@ _WITH_NETWORK = ("env", "download", "tasks")
 # For ranks that compute on CPUs. By default glibc takes blocks of more than 32 MB from the kernel whenever they are
 # allocated, one page fault for every 4 KB, and returns what is free at the end of its heap; a training step would pay
 # for that each time (mallopt(3)).
-# On GPUs, torch's allocator keeps a block for tensors of its size unless segments can grow; how much the loss needs
-# differs from step to step with the labels.
 ALLOCATION_ON_CPUS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(4 * 2**30))
-_ALLOCATION_ON_GPUS = {
-    "PYTORCH_ALLOC_CONF": "${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
-}  # or its older name
+# torch's allocator keeps a block for tensors of its size unless segments can grow; how much the loss needs differs from
+# step to step with the labels. The second name is the older one.
+_ALLOCATION_ON_GPUS = {"PYTORCH_ALLOC_CONF": "${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"}
 _ALLOCATION = {"cpu": ALLOCATION_ON_CPUS, "cuda": _ALLOCATION_ON_GPUS}
 
 

@@ -121,7 +121,7 @@ def submitted(run: Run, jobs: Sequence[Job], only: str | None = None) -> None:
     if run.proposal:
         print(f"Degrees chosen: {run.plan.degrees} (`hyperpod-ft plan` shows why)")
     print(f"Run directory: {shown(run.paths.directory)}")
-    print("Follow it: hyperpod-ft status, hyperpod-ft logs -f; stop it: hyperpod-ft cancel")
+    print("Follow it: hyperpod-ft watch, hyperpod-ft logs -f; stop it: hyperpod-ft cancel")
 
 
 def status(current: RunStatus) -> None:
