@@ -11,7 +11,8 @@ from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import reading, source_files
 from hyperpod_ft.data.columns import UnusedColumns
-from hyperpod_ft.data.text import prompts
+from hyperpod_ft.data.text import conversation as conversations
+from hyperpod_ft.data.text import formats, prompts
 from hyperpod_ft.digests import names_below
 from hyperpod_ft.errors import UserError, printable
 
@@ -140,11 +141,6 @@ def _recognized(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
     """The keys for a row. Raises UserError when no format fits it."""
     if keys := _keys(row):
         return keys
-    if isinstance(row.get("conversations"), list):
-        raise UserError(
-            f"{path}: conversations of from and value (ShareGPT) are not a format",
-            "convert each row to messages of role and content",
-        )
     raise UserError(
         f"{path}: no format has the fields {_fields(row)}",
         "pass --format, or rename them to prompt and completion (docs/your-own-data.md)",
@@ -155,7 +151,7 @@ def _keys(row: Mapping[str, Any]) -> dict[str, Any] | None:
     texts = {name for name, value in row.items() if isinstance(value, str)}
     if "chosen" in row and "rejected" in row:
         return {"format": "preference"}
-    if _is_conversation(row.get("messages")):
+    if any(map(_is_conversation, (row.get("messages"), row.get("conversations"), row.get("completion")))):
         return {"format": "chat"}
     if {"instruction", "response"} <= texts:
         return {"format": "dolly"}
@@ -174,8 +170,10 @@ def _keys(row: Mapping[str, Any]) -> dict[str, Any] | None:
 def _why_unusable(dataset: Dataset, row: Mapping[str, Any]) -> str:
     """As stage dataset says it, as far as that takes no tokenizer."""
     try:
-        if needed := {"chat": ("messages",), "preference": ("chosen", "rejected")}.get(dataset.format):
-            for name in needed:
+        if dataset.format == "chat":
+            formats.conversation_of(dataset, row)
+        elif dataset.format == "preference":
+            for name in ("chosen", "rejected"):
                 prompts.field(row, name)
         else:
             prompts.prompt(dataset, row)
@@ -204,7 +202,11 @@ def text_of(field: str) -> dict[str, Any]:
 
 def _prompt(keys: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
     if keys["format"] == "chat":
-        asked = [str(message["content"]) for message in row["messages"] if message["role"] == "user"]
+        try:
+            messages = conversations.of_row(row).messages
+        except UserError:
+            return None
+        asked = [str(message["content"]) for message in messages if message["role"] == "user"]
         return asked[0] if asked and len(asked[0]) < _LONG else None
     question = re.search(r"{{ (\w+) }}", keys.get("prompt_template", ""))
     names = (question[1],) if question else _PROMPT_FIELDS.get(keys["format"], ())
@@ -213,7 +215,10 @@ def _prompt(keys: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
 
 
 def _is_conversation(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) and {"role", "content"} <= one.keys() for one in value)
+    keys = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and any(one.keys() >= wanted for wanted in keys) for one in value
+    )
 
 
 def _fields(row: Mapping[str, Any]) -> str:

@@ -115,13 +115,14 @@ def consolidate_model(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     card: str | None = None,
     chat_template: str | None = None,
+    stops: Sequence[int] = (),
 ) -> WrittenFiles:
     """Write a checkpoint's full set of parameters as the Hugging Face model directory `target`.
 
     If `base`, the base model's directory, is given, names and shapes must match it, and configuration, tokenizer and
     license come from it; otherwise from the checkpoint, if it has them. `dtype`: torch's name of the floating dtype to
     write, or `base`: each tensor's own in the base model, or without a base as stored. Each value is rounded once;
-    tied weights stay one tensor. `chat_template` replaces the base's.
+    tied weights stay one tensor. `chat_template` replaces the base's; `stops`: ids that end an answer, too.
 
     Raises UserError when names or shapes differ from the base, a replica differs between ranks, a value is NaN or Inf,
     or nothing was learned; nothing is published then.
@@ -141,6 +142,7 @@ def consolidate_model(
             name: DTYPE_OF_TORCH_NAME[dtype] if stored in ARITHMETIC else stored for name, stored in written_as.items()
         }
     identity = _identity(tensors.values()) | {"dtypes": written_as, "shard": max_shard_bytes, "template": chat_template}
+    identity |= {"stops": sorted(stops)}
     refuse_damage(checkpoint.model, checkpoint.archives)
     refuse_divergence(checkpoint.model, where)
     # the comparison usually ends within the first tensor
@@ -151,6 +153,7 @@ def consolidate_model(
         with ByteProgress("consolidate", sum(tensor.nbytes for tensor in outgoing)) as progress:
             written = write_model(directory, outgoing, max_shard_bytes, progress)
         _copy_other_files(directory, files_from, set(written_as.values()), card)
+        model_directory.add_stop_ids(directory, stops)
         if chat_template is not None:
             model_directory.set_chat_template(directory, chat_template)
     return written

@@ -10,7 +10,7 @@ _USED = {
     "dolly": ("instruction", "context", "response"),
     "alpaca": ("instruction", "input", "output"),
     "prompt-completion": ("prompt", "completion"),
-    "chat": ("messages",),
+    "chat": ("messages", "conversations", "prompt", "completion", "system", "tools", "chat_template_kwargs"),
     "text": ("text",),
     "preference": ("prompt", "chosen", "rejected"),
 }
@@ -48,7 +48,7 @@ class UnusedColumns:
         self.names: set[str] = set()
         self._format = dataset.format
         self._used = used(dataset)
-        self._with_messages = sorted(self._used) if dataset.format in ("chat", "preference", "template") else ()
+        self._with_messages = sorted(self._used) if dataset.format in ("preference", "template") else ()
         self._ignored = frozenset(dataset.ignored_columns)
 
     def add(self, where: str, row: Mapping[str, Any]) -> None:

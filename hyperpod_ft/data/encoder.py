@@ -59,6 +59,11 @@ class Encoder:
         bos = described.opening if described.opening == (described.bos,) else ()
         return cls(ranked, bos, described.eos, described.eos if described.pad is None else described.pad, None)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text with special tokens; only of an encoder that renders chats."""
+        assert self.tokenizer is not None
+        return str(self.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
+
     @classmethod
     def of(cls, loaded: Tokenizer, backend: Backend | None = None) -> "Encoder":
         """The encoder of a tokenizer of transformers."""

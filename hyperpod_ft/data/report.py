@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.reading import BadRow
-from hyperpod_ft.data.tokenization import TOO_LONG, TokenizedChunk
+from hyperpod_ft.data.tokenization import TOO_LONG, ChatCount, TokenizedChunk
 from hyperpod_ft.errors import UserError, printable
 
 LISTED = 50  # bad rows named in report.json
@@ -26,15 +26,17 @@ class RawRowCount:
     rows_used: int = 0
     truncated: int = 0
     emptied: int = 0
+    chats: ChatCount = field(default_factory=ChatCount)
     unused: set[str] = field(default_factory=set)
     bad: Counter[str] = field(default_factory=Counter)
     listed: list[BadRow] = field(default_factory=list)
 
     def add(self, chunk: TokenizedChunk) -> None:
         self.rows_read += chunk.raw_rows
-        self.rows_used += len(chunk.ordinals)
+        self.rows_used += len(np.unique(chunk.origins[:, 0]))
         self.truncated += chunk.truncated
         self.emptied += chunk.emptied
+        self.chats += chunk.chats
         self.unused |= chunk.unused
         self.bad += chunk.bad
         self.listed += chunk.listed[: LISTED - len(self.listed)]
@@ -92,6 +94,52 @@ class Lengths:
 
 
 @dataclass(frozen=True)
+class EndOfTurn:
+    """A token that ends `turns` trained turns; `stops`: the base model's files name it as one that ends an answer."""
+
+    token: int
+    text: str
+    turns: int
+    stops: bool
+
+
+@dataclass(frozen=True)
+class ChatReport:
+    """Of conversations. `compared`: whose contexts were compared with what a server would read, and are the same."""
+
+    turns: int
+    unrolled: int  # conversations that are several examples
+    left_out: int  # examples of conversations whose other examples are used
+    loses_reasoning: int  # turns whose reasoning the chat template does not write
+    ends: tuple[EndOfTurn, ...]
+    compared_examples: int
+    compared_turns: int
+
+    def lines(self) -> Iterator[str]:
+        yield (
+            f"conversations: {self.turns:,} trained turns; {self.unrolled:,} conversations are several examples, since"
+            " the chat template rewrites earlier turns"
+        )
+        yield (
+            f"contexts: of {self.compared_turns:,} turns in {self.compared_examples:,} sampled examples, each is what a"
+            " server reads, token by token"
+        )
+        if self.left_out:
+            yield f"examples left out of conversations that are used: {self.left_out:,}"
+        if self.loses_reasoning:
+            yield (
+                f"reasoning left out: of {self.loses_reasoning:,} turns, since the chat template does not write it; to"
+                " train it, write it into the content"
+            )
+        for end in self.ends:
+            if not end.stops:
+                yield (
+                    f"end of turn {printable(end.text)} ({end.turns:,} turns): the base model does not stop there; the"
+                    " tuned model's generation_config.json will name it"
+                )
+
+
+@dataclass(frozen=True)
 class DatasetReport:
     """Tokens are those of both splits without padding; label tokens are those that count in the loss.
 
@@ -118,6 +166,7 @@ class DatasetReport:
     bad_reasons: dict[str, int]
     bad_listed: tuple[str, ...]
     lengths: Lengths
+    chats: ChatReport | None = None  # format chat
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -136,6 +185,8 @@ class DatasetReport:
             f"tokens: {self.tokens:,}, loss on {self.label_tokens:,} ({self.label_tokens / self.tokens:.1%});"
             f" examples truncated: {self.truncated:,}, dropped as too long: {self.dropped:,}"
         )
+        if self.chats:
+            yield from self.chats.lines()
         if self.unknown_tokens:
             yield (
                 f"unknown tokens: {self.unknown_tokens:,}, in {self.unknown_in:,} examples: the tokenizer has no token"

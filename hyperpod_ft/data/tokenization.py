@@ -3,7 +3,7 @@
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -84,19 +84,53 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class TokenizedChunk:
-    """A chunk's examples and bad rows. `ordinals` (int64 [examples]): the number of each example's raw row, from 0.
+    """A chunk's examples and bad rows. `tokens` are those of their documents, `dataset.documents_per_example` each.
 
-    `tokens` are those of their documents, `dataset.documents_per_example` each.
+    origins: int32 [examples, 2], the number of each example's raw row in the chunk, and which of its examples it is,
+    both from 0.
     """
 
     tokens: Tokens
-    ordinals: NDArray[np.int64]
+    origins: NDArray[np.int32]
     raw_rows: int
     truncated: int
     emptied: int  # left without a completion by truncation, and so not examples
+    chats: "ChatCount"
     unused: frozenset[str]  # columns that the format does not use
     bad: Counter[str]  # by reason
     listed: tuple[BadRow, ...]
+
+
+@dataclass(frozen=True)
+class ChatCount:
+    """Of conversations. `ends`: how many turns end with each token."""
+
+    turns: int = 0  # trained
+    unrolled: int = 0  # conversations that are several examples
+    left_out: int = 0  # examples of conversations whose other examples are used
+    loses_reasoning: int = 0  # turns whose reasoning the chat template does not write
+    ends: Counter[int] = field(default_factory=Counter)
+
+    @classmethod
+    def of(
+        cls, made: Sequence[Sequence[tuple[Example, ...]]], kept: NDArray[np.bool_], used: set[int], tokens: Tokens
+    ) -> "ChatCount":
+        """Of the raw rows `made`, of which the examples `kept` (bool [examples]) and the raw rows `used` are used."""
+        examples = [(number, example) for number, of_row in enumerate(made) for (example,) in of_row]
+        chosen = [example for (_, example), use in zip(examples, kept.tolist(), strict=True) if use]
+        after = np.append(tokens.trained[1:], False)
+        after[(tokens.starts + tokens.lengths - 1)] = False
+        ends, counts = np.unique(tokens.ids[tokens.trained & ~after], return_counts=True)
+        return cls(
+            turns=sum(segment.trained for example in chosen for segment in example.segments),
+            unrolled=sum(len(made[number]) > 1 for number in used),
+            left_out=sum(number in used for number, _ in examples) - len(chosen),
+            loses_reasoning=sum(example.loses_reasoning for example in chosen),
+            ends=Counter(dict(zip(ends.tolist(), counts.tolist(), strict=True))),
+        )
+
+    def __add__(self, other: "ChatCount") -> "ChatCount":
+        return ChatCount(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
 
 def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Encoder) -> TokenizedChunk:
@@ -107,7 +141,7 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
     found = list(reading.read(directory, chunk))
     bad: list[tuple[int, BadRow]] = []
     rows: list[tuple[int, RawRow]] = []
-    examples: list[tuple[Example, ...]] = []
+    made: list[list[tuple[Example, ...]]] = []
     unused = UnusedColumns(dataset)
     for ordinal, row in enumerate(found):
         if isinstance(row, BadRow):
@@ -115,38 +149,84 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
             continue
         unused.add(row.where, row.values)
         try:
-            examples.append(formats.documents(dataset, row.values, encoder.tokenizer))
+            made.append(formats.examples(dataset, row.values, encoder.tokenizer))
             rows.append((ordinal, row))
         except RowError as error:
             bad.append((ordinal, BadRow(row.where, error.reason, error.detail)))
 
+    made = separated(made, encoder)
+    examples = [example for of_row in made for example in of_row]
+    origins = [(number, place) for number, of_row in enumerate(made) for place in range(len(of_row))]
     tokens = tokenize([document for example in examples for document in example], dataset, encoder)
     shortened, shape = _shortened(tokens, dataset), (-1, dataset.documents_per_example)
     lengths = tokens.lengths.reshape(shape).sum(1)
     nothing = (tokens.label_tokens.reshape(shape) == 0).any(1)
     overlong = ~nothing & (shortened.lengths < tokens.lengths).reshape(shape).any(1)
     dropped = overlong & (dataset.overlong == "drop")
+    truncated = overlong & ~dropped
+    emptied = truncated & (shortened.label_tokens.reshape(shape) == 0).any(1)
+    kept = ~(nothing | dropped | emptied)
+    used = {origins[index][0] for index in np.flatnonzero(kept).tolist()}
+    unusable: dict[int, BadRow] = {}
     for index in np.flatnonzero(nothing | dropped).tolist():
-        ordinal, row = rows[index]
+        number = origins[index][0]
         reason, detail = NOTHING_TO_LEARN, f"{lengths[index]} tokens"
         if dropped[index]:
             reason, detail = TOO_LONG, _too_long(lengths[index], tokens.label_tokens[index], dataset)
-        bad.append((ordinal, BadRow(row.where, reason, detail)))
-    kept = ~(nothing | dropped)
-    truncated = overlong & kept
-    emptied = truncated & (shortened.label_tokens.reshape(shape) == 0).any(1)
-    kept &= ~emptied
+        if number not in used:
+            unusable.setdefault(number, BadRow(rows[number][1].where, reason, detail))
+    bad += [(rows[number][0], row) for number, row in unusable.items()]
     bad.sort(key=lambda entry: entry[0])
+    left = shortened.cut(np.where(kept[:, None], shortened.lengths.reshape(shape), 0).ravel())
     return TokenizedChunk(
-        tokens=shortened.cut(np.where(kept[:, None], shortened.lengths.reshape(shape), 0).ravel()),
-        ordinals=np.array([ordinal for ordinal, _ in rows], np.int64)[kept],
+        tokens=left,
+        origins=np.array([(rows[number][0], place) for number, place in origins], np.int32).reshape(-1, 2)[kept],
         raw_rows=len(found),
         truncated=int((truncated & kept).sum()),
         emptied=int(emptied.sum()),
+        chats=ChatCount.of(made, kept, used, left) if dataset.format == "chat" else ChatCount(),
         unused=frozenset(unused.names),
         bad=Counter(row.reason for _, row in bad),
         listed=tuple(row for _, row in bad[:LISTED_PER_CHUNK]),
     )
+
+
+def separated(made: Sequence[Sequence[tuple[Example, ...]]], encoder: Encoder) -> list[list[tuple[Example, ...]]]:
+    """The examples of raw rows; the turns of a conversation stay in one only where that is exact.
+
+    They do where the tokens of the last turn's context, encoded as one text as a server does, are those of its pieces,
+    and where each turn ends with a special token, at which a server stops.
+    """
+    several = [example for of_row in made for documents in of_row for example in documents if example.alone]
+    if not several:
+        return [list(of_row) for of_row in made]
+    assert encoder.tokenizer is not None
+    texts: list[str] = []
+    for example in several:
+        pieces = [segment.text for segment in example.segments[:-1]]
+        texts += [*pieces, "".join(pieces)]
+    encoded = encoder.backend.encode(texts)
+    edges = np.concatenate([np.zeros(1, np.int64), encoded.lengths.cumsum()])
+    special = np.array(encoder.tokenizer.all_special_ids, np.int32)
+    exact: dict[int, bool] = {}
+    first = 0
+    for example in several:
+        last = first + len(example.segments) - 1
+        whole = encoded.ids[edges[last] : edges[last + 1]]
+        ends = encoded.ids[edges[first + 2 : last + 1 : 2] - 1]  # of the turns but the last
+        same = np.array_equal(encoded.ids[edges[first] : edges[last]], whole)
+        exact[id(example)] = same and bool(np.isin(ends, special).all())
+        first = last + 1
+    return [
+        [
+            separate
+            for documents in of_row
+            for separate in (
+                [(turn,) for turn in documents[0].alone] if not exact.get(id(documents[0]), True) else [documents]
+            )
+        ]
+        for of_row in made
+    ]
 
 
 def _shortened(tokens: Tokens, dataset: Dataset) -> Tokens:
@@ -199,6 +279,9 @@ def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) ->
     encoded = encoder.backend.encode([segment.text for segment in segments])
     counts = np.array([len(example.segments) for example in examples], np.int64)
     trained = np.repeat(np.array([segment.trained for segment in segments], np.bool_), encoded.lengths)
+    for number in (number for number, segment in enumerate(segments) if segment.untrained):
+        start = int(encoded.lengths[:number].sum())
+        trained[start : start + _tokens_before(segments[number].untrained, segments[number].text, encoder)] = False
     # where the tokens of each example begin and end, before BOS and EOS are inserted
     edges = np.concatenate([np.zeros(1, np.int64), encoded.lengths.cumsum()])
     first = counts.cumsum() - counts
@@ -222,6 +305,13 @@ def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) ->
     trained = np.insert(trained, places[wanted], np.resize(np.array([False, True]), len(places))[wanted])
     trained[lengths.cumsum() - lengths] = False
     return Tokens(ids, trained, lengths)
+
+
+def _tokens_before(place: int, text: str, encoder: Encoder) -> int:
+    """How many tokens of a text begin before the character `place`."""
+    assert encoder.tokenizer is not None
+    offsets = encoder.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets
+    return sum(start < place for start, _ in offsets)
 
 
 def _adds_bos(

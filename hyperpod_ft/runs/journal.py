@@ -46,6 +46,12 @@ class Journal:
         record = self.record(stage) if stage in self.plan else None
         return record if record and record.fingerprint == self.plan[stage].fingerprint else None
 
+    def ends_of_turns(self) -> list[int]:
+        """The ids with which training ends the answers of conversations; empty for rows of other formats."""
+        prepared = self.record("dataset")
+        chats = prepared.facts.get("chats") if prepared else None
+        return [int(end["token"]) for end in chats["ends"]] if chats else []
+
     def evaluation_records(self) -> list[Path]:
         """The records of stage `eval`, one for each set of tasks and settings."""
         return sorted((self.paths.directory / "records").glob("eval-*.json"))

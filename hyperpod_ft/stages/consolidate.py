@@ -33,6 +33,7 @@ def work(run: Run) -> Result:
             max_shard_bytes=int(run.config.merge.max_shard_size_gb * 1e9),
             card=model_card(run, questions),
             chat_template=text,
+            stops=run.journal.ends_of_turns(),
         )
         output = run.paths.tuned_model
     else:

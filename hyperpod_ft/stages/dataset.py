@@ -16,26 +16,26 @@ if __name__ == "__main__":
     gc.set_threshold(50_000)  # a raw row makes many objects, none of them in a cycle
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, read_config
+from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.inputs import Dataset
-from hyperpod_ft.data import packing, prepared, reading, tokenizer, workers
+from hyperpod_ft.data import context_check, packing, prepared, reading, tokenizer, workers
 from hyperpod_ft.data.columns import LISTED
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.packing import PackedRows, Packing
 from hyperpod_ft.data.prepared import SplitName
 from hyperpod_ft.data.reading import Chunk
-from hyperpod_ft.data.report import DatasetReport, Lengths, RawRowCount
-from hyperpod_ft.data.samples import Draw, SampleReader, draw
+from hyperpod_ft.data.report import ChatReport, DatasetReport, EndOfTurn, Lengths, RawRowCount
+from hyperpod_ft.data.samples import Draw, SampleReader, draw_rows
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqPacking, Seq2SeqRows, fill_seq2seq, pack_seq2seq
-from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
+from hyperpod_ft.data.tokenization import TOO_LONG, ChatCount, Tokens, TokenStream
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -53,19 +53,21 @@ def work(run: Run) -> Result:
     chunks = reading.sliced(run.paths.raw_dataset, reading.chunks(run.paths.raw_dataset), dataset.split)
     run.paths.dataset_path.parent.mkdir(parents=True, exist_ok=True)
     stream = TokenStream(run.paths.dataset_path.parent)
-    counts, ordinals = _tokenize(run.paths.raw_dataset, chunks, dataset, encoder, stream)
+    counts, origins = _tokenize(run.paths.raw_dataset, chunks, dataset, encoder, stream)
     counts.check(dataset)
     examples = stream.tokens()
-    drawn = draw(len(examples) // dataset.documents_per_example, dataset.validation_share, run.config.seed)
+    ends = _ends_of_turns(counts.chats.ends, run, encoder)
+    drawn = draw_rows(origins, dataset.validation_share, run.config.seed)
     with publish.new_directory(run.paths.dataset_path) as directory:
         packings: dict[str, Packing | Seq2SeqPacking] = {}
         splits: dict[SplitName, NDArray[np.int64]] = {"train": drawn.train, "validation": drawn.validation}
         for name, chosen in splits.items():
             packings[name], fill = _pack(run.config, examples, chosen, encoder.pad, start)
             _write(directory, name, packings[name].row_count, dataset, fill)
-        report = _report(counts, examples, drawn, packings, dataset, encoder.unknown)
-        samples = SampleReader(run.paths.raw_dataset, chunks, ordinals, dataset, encoder)
-        prepared.write_samples(directory, samples.samples(drawn))
+        reader = SampleReader(run.paths.raw_dataset, chunks, origins, dataset, encoder)
+        chats = _chat_report(counts.chats, ends, reader, examples, drawn) if dataset.format == "chat" else None
+        report = _report(counts, examples, drawn, packings, dataset, encoder.unknown, chats)
+        prepared.write_samples(directory, reader.samples(drawn))
         prepared.write_report(directory, report.as_dict())
     for line in report.lines():
         print(line, flush=True)
@@ -74,13 +76,13 @@ def work(run: Run) -> Result:
 
 def _tokenize(
     directory: Path, chunks: list[Chunk], dataset: Dataset, encoder: Encoder, stream: TokenStream
-) -> tuple[RawRowCount, list[NDArray[np.int64]]]:
-    """Add all tokens to `stream`. Returns the counts of raw rows and, per chunk, which of these became examples."""
-    counts, ordinals = RawRowCount(), []
+) -> tuple[RawRowCount, list[NDArray[np.int32]]]:
+    """Add all tokens to `stream`. Returns the counts of raw rows and each chunk's `origins`."""
+    counts, origins = RawRowCount(), []
     started = reported = time.monotonic()
     for number, part in enumerate(workers.tokenize_all(directory, chunks, dataset, encoder), 1):
         counts.add(part)
-        ordinals.append(part.ordinals)
+        origins.append(part.origins)
         stream.add(part.tokens)
         now = time.monotonic()
         if now - reported >= _PROGRESS_SECONDS or number == len(chunks):
@@ -90,7 +92,7 @@ def _tokenize(
                 f"tokenized {counts.rows_read:,} rows, {number / len(chunks):.0%} of the data, {rate:,.0f} rows/s",
                 flush=True,
             )
-    return counts, ordinals
+    return counts, origins
 
 
 def _pack(
@@ -119,7 +121,40 @@ def _write(directory: Path, name: SplitName, row_count: int, dataset: Dataset, f
 
 def _decoder_start(run: Run) -> int | None:
     """The id that an encoder-decoder's decoder reads first; None for other models."""
-    return decoder_start(read_config(run.paths.base_model)) if run.config.dataset.max_target_length else None
+    return (
+        model_directory.decoder_start(model_directory.read_config(run.paths.base_model))
+        if run.config.dataset.max_target_length
+        else None
+    )
+
+
+def _ends_of_turns(ends: Mapping[int, int], run: Run, encoder: Encoder) -> list[EndOfTurn]:
+    stops = {encoder.eos, *model_directory.stop_ids(run.paths.base_model)}
+    return [
+        EndOfTurn(token, str(encoder.decode([token])), count, token in stops) for token, count in sorted(ends.items())
+    ]
+
+
+def _chat_report(
+    counts: ChatCount, ends: Sequence[EndOfTurn], reader: SampleReader, examples: Tokens, drawn: Draw
+) -> ChatReport:
+    """Raises UserError where a sampled conversation would be trained otherwise than it is served."""
+    wanted = np.concatenate([drawn.train, drawn.validation])[: context_check.ROWS]
+    assert reader.encoder.tokenizer is not None
+    compared = 0
+    for number, (row, example) in reader.examples(wanted).items():
+        tokens = slice(examples.starts[number], examples.starts[number] + examples.lengths[number])
+        ids, trained = examples.ids[tokens], examples.trained[tokens]
+        compared += context_check.check(row, example, reader.dataset, reader.encoder.tokenizer, ids, trained)
+    return ChatReport(
+        turns=counts.turns,
+        unrolled=counts.unrolled,
+        left_out=counts.left_out,
+        loses_reasoning=counts.loses_reasoning,
+        ends=tuple(ends),
+        compared_examples=len(wanted),
+        compared_turns=compared,
+    )
 
 
 def _report(
@@ -129,6 +164,7 @@ def _report(
     packings: Mapping[str, Packing | Seq2SeqPacking],
     dataset: Dataset,
     unknown: int | None,
+    chats: ChatReport | None,
 ) -> DatasetReport:
     unspelled = np.flatnonzero(examples.ids == unknown) if unknown is not None else np.empty(0, np.int64)
     documents = np.unique(np.searchsorted(examples.lengths.cumsum(), unspelled, side="right"))
@@ -156,6 +192,7 @@ def _report(
         bad_reasons=dict(counts.bad.most_common()),
         bad_listed=tuple(str(row) for row in counts.listed),
         lengths=Lengths.of(examples.lengths),
+        chats=chats,
     )
 
 

@@ -20,6 +20,7 @@ def work(run: Run) -> Result:
         run.paths.tuned_model,
         dtype=settings.dtype,
         max_shard_bytes=int(settings.max_shard_size_gb * 1e9),
+        stops=run.journal.ends_of_turns(),
         card=model_card(run, str(consolidated.facts["chat_template"]) if consolidated else ""),
     )
     print(

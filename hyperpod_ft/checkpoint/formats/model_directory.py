@@ -5,7 +5,7 @@ transformers' `tie_word_embeddings` the files usually have the embedding only.
 """
 
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER = (
@@ -34,7 +35,7 @@ TOKENIZER = (
 # Configuration, tokenizer, chat template, license. Not code (`*.py`): the kit never runs a model's own.
 BESIDE_WEIGHTS = (
     "config.json",
-    "generation_config.json",
+    GENERATION_CONFIG,
     *TOKENIZER,
     "LICENSE*",
     "LICENCE*",
@@ -107,6 +108,24 @@ def set_chat_template(directory: Path, text: str) -> None:
         if values.pop("chat_template", None) is not None:
             publish.write_json(settings, values)
     publish.write_text(directory / CHAT_TEMPLATE, text)
+
+
+def stop_ids(directory: Path) -> list[int]:
+    """The ids that end an answer: `eos_token_id` of generation_config.json, or else of config.json."""
+    for name in (GENERATION_CONFIG, CONFIG):
+        path = directory / name
+        found = read_object(path, "download the model again").get("eos_token_id") if path.is_file() else None
+        if found is not None:
+            return list(found) if isinstance(found, list) else [found]
+    return []
+
+
+def add_stop_ids(directory: Path, ids: Sequence[int]) -> None:
+    """Name in generation_config.json what training ends answers with, beside what ends them already."""
+    if missing := sorted(set(ids).difference(known := stop_ids(directory))):
+        path = directory / GENERATION_CONFIG
+        values = read_object(path, "download the model again") if path.is_file() else {}
+        publish.write_json(path, values | {"eos_token_id": [*known, *missing]})
 
 
 def set_dtype(directory: Path, torch_name: str) -> None:

@@ -64,13 +64,14 @@ def merge(
     dtype: str = "base",
     max_shard_bytes: int = MAX_SHARD_BYTES,
     card: str | None = None,
+    stops: Sequence[int] = (),
 ) -> Merged:
     """Write base + adapters as the model directory `target`.
 
     Each targeted weight becomes W + sum of weight * scale * (B @ A), computed in fp32 and rounded once to its dtype;
     DoRA rescales; tensors that an adapter trained whole replace the base's. All others are copied byte for byte, unless
     `dtype` (torch's name, or `base`) selects another dtype. The adapters' chat template, if they have one, replaces the
-    base's. `card` becomes README.md; None: a card naming base and adapters.
+    base's; `stops`: ids that end an answer, too. `card` becomes README.md; None: a card naming base and adapters.
 
     A killed merge resumes when it is called again with the same files.
 
@@ -97,7 +98,7 @@ def merge(
         ]
         template = _chat_template(files)
         identity = _identity(model, files, weights) | {"dtype": dtype, "shard": max_shard_bytes, "template": template}
-        identity |= {"metadata": metadata}
+        identity |= {"metadata": metadata, "stops": sorted(stops)}
         with resumable_directory(target, identity) as directory:
             with ByteProgress("merge", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress, metadata)
@@ -108,6 +109,7 @@ def merge(
                     "train longer or with a higher training.learning_rate, or merge with --dtype float32",
                 )
             _copy_other_files(directory, model, files, plan, dtype)
+            model_directory.add_stop_ids(directory, stops)
             if template is not None:
                 model_directory.set_chat_template(directory, template)
             text = merge_card(base, [(one.directory, one.weight) for one in adapters]) if card is None else card

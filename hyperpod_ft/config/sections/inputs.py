@@ -58,7 +58,8 @@ class Dataset(Section):
     )
     format: Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "template", "preference"] = Field(
         description="`dolly` (instruction, context, response), `alpaca` (instruction, input, output),"
-        " `prompt-completion` (prompt, completion), `chat` (messages, with the tokenizer's chat template),"
+        " `prompt-completion` (prompt, completion), `chat` (messages or conversations,"
+        " with tools; the tokenizer's chat template),"
         " `text` (text), `template` (the two templates below), or `preference` (prompt, chosen, rejected:"
         " strings or chat messages, for training.objective dpo)."
     )
@@ -66,8 +67,8 @@ class Dataset(Section):
     completion_template: str | None = Field(None, description="The same for the completion.")
     ignored_columns: tuple[str, ...] = Field(
         (),
-        description="Columns to ignore that would change the training and that the format does not use, such as"
-        " `images`, `tools` or `messages.weight`. Stage `dataset` stops at others like these.",
+        description="Columns to ignore that would change the training, such as `images`, or `tools` of conversations."
+        " Stage `dataset` stops at others like these.",
     )
     max_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] = Field(
         2048,
@@ -82,6 +83,19 @@ class Dataset(Section):
         "completion",
         description="Which tokens count in the loss: those of the completion, or the prompt's too. `text` rows have"
         " no prompt.",
+    )
+    train_on: Literal["all_turns", "last_turn"] = Field(
+        "all_turns", description="Format `chat`: which of the assistant's turns are trained."
+    )
+    reasoning: Literal["train", "context", "drop"] = Field(
+        "train",
+        description="Format `chat`: what becomes of the reasoning before an answer. `context`: it does not count in the"
+        " loss; `drop`: it is removed.",
+    )
+    chat_template_kwargs: dict[str, str | int | float | bool] = Field(
+        {},
+        description="Format `chat`: values for the chat template, such as `enable_thinking: false`. A row may have its"
+        " own.",
     )
     packing: Literal["bfd", "wrapped", "none"] = Field(
         "bfd",
@@ -131,6 +145,13 @@ class Dataset(Section):
             raise ValueError("loss_on all: an encoder-decoder does not predict its prompt; set it to completion")
         if self.packing == "wrapped":
             raise ValueError("packing wrapped: would separate sources from their targets; set it to bfd or none")
+        return self
+
+    @model_validator(mode="after")
+    def _conversations_belong_to_their_format(self) -> "Dataset":
+        for key in ("train_on", "reasoning", "chat_template_kwargs"):
+            if self.format != "chat" and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} is for format chat, not {self.format}")
         return self
 
     @model_validator(mode="after")

@@ -1,107 +1,294 @@
-"""Messages to text through the tokenizer's chat template, with the assistant's turns marked."""
+"""Conversations as training examples: a server's prompt is the context, the answer that follows it is trained.
 
+For each trained turn of the assistant, the context is what a server renders for the messages before it, and the target
+is what the chat template writes for the turn, up to its end-of-turn token. As a conversation grows, some templates
+rewrite its earlier turns: Qwen3 and gpt-oss drop their reasoning. So a turn shares an example with a later one only
+where the later context begins with the earlier one and its answer; else the conversation is unrolled into several.
+"""
+
+import json
 import re
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+from hyperpod_ft.data.text import conversation as conversations
+from hyperpod_ft.data.text import rendering
+from hyperpod_ft.data.text.conversation import REASONING, Conversation
 from hyperpod_ft.data.text.example import Example, RowError, Segment
+from hyperpod_ft.data.text.rendering import ChatRenderer, Spans
 from hyperpod_ft.data.tokenizer import Tokenizer
-from hyperpod_ft.errors import UserError
 
-_MARKS_TURNS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers decides it
+TrainOn = Literal["all_turns", "last_turn"]
+
+_REASONING = REASONING[0]
+_INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+_OPEN = re.compile(r"<think>\s*\Z")
+_REQUESTS = ("user", "tool")
 
 
-def render(
-    messages: Sequence[Any], tokenizer: Tokenizer, *, all_trained: bool = False, last_answers: int | None = None
-) -> Example:
-    """A conversation that ends with the assistant, whose answers are trained: all of them, or the last few.
+@dataclass(frozen=True)
+class Turn:
+    """An answer of the assistant: `context` is what a server would render, `target` what is trained after it.
 
-    Raises RowError, or UserError for an unsuitable template.
+    `untrained`: the first characters of the target that are no part of the loss. `content`: the answer alone.
     """
-    _check(messages)
-    if messages[-1]["role"] != "assistant":
-        raise RowError("last message is not from the assistant", f"its role is {messages[-1]['role']!r}")
-    template = _template(tokenizer)
-    if _MARKS_TURNS.search(template):
-        text, spans = _apply(messages, tokenizer, template, return_assistant_tokens_mask=True)
-    else:
-        text, spans = _prefix_spans(messages, tokenizer, template)
-    if not spans or not text[slice(*spans[-1])].strip():
-        raise RowError("chat template omits the last answer")
-    if last_answers is not None:
-        spans = spans[-last_answers:]
-    segments = tuple(Segment(piece, trained or all_trained) for piece, trained in _cut(text, spans))
-    return Example(text[: spans[-1][0]], messages[-1]["content"], segments, templated=True)
+
+    place: int
+    context: str
+    target: str
+    content: str
+    untrained: int = 0
+    loses_reasoning: bool = False  # the template does not write it
+
+    @property
+    def text(self) -> str:
+        return self.context + self.target
 
 
-def prompt(messages: Sequence[Any], tokenizer: Tokenizer) -> str:
-    """The text that the assistant's answer follows; an answer at the end of the conversation is left out."""
-    _check(messages)
-    before = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-    return _apply(before, tokenizer, _template(tokenizer), add_generation_prompt=True)[0]
+def examples(
+    given: Conversation,
+    tokenizer: Tokenizer,
+    *,
+    train_on: TrainOn = "all_turns",
+    reasoning_trained: bool = True,
+    all_trained: bool = False,
+) -> list[Example]:
+    """The examples of a conversation, in the order of their last turns.
+
+    Each has the turns that one text can hold; `Example.alone` has them apart, for where the tokens of that text are not
+    those of each turn. With `all_trained`, one example, whose context is trained too. Raises RowError, or UserError for
+    a tokenizer without a chat template.
+    """
+    renderer = rendering.of(tokenizer)
+    found = turns(given, renderer, train_on=train_on, reasoning_trained=reasoning_trained)
+    if all_trained:
+        last = _example([found[-1]], renderer)
+        return [replace(last, segments=tuple(replace(segment, trained=True) for segment in last.segments))]
+    return [_example(row, renderer) for row in _rows(found)]
 
 
-def _check(messages: Sequence[Any]) -> None:
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise RowError("message without a role", f"message {number}")
-        if not isinstance(message.get("content"), str):
-            raise RowError("message whose content is not a string", f"message {number}")
-        if message["role"] == "assistant" and not message["content"].strip():
-            raise RowError("empty completion", f"message {number}")
+def last_turns(given: Conversation, tokenizer: Tokenizer, count: int) -> Example:
+    """The last `count` answers of a conversation as one example. Raises RowError, also if it is several."""
+    if given.messages[-1]["role"] != "assistant":
+        raise RowError("last message is not from the assistant", f"its role is {given.messages[-1]['role']!r}")
+    renderer = rendering.of(tokenizer)
+    rows = _rows(turns(given, renderer)[-count:])
+    if len(rows) > 1:
+        raise RowError("completion of several turns that the chat template rewrites", f"{count} turns of the assistant")
+    return replace(_example(rows[0], renderer), alone=())
 
 
-def _template(tokenizer: Tokenizer) -> str:
-    try:
-        return tokenizer.get_chat_template()
-    except ValueError as error:
-        raise UserError(
-            "dataset.format: the rows are chat messages, and the model's tokenizer has no chat template",
-            "use an instruction-tuned model's tokenizer, or format template",
-        ) from error
+def prompt(
+    messages: Sequence[Any],
+    tokenizer: Tokenizer,
+    *,
+    tools: Any = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """The text that the assistant's answer follows; an answer at the end of the conversation is left out.
+
+    Raises RowError, or UserError for a tokenizer without a chat template.
+    """
+    given = conversations.of_messages(messages, tools=tools, template_kwargs=template_kwargs)
+    ends = len(messages) - (given.messages[-1]["role"] == "assistant") if messages else 0
+    return request(given, tokenizer, ends)
 
 
-def _apply(
-    messages: Sequence[Any], tokenizer: Tokenizer, template: str, **options: bool
-) -> tuple[str, list[tuple[int, int]]]:
-    # transformers' renderer: it has the Jinja environment and finds the spans that {% generation %} marks
-    from jinja2 import TemplateError  # noqa: PLC0415 - only chats need these two
-    from transformers.utils import chat_template_utils  # noqa: PLC0415
-
-    renderer: Any = chat_template_utils.render_jinja_template  # annotated `-> str`, returns two lists
-    try:
-        texts, spans = renderer(
-            [list(messages)], chat_template=template, **options, **dict(tokenizer.special_tokens_map)
-        )
-    except TemplateError as error:  # a template's own raise_exception("roles must alternate")
-        raise RowError("chat template rejects the messages", str(error)) from error
-    except Exception as error:  # the template's expressions may raise anything
-        raise RowError("chat template fails", f"{type(error).__name__}: {error}") from error
-    return str(texts[0]), spans[0] if spans else []
+def request(given: Conversation, tokenizer: Tokenizer, place: int) -> str:
+    """The text that the answer at a place of a conversation follows. Raises what `prompt` raises."""
+    renderer = rendering.of(tokenizer)
+    return renderer.text(renderer.presentation.messages(given.messages[:place]), given, ask=True)
 
 
-def _prefix_spans(messages: Sequence[Any], tokenizer: Tokenizer, template: str) -> tuple[str, list[tuple[int, int]]]:
-    # A turn is the text that one more message adds after the generation prompt.
-    text, _ = _apply(messages, tokenizer, template)
-    spans = []
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before, _ = _apply(messages[:index], tokenizer, template, add_generation_prompt=True)
-        after, _ = _apply(messages[: index + 1], tokenizer, template)
-        if not (text.startswith(after) and after.startswith(before)):
-            raise UserError(
-                "dataset.format: the chat template rewrites earlier text when a message is added,"
-                " so that the assistant's turns cannot be found",
-                "mark them in the template with {% generation %}",
+def without_reasoning(given: Conversation) -> Conversation:
+    """The conversation whose answers have no reasoning."""
+    return replace(given, messages=tuple(map(_without_reasoning, given.messages)))
+
+
+def turns(
+    given: Conversation,
+    renderer: ChatRenderer,
+    *,
+    train_on: TrainOn = "all_turns",
+    reasoning_trained: bool = True,
+) -> list[Turn]:
+    """The trained turns, at least one. Raises RowError."""
+    places = list(_answers(given))
+    if train_on == "last_turn":
+        places = places[-1:]
+    places = [place for place in places if place not in given.untrained]
+    if not places:
+        raise RowError("no answer to learn", "no trained message of the assistant follows one of the user or a tool")
+    shown = renderer.presentation.messages(given.messages)
+    found = [_turn(given, renderer, shown, place, reasoning_trained) for place in places]
+    if renderer.marks_turns:
+        for row in _rows(found):
+            _compare_with_marks(row, given, renderer.marked(shown[: row[-1].place + 1], given))
+    return found
+
+
+def _compare_with_marks(row: Sequence[Turn], given: Conversation, marked: tuple[str, Spans]) -> None:
+    """Raises RowError where the template's own marks leave out a part of a turn, or include a part of its request."""
+    text, spans = marked
+    for turn in row:
+        where, start = f"message {turn.place + 1}", len(turn.context)
+        if not text.startswith(turn.text):
+            raise RowError(
+                "chat template's {% generation %} marks another text than an answer to its generation prompt",
+                f"{where}: {turn.target[:40]!r}, but {text[start:][:40]!r}",
             )
-        spans.append((len(before), len(after)))
-    return text, spans
+        if missing := _outside(text, (start, len(turn.text)), spans):
+            raise RowError(
+                "chat template's {% generation %} leaves out a part of an answer", f"{where}: {missing[:40]!r}"
+            )
+        request = given.messages[turn.place - 1]["content"]
+        asked_at = turn.context.rfind(request) if request.strip() else -1
+        if asked_at >= 0 and _outside(text, (asked_at, asked_at + len(request)), spans) != request:
+            raise RowError("chat template's {% generation %} marks a part of a request", f"{where}: {request[:40]!r}")
 
 
-def _cut(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[str, bool]]:
-    edges = [0, *(edge for span in spans for edge in span), len(text)]
-    for number, (start, stop) in enumerate(pairwise(edges)):
-        if start < stop:
-            yield text[start:stop], number % 2 == 1
+def _outside(text: str, within: tuple[int, int], spans: Spans) -> str:
+    """The characters of `text[slice(*within)]` that are in no span; empty if they are only spaces."""
+    start, stop = within
+    kept, at = [], start
+    for first, last in sorted(spans):
+        kept.append(text[at : min(max(first, at), stop)])
+        at = min(max(at, last), stop)
+    found = "".join([*kept, text[at:stop]])
+    return found if found.strip() else ""
+
+
+def _answers(given: Conversation) -> Iterator[int]:
+    requested = False
+    for place, message in enumerate(given.messages):
+        if message["role"] == "assistant" and requested:
+            yield place
+        requested |= message["role"] in _REQUESTS
+
+
+def _without_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if message["role"] != "assistant":
+        return message
+    kept = {key: value for key, value in message.items() if key != _REASONING}
+    return kept | {
+        "content": _INLINE.sub("", kept["content"], count=1) if _INLINE.match(kept["content"]) else kept["content"]
+    }
+
+
+def _reasoning_of(message: Mapping[str, Any]) -> str:
+    inline = _INLINE.match(message["content"])
+    return str(message.get(_REASONING) or (inline[1] if inline else "")).strip()
+
+
+def _turn(
+    given: Conversation, renderer: ChatRenderer, shown: Sequence[Mapping[str, Any]], place: int, reasoning_trained: bool
+) -> Turn:
+    message, where = given.messages[place], f"message {place + 1}"
+    context = renderer.text(shown[:place], given, ask=True)
+    after = renderer.text(shown[: place + 1], given)
+    written = _continuation(given, renderer, shown, place, context, after)
+    if written is None and _reasoning_of(message) and not _OPEN.search(context):
+        # the generation prompt closes what was thought before it began: only the answer can follow
+        plain = renderer.presentation.messages([_without_reasoning(message)])
+        after = renderer.text([*shown[:place], *plain], given)
+        written = _continuation(given, renderer, [*shown[:place], *plain], place, context, after)
+    if written is None:
+        shared = _shared(context, after)
+        raise RowError(
+            "chat template begins an answer differently than it asks for one",
+            f"{where}: {context[shared:][:40]!r}, but {after[shared:][:40]!r}",
+        )
+    target = written.rstrip()
+    _check_shown(message, target, where)
+    thought = _reasoning_of(message)
+    found = target.find(thought) if thought else -1
+    untrained = found + len(thought) if found >= 0 and not reasoning_trained else 0
+    return Turn(place, context, target, message["content"], untrained, bool(thought) and found < 0)
+
+
+def _continuation(
+    given: Conversation,
+    renderer: ChatRenderer,
+    shown: Sequence[Mapping[str, Any]],
+    place: int,
+    context: str,
+    after: str,
+) -> str | None:
+    """What `after`, the text with the turn, has after `context`, the text that asks for it; None if there is none."""
+    if after.startswith(context):
+        return after[len(context) :]
+    # The turn made the template rewrite what is before it: the last request and the generation prompt are still there.
+    if (kept := _common_tail(context, after)) and _has_request(kept, given.messages[place - 1]["content"]):
+        return after[after.rindex(kept) + len(kept) :]
+    shared = _shared(context, after)
+    asks = len(context) - _shared(context, renderer.text(shown[:place], given))
+    if shared < len(context) - asks:
+        return None
+    if not context[shared:].strip():
+        return after[shared:]
+    if (thinking := _OPEN.search(context)) and after.startswith(context[: thinking.start()]):
+        # as DeepSeek-R1: asks for thoughts, and leaves them out of the answers that it writes
+        answer = after[thinking.start() :].lstrip("\n")
+        return f"{_reasoning_of(given.messages[place])}\n</think>\n\n{answer}"
+    return None
+
+
+def _common_tail(context: str, after: str) -> str:
+    """The longest end of `context` that `after` has."""
+    low, high = 0, len(context)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if context[-middle:] in after else (low, middle - 1)
+    return context[len(context) - low :]
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    return next((place for place, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905
+
+
+def _has_request(text: str, content: str) -> bool:
+    return content.strip() in text or json.dumps(content)[1:-1] in text
+
+
+def _check_shown(message: Mapping[str, Any], target: str, where: str) -> None:
+    answer = _without_reasoning(message)["content"].strip()
+    if not target.strip() or (answer and answer.splitlines()[-1].strip() not in target):
+        raise RowError("chat template omits the answer", where)
+    for call in message.get("tool_calls", ()):
+        if call["function"]["name"] not in target:
+            raise RowError("chat template omits the tool calls", where)
+
+
+def _rows(found: Sequence[Turn]) -> list[list[Turn]]:
+    """The turns of each example; those of one lie in the context of its last turn as they were answered."""
+    rows: list[list[Turn]] = []
+    for turn in reversed(found):
+        for row in rows:
+            if row[-1].context.startswith(turn.text) and row[0].context.startswith(turn.text):
+                row.insert(0, turn)
+                break
+        else:
+            rows.append([turn])
+    return rows[::-1]
+
+
+def _example(row: Sequence[Turn], renderer: ChatRenderer) -> Example:
+    segments, written = [], 0
+    for turn in row:
+        segments.append(Segment(turn.context[written:], False))
+        segments.append(Segment(turn.target, True, turn.untrained))
+        written = len(turn.text)
+    last = row[-1]
+    end = next(filter(last.target.endswith, renderer.ends), "")
+    answer = last.target.removesuffix(end).strip()
+    return Example(
+        last.context,
+        last.content if answer == last.content.strip() else answer,
+        tuple(segments),
+        templated=True,
+        places=tuple(turn.place for turn in row),
+        alone=tuple(_example([turn], renderer) for turn in row) if len(row) > 1 else (),
+        loses_reasoning=sum(turn.loses_reasoning for turn in row),
+    )

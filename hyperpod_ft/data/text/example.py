@@ -7,10 +7,14 @@ from hyperpod_ft.errors import UserError
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of an example's text; `trained` says whether the loss is on its tokens."""
+    """A piece of an example's text; `trained` says whether the loss is on its tokens.
+
+    `untrained`: its first characters, whose tokens are not; they are encoded together with the others.
+    """
 
     text: str
     trained: bool
+    untrained: int = 0
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,9 @@ class Example:
     completion: str
     segments: tuple[Segment, ...]
     templated: bool = False  # a chat template wrote it, with its special tokens
+    places: tuple[int, ...] = ()  # of its turns in the conversation
+    alone: tuple["Example", ...] = ()  # the same turns as an example each, if it has several
+    loses_reasoning: int = 0  # turns whose reasoning the chat template does not write
 
 
 class RowError(UserError):

@@ -1,41 +1,57 @@
 """Raw rows to text: each dataset format's prompt and completion, and which parts of the text count in the loss."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.text import chat, prompts
+from hyperpod_ft.data.text import conversation as conversations
+from hyperpod_ft.data.text.conversation import Conversation
 from hyperpod_ft.data.text.example import Example, RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
 
 
-def documents(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[Example, ...]:
-    """The documents that a raw row becomes: itself, or of a preference the chosen one, then the rejected one.
+def examples(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[tuple[Example, ...]]:
+    """The examples that a raw row becomes, each of `dataset.documents_per_example` documents.
 
-    Raises what `render` raises.
+    A preference is its chosen document, then the rejected one. A conversation may be several examples; any other row is
+    one. Only chats need the tokenizer. Raises RowError, or UserError when the tokenizer's or the user's template is
+    wrong.
     """
-    if dataset.format != "preference":
-        return (render(dataset, row, tokenizer),)
-    assert tokenizer is not None
-    return tuple(_checked(example) for example in _pair(row, tokenizer))
-
-
-def render(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Example:
-    """A raw row as text; only chats need the tokenizer.
-
-    Raises RowError, or UserError when the tokenizer's or the user's template is wrong.
-    """
+    if dataset.format == "preference":
+        assert tokenizer is not None
+        return [tuple(map(_checked, _pair(row, tokenizer)))]
     if dataset.format == "chat":
         assert tokenizer is not None
-        example = chat.render(_messages(row, "messages"), tokenizer, all_trained=dataset.loss_on == "all")
-    elif dataset.format == "text":
-        example = prompts.document(prompts.prompt(dataset, row))
-    else:
-        prompt, completion = prompts.prompt(dataset, row), prompts.completion(dataset, row)
-        if dataset.max_target_length is not None and not prompt.strip():
-            raise RowError("empty prompt", "an encoder-decoder needs a source")
-        example = prompts.joined(prompt, completion, prompt_trained=dataset.loss_on == "all")
-    return _checked(example)
+        found = chat.examples(
+            conversation_of(dataset, row),
+            tokenizer,
+            train_on=dataset.train_on,
+            reasoning_trained=dataset.reasoning == "train",
+            all_trained=dataset.loss_on == "all",
+        )
+        return [(_checked(example),) for example in found]
+    return [(_checked(_plain(dataset, row)),)]
+
+
+def conversation_of(dataset: Dataset, row: Mapping[str, Any]) -> Conversation:
+    """A row of format `chat` as it is trained: with the run's `chat_template_kwargs`, and `reasoning` dropped if it is.
+
+    Raises RowError.
+    """
+    found = conversations.of_row({name: row[name] for name in row if name not in dataset.ignored_columns})
+    found = replace(found, template_kwargs={**dataset.chat_template_kwargs, **found.template_kwargs})
+    return chat.without_reasoning(found) if dataset.reasoning == "drop" else found
+
+
+def _plain(dataset: Dataset, row: Mapping[str, Any]) -> Example:
+    if dataset.format == "text":
+        return prompts.document(prompts.prompt(dataset, row))
+    prompt, completion = prompts.prompt(dataset, row), prompts.completion(dataset, row)
+    if dataset.max_target_length is not None and not prompt.strip():
+        raise RowError("empty prompt", "an encoder-decoder needs a source")
+    return prompts.joined(prompt, completion, prompt_trained=dataset.loss_on == "all")
 
 
 def _checked(example: Example) -> Example:
@@ -47,22 +63,13 @@ def _checked(example: Example) -> Example:
 
 
 def prompt_of(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) -> str:
-    """The text before an answer, exactly as `render` writes it in training; the row needs no completion.
-
-    Raises what `render` raises.
-    """
+    """The text before an answer, exactly as in training; the row needs no completion. Raises what `examples` raises."""
     if not prompts.is_chat(dataset, row):
         return prompts.prompt(dataset, row)
-    text = chat.prompt(_messages(row, "messages" if dataset.format == "chat" else "prompt"), tokenizer)
+    given = conversation_of(dataset, row if dataset.format == "chat" else {"messages": row["prompt"]})
+    text = chat.request(given, tokenizer, len(given.messages) - (given.messages[-1]["role"] == "assistant"))
     prompts.check_unicode(text)
     return text
-
-
-def _messages(row: Mapping[str, Any], name: str) -> Sequence[Any]:
-    messages = prompts.field(row, name)
-    if not isinstance(messages, list) or not messages:
-        raise RowError(f"field {name!r} is not a list of messages")
-    return messages
 
 
 def _pair(row: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[Example, Example]:
@@ -105,7 +112,10 @@ def _conversations(pair: Sequence[Sequence[Any]], tokenizer: Tokenizer) -> tuple
     # each keeps its last message
     while shared < min(map(len, pair)) - 1 and pair[0][shared] == pair[1][shared]:
         shared += 1
-    one, other = (chat.render(messages, tokenizer, last_answers=_answers(messages[shared:])) for messages in pair)
+    one, other = (
+        chat.last_turns(conversations.of_messages(messages), tokenizer, _answers(messages[shared:]))
+        for messages in pair
+    )
     return one, other
 
 

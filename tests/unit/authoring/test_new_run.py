@@ -92,7 +92,6 @@ def test_what_does_not_fit_anywhere_is_refused_with_what_would(tmp_path: Path, m
         ([{"a": 1}], "no format has the fields a"),
         ([ROWS["dolly"], ROWS["text"]], "rows.jsonl:2"),
         ([ROWS["dolly"], {"instruction": "Name a bird."}], r"rows.jsonl:2: has other fields than the first.*--format"),
-        ([{"conversations": [{"from": "human", "value": "x"}]}], "ShareGPT"),
         ([], "has no rows"),
     ],
 )
@@ -121,9 +120,9 @@ def test_columns_that_are_not_used_are_said(tmp_path: Path) -> None:
     row, output = ROWS["chat"] | {"id": 7, "source": "s"}, tmp_path / "run.yaml"
     wanted = NewRun("example:tiny-llama", rows(tmp_path, row), "local")
     assert "Columns not used: id, source." in new_run(wanted, tmp_path / "run.yaml").head
-    rows(tmp_path, ROWS["chat"], row | {"tools": [{"name": "search"}]})
+    rows(tmp_path, ROWS["chat"], row | {"images": ["x.png"]})
     head = " ".join(new_run(wanted, tmp_path / "run.yaml").head)
-    assert "rows.jsonl:2" in head and "dataset.ignored_columns" in head and "tools" in head
+    assert "rows.jsonl:2" in head and "dataset.ignored_columns" in head and "images" in head
     for name in ("chat", "alpaca"):
         head = " ".join(new_run(replace(wanted, dataset=rows(tmp_path, ROWS["dolly"]), format=name), output).head)
         missing = "messages" if name == "chat" else "output"

@@ -12,7 +12,7 @@ from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.packing import IGNORED, fill, pack
 from hyperpod_ft.data.reading import chunks
 from hyperpod_ft.data.text.example import Example, RowError
-from hyperpod_ft.data.text.formats import documents, prompt_of
+from hyperpod_ft.data.text.formats import examples, prompt_of
 from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize, tokenize_chunk
 from tests.unit.tiny_tokenizer import CHATML_MARKED, make
 
@@ -22,6 +22,11 @@ QUESTION, EARLIER = {"role": "user", "content": "Hi"}, {"role": "assistant", "co
 
 def dataset(**values: Any) -> Dataset:
     return Dataset(**({"source": "./rows.jsonl", "max_length": 64, "format": "preference"} | values))
+
+
+def documents(row: dict[str, Any], tokenizer: Any) -> tuple[Example, ...]:
+    (found,) = examples(dataset(), row, tokenizer)
+    return found
 
 
 def trained_text(example: Example) -> str:
@@ -34,7 +39,7 @@ def answer(text: str) -> dict[str, str]:
 
 def test_strings_are_continued() -> None:
     row = {"prompt": "The sky is", "chosen": " blue.", "rejected": " green."}
-    pair = documents(dataset(), row, TOKENIZER)
+    pair = documents(row, TOKENIZER)
     assert [trained_text(example) for example in pair] == [" blue.", " green."]
     assert [example.prompt for example in pair] == ["The sky is"] * 2 == [prompt_of(dataset(), row, TOKENIZER)] * 2
 
@@ -63,14 +68,14 @@ def test_strings_are_continued() -> None:
 )
 def test_messages_are_templated_and_what_both_share_is_the_prompt(row: dict[str, Any], template: str | None) -> None:
     tokenizer: Any = make(*([template] if template else []))
-    pair = documents(dataset(), row, tokenizer)
+    pair = documents(row, tokenizer)
     messages = [QUESTION, EARLIER, QUESTION]
     prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     for example, expected in zip(pair, ("Yes", "No"), strict=True):
         assert example.prompt == prompt and example.completion == expected
         assert trained_text(example).startswith(expected) and "Hello" not in trained_text(example)
         whole = tokenizer.apply_chat_template([*messages, answer(expected)], tokenize=False)
-        assert "".join(segment.text for segment in example.segments) == whole
+        assert "".join(segment.text for segment in example.segments) == whole.rstrip()
     if isinstance(row.get("prompt"), list):
         assert prompt_of(dataset(), row, tokenizer) == prompt
 
@@ -78,7 +83,7 @@ def test_messages_are_templated_and_what_both_share_is_the_prompt(row: dict[str,
 def test_a_text_prompt_is_the_users_message() -> None:
     row = {"prompt": "Hi", "chosen": [answer("Yes")], "rejected": [answer("No")]}
     as_messages = row | {"prompt": [QUESTION]}
-    assert documents(dataset(), row, TOKENIZER) == documents(dataset(), as_messages, TOKENIZER)
+    assert documents(row, TOKENIZER) == documents(as_messages, TOKENIZER)
 
 
 def test_all_turns_after_what_is_shared_are_trained() -> None:
@@ -86,7 +91,7 @@ def test_all_turns_after_what_is_shared_are_trained() -> None:
         "chosen": [QUESTION, EARLIER, {"role": "user", "content": "Why?"}, answer("So.")],
         "rejected": [QUESTION, answer("No"), {"role": "user", "content": "Why?"}, answer("So.")],
     }
-    pair = documents(dataset(), row, TOKENIZER)
+    pair = documents(row, TOKENIZER)
     assert ["Hello!" in trained_text(pair[0]), "No" in trained_text(pair[1])] == [True, True]
     assert all("So." in trained_text(example) and "Why" not in trained_text(example) for example in pair)
 
@@ -112,14 +117,14 @@ def test_all_turns_after_what_is_shared_are_trained() -> None:
 )
 def test_unusable_rows(row: dict[str, Any], reason: str) -> None:
     with pytest.raises(RowError) as refused:
-        documents(dataset(), row, TOKENIZER)
+        documents(row, TOKENIZER)
     assert refused.value.reason == reason
 
 
 def test_special_tokens_are_added_to_strings_alone() -> None:
     """A chat template writes its own."""
-    strings = documents(dataset(), {"prompt": "the", "chosen": "fox", "rejected": "quick"}, TOKENIZER)
-    chats = documents(dataset(), {"prompt": [QUESTION], "chosen": "fox", "rejected": "quick"}, TOKENIZER)
+    strings = documents({"prompt": "the", "chosen": "fox", "rejected": "quick"}, TOKENIZER)
+    chats = documents({"prompt": [QUESTION], "chosen": "fox", "rejected": "quick"}, TOKENIZER)
     tokens = tokenize([*strings, *chats], dataset(), Encoder.of(TOKENIZER))
     found = [
         tokens.ids[start : start + length].tolist() for start, length in zip(tokens.starts, tokens.lengths, strict=True)
@@ -146,11 +151,11 @@ def test_long_pairs_are_dropped_or_cut(tmp_path: Path) -> None:
         {"prompt": long, "chosen": short, "rejected": "b"},
     ]
     dropped = chunk_of(tmp_path, rows)
-    assert dropped.ordinals.tolist() == [0] and len(dropped.tokens) == 2
+    assert dropped.origins[:, 0].tolist() == [0] and len(dropped.tokens) == 2
     assert [row.where for row in dropped.listed] == [f"rows.jsonl:{line}" for line in (2, 3, 4)]
     assert dropped.listed[1].detail == "167 tokens, dataset.max_length is 64"
     cut = chunk_of(tmp_path, rows, overlong="truncate")
-    assert cut.ordinals.tolist() == [0, 1, 2]
+    assert cut.origins[:, 0].tolist() == [0, 1, 2]
     assert (cut.truncated, cut.emptied, cut.bad.total()) == (2, 1, 0)
     whole = cut.tokens.lengths[3]  # BOS, prompt, fox, EOS
     assert cut.tokens.lengths[2:].tolist() == [64 - whole, whole, 32, 32]

@@ -9,13 +9,19 @@ import numpy as np
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.reading import chunks
-from hyperpod_ft.data.text.formats import render
+from hyperpod_ft.data.text.example import Example
+from hyperpod_ft.data.text.formats import examples
 from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize, tokenize_chunk
 from hyperpod_ft.data.tokenizer import bos_ids, encode, pad_id, prompt_ids
 from tests.unit.tiny_tokenizer import CHATML, CHATML_MARKED, END, make
 
 TOKENIZER: Any = make()
 PLAIN: Any = make(adds_bos=False)
+
+
+def render(config: Dataset, row: dict[str, Any], tokenizer: Any) -> Example:
+    ((found,),) = examples(config, row, tokenizer)
+    return found
 
 
 def dataset(**values: Any) -> Dataset:
@@ -94,14 +100,14 @@ def test_chat_masks_and_special_tokens() -> None:
         {"role": "user", "content": "how"},
         {"role": "assistant", "content": "many"},
     ]
-    for template, after in ((CHATML, "\n"), (CHATML_MARKED, "")):
+    for template in (CHATML, CHATML_MARKED):
         tokenizer: Any = make(template)
         made = one(dataset(format="chat"), {"messages": messages}, tokenizer)
         expected: list[tuple[int, bool]] = [(BOS, False)]
         for user, answer in (("the", "fox"), ("how", "many")):
             expected += [(t, False) for t in ids(f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n")]
-            expected += [(t, True) for t in ids(f"{answer}<|im_end|>{after}")]
-            expected += [(t, False) for t in ids("" if after else "\n")]
+            expected += [(t, True) for t in ids(f"{answer}<|im_end|>")]
+            expected += [(t, False) for t in ids("\n" if user == "the" else "")]
         assert list(zip(made.ids, made.trained, strict=True)) == expected
         assert made.ids.count(BOS) == 1
         assert made.ids.count(tokenizer.convert_tokens_to_ids(END)) == 4
@@ -112,7 +118,7 @@ def test_chat_gets_eos_where_the_template_does_not_close_the_turn() -> None:
     tokenizer: Any = make("{% for m in messages %}{{ m['content'] + '\n' }}{% endfor %}")
     messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "fox"}]
     made = one(dataset(format="chat"), {"messages": messages}, tokenizer)
-    assert made.ids == [*ids("the\n"), *ids("fox\n"), EOS]
+    assert made.ids == [*ids("the\n"), *ids("fox"), EOS]
     assert made.trained[-1]
     assert prompt_ids(tokenizer, "the\n", chat=True) == ids("the\n")
 
@@ -167,7 +173,7 @@ def test_every_row_is_accounted_for_with_its_line(tmp_path: Path) -> None:
         ("rows.jsonl:7", "longer than max_length"),
     ]
     assert (made.raw_rows, len(made.tokens), made.bad.total(), made.truncated) == (7, 2, 5, 0)
-    assert made.ordinals.tolist() == [0, 6]
+    assert made.origins[:, 0].tolist() == [0, 6]
     assert made.tokens.ids.tolist() == [BOS, *ids("fox"), EOS, BOS, *ids("the"), EOS]
     assert made.tokens.ids.dtype == np.int32
 

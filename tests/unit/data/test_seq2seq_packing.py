@@ -12,7 +12,8 @@ from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.reading import chunks
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows, fill_seq2seq, pack_seq2seq
-from hyperpod_ft.data.text.formats import render
+from hyperpod_ft.data.text.example import Example
+from hyperpod_ft.data.text.formats import examples
 from hyperpod_ft.data.tokenization import TOO_LONG, TokenizedChunk, tokenize, tokenize_chunk
 from hyperpod_ft.data.tokenizer import encode, source_ids
 from tests.unit.tiny_tokenizer import make
@@ -20,6 +21,11 @@ from tests.unit.tiny_tokenizer import make
 TOKENIZER: Any = make()
 EOS = TOKENIZER.eos_token_id
 PAD, START = 7, 3
+
+
+def render(config: Dataset, row: dict[str, Any], tokenizer: Any) -> Example:
+    ((found,),) = examples(config, row, tokenizer)
+    return found
 
 
 def dataset(**values: Any) -> Dataset:
@@ -47,7 +53,7 @@ def test_source_and_target_end_with_eos_and_have_no_bos() -> None:
 
 def test_a_pair_without_a_source_is_a_bad_row(tmp_path: Path) -> None:
     found = tokenized(tmp_path, [SHORT, {"prompt": " ", "completion": "fox"}])
-    assert found.bad == {"empty prompt": 1} and found.ordinals.tolist() == [0]
+    assert found.bad == {"empty prompt": 1} and found.origins[:, 0].tolist() == [0]
     assert str(found.listed[0]) == "rows.jsonl:2 (empty prompt: an encoder-decoder needs a source)"
 
 
@@ -75,7 +81,7 @@ def test_what_is_too_long_is_cut_on_its_side(tmp_path: Path) -> None:
 
 def test_what_is_too_long_is_dropped_with_both_lengths(tmp_path: Path) -> None:
     found = tokenized(tmp_path, [LONG_SOURCE, SHORT, LONG_TARGET])
-    assert found.bad == {TOO_LONG: 2} and found.ordinals.tolist() == [1]
+    assert found.bad == {TOO_LONG: 2} and found.origins[:, 0].tolist() == [1]
     assert len(found.tokens) == 1 and found.tokens.lengths.tolist() == [len(ids("xyz")) + len(ids("zyx")) + 2]
     first, last = (row.detail for row in found.listed)
     assert "27 tokens of source" in first and "max_length is 16" in first

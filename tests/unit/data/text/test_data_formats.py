@@ -7,12 +7,17 @@ from pydantic import ValidationError
 
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.text.example import Example, RowError, Segment
-from hyperpod_ft.data.text.formats import prompt_of, render
+from hyperpod_ft.data.text.formats import examples, prompt_of
 from hyperpod_ft.data.text.prompts import check_prompt
 from hyperpod_ft.errors import UserError
 from tests.unit.tiny_tokenizer import CHATML, CHATML_MARKED, make
 
 TOKENIZER: Any = make()
+
+
+def render(config: Dataset, row: dict[str, Any], tokenizer: Any) -> Example:
+    ((found,),) = examples(config, row, tokenizer)
+    return found
 
 
 def dataset(**values: Any) -> Dataset:
@@ -159,12 +164,16 @@ def test_prompts_are_checked_without_a_tokenizer() -> None:
         ({"format": "template", "completion_template": "{{ answer }}"}, {"other": "x"}, "undefined in template"),
         ({"format": "template", "completion_template": "{{ n / 0 }}"}, {"n": 1}, "template fails"),
         ({"format": "chat"}, {"messages": []}, "field 'messages' is not a list of messages"),
-        ({"format": "chat"}, {"messages": [{"role": "user"}]}, "message whose content is not a string"),
+        (
+            {"format": "chat"},
+            {"messages": [{"role": "user"}]},
+            "message whose content is neither a string nor a list of text parts",
+        ),
         ({"format": "chat"}, {"messages": ["hi"]}, "message without a role"),
         (
             {"format": "chat"},
             {"messages": [{"role": "user", "content": "hi"}]},
-            "last message is not from the assistant",
+            "no answer to learn",
         ),
         (
             {"format": "chat"},
@@ -188,24 +197,19 @@ TWO_TURNS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("template", "turns"),
-    [
-        (CHATML, ["Hello!<|im_end|>\n", "So long.<|im_end|>\n"]),
-        (CHATML_MARKED, ["Hello!<|im_end|>", "So long.<|im_end|>"]),
-    ],
-)
-def test_chat_trains_on_every_turn_of_the_assistant(template: str, turns: list[str]) -> None:
+@pytest.mark.parametrize("template", [CHATML, CHATML_MARKED])
+def test_chat_trains_on_every_turn_of_the_assistant(template: str) -> None:
     tokenizer: Any = make(template)
     config = dataset(format="chat")
     example = render(config, {"messages": TWO_TURNS}, tokenizer)
-    assert trained_text(example) == turns
-    assert text_of(example) == tokenizer.apply_chat_template(TWO_TURNS, tokenize=False)
+    assert trained_text(example) == ["Hello!<|im_end|>", "So long.<|im_end|>"]
+    assert text_of(example) == tokenizer.apply_chat_template(TWO_TURNS, tokenize=False).rstrip()
     assert example.completion == "So long."
     assert example.prompt == prompt_of(config, {"messages": TWO_TURNS}, tokenizer)
     assert example.prompt == prompt_of(config, {"messages": TWO_TURNS[:-1]}, tokenizer)
     assert example.prompt == tokenizer.apply_chat_template(TWO_TURNS[:-1], tokenize=False, add_generation_prompt=True)
-    assert trained_text(render(dataset(format="chat", loss_on="all"), {"messages": TWO_TURNS}, tokenizer)) != turns
+    whole = render(dataset(format="chat", loss_on="all"), {"messages": TWO_TURNS}, tokenizer)
+    assert "".join(trained_text(whole)) == text_of(example)
 
 
 def test_chat_without_a_template_is_one_line() -> None:
@@ -214,13 +218,11 @@ def test_chat_without_a_template_is_one_line() -> None:
         render(dataset(format="chat"), {"messages": TWO_TURNS}, tokenizer)
 
 
-def test_chat_template_that_rewrites_earlier_turns_is_refused() -> None:
-    # like reasoning models' templates, which drop the thoughts of all turns but the last
+def test_chat_template_whose_answers_do_not_follow_its_prompts_is_refused() -> None:
     rewriting = "{% for m in messages %}[{{ m['role'] }}]{% if loop.last %}{{ m['content'] }}{% endif %}{% endfor %}"
     tokenizer: Any = make(rewriting)
-    with pytest.raises(UserError, match="rewrites earlier text") as refused:
+    with pytest.raises(RowError, match=r"begins an answer differently than it asks for one: message 3: 'Hi', but"):
         render(dataset(format="chat"), {"messages": TWO_TURNS}, tokenizer)
-    assert not isinstance(refused.value, RowError)
 
 
 def test_a_chat_template_may_refuse_a_row() -> None:

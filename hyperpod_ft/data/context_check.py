@@ -1,0 +1,63 @@
+"""The proof that conversations are trained as they are served: contexts are compared with a server's prompts by id."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.data import tokenizer as tokenizers
+from hyperpod_ft.data.reading import RawRow
+from hyperpod_ft.data.text import chat, formats
+from hyperpod_ft.data.text.example import Example
+from hyperpod_ft.data.tokenizer import Tokenizer
+from hyperpod_ft.errors import UserError, printable
+
+ROWS = 100  # that are compared
+_AROUND = 12  # tokens of each text around a difference
+
+
+def check(
+    row: RawRow,
+    example: Example,
+    dataset: Dataset,
+    tokenizer: Tokenizer,
+    ids: NDArray[np.int32],
+    trained: NDArray[np.bool_],
+) -> int:
+    """Compare each turn's context in a prepared example with the ids that `serve` reads for the same messages.
+
+    ids (int32 [tokens]) and trained (bool [tokens]) are those of the example, which may be cut. Returns how many turns
+    were compared. Raises UserError for a difference, for a context that is trained, and for an answer that is not.
+    """
+    given = formats.conversation_of(dataset, row.values)
+    learned, compared = ids.tolist(), 0
+    for place in example.places:
+        where = f"{row.where}: message {place + 1}"
+        served = tokenizers.prompt_ids(tokenizer, chat.request(given, tokenizer, place), chat=True)
+        start = len(served)
+        if start >= len(learned):
+            break  # its answer was cut away
+        if served != learned[:start]:
+            raise UserError(f"{where}: {_difference(served, learned, tokenizer)}", _REMEDY)
+        if dataset.loss_on == "completion" and trained[start - 1]:
+            raise UserError(f"{where}: the last token of the prompt is trained", _REMEDY)
+        if dataset.reasoning != "context" and not trained[start]:
+            raise UserError(f"{where}: the first token of the answer is not trained", _REMEDY)
+        compared += 1
+    return compared
+
+
+_REMEDY = "report this row with the model's name; to train the others, remove it"
+
+
+def _difference(served: Sequence[int], learned: Sequence[int], tokenizer: Tokenizer) -> str:
+    pairs = enumerate(zip_longest(served, learned[: len(served)]))
+    first = next(place for place, (one, other) in pairs if one != other)
+    around = slice(max(0, first - _AROUND), first + _AROUND)
+    one, other = (
+        printable(repr(str(tokenizer.backend_tokenizer.decode(list(text[around]), skip_special_tokens=False))))
+        for text in (served, learned)
+    )
+    return f"a server would read other tokens than are trained, from token {first + 1}: {one}, but trained is {other}"

@@ -1,0 +1,179 @@
+"""A raw row or a request as a conversation: the shapes that users have, made one.
+
+OpenAI's messages (`role`, `content`, `tool_calls`), its fine-tuning rows (`weight`), ShareGPT's (`from`, `value`), and
+a prompt and a completion that are messages. What comes of them has OpenAI's shape, with text as strings and the
+arguments of tool calls as objects.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ft.data.text.example import RowError
+
+# Names of the text that a model thinks before it answers: Qwen's and DeepSeek's, OpenAI's newer one, gpt-oss's.
+REASONING = ("reasoning_content", "reasoning", "thinking")
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_OF_ROLES = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "function_call"), "assistant"),
+    **dict.fromkeys(("observation", "tool", "function_response"), "tool"),
+    **{role: role for role in ("system", "developer")},
+}
+_TRAINED_KEYS = ("weight", "train", "training")  # OpenAI's; axolotl's
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """`untrained`: the places of assistant messages that are context only."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    untrained: frozenset[int] = frozenset()
+
+
+def of_row(row: Mapping[str, Any]) -> Conversation:
+    """The conversation of a raw row of format `chat`. Raises RowError."""
+    if isinstance(row.get("conversations"), list) and "messages" not in row:
+        given, before = [_of_sharegpt(message, number) for number, message in enumerate(row["conversations"], 1)], 0
+    elif "messages" not in row and isinstance(row.get("completion"), list):
+        prompt = _listed(row, "prompt")
+        given, before = [*prompt, *_listed(row, "completion")], len(prompt)
+    else:
+        given, before = _listed(row, "messages"), 0
+    if isinstance(row.get("system"), str) and row["system"].strip():
+        given, before = [{"role": "system", "content": row["system"]}, *given], before + 1
+    found = of_messages(given, tools=row.get("tools"), template_kwargs=row.get("chat_template_kwargs"))
+    return Conversation(
+        found.messages, found.tools, found.template_kwargs, found.untrained.union(range(before) if before else ())
+    )
+
+
+def of_messages(messages: Sequence[Any], *, tools: Any = None, template_kwargs: Any = None) -> Conversation:
+    """A conversation of messages as OpenAI's API takes them; `tools` may also be JSON text. Raises RowError."""
+    untrained = frozenset(
+        place for place, message in enumerate(messages) if isinstance(message, dict) and not _trained(message, place)
+    )
+    return Conversation(
+        tuple(_message(message, number) for number, message in enumerate(messages, 1)),
+        _tools(tools),
+        _template_kwargs(template_kwargs),
+        untrained,
+    )
+
+
+def _listed(row: Mapping[str, Any], name: str) -> list[Any]:
+    if name not in row:
+        raise RowError(f"missing field {name!r}", f"the row has {', '.join(map(str, row)) or 'no fields'}")
+    messages = row[name]
+    if not isinstance(messages, list) or not messages:
+        raise RowError(f"field {name!r} is not a list of messages")
+    return messages
+
+
+def _of_sharegpt(message: Any, number: int) -> Any:
+    if not isinstance(message, dict) or "from" not in message:
+        return message  # written with role and content, or an error for `_message`
+    role, text = _OF_ROLES.get(str(message["from"])), message.get("value")
+    if role is None:
+        raise RowError("message from an unknown role", f"message {number}: {message['from']!r}")
+    others = {key: value for key, value in message.items() if key not in ("from", "value")}
+    if message["from"] == "function_call":
+        calls = _json(text, f"message {number}: the function call")
+        return {"role": role, "content": None, "tool_calls": calls if isinstance(calls, list) else [calls], **others}
+    return {"role": role, "content": text, **others}
+
+
+def _trained(message: Mapping[str, Any], place: int) -> bool:
+    for key in _TRAINED_KEYS:
+        value = message.get(key)
+        if value is not None and value not in (0, 1):
+            raise RowError(f"{key} of a message is neither 0 nor 1", f"message {place + 1}: {value!r}")
+        if value is not None and not value:
+            return False
+    return True
+
+
+def _message(given: Any, number: int) -> Mapping[str, Any]:
+    if not isinstance(given, dict) or not isinstance(given.get("role"), str):
+        raise RowError("message without a role", f"message {number}")
+    # parquet files have every key in every row, most of them null
+    message = {key: value for key, value in given.items() if value is not None and key not in _TRAINED_KEYS}
+    reasoning = [message.pop(name) for name in REASONING if name in message]
+    if any(not isinstance(text, str) for text in reasoning):
+        raise RowError("reasoning that is not a string", f"message {number}")
+    if reasoning and reasoning[0].strip():
+        message[REASONING[0]] = reasoning[0]
+    if calls := message.pop("tool_calls", None):
+        if not isinstance(calls, list):
+            raise RowError("tool_calls that are not a list", f"message {number}")
+        message["tool_calls"] = [_tool_call(call, number) for call in calls]
+    message["content"] = _text(message.get("content"), number, may_be_missing="tool_calls" in message)
+    if message["role"] == "assistant" and not message["content"].strip() and "tool_calls" not in message:
+        raise RowError("empty completion", f"message {number}")
+    return message
+
+
+def _text(content: Any, number: int, *, may_be_missing: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and may_be_missing:
+        return ""
+    if not isinstance(content, list):
+        raise RowError("message whose content is neither a string nor a list of text parts", f"message {number}")
+    texts = []
+    for place, part in enumerate(content, 1):
+        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        text = part.get("text") if isinstance(part, dict) else part
+        if kind not in _TEXT_PARTS or not isinstance(text, str):
+            raise RowError(
+                f"message with a part of type {kind!r}, which is not text", f"message {number}, part {place}"
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _tool_call(call: Any, number: int) -> dict[str, Any]:
+    """A tool call in OpenAI's shape; the arguments are an object, unless their text is not one."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RowError("tool call without a name", f"message {number}")
+    arguments = function.get("arguments", function.get("parameters"))
+    if isinstance(arguments, str):
+        arguments = _json(arguments or "{}", f"message {number}: the arguments of {function['name']}")
+    if not isinstance(arguments, dict | None):
+        raise RowError("arguments of a tool call that are not an object", f"message {number}")
+    made = {"type": "function", "function": {"name": function["name"], "arguments": arguments or {}}}
+    return made | ({"id": call["id"]} if isinstance(call.get("id"), str) else {})
+
+
+def _tools(given: Any) -> list[Mapping[str, Any]] | None:
+    if isinstance(given, str):
+        given = _json(given, "tools") if given.strip() else None
+    if not given:
+        return None
+    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
+        raise RowError("tools that are not a list of objects", f"they are {type(given).__name__}")
+    for tool in given:
+        if not isinstance(tool.get("function", tool).get("name"), str):
+            raise RowError("tool without a name")
+    return [tool if "function" in tool else {"type": "function", "function": tool} for tool in given]
+
+
+def _template_kwargs(given: Any) -> Mapping[str, Any]:
+    if isinstance(given, str):
+        given = _json(given, "chat_template_kwargs") if given.strip() else None
+    if not given:
+        return {}
+    if not isinstance(given, dict):
+        raise RowError("chat_template_kwargs that are not an object", f"they are {type(given).__name__}")
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _json(text: Any, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise RowError("invalid JSON in a message", f"{what}: {str(error)[:100]}") from error
