@@ -35,6 +35,10 @@ class Backend(Protocol):
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Encode each text separately. Adds no special tokens, but recognizes those written in the text."""
 
+    @property
+    def reach(self) -> int | None:
+        """How many characters beside a cut in a text show whether it changes tokens; None: all of them."""
+
 
 @dataclass(frozen=True)
 class Encoder:
@@ -85,6 +89,7 @@ class LibraryBackend:
     """Any tokenizer of the `tokenizers` library."""
 
     library: Any
+    reach: None = None
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         ids = tokenizer.encode(self.library, list(texts))
@@ -100,6 +105,9 @@ class RankedBackend:
     added: frozenset[str]
     boundary: int
     file: Path
+    # Its regex splits a text from left to right, and merges stay within what it splits: where both sides of a cut have
+    # the same tokens as one text, all that follows has them, too. A longer run of spaces crosses the cut in both.
+    reach: int = 64
 
     @classmethod
     def of(cls, described: ByteLevelBpe, file: Path) -> "RankedBackend | None":

@@ -4,6 +4,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hyperpod_ft.data import reading
 from hyperpod_ft.data.columns import UnusedColumns
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.reading import BadRow, Chunk, RawRow
-from hyperpod_ft.data.text import formats
+from hyperpod_ft.data.text import chat, formats
 from hyperpod_ft.data.text.example import Example, RowError
 
 TOO_LONG = "longer than max_length"
@@ -194,35 +195,36 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
 def separated(made: Sequence[Sequence[tuple[Example, ...]]], encoder: Encoder) -> list[list[tuple[Example, ...]]]:
     """The examples of raw rows; the turns of a conversation stay in one only where that is exact.
 
-    They do where the tokens of the last turn's context, encoded as one text as a server does, are those of its pieces,
-    and where each turn ends with a special token, at which a server stops.
+    They do where the context of the last one, encoded as one text as a server does, has the tokens of its pieces, and
+    where each turn ends with a special token, at which a server stops.
     """
-    several = [example for of_row in made for documents in of_row for example in documents if example.alone]
+    several = [documents[0] for of_row in made for documents in of_row if len(documents[0].places) > 1]
     if not several:
         return [list(of_row) for of_row in made]
     assert encoder.tokenizer is not None
+    reach = encoder.backend.reach
     texts: list[str] = []
     for example in several:
-        pieces = [segment.text for segment in example.segments[:-1]]
-        texts += [*pieces, "".join(pieces)]
+        for one, other in pairwise(example.segments[:-1]):
+            left, right = (one.text[-reach:], other.text[:reach]) if reach else (one.text, other.text)
+            texts += [left, right, left + right]
     encoded = encoder.backend.encode(texts)
-    edges = np.concatenate([np.zeros(1, np.int64), encoded.lengths.cumsum()])
-    special = np.array(encoder.tokenizer.all_special_ids, np.int32)
-    exact: dict[int, bool] = {}
-    first = 0
+    ids, edges = encoded.ids.tolist(), np.concatenate([np.zeros(1, np.int64), encoded.lengths.cumsum()]).tolist()
+    special, first = frozenset(encoder.tokenizer.all_special_ids), 0
+    inexact: set[int] = set()
     for example in several:
-        last = first + len(example.segments) - 1
-        whole = encoded.ids[edges[last] : edges[last + 1]]
-        ends = encoded.ids[edges[first + 2 : last + 1 : 2] - 1]  # of the turns but the last
-        same = np.array_equal(encoded.ids[edges[first] : edges[last]], whole)
-        exact[id(example)] = same and bool(np.isin(ends, special).all())
-        first = last + 1
+        for number in range(len(example.segments) - 2):
+            start, left_end, right_end, stop = edges[first : first + 4]
+            is_answer = number % 2 == 1
+            if ids[start:right_end] != ids[right_end:stop] or (is_answer and ids[left_end - 1] not in special):
+                inexact.add(id(example))
+            first += 3
     return [
         [
             separate
             for documents in of_row
             for separate in (
-                [(turn,) for turn in documents[0].alone] if not exact.get(id(documents[0]), True) else [documents]
+                [(turn,) for turn in chat.alone(documents[0])] if id(documents[0]) in inexact else [documents]
             )
         ]
         for of_row in made

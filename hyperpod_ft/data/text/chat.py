@@ -31,13 +31,12 @@ _REQUESTS = ("user", "tool")
 class Turn:
     """An answer of the assistant: `context` is what a server would render, `target` what is trained after it.
 
-    `untrained`: the first characters of the target that are no part of the loss. `content`: the answer alone.
+    `untrained`: the first characters of the target that are no part of the loss.
     """
 
     place: int
     context: str
     target: str
-    content: str
     untrained: int = 0
     loses_reasoning: bool = False  # the template does not write it
 
@@ -56,9 +55,9 @@ def examples(
 ) -> list[Example]:
     """The examples of a conversation, in the order of their last turns.
 
-    Each has the turns that one text can hold; `Example.alone` has them apart, for where the tokens of that text are not
-    those of each turn. With `all_trained`, one example, whose context is trained too. Raises RowError, or UserError for
-    a tokenizer without a chat template.
+    Each has the turns that one text can hold; `alone` has them apart, for where the tokens of that text are not those
+    of each turn. With `all_trained`, one example, whose context is trained too. Raises RowError, or UserError for a
+    tokenizer without a chat template.
     """
     renderer = rendering.of(tokenizer)
     found = turns(given, renderer, train_on=train_on, reasoning_trained=reasoning_trained)
@@ -76,7 +75,7 @@ def last_turns(given: Conversation, tokenizer: Tokenizer, count: int) -> Example
     rows = _rows(turns(given, renderer)[-count:])
     if len(rows) > 1:
         raise RowError("completion of several turns that the chat template rewrites", f"{count} turns of the assistant")
-    return replace(_example(rows[0], renderer), alone=())
+    return _example(rows[0], renderer)
 
 
 def prompt(
@@ -204,7 +203,7 @@ def _turn(
     thought = _reasoning_of(message)
     found = target.find(thought) if thought else -1
     untrained = found + len(thought) if found >= 0 and not reasoning_trained else 0
-    return Turn(place, context, target, message["content"], untrained, bool(thought) and found < 0)
+    return Turn(place, context, target, untrained, bool(thought) and found < 0)
 
 
 def _continuation(
@@ -282,13 +281,23 @@ def _example(row: Sequence[Turn], renderer: ChatRenderer) -> Example:
         written = len(turn.text)
     last = row[-1]
     end = next(filter(last.target.endswith, renderer.ends), "")
-    answer = last.target.removesuffix(end).strip()
     return Example(
         last.context,
-        last.content if answer == last.content.strip() else answer,
+        last.target.removesuffix(end).strip(),
         tuple(segments),
         templated=True,
         places=tuple(turn.place for turn in row),
-        alone=tuple(_example([turn], renderer) for turn in row) if len(row) > 1 else (),
         loses_reasoning=sum(turn.loses_reasoning for turn in row),
     )
+
+
+def alone(example: Example) -> list[Example]:
+    """The turns of an example, each as one of its own; in the first, what the template does not write is counted."""
+    made = []
+    for number, place in enumerate(example.places):
+        context = "".join(segment.text for segment in example.segments[: 2 * number + 1])
+        target = example.segments[2 * number + 1]
+        segments = (Segment(context, False), target)
+        lost = 0 if number else example.loses_reasoning
+        made.append(Example(context, target.text, segments, templated=True, places=(place,), loses_reasoning=lost))
+    return [*made[:-1], replace(made[-1], completion=example.completion)]

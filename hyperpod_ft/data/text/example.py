@@ -28,8 +28,7 @@ class Example:
     completion: str
     segments: tuple[Segment, ...]
     templated: bool = False  # a chat template wrote it, with its special tokens
-    places: tuple[int, ...] = ()  # of its turns in the conversation
-    alone: tuple["Example", ...] = ()  # the same turns as an example each, if it has several
+    places: tuple[int, ...] = ()  # of its turns in the conversation; every other segment is one of them
     loses_reasoning: int = 0  # turns whose reasoning the chat template does not write
 
 
