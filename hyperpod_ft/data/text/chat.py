@@ -59,20 +59,20 @@ def examples(
     of each turn. With `all_trained`, one example, whose context is trained too. Raises RowError, or UserError for a
     tokenizer without a chat template.
     """
-    renderer = rendering.of(tokenizer)
+    renderer = rendering.of(tokenizer, given)
     found = turns(given, renderer, train_on=train_on, reasoning_trained=reasoning_trained)
     if all_trained:
         last = _example([found[-1]], renderer)
         return [replace(last, segments=tuple(replace(segment, trained=True) for segment in last.segments))]
-    return [_example(row, renderer) for row in _rows(found)]
+    return [_example(row, renderer) for row in examples_of(found)]
 
 
 def last_turns(given: Conversation, tokenizer: Tokenizer, count: int) -> Example:
     """The last `count` answers of a conversation as one example. Raises RowError, also if it is several."""
     if given.messages[-1]["role"] != "assistant":
         raise RowError("last message is not from the assistant", f"its role is {given.messages[-1]['role']!r}")
-    renderer = rendering.of(tokenizer)
-    rows = _rows(turns(given, renderer)[-count:])
+    renderer = rendering.of(tokenizer, given)
+    rows = examples_of(turns(given, renderer)[-count:])
     if len(rows) > 1:
         raise RowError("completion of several turns that the chat template rewrites", f"{count} turns of the assistant")
     return _example(rows[0], renderer)
@@ -96,7 +96,7 @@ def prompt(
 
 def request(given: Conversation, tokenizer: Tokenizer, place: int) -> str:
     """The text that the answer at a place of a conversation follows. Raises what `prompt` raises."""
-    renderer = rendering.of(tokenizer)
+    renderer = rendering.of(tokenizer, given)
     return renderer.text(renderer.presentation.messages(given.messages[:place]), given, ask=True)
 
 
@@ -122,7 +122,7 @@ def turns(
     shown = renderer.presentation.messages(given.messages)
     found = [_turn(given, renderer, shown, place, reasoning_trained) for place in places]
     if renderer.marks_turns:
-        for row in _rows(found):
+        for row in examples_of(found):
             _compare_with_marks(row, given, renderer.marked(shown[: row[-1].place + 1], given))
     return found
 
@@ -260,8 +260,8 @@ def _check_shown(message: Mapping[str, Any], target: str, where: str) -> None:
             raise RowError("chat template omits the tool calls", where)
 
 
-def _rows(found: Sequence[Turn]) -> list[list[Turn]]:
-    """The turns of each example; those of one lie in the context of its last turn as they were answered."""
+def examples_of(found: Sequence[Turn]) -> list[list[Turn]]:
+    """The turns of each example: those that lie in the context of its last turn as they were answered."""
     rows: list[list[Turn]] = []
     for turn in reversed(found):
         for row in rows:

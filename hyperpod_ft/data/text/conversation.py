@@ -110,8 +110,9 @@ def _message(given: Any, number: int) -> Mapping[str, Any]:
         if not isinstance(calls, list):
             raise RowError("tool_calls that are not a list", f"message {number}")
         message["tool_calls"] = [_tool_call(call, number) for call in calls]
-    message["content"] = _text(message.get("content"), number, may_be_missing="tool_calls" in message)
-    if message["role"] == "assistant" and not message["content"].strip() and "tool_calls" not in message:
+    says_more = "tool_calls" in message or REASONING[0] in message
+    message["content"] = _text(message.get("content"), number, may_be_missing=says_more)
+    if message["role"] == "assistant" and not message["content"].strip() and not says_more:
         raise RowError("empty completion", f"message {number}")
     return message
 

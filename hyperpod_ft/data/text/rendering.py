@@ -65,10 +65,13 @@ def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def of(tokenizer: Tokenizer) -> "ChatRenderer":
-    """The renderer of a tokenizer; made once. Raises UserError if it has no chat template."""
+def of(tokenizer: Tokenizer, conversation: Conversation) -> "ChatRenderer":
+    """The renderer of a tokenizer for a conversation; made once. Some have a template of its own for those with tools.
+
+    Raises UserError if it has no chat template.
+    """
     try:
-        template = tokenizer.get_chat_template()
+        template = tokenizer.get_chat_template(tools=conversation.tools)
     except ValueError as error:
         raise UserError(
             "dataset.format: the rows are chat messages, and the model's tokenizer has no chat template",

@@ -1,13 +1,13 @@
 """Conversations in today's chat templates: every context is a server's prompt, and what is trained follows it."""
 
-import importlib.util
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import conversations
+from benchmarks.conversations import KINDS, PLACE, SPECIAL, TOOLS, answer, call, given, templates, user
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.text import chat, conversation, rendering
 from hyperpod_ft.data.text.conversation import Conversation
@@ -16,88 +16,6 @@ from hyperpod_ft.data.text.formats import examples
 from hyperpod_ft.data.text.rendering import ChatRenderer
 from tests.unit.tiny_tokenizer import CHATML, make
 
-Message = dict[str, Any]
-TOOL_PARAMETERS = {
-    "type": "object",
-    "properties": {"place": {"type": "string", "description": "A city."}, "days": {"type": "integer"}},
-    "required": ["place"],
-}
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "get_weather", "description": "The weather.", "parameters": TOOL_PARAMETERS},
-    }
-]
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-
-
-def templates() -> dict[str, str]:
-    """Those that TRL's wheel has, as they were published; its own copies for training have other names."""
-    spec = importlib.util.find_spec("trl")
-    assert spec and spec.submodule_search_locations
-    files = sorted(Path(spec.submodule_search_locations[0], "chat_templates").glob("*.jinja"))
-    return {file.stem: file.read_text(encoding="utf-8") for file in files}
-
-
-def user(text: Any) -> Message:
-    return {"role": "user", "content": text}
-
-
-def answer(text: Any, **more: Any) -> Message:
-    return {"role": "assistant", "content": text, **more}
-
-
-def call(arguments: Any) -> list[Message]:
-    function = {"name": "get_weather", "arguments": arguments}
-    return [{"id": "abcdef123", "type": "function", "function": function}]
-
-
-FOUND = {"role": "tool", "content": '{"temperature": 3}', "tool_call_id": "abcdef123", "name": "get_weather"}
-PLACE = {"place": "Bern", "days": 2}
-CALL = answer("", tool_calls=call(PLACE))
-KINDS: dict[str, tuple[list[Message], list[Any] | None, Message]] = {
-    "one turn": ([user("Q1"), answer("ANS1")], None, {}),
-    "system": ([{"role": "system", "content": "RULE"}, user("Q1"), answer("ANS1")], None, {}),
-    "developer": ([{"role": "developer", "content": "RULE"}, user("Q1"), answer("ANS1")], None, {}),
-    "two turns": ([user("Q1"), answer("ANS1"), user("Q2"), answer("ANS2")], None, {}),
-    "reasoning": (
-        [
-            user("Q1"),
-            answer("ANS1", reasoning_content="WHY1"),
-            user("Q2"),
-            answer("ANS2", reasoning_content="WHY2"),
-        ],
-        None,
-        {},
-    ),
-    "reasoning in the content": (
-        [
-            user("Q1"),
-            answer("<think>\nWHY1\n</think>\n\nANS1"),
-            user("Q2"),
-            answer("<think>\nWHY2\n</think>\n\nANS2"),
-        ],
-        None,
-        {},
-    ),
-    "reasoning off": (
-        [user("Q1"), answer("ANS1"), user("Q2"), answer("ANS2")],
-        None,
-        {"enable_thinking": False, "reasoning_effort": "low"},
-    ),
-    "tool call": ([user("Q1"), CALL, FOUND, answer("ANS2")], TOOLS, {}),
-    "arguments as text, no content": (
-        [user("Q1"), answer(None, tool_calls=call(json.dumps(PLACE))), FOUND, answer("ANS2")],
-        json.dumps(TOOLS),  # type: ignore[dict-item]
-        {},
-    ),
-    "tool call after reasoning": (
-        [user("Q1"), {**CALL, "thinking": "WHY1"}, FOUND, answer("ANS2", thinking="WHY2")],
-        TOOLS,
-        {},
-    ),
-    "parts": ([user([{"type": "text", "text": "Q1"}]), answer([{"type": "text", "text": "ANS1"}])], None, {}),
-}
 # Kinds that a template refuses in its own words, or does not write at all.
 NO_TOOLS = {"tool call", "arguments as text, no content", "tool call after reasoning"}
 WITHOUT_TOOLS = {
@@ -117,11 +35,6 @@ MARKED_OTHERWISE: dict[str, set[str]] = {
     "qwen3_5_nothink": {"reasoning", "reasoning in the content", "tool call after reasoning"},
 }
 TEMPLATES = templates()
-
-
-def given(kind: str) -> Conversation:
-    messages, tools, settings = KINDS[kind]
-    return conversation.of_messages(messages, tools=tools, template_kwargs=settings)
 
 
 def as_served(renderer: ChatRenderer, given: Conversation, place: int) -> str:
@@ -170,7 +83,7 @@ def test_every_turn_is_trained_after_what_a_server_reads(kind: str, name: str) -
 def test_templates_that_drop_earlier_reasoning_make_an_example_of_each_turn(name: str) -> None:
     renderer = ChatRenderer(TEMPLATES[name], SPECIAL)
     first, second = chat.turns(given("reasoning"), renderer)
-    assert chat._rows([first, second]) == [[first], [second]]
+    assert chat.examples_of([first, second]) == [[first], [second]]
     assert "WHY1" in first.target and "WHY1" not in second.context and "WHY2" in second.target
 
 
@@ -178,7 +91,7 @@ def test_templates_that_drop_earlier_reasoning_make_an_example_of_each_turn(name
 def test_turns_whose_contexts_nest_stay_in_one_example(name: str) -> None:
     renderer = ChatRenderer(TEMPLATES[name], SPECIAL)
     turns = chat.turns(given("two turns"), renderer)
-    assert chat._rows(turns) == [turns]
+    assert chat.examples_of(turns) == [turns]
 
 
 TWO = [user("Hi"), answer("Hello!"), user("Bye"), answer("So long.")]
@@ -360,4 +273,9 @@ def test_a_template_is_asked_once_how_it_wants_messages() -> None:
     assert found["qwen3"].developer_as_system and not found["gptoss"].developer_as_system
     assert [found[name].reasoning for name in ("gptoss", "qwen3", "llama3")] == ["thinking", "reasoning_content", None]
     tokenizer: Any = make(QWEN)
-    assert rendering.of(tokenizer) is rendering.of(tokenizer)
+    assert rendering.of(tokenizer, Conversation(())) is rendering.of(tokenizer, Conversation(()))
+
+
+def test_the_table_in_the_docs_is_what_becomes_of_each_kind() -> None:
+    text = conversations.DOCUMENT.read_text(encoding="utf-8")
+    assert text == conversations.document(text), "run: python -m benchmarks.conversations"
