@@ -1,7 +1,8 @@
 """Messages to text through the tokenizer's chat template, with the assistant's turns marked."""
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -35,11 +36,44 @@ def render(
     return Example(text[: spans[-1][0]], messages[-1]["content"], segments, templated=True)
 
 
-def prompt(messages: Sequence[Any], tokenizer: Tokenizer) -> str:
+def prompt(
+    messages: Sequence[Any],
+    tokenizer: Tokenizer,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
     """The text that the assistant's answer follows; an answer at the end of the conversation is left out."""
+    messages = _normal(messages)
     _check(messages)
     before = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-    return _apply(before, tokenizer, _template(tokenizer), add_generation_prompt=True)[0]
+    if reserved := sorted({"messages", "tools", "add_generation_prompt"}.intersection(template_kwargs or ())):
+        raise RowError("chat_template_kwargs with a name of the kit's own", reserved[0])
+    options = {"tools": list(tools) if tools else None, **(template_kwargs or {})}
+    return _apply(before, tokenizer, _template(tokenizer), add_generation_prompt=True, **options)[0]
+
+
+def _normal(messages: Sequence[Any]) -> list[Any]:
+    # a stand-in for the rewritten rendering of conversations
+    found = []
+    for number, message in enumerate(messages, 1):
+        made = dict(message)
+        if isinstance(content := made.get("content"), list):
+            if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+                raise RowError("part of a message that is not text", f"message {number}")
+            made["content"] = "".join(part["text"] for part in content)
+        if calls := made.get("tool_calls"):
+            made["content"] = made.get("content") or ""
+            made["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": _object(call["function"]["arguments"])}}
+                for call in calls
+            ]
+        found.append(made)
+    return found
+
+
+def _object(arguments: Any) -> Any:
+    return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
 def _check(messages: Sequence[Any]) -> None:
@@ -48,7 +82,7 @@ def _check(messages: Sequence[Any]) -> None:
             raise RowError("message without a role", f"message {number}")
         if not isinstance(message.get("content"), str):
             raise RowError("message whose content is not a string", f"message {number}")
-        if message["role"] == "assistant" and not message["content"].strip():
+        if message["role"] == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
             raise RowError("empty completion", f"message {number}")
 
 
@@ -63,7 +97,7 @@ def _template(tokenizer: Tokenizer) -> str:
 
 
 def _apply(
-    messages: Sequence[Any], tokenizer: Tokenizer, template: str, **options: bool
+    messages: Sequence[Any], tokenizer: Tokenizer, template: str, **options: Any
 ) -> tuple[str, list[tuple[int, int]]]:
     # transformers' renderer: it has the Jinja environment and finds the spans that {% generation %} marks
     from jinja2 import TemplateError  # noqa: PLC0415 - only chats need these two
