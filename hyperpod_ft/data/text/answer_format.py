@@ -39,9 +39,9 @@ class AnswerFormat:
 
     @property
     def description(self) -> str:
-        """What a server makes of it, for its user."""
+        """How a server reads calls, for its user."""
         if self.tools is None:
-            return "not parsed: the chat template has none of the known forms"
+            return "not parsed, since the chat template has none of the known forms"
         return _DESCRIBED[self.tools]
 
     @property

@@ -1,6 +1,8 @@
 """Conversations with tools and reasoning: `hyperpod-ft serve`, asked by OpenAI's own client."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,8 +157,14 @@ def test_what_cannot_be_asked_is_refused_in_one_line(client: openai.OpenAI, opti
 
 
 def test_a_template_of_no_known_form_is_announced(tmp_path: Path) -> None:
-    template = "{{ messages[0].content }}<|plain|>"
-    started = serve(str(scripted_model.save(tmp_path / "it", template, {"<|plain|>": ["<tool_call>", "ye", "s"]})))
+    template = "{{ messages[0].content }}<think>{# up to </think> #}"
+    model = scripted_model.save(tmp_path / "it", template, {"<think>": ["\nhm\n", "</think>", "\nyes"]})
+    started = serve(str(model))
     started.process.terminate()
     assert started.process.wait(30) == 0
-    assert "Tool calls: not parsed: the chat template has none of the known forms" in started.printed
+    line = "Tool calls: not parsed, since the chat template has none of the known forms; reasoning: in <think>"
+    assert line in started.printed
+    done = subprocess.run(
+        [sys.executable, "-m", "hyperpod_ft", "ask", str(model), "a?"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "hm\n\nyes\n", "what it thought, too"
