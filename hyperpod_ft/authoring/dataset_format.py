@@ -12,7 +12,7 @@ from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import reading, source_files
 from hyperpod_ft.data.columns import UnusedColumns
 from hyperpod_ft.data.text import conversation as conversations
-from hyperpod_ft.data.text import formats, prompts
+from hyperpod_ft.data.text import prompts
 from hyperpod_ft.digests import names_below
 from hyperpod_ft.errors import UserError, printable
 
@@ -171,7 +171,7 @@ def _why_unusable(dataset: Dataset, row: Mapping[str, Any]) -> str:
     """As stage dataset says it, as far as that takes no tokenizer."""
     try:
         if dataset.format == "chat":
-            formats.conversation_of(dataset, row)
+            conversations.of_row(row)
         elif dataset.format == "preference":
             for name in ("chosen", "rejected"):
                 prompts.field(row, name)

@@ -17,11 +17,13 @@ from typing import NoReturn
 
 from hyperpod_ft import gc_pause, publish
 from hyperpod_ft.checkpoint.formats.model_directory import has_chat_template
+from hyperpod_ft.data.text import answer_format
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.serving import vllm
 from hyperpod_ft.serving.http.connection import API_KEY, refuse_open, url
-from hyperpod_ft.serving.http.openai_api import HttpError, Message, Request
+from hyperpod_ft.serving.http.openai_api import HttpError, Request
 from hyperpod_ft.serving.http.server import Answers, Server
+from hyperpod_ft.serving.markup.parts import Part, Reasoning, ToolCall
 from hyperpod_ft.serving.models import name_and_directory
 
 _EXAMPLE = "Which command submits a batch script?"
@@ -76,6 +78,8 @@ def _serve(given: argparse.Namespace) -> None:
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     print(f"Loading {', '.join(name for name, _ in [*given.model, *given.adapter])} ...", flush=True)
     server.answers = _load(given)
+    if server.answers.chats:
+        _describe(_tokenizer(given))
     print(f"Chat page: {url(given.host, server.port)}/")
     _announce(given, server.port, server.answers.names[0], chat=server.answers.chats)
     threading.Event().wait()
@@ -87,13 +91,16 @@ def _serve_with_vllm(given: argparse.Namespace) -> None:
     key = os.environ.get(API_KEY) or None
     refuse_open(given.host, key)
     port = given.port or vllm.free_port(given.host)
-    (model,), tokenizer = given.model, given.tokenizer or given.model[0][1]
+    (model,), tokenizer = given.model, _tokenizer(given)
+    chat = has_chat_template(tokenizer)
     command = vllm.command(given.python, model, dict(given.adapter), tokenizer, given.host, port, given.vllm_args)
+    if chat:
+        _describe(tokenizer)
     started = vllm.Vllm(command, given.host, port, key)
     try:
         started.wait_until_ready()
         names = [name for name, _ in [*given.adapter, *given.model]]
-        _announce(given, port, names[0], chat=has_chat_template(tokenizer))
+        _announce(given, port, names[0], chat=chat)
         sys.exit(started.wait())
     finally:
         started.stop()
@@ -112,8 +119,16 @@ def _load(given: argparse.Namespace) -> Answers:
         gc_pause.resume_collection()
     except ModuleNotFoundError as error:
         raise UserError(f"{sys.executable}: {error}", "pip install 'hyperpod-ft[torch]'") from error
-    tokenizer = given.tokenizer or given.model[0][1]
-    return Answering.load(dict(given.model), dict(given.adapter), tokenizer, device_named(given.device))
+    return Answering.load(dict(given.model), dict(given.adapter), _tokenizer(given), device_named(given.device))
+
+
+def _tokenizer(given: argparse.Namespace) -> Path:
+    return given.tokenizer or Path(given.model[0][1])
+
+
+def _describe(tokenizer: Path) -> None:
+    form = answer_format.of_model(tokenizer)
+    print(f"Tool calls: {form.description}{'; reasoning: in <think>' if form.reasoning else ''}", flush=True)
 
 
 def _announce(given: argparse.Namespace, port: int, name: str, *, chat: bool) -> None:
@@ -133,11 +148,21 @@ def _ask(given: argparse.Namespace) -> None:
     answers = _load(given)
     chat = answers.chats
     question = Request(
-        messages=(Message(role="user", content=given.ask),) if chat else None,
+        messages=({"role": "user", "content": given.ask},) if chat else None,
         prompt=None if chat else given.ask,
         stream=True,
     )
-    answers.answer(question, lambda text: print(text, end="", flush=True))
+    before: type[Part] | None = None
+
+    def show(parts: Sequence[Part]) -> None:
+        nonlocal before
+        for part in parts:
+            assert not isinstance(part, ToolCall), "there are no tools"
+            apart = "\n\n" if before is Reasoning and type(part) is not before else ""
+            print(apart + part.text, end="", flush=True)
+            before = type(part)
+
+    answers.answer(question, show)
     print()
 
 

@@ -21,6 +21,7 @@ from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, read_config
 from hyperpod_ft.checkpoint.formats.model_directory import CHAT_TEMPLATE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK
+from hyperpod_ft.data.text import answer_format
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.finished import BASE, TUNED
 from hyperpod_ft.planning.lora import max_lora_rank
@@ -116,6 +117,8 @@ def command(
     line += ["--allowed-origins", "[]"]
     if (tokenizer / CHAT_TEMPLATE).is_file():
         line += ["--chat-template", str(tokenizer / CHAT_TEMPLATE)]
+    for option, value in answer_format.of_model(tokenizer).vllm_options.items():
+        line += [f"--{option}"] if value == "true" else [f"--{option}", value]
     if adapters:
         line += ["--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", str(_rank(adapters))]
         line += ["--lora-modules", *(f"{name}={directory}" for name, directory in adapters.items())]

@@ -31,12 +31,13 @@ _UNTIL_STDIN_ENDS = '"$0" "$@" </dev/null & child=$!; cat >/dev/null; kill -9 $c
 _VLLM = {
     *("model", "served-model-name", "dtype", "tensor-parallel-size", "max-model-len", "max-num-seqs", "enable-lora"),
     *("gpu-memory-utilization", "max-lora-rank", "lora-modules", "generation-config"),
+    *("enable-auto-tool-choice", "tool-call-parser", "reasoning-parser"),
 }
 _VLLM_LORA_RANKS = {1, 8, 16, 32, 64, 128, 256, 320, 512}
 _OPTIMUM = {"model", "batch_size", "sequence_length", "tensor_parallel_size", "allow_non_cached_model"}
 _LMI = {
     *("dtype", "tensor_parallel_degree", "max_model_len", "max_rolling_batch_size", "gpu_memory_utilization"),
-    "model_loading_timeout",
+    *("model_loading_timeout", "enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"),
 }
 
 

@@ -90,12 +90,25 @@ def chat_template(directory: Path) -> str | None:
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
+def chat_templates(directory: Path) -> list[str]:
+    """The chat templates of a tokenizer's directory, as text: those in files of their own, or else in its settings.
+
+    Raises UserError for a damaged file.
+    """
+    files = [directory / CHAT_TEMPLATE, *sorted(directory.glob("additional_chat_templates/*.jinja"))]
+    if found := [file.read_text(encoding="utf-8") for file in files if file.is_file()]:
+        return found
+    for settings in (directory / "chat_template.json", directory / TOKENIZER_CONFIG):
+        if settings.is_file():
+            given = read_object(settings, "download the model again").get("chat_template")
+            listed = given if isinstance(given, list) else [given]  # several, by name
+            found += [str(one.get("template") if isinstance(one, dict) else one) for one in listed if one is not None]
+    return found
+
+
 def has_chat_template(directory: Path) -> bool:
-    """Whether a file of the tokenizer has a chat template: one of its own, or tokenizer_config.json."""
-    if any((directory / name).is_file() for name in (CHAT_TEMPLATE, "chat_template.json")):
-        return True
-    settings = directory / TOKENIZER_CONFIG
-    return settings.is_file() and read_object(settings, "download the model again").get("chat_template") is not None
+    """Whether there is one. Raises UserError for a damaged file."""
+    return bool(chat_templates(directory))
 
 
 def set_chat_template(directory: Path, text: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
 from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS, TOKENIZER, has_chat_template, read_config
 from hyperpod_ft.config.sections.sagemaker import Deploy
+from hyperpod_ft.data.text import answer_format
+from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.finished import require_done
@@ -46,6 +48,7 @@ class Bundle:
     served: ServedModel
     dtype: str
     chat: bool  # has a chat template
+    answers: AnswerFormat
     lora_rank: int | None = None
     stored: str | None = None
 
@@ -81,6 +84,7 @@ def bundle_of(run: Run, settings: Deploy) -> Bundle:
         served=_served(config, sum(output.size for output in weights)),
         dtype=_dtype(config),
         chat=has_chat_template(run.paths.tuned_model),
+        answers=answer_format.of_model(run.paths.tuned_model),
         stored=None if here else store_url(run, run.paths.tuned_model),
     )
 
@@ -110,6 +114,7 @@ def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:
         served=_served(config, weights),
         dtype=_dtype(config),
         chat=has_chat_template(run.paths.tuned_model),
+        answers=answer_format.of_model(run.paths.tuned_model),
         lora_rank=run.config.lora.r,
     )
 

@@ -111,6 +111,7 @@ def deployment(run: Run, region: str) -> Deployment:
         settings=settings,
         fit=found,
         dtype=bundle.dtype,
+        answers=bundle.answers,
         lora_rank=bundle.lora_rank,
     )
     made = requests(target)

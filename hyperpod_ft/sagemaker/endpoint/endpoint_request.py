@@ -11,6 +11,7 @@ from typing import Any
 
 from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
 from hyperpod_ft.config.sections.sagemaker import Deploy
+from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.launch.finished import BASE, TUNED
 from hyperpod_ft.planning.lora import max_lora_rank
@@ -42,6 +43,7 @@ class Target:
     settings: Deploy
     fit: ServingFit
     dtype: str  # vLLM's --dtype
+    answers: AnswerFormat
     lora_rank: int | None = None  # if the base model is served with the adapter
 
 
@@ -120,6 +122,7 @@ def environment(target: Target) -> dict[str, str]:
             "OPTION_MAX_ROLLING_BATCH_SIZE": concurrency,
             "OPTION_GPU_MEMORY_UTILIZATION": f"{MEMORY_SHARE:g}",
             "OPTION_MODEL_LOADING_TIMEOUT": str(startup_seconds(settings)),
+            **_answer_options("OPTION_", target),
         }
     made = {
         "SM_VLLM_MODEL": MODEL_DIRECTORY,
@@ -131,6 +134,7 @@ def environment(target: Target) -> dict[str, str]:
         "SM_VLLM_GPU_MEMORY_UTILIZATION": f"{MEMORY_SHARE:g}",
         "HF_HUB_OFFLINE": "1",
         "STANDARD_AUTO_INSTALL_REQ": "false",  # never install a requirements.txt that a bundle might hold
+        **_answer_options("SM_VLLM_", target),
     }
     if target.lora_rank is None:
         return made
@@ -139,6 +143,12 @@ def environment(target: Target) -> dict[str, str]:
         "SM_VLLM_MAX_LORA_RANK": str(max_lora_rank(target.lora_rank)),
         "SM_VLLM_LORA_MODULES": f"{TUNED}={MODEL_DIRECTORY}/{ADAPTER_DIRECTORY}",
     }
+
+
+def _answer_options(prefix: str, target: Target) -> dict[str, str]:
+    """What makes the server read calls of tools and reasoning in the answers."""
+    options = target.answers.vllm_options
+    return {prefix + option.upper().replace("-", "_"): value for option, value in options.items()}
 
 
 def model_name(settings: Deploy) -> str | None:

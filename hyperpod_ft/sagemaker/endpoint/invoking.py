@@ -5,7 +5,7 @@
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -38,6 +38,14 @@ def stream(client: Any, endpoint: str, component: str | None, request: dict[str,
         yield from _events([pending])
     except client.exceptions.ClientError as error:
         raise _refused(endpoint, error) from error
+
+
+def piece_of(choice: Mapping[str, Any]) -> str:
+    """The text of a stream's choice, of a prompt or a chat; what the model thinks is part of it, too."""
+    delta = choice.get("delta") or {}
+    # vLLM has renamed its reasoning_content
+    given = (choice.get("text"), delta.get("content"), delta.get("reasoning"), delta.get("reasoning_content"))
+    return next((text for text in given if text), "")
 
 
 def _events(lines: list[bytes]) -> Iterator[dict[str, Any]]:

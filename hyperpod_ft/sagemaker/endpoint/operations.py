@@ -114,7 +114,7 @@ class EndpointOperations:
             runtime = self.session.client("sagemaker-runtime")
             for event in stream(runtime, name, component, request):
                 for choice in event.get("choices", []):
-                    yield (choice.get("text") if raw else choice.get("delta", {}).get("content")) or ""
+                    yield invoking.piece_of(choice)
 
     def url(self, name: str) -> tuple[str, str]:
         """Base URL and a fresh token for OpenAI clients."""

@@ -16,13 +16,16 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.data import tokenizer as tokenizers
-from hyperpod_ft.data.text import chat
+from hyperpod_ft.data.text import answer_format, chat
+from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError, first_sentence
-from hyperpod_ft.evaluation.greedy import make_greedy, text_of, tokens_before
-from hyperpod_ft.serving.answers.decoding import FairLock, TextStream, is_usable, sampling
+from hyperpod_ft.evaluation.greedy import make_greedy, tokens_before
+from hyperpod_ft.serving.answers.decoding import FairLock, TextStream, decoder, is_usable, sampling
 from hyperpod_ft.serving.http.openai_api import Answer, HttpError, Request
+from hyperpod_ft.serving.markup.parts import Part
+from hyperpod_ft.serving.markup.stream import MarkupStream
 
 # The most tokens of an answer whose request sets no limit: a model that never ends its answer must not run for minutes.
 _DEFAULT_TOKENS = 256
@@ -42,9 +45,9 @@ class _Loaded:
 class Answering:
     """All models of a server. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, models: Mapping[str, _Loaded]) -> None:
-        """`models` by name; the first answers requests that name none."""
-        self._tokenizer, self._models = tokenizer, dict(models)
+    def __init__(self, tokenizer: Tokenizer, models: Mapping[str, _Loaded], form: AnswerFormat) -> None:
+        """`models` by name; the first answers requests that name none. `form`: that of the tokenizer's template."""
+        self._tokenizer, self._models, self._form = tokenizer, dict(models), form
         self._stops = {name: make_greedy(one.model, tokenizer) for name, one in self._models.items()}
         # not the tokenizer's size: that of the tuned model may have tokens which its base model lacks
         self._vocabulary = {name: _embeddings(one.model) for name, one in self._models.items()}
@@ -66,7 +69,7 @@ class Answering:
             switch = _with_adapters(model, adapters)
             loaded[base] = _Loaded(model, None, switch)
             loaded |= {name: _Loaded(model, name, switch) for name in adapters}
-        return cls(tokenizers.load(tokenizer), loaded)
+        return cls(tokenizers.load(tokenizer), loaded, answer_format.of_model(tokenizer))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,17 +97,23 @@ class Answering:
             )
         return name or next(iter(self._models))
 
-    def answer(self, request: Request, send: Callable[[str], None]) -> Answer:
-        """The answer to one question. `send` gets its text in pieces, in this thread; what it raises ends the answer.
+    def answer(self, request: Request, send: Callable[[Sequence[Part]], None]) -> Answer:
+        """The answer to one question. `send` gets its parts, text in pieces, after each token and in this thread; what
+        it raises ends the answer.
 
         Raises HttpError when the question is refused, or does not fit into memory.
         """
         name = self.named(request.model)
-        ids = self._prompt_ids(request, bool(self._models[name].model.config.is_encoder_decoder))
+        if request.messages is None:
+            ids, markup = self._prompt_ids(request, name), MarkupStream(AnswerFormat())
+        else:
+            text = self._chat_prompt(request)
+            ids = tokenizers.prompt_ids(self._tokenizer, text, chat=True)
+            markup = MarkupStream(self._form, request.callable_tools, text)
         self._check_ids(ids, name)
         limit = self._limit(request, name, len(ids))
         try:
-            return self._generate(request, name, ids, limit, send)
+            return self._generate(request, name, ids, limit, markup, send)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise HttpError(503, f"out of memory: {first_sentence(error)}", "out_of_memory") from error
@@ -113,22 +122,28 @@ class Answering:
                 self._failure = first_sentence(error)
             raise
 
-    def _prompt_ids(self, request: Request, encoder_decoder: bool) -> list[int]:
-        """The prompt's token ids, encoded as stage generate and training do."""
+    def _prompt_ids(self, request: Request, name: str) -> list[int]:
+        """The token ids of a prompt that is no chat, encoded as stage generate and training do."""
         if isinstance(request.prompt, tuple):
             return list(request.prompt)
-        if request.prompt is not None:
-            encode = tokenizers.source_ids if encoder_decoder else tokenizers.prompt_ids
-            return encode(self._tokenizer, request.prompt)
+        encoder_decoder = self._models[name].model.config.is_encoder_decoder
+        encode = tokenizers.source_ids if encoder_decoder else tokenizers.prompt_ids
+        return encode(self._tokenizer, request.prompt or "")
+
+    def _chat_prompt(self, request: Request) -> str:
         try:
-            text = chat.prompt(request.messages or (), self._tokenizer)
+            return chat.prompt(
+                request.messages or (),
+                self._tokenizer,
+                tools=list(request.callable_tools) or None,
+                template_kwargs=request.template_kwargs,
+            )
         except RowError as error:
             raise HttpError(400, f"messages: {error.problem}") from error
         except UserError as error:
             raise HttpError(
                 400, "messages: this model has no chat template; send the whole prompt to /v1/completions instead"
             ) from error
-        return tokenizers.prompt_ids(self._tokenizer, text, chat=True)
 
     def _check_ids(self, ids: Sequence[int], name: str) -> None:
         """Raise HttpError for an id without an embedding, since looking it up ends the process's use of a GPU."""
@@ -152,21 +167,31 @@ class Answering:
         return request.max_tokens or min(_DEFAULT_TOKENS, room)
 
     def _generate(
-        self, request: Request, name: str, ids: Sequence[int], limit: int, send: Callable[[str], None]
+        self,
+        request: Request,
+        name: str,
+        ids: Sequence[int],
+        limit: int,
+        markup: MarkupStream,
+        send: Callable[[Sequence[Part]], None],
     ) -> Answer:
         one, stops = self._models[name], self._stops[name]
-        stream = TextStream(lambda made: text_of(self._tokenizer, made), request.stop)
+        stream = TextStream(decoder(self._tokenizer, markup.marks), request.stop)
         made: list[int] = []
+        answer: list[Part] = []
         ended = False
 
         def after_token(so_far: list[int]) -> bool:
             nonlocal made, ended
             ended = so_far[-1] in stops
             made = so_far[:-1] if ended else so_far
-            piece = stream.update(made, last=ended or len(so_far) == limit)
+            last = ended or len(so_far) == limit
+            piece = stream.update(made, last=last)
+            parts = markup.feed(piece, last=last or stream.stopped)
+            answer.extend(parts)
             self._lock.release()
             try:
-                send(piece)
+                send(parts)
             finally:
                 self._lock.acquire()
                 _switch_on(one)
@@ -182,7 +207,7 @@ class Answering:
                 logits_processor=sampling(request, one.model.device),
                 stopping_criteria=StoppingCriteriaList([_AfterToken(tokens_before(one.model, len(ids)), after_token)]),
             )
-        return Answer(stream.text, "stop" if ended or stream.stopped else "length", len(ids), len(made) + ended)
+        return Answer(tuple(answer), ended or stream.stopped, len(ids), len(made) + ended)
 
 
 class _AfterToken(StoppingCriteria):

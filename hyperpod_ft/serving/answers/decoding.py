@@ -2,13 +2,15 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError, first_sentence
 from hyperpod_ft.serving.http.openai_api import Request
+from hyperpod_ft.serving.markup.stream import begun
 
 
 def device_named(name: str) -> torch.device:
@@ -97,6 +99,14 @@ def sampling(request: Request, device: torch.device) -> LogitsProcessorList:
     return LogitsProcessorList([_Draw(request.temperature, max(request.top_p, 1e-9), generator)])
 
 
+def decoder(tokenizer: Tokenizer, marks: Collection[str]) -> Callable[[Sequence[int]], str]:
+    """What makes an answer's text of its tokens: without special tokens, except those that are `marks`."""
+    library = tokenizer.backend_tokenizer
+    added = library.get_added_tokens_decoder()
+    hidden = {number for number, token in added.items() if token.special and token.content not in marks}
+    return lambda ids: str(library.decode([one for one in ids if one not in hidden], skip_special_tokens=False))
+
+
 _INCOMPLETE = "\ufffd"  # what a decoder writes for the first bytes of a character
 
 
@@ -126,8 +136,4 @@ class TextStream:
     def _held_back(self, text: str) -> int:
         """How many characters at the end may still change or become part of a stop text."""
         whole = text.rstrip(_INCOMPLETE)
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for length in range(min(longest, len(whole)), 0, -1):
-            if any(stop.startswith(whole[-length:]) for stop in self._stops):
-                return len(text) - len(whole) + length
-        return len(text) - len(whole)
+        return len(text) - len(whole) + begun(whole, self._stops)

@@ -19,7 +19,9 @@ from pydantic import (
     StrictStr,
     ValidationError,
 )
-from typing_extensions import TypedDict
+
+from hyperpod_ft.serving.markup import parts
+from hyperpod_ft.serving.markup.parts import Part, Reasoning, ToolCall
 
 
 class HttpError(Exception):
@@ -34,12 +36,11 @@ class HttpError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": None, "code": self.code}}
 
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 # These would change the answer, and this server does not support them. Any other unknown field is ignored, as by other
 # servers.
 _UNSUPPORTED = {
-    "tools": [],
     "functions": [],
     "logprobs": False,
     "top_logprobs": 0,
@@ -52,30 +53,38 @@ _UNSUPPORTED = {
     "logit_bias": {},
     "response_format": {"type": "text"},
 }
+# A prompt that is text holds all that they would say.
+_ONLY_CHATS = ("tools", "chat_template_kwargs", "reasoning_effort")
 _MAX_STOPS = 16
 # Scores divided by less may exceed 32-bit floats, and drawing from those ends the process's use of its GPU.
 _MIN_TEMPERATURE = 1e-6
 
 
-def _joined(content: Any) -> Any:
-    """The text of a list of text parts."""
-    parts = content if isinstance(content, list) else []
-    if parts and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        return "".join(part["text"] for part in parts)
-    return content
+# Its fields are the chat template's: `data.text.chat` reads them.
+Message = dict[str, Any]
 
 
-class Message(TypedDict):
-    """One message of a chat."""
-
-    role: StrictStr
-    content: Annotated[StrictStr, BeforeValidator(_joined)]
-
-
-def _end_with_the_user(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    if messages[-1]["role"] == "assistant":
-        raise ValueError("the last one is from the assistant; end with the user's")
+def _end_with_a_question(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    if messages[-1].get("role") == "assistant":
+        raise ValueError("the last one is from the assistant; end with the user's, or a tool's")
     return messages
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise ValueError('must be {"type": "function", "function": {...}}; this server has no other tools')
+    if not isinstance(name := function.get("name"), str) or not name.strip():
+        raise ValueError("function.name must be a string")
+    if not isinstance(function.get("parameters", {}), (dict, type(None))):
+        raise ValueError("function.parameters must be a JSON schema, an object")
+    return tool
+
+
+def _unforced(choice: Any) -> Any:
+    if choice not in ("auto", "none"):
+        raise ValueError("must be auto or none: this server cannot make a model call a tool")
+    return choice
 
 
 def _single(prompt: Any) -> Any:
@@ -124,7 +133,11 @@ class Request(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     model: StrictStr = ""
-    messages: Annotated[tuple[Message, ...], Field(min_length=1), AfterValidator(_end_with_the_user)] | None = None
+    messages: Annotated[tuple[Message, ...], Field(min_length=1), AfterValidator(_end_with_a_question)] | None = None
+    tools: tuple[Annotated[dict[str, Any], AfterValidator(_function)], ...] = ()
+    tool_choice: Annotated[Literal["auto", "none"], BeforeValidator(_unforced)] = "auto"
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: StrictStr | None = None
     prompt: Annotated[str | tuple[int, ...] | None, BeforeValidator(_single)] = None
     max_tokens: Annotated[_Integer, Field(ge=1)] | None = None
     temperature: Annotated[_Number, Field(le=2.0), AfterValidator(_drawable)] = 0.0
@@ -134,15 +147,36 @@ class Request(BaseModel):
     stream: StrictBool = False
     stream_options: StreamOptions = StreamOptions()
 
+    @property
+    def callable_tools(self) -> tuple[dict[str, Any], ...]:
+        """The tools that the answer may call; those of a request that wants none called are not shown to the model."""
+        return () if self.tool_choice == "none" else self.tools
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the chat template is given besides messages and tools."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return effort | self.chat_template_kwargs
+
 
 @dataclass(frozen=True)
 class Answer:
-    """A complete answer."""
+    """A complete answer, in parts. `ended`: the model or a stop text ended it, and not the limit."""
 
-    text: str
-    finish_reason: FinishReason
+    parts: tuple[Part, ...]
+    ended: bool
     prompt_tokens: int
     completion_tokens: int
+
+    @property
+    def text(self) -> str:
+        return parts.content(self.parts)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        if not self.ended:
+            return "length"
+        return "tool_calls" if parts.tool_calls(self.parts) else "stop"
 
     @property
     def usage(self) -> dict[str, int]:
@@ -170,6 +204,9 @@ def parse(body: bytes, *, chat: bool | None) -> Request:
     if chat is None:
         chat = "messages" in values
     asked = "messages" if chat else "prompt"
+    for name in () if chat else _ONLY_CHATS:
+        if values.get(name):
+            raise HttpError(400, f"{name}: only for messages", "unsupported_parameter")
     given = {name: value for name, value in values.items() if value is not None and name not in ("messages", "prompt")}
     if "max_completion_tokens" in given:
         given["max_tokens"] = given["max_completion_tokens"]
@@ -196,7 +233,7 @@ class Reply:
     def whole(self, answer: Answer) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "finish_reason": answer.finish_reason, "logprobs": None}
         if self.chat:
-            choice["message"] = {"role": "assistant", "content": answer.text}
+            choice["message"] = self._message(answer)
         else:
             choice["text"] = answer.text
         return self._head(stream=False) | {"choices": [choice], "usage": answer.usage}
@@ -205,8 +242,13 @@ class Reply:
         """The event before the text: a chat's names the role."""
         return self._event({"role": "assistant", "content": ""}) if self.chat else None
 
-    def piece(self, text: str) -> dict[str, Any]:
-        return self._event({"content": text} if self.chat else text)
+    def piece(self, part: Part, calls: int) -> dict[str, Any]:
+        """The event of a part; `calls` of tools came before it."""
+        if isinstance(part, ToolCall):
+            return self._event({"tool_calls": [{"index": calls, **self._call(part, calls)}]})
+        if isinstance(part, Reasoning):
+            return self._event({"reasoning_content": part.text})
+        return self._event({"content": part.text} if self.chat else part.text)
 
     def last(self, answer: Answer) -> dict[str, Any]:
         return self._event({} if self.chat else "", answer.finish_reason)
@@ -214,7 +256,21 @@ class Reply:
     def usage(self, answer: Answer) -> dict[str, Any]:
         return self._head(stream=True) | {"choices": [], "usage": answer.usage}
 
-    def _event(self, content: dict[str, str] | str, finish_reason: FinishReason | None = None) -> dict[str, Any]:
+    def _message(self, answer: Answer) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        if thought := parts.reasoning(answer.parts):
+            message["reasoning_content"] = thought
+        if calls := parts.tool_calls(answer.parts):
+            message["tool_calls"] = [self._call(call, number) for number, call in enumerate(calls)]
+        if not answer.text and len(message) > 2:
+            message["content"] = None
+        return message
+
+    def _call(self, call: ToolCall, number: int) -> dict[str, Any]:
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": f"call_{self.number}_{number}", "type": "function", "function": function}
+
+    def _event(self, content: dict[str, Any] | str, finish_reason: FinishReason | None = None) -> dict[str, Any]:
         choice = {
             "index": 0,
             "delta" if self.chat else "text": content,

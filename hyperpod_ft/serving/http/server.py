@@ -8,7 +8,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from hyperpod_ft.report.html import content_policy
 from hyperpod_ft.serving.http import connection, openai_api
 from hyperpod_ft.serving.http.connection import Connection, Listener
 from hyperpod_ft.serving.http.openai_api import Answer, HttpError, Reply, Request
+from hyperpod_ft.serving.markup.parts import Part, ToolCall
 
 _FILE = Path(__file__).with_name("page.html")
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
@@ -57,7 +58,7 @@ class Answers(Protocol):
     @property
     def failure(self) -> str: ...
     def named(self, name: str) -> str: ...
-    def answer(self, request: Request, send: Callable[[str], None]) -> Answer: ...
+    def answer(self, request: Request, send: Callable[[Sequence[Part]], None]) -> Answer: ...
 
 
 class Server(Listener):
@@ -123,13 +124,16 @@ class Handler(Connection):
 
     def _stream(self, answers: Answers, request: Request, reply: Reply) -> Answer:
         """The head is sent with the first piece, so that a question that is refused gets its own status."""
+        calls = 0
 
-        def send(text: str) -> None:
+        def send(parts: Sequence[Part]) -> None:
+            nonlocal calls
             self.check_client()
             if self.begin_stream() and (first := reply.first()):
                 self.send_chunk(openai_api.event(first))
-            if text:
-                self.send_chunk(openai_api.event(reply.piece(text)))
+            for part in parts:
+                self.send_chunk(openai_api.event(reply.piece(part, calls)))
+                calls += isinstance(part, ToolCall)
 
         answer = answers.answer(request, send)
         self.send_chunk(openai_api.event(reply.last(answer)))

@@ -70,6 +70,18 @@ def test_a_lora_run_is_served_as_base_and_adapter(tuned_run: Run) -> None:
     assert (given["--max-lora-rank"], given["--lora-modules"]) == ("8", f"tuned={tuned_run.paths.adapter}")
 
 
+def test_a_model_that_calls_tools_has_its_answers_read_so(tmp_path: Path) -> None:
+    def options(template: str) -> list[str]:
+        (tmp_path / "chat_template.jinja").write_text(template)
+        line = vllm.command(Path("/p"), ("m", tmp_path), {}, tmp_path, "127.0.0.1", 8000, "--tool-call-parser mine")
+        return line[line.index("--chat-template") + 2 :]
+
+    mine = ["--tool-call-parser", "mine"]  # the last one counts
+    known = ["--enable-auto-tool-choice", "--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3"]
+    assert options(r"{{ '<tool_call>\n<function=' }}{{ '<think></think>' }}") == known + mine
+    assert options("{{ messages }}") == mine
+
+
 def test_without_the_base_the_merged_model_is_served(tuned_run: Run) -> None:
     found = models.find(str(tuned_run.paths.directory))
     setup = vllm.vllm_setup(found, Path("/p"), "", base=False, on_node=False)

@@ -7,9 +7,10 @@ import pytest
 from hyperpod_ft.aws.checks.service_model import check_request, model
 from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
 from hyperpod_ft.config.sections.sagemaker import Deploy
+from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.sagemaker.endpoint import scaling
-from hyperpod_ft.sagemaker.endpoint.endpoint_request import Target, component_name, requests
+from hyperpod_ft.sagemaker.endpoint.endpoint_request import Target, component_name, environment, requests
 from hyperpod_ft.sagemaker.endpoint.fit import ServingFit
 from hyperpod_ft.sagemaker.images import IMAGES, image_uri
 from tests import golden
@@ -30,6 +31,7 @@ def target(lora_rank: int | None = None, **changes: object) -> Target:
         settings=settings,
         fit=ServingFit(ENDPOINT_INSTANCES[settings.instance_type], 4, 4096, 3.74, 0.25),
         dtype="auto",
+        answers=AnswerFormat(),
         lora_rank=lora_rank,
     )
 
@@ -55,6 +57,17 @@ def test_requests_are_as_recorded_and_as_aws_accepts_them() -> None:
     golden.check(GOLDEN / "vllm.json", base)
     for case in sorted(set(CASES) - {"vllm"}):
         golden.check(GOLDEN / f"{case}.diff", golden.difference(base, recorded(case)))
+
+
+@pytest.mark.parametrize(("container", "prefix"), [("vllm", "SM_VLLM_"), ("lmi", "OPTION_")])
+def test_a_model_that_calls_tools_has_its_answers_read_so(container: str, prefix: str) -> None:
+    plain = target(container=container)
+    calling = environment(replace(plain, answers=AnswerFormat("hermes", reasoning=True)))
+    assert dict(calling.items() - environment(plain).items()) == {
+        f"{prefix}ENABLE_AUTO_TOOL_CHOICE": "true",
+        f"{prefix}TOOL_CALL_PARSER": "hermes",
+        f"{prefix}REASONING_PARSER": "qwen3",
+    }
 
 
 def test_a_name_stands_for_the_content_of_its_request() -> None:

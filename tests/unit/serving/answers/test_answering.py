@@ -19,6 +19,8 @@ from hyperpod_ft.evaluation import greedy
 from hyperpod_ft.serving.answers.answering import Answering
 from hyperpod_ft.serving.answers.decoding import device_named
 from hyperpod_ft.serving.http.openai_api import HttpError, Request
+from hyperpod_ft.serving.markup import parts
+from hyperpod_ft.serving.markup.parts import Part
 from tests.unit import tiny_checkpoints, tiny_t5, tiny_tokenizer
 
 CPU = torch.device("cpu")
@@ -29,7 +31,7 @@ def asked(prompt: "str | Sequence[int] | None" = "the quick", **changes: Any) ->
     return Request(**values | changes)
 
 
-def nowhere(_: str) -> None: ...
+def nowhere(_: object) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def test_a_short_answer_does_not_wait_for_a_long_one(answering: Answering) -> No
     meanwhile: list[str] = []
     tokens = 0
 
-    def count(_: str) -> None:
+    def count(_: object) -> None:
         nonlocal tokens
         tokens += 1
         if tokens == 3:
@@ -62,7 +64,7 @@ def test_a_short_answer_does_not_wait_for_a_long_one(answering: Answering) -> No
 
 
 def test_an_answer_that_nobody_reads_frees_the_model(answering: Answering) -> None:
-    def gone(_: str) -> None:
+    def gone(_: object) -> None:
         raise ConnectionResetError
 
     with pytest.raises(ConnectionResetError):
@@ -101,9 +103,9 @@ def test_sampling_follows_the_models_chances(base: Path, answering: Answering) -
 def test_a_stop_text_ends_the_answer(answering: Answering) -> None:
     whole = answering.answer(asked(), nowhere).text
     mark = whole[4:6]
-    pieces: list[str] = []
-    found = answering.answer(asked(stop=(mark,)), pieces.append)
-    assert found.text == whole[: whole.index(mark)] == "".join(pieces) and found.finish_reason == "stop"
+    pieces: list[Part] = []
+    found = answering.answer(asked(stop=(mark,)), pieces.extend)
+    assert found.text == whole[: whole.index(mark)] == parts.content(pieces) and found.finish_reason == "stop"
     assert found.completion_tokens < 12
 
 

@@ -7,12 +7,14 @@ import pytest
 
 from hyperpod_ft.serving.http import openai_api
 from hyperpod_ft.serving.http.openai_api import Answer, HttpError, Reply, parse
+from hyperpod_ft.serving.markup.parts import Content, Reasoning, ToolCall
 
 
 def body(**values: Any) -> bytes:
     return json.dumps(values).encode()
 
 
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}]
 ASKED = [{"role": "user", "content": "a?"}]
 
 
@@ -38,6 +40,7 @@ def test_settings_are_read() -> None:
             user="ignored",
             n=1,
             tools=None,
+            tool_choice="none",
         ),
         chat=False,
     )
@@ -55,10 +58,20 @@ def test_prompts(given: object, read: object) -> None:
     assert parse(body(prompt=given), chat=False).prompt == read
 
 
-def test_parts_of_text_are_joined() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    request = parse(body(messages=[{"role": "user", "content": parts}]), chat=True)
-    assert request.messages is not None and request.messages[0]["content"] == "ab"
+def test_a_chat_is_given_to_its_template_as_it_is() -> None:
+    called = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": None, "tool_calls": called, "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "1", "name": "f", "content": "2"},
+    ]
+    request = parse(
+        body(messages=messages, tools=TOOLS, reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}),
+        chat=True,
+    )
+    assert list(request.messages or ()) == messages and list(request.callable_tools) == TOOLS
+    assert request.template_kwargs == {"reasoning_effort": "low", "enable_thinking": False}
+    assert parse(body(messages=ASKED, tools=TOOLS, tool_choice="none"), chat=True).callable_tools == ()
 
 
 def test_sagemakers_path_takes_both() -> None:
@@ -75,8 +88,6 @@ def test_sagemakers_path_takes_both() -> None:
         (body(), "messages"),
         (body(messages=[]), "messages"),
         (body(messages=["a"]), r"messages\.0"),
-        (body(messages=[{"role": "user"}]), r"messages\.0\.content"),
-        (body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), r"messages\.0\.content"),
         (body(messages=[*ASKED, {"role": "assistant", "content": "b"}]), "assistant"),
         (body(messages=ASKED, model=3), "model"),
         (body(messages=ASKED, stream="yes"), "stream"),
@@ -91,7 +102,22 @@ def test_sagemakers_path_takes_both() -> None:
         (body(messages=ASKED, stop=[1]), "stop"),
         (body(messages=ASKED, n=2), "n:"),
         (body(messages=ASKED, logprobs=True), "logprobs"),
-        (body(messages=ASKED, tools=[{"type": "function"}]), "tools"),
+        (body(messages=ASKED, functions=[{"name": "f"}]), "functions"),
+        (body(messages=ASKED, tools={}), "tools"),
+        (body(messages=ASKED, tools=["f"]), r"tools\.0"),
+        (body(messages=ASKED, tools=[*TOOLS, {"type": "web_search"}]), r"tools\.1: must be \{"),
+        (body(messages=ASKED, tools=[{"type": "function", "function": {}}]), r"tools\.0: function\.name"),
+        (
+            body(messages=ASKED, tools=[{"type": "function", "function": {"name": "f", "parameters": "x"}}]),
+            r"tools\.0: function\.parameters",
+        ),
+        (body(messages=ASKED, tools=TOOLS, tool_choice="required"), "tool_choice: must be auto or none"),
+        (
+            body(messages=ASKED, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "f"}}),
+            "tool_choice: must be auto or none",
+        ),
+        (body(messages=ASKED, reasoning_effort=3), "reasoning_effort"),
+        (body(messages=ASKED, chat_template_kwargs=[]), "chat_template_kwargs"),
     ],
 )
 def test_what_is_wrong_is_named(content: bytes, named: str) -> None:
@@ -106,11 +132,38 @@ def test_what_is_no_prompt(given: object) -> None:
         parse(body(prompt=given), chat=False)
 
 
+@pytest.mark.parametrize(
+    "given", [{"tools": TOOLS}, {"chat_template_kwargs": {"a": 1}}, {"reasoning_effort": "low"}], ids=str
+)
+def test_a_prompt_has_no_template_to_tell(given: dict[str, Any]) -> None:
+    with pytest.raises(HttpError, match=f"{next(iter(given))}: only for messages"):
+        parse(body(prompt="p", **given), chat=False)
+
+
 def test_an_answer_of_each_kind() -> None:
-    answer = Answer("text", "stop", 3, 2)
+    answer = Answer((Content("te"), Content("xt")), True, 3, 2)
     chat = Reply("1", 5, "tuned", chat=True)
     assert chat.whole(answer)["choices"][0]["message"] == {"role": "assistant", "content": "text"}
     assert chat.whole(answer)["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     completion = Reply("1", 5, "tuned", chat=False)
     assert completion.whole(answer)["choices"][0]["text"] == "text" and completion.first() is None
-    assert openai_api.event(completion.piece("é\n")).startswith(b"data: {") and b"\n" not in openai_api.event({})[:-2]
+    piece = openai_api.event(completion.piece(Content("é\n"), 0))
+    assert piece.startswith(b"data: {") and b"\n" not in openai_api.event({})[:-2]
+
+
+def test_an_answer_that_calls_tools_says_so() -> None:
+    parts = (Reasoning("hm"), ToolCall("f", '{"a": 1}'), ToolCall("g", "{}"))
+    reply = Reply("1", 5, "tuned", chat=True)
+    (choice,) = reply.whole(Answer(parts, True, 3, 2))["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {"id": "call_1_0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
+            {"id": "call_1_1", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+        ],
+    }
+    assert reply.whole(Answer(parts, False, 3, 2))["choices"][0]["finish_reason"] == "length"
+    assert reply.whole(Answer((), True, 3, 0))["choices"][0]["message"]["content"] == ""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.http.openai_api import Request
 from hyperpod_ft.serving.http.server import Server
@@ -122,6 +123,16 @@ def test_errors_are_shown_with_their_reason(window: Browser, start: Callable[...
     assert window.texts(".text") == ["<b>tuned</b>", "<b>base</b>"], "text, not markup"
     assert all("the device is lost" in error for error in window.texts(".error"))
     picture(window, "errors")
+
+
+def test_reasoning_stands_before_the_answer(window: Browser, start: Callable[..., Server]) -> None:
+    server = start(lambda _: iter(["<think>\nHm, <b>", " so\n</think>", "\n\nYes."]))
+    assert isinstance(server.answers, MadeUp)
+    server.answers.form = AnswerFormat(reasoning=True)
+    open_page(window, f"http://127.0.0.1:{server.port}")
+    ask(window, "a?")
+    assert window.texts(".reasoning") == ["Hm, <b> so"] * 2 and window.texts(".text") == ["Yes."] * 2
+    picture(window, "reasoning")
 
 
 def test_a_conversation_sends_what_was_said(window: Browser, start: Callable[..., Server]) -> None:

@@ -1,11 +1,14 @@
+"""Talking to an endpoint: the pieces of its answers, and the token for other clients."""
+
 import base64
+from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
 from botocore.credentials import Credentials
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.sagemaker.endpoint.invoking import base_url, bearer_token
+from hyperpod_ft.sagemaker.endpoint.invoking import base_url, bearer_token, piece_of
 
 
 def test_the_token_is_a_presigned_request() -> None:
@@ -25,6 +28,21 @@ def test_the_token_is_a_presigned_request() -> None:
 def test_without_credentials_there_is_no_token() -> None:
     with pytest.raises(UserError, match="no AWS credentials"):
         bearer_token(None, "us-west-2")
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ({"text": "a"}, "a"),
+        ({"delta": {"role": "assistant", "content": ""}}, ""),
+        ({"delta": {"content": "a"}}, "a"),
+        ({"delta": {"content": None, "reasoning": "hm"}}, "hm"),
+        ({"delta": {"reasoning_content": "hm"}}, "hm"),
+        ({}, ""),
+    ],
+)
+def test_a_piece_of_an_answer(choice: dict[str, Any], text: str) -> None:
+    assert piece_of(choice) == text
 
 
 def test_the_base_url_names_the_component_of_an_endpoint_that_scales_to_zero() -> None:
