@@ -1,11 +1,13 @@
 """A byte-level BPE tokenizer with BOS, EOS and a chat template, trained in milliseconds, for tests."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 BOS, EOS, START, END = "<s>", "</s>", "<|im_start|>", "<|im_end|>"
+TEXT = "### Instruction ### Context ### Answer the quick brown fox how many clips "
 
 CHATML = (
     "{{ bos_token }}{% for message in messages %}"
@@ -20,8 +22,10 @@ CHATML_MARKED = (
 )
 
 
-def make(chat_template: str | None = CHATML, *, adds_bos: bool = True) -> PreTrainedTokenizerFast:
-    """Vocabulary: four special tokens, 256 bytes, and some merges. `adds_bos` is a Llama tokenizer's post-processor."""
+def make(
+    chat_template: str | None = CHATML, *, adds_bos: bool = True, texts: Sequence[str] = (TEXT,) * 4
+) -> PreTrainedTokenizerFast:
+    """Vocabulary: four special tokens, 256 bytes, merges of texts. `adds_bos`: a Llama tokenizer's post-processor."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,9 +35,7 @@ def make(chat_template: str | None = CHATML, *, adds_bos: bool = True) -> PreTra
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(
-        ["### Instruction ### Context ### Answer the quick brown fox how many clips "] * 4, trainer
-    )
+    tokenizer.train_from_iterator(texts, trainer)
     if adds_bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
