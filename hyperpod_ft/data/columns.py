@@ -4,15 +4,16 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.data.text.conversation import BESIDE_MESSAGES
 from hyperpod_ft.errors import UserError
 
 _USED = {
     "dolly": ("instruction", "context", "response"),
     "alpaca": ("instruction", "input", "output"),
     "prompt-completion": ("prompt", "completion"),
-    "chat": ("messages", "conversations", "prompt", "completion", "system", "tools", "chat_template_kwargs"),
+    "chat": ("messages", "conversations", "prompt", "completion", *BESIDE_MESSAGES),
     "text": ("text",),
-    "preference": ("prompt", "chosen", "rejected"),
+    "preference": ("prompt", "chosen", "rejected", *BESIDE_MESSAGES),
 }
 _UNSEEN = "the model would not see {it}"
 _CONVERSATION = ("system", "system_prompt", "history")

@@ -94,8 +94,8 @@ class Dataset(Section):
     )
     chat_template_kwargs: dict[str, str | int | float | bool] = Field(
         {},
-        description="Format `chat`: values for the chat template, such as `enable_thinking: false`. A row may have its"
-        " own.",
+        description="Formats `chat` and `preference`: values for the chat template, such as `enable_thinking: false`. A"
+        " row may have its own.",
     )
     packing: Literal["bfd", "wrapped", "none"] = Field(
         "bfd",
@@ -150,8 +150,9 @@ class Dataset(Section):
     @model_validator(mode="after")
     def _conversations_belong_to_their_format(self) -> "Dataset":
         for key in ("train_on", "reasoning", "chat_template_kwargs"):
-            if self.format != "chat" and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} is for format chat, not {self.format}")
+            formats = ("chat", "preference") if key == "chat_template_kwargs" else ("chat",)
+            if self.format not in formats and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} is for format {' and '.join(formats)}, not {self.format}")
         return self
 
     @model_validator(mode="after")

@@ -14,6 +14,7 @@ from hyperpod_ft.data.text.example import RowError
 
 # Names of the text that a model thinks before it answers: Qwen's and DeepSeek's, OpenAI's newer one, gpt-oss's.
 REASONING = ("reasoning_content", "reasoning", "thinking")
+BESIDE_MESSAGES = ("system", "tools", "chat_template_kwargs")  # columns that belong to a row's messages
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _OF_ROLES = {
     **dict.fromkeys(("human", "user"), "user"),

@@ -21,7 +21,7 @@ def examples(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | No
     """
     if dataset.format == "preference":
         assert tokenizer is not None
-        return [tuple(map(_checked, _pair(row, tokenizer)))]
+        return [tuple(map(_checked, _pair(dataset, row, tokenizer)))]
     if dataset.format == "chat":
         assert tokenizer is not None
         found = chat.examples(
@@ -36,13 +36,18 @@ def examples(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | No
 
 
 def conversation_of(dataset: Dataset, row: Mapping[str, Any]) -> Conversation:
-    """A row of format `chat` as it is trained: with the run's `chat_template_kwargs`, and `reasoning` dropped if it is.
+    """A row of messages as it is trained: with the run's `chat_template_kwargs`, and `reasoning` dropped if it is.
 
     Raises RowError.
     """
     found = conversations.of_row({name: row[name] for name in row if name not in dataset.ignored_columns})
     found = replace(found, template_kwargs={**dataset.chat_template_kwargs, **found.template_kwargs})
     return chat.without_reasoning(found) if dataset.reasoning == "drop" else found
+
+
+def _around(row: Mapping[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
+    """Messages of a preference as a row, with what belongs to them."""
+    return {name: row[name] for name in conversations.BESIDE_MESSAGES if name in row} | {"messages": list(messages)}
 
 
 def _plain(dataset: Dataset, row: Mapping[str, Any]) -> Example:
@@ -66,13 +71,13 @@ def prompt_of(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) ->
     """The text before an answer, exactly as in training; the row needs no completion. Raises what `examples` raises."""
     if not prompts.is_chat(dataset, row):
         return prompts.prompt(dataset, row)
-    given = conversation_of(dataset, row if dataset.format == "chat" else {"messages": row["prompt"]})
+    given = conversation_of(dataset, row if dataset.format == "chat" else _around(row, row["prompt"]))
     text = chat.request(given, tokenizer, len(given.messages) - (given.messages[-1]["role"] == "assistant"))
     prompts.check_unicode(text)
     return text
 
 
-def _pair(row: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[Example, Example]:
+def _pair(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[Example, Example]:
     """The chosen and the rejected document of a preference, both with the prompt; only completions are trained.
 
     Completions that are strings continue a prompt that is one, or answer one of messages. Completions of messages
@@ -87,13 +92,14 @@ def _pair(row: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[Example, Exampl
     if all(isinstance(completion, str) for completion in completions):
         if isinstance(prompt, list):
             answers = [[{"role": "assistant", "content": completion}] for completion in completions]
-            return _conversations([[*prompt, *answer] for answer in answers], tokenizer)
+            return _conversations(dataset, row, [[*prompt, *answer] for answer in answers], tokenizer)
         before = prompts.text_field(row, "prompt")
         one, other = (prompts.joined(before, completion) for completion in completions)
         return one, other
     if not all(isinstance(completion, list) and completion for completion in completions):
         raise RowError("fields 'chosen' and 'rejected' are neither two strings nor two lists of messages")
-    return _conversations([_with_prompt(prompt, completion) for completion in completions], tokenizer)
+    pair = [_with_prompt(prompt, completion) for completion in completions]
+    return _conversations(dataset, row, pair, tokenizer)
 
 
 def _with_prompt(prompt: object, completion: Sequence[Any]) -> Sequence[Any]:
@@ -107,13 +113,15 @@ def _with_prompt(prompt: object, completion: Sequence[Any]) -> Sequence[Any]:
     return [{"role": "user", "content": prompt}, *completion]
 
 
-def _conversations(pair: Sequence[Sequence[Any]], tokenizer: Tokenizer) -> tuple[Example, Example]:
+def _conversations(
+    dataset: Dataset, row: Mapping[str, Any], pair: Sequence[Sequence[Any]], tokenizer: Tokenizer
+) -> tuple[Example, Example]:
     shared = 0
     # each keeps its last message
     while shared < min(map(len, pair)) - 1 and pair[0][shared] == pair[1][shared]:
         shared += 1
     one, other = (
-        chat.last_turns(conversations.of_messages(messages), tokenizer, _answers(messages[shared:]))
+        chat.last_turns(conversation_of(dataset, _around(row, messages)), tokenizer, _answers(messages[shared:]))
         for messages in pair
     )
     return one, other

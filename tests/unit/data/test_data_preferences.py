@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.conversations import CALL, TOOLS, templates
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.packing import IGNORED, fill, pack
@@ -42,6 +43,21 @@ def test_strings_are_continued() -> None:
     pair = documents(row, TOKENIZER)
     assert [trained_text(example) for example in pair] == [" blue.", " green."]
     assert [example.prompt for example in pair] == ["The sky is"] * 2 == [prompt_of(dataset(), row, TOKENIZER)] * 2
+
+
+def test_tools_and_settings_of_the_template_belong_to_both() -> None:
+    tokenizer: Any = make(templates()["qwen3"])
+    row = {"prompt": [QUESTION], "chosen": [CALL], "rejected": [answer("No")], "tools": TOOLS}
+    call, refusal = (
+        found for found in examples(dataset(chat_template_kwargs={"enable_thinking": False}), row, tokenizer)[0]
+    )
+    assert (
+        call.prompt
+        == refusal.prompt
+        == prompt_of(dataset(chat_template_kwargs={"enable_thinking": False}), row, tokenizer)
+    )
+    assert "get_weather" in call.prompt and call.prompt.endswith("<think>\n\n</think>\n\n")
+    assert '"arguments": {"place": "Bern", "days": 2}' in trained_text(call) and trained_text(refusal) == "No<|im_end|>"
 
 
 @pytest.mark.parametrize("template", [None, CHATML_MARKED])
