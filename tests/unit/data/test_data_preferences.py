@@ -48,14 +48,9 @@ def test_strings_are_continued() -> None:
 def test_tools_and_settings_of_the_template_belong_to_both() -> None:
     tokenizer: Any = make(templates()["qwen3"])
     row = {"prompt": [QUESTION], "chosen": [CALL], "rejected": [answer("No")], "tools": TOOLS}
-    call, refusal = (
-        found for found in examples(dataset(chat_template_kwargs={"enable_thinking": False}), row, tokenizer)[0]
-    )
-    assert (
-        call.prompt
-        == refusal.prompt
-        == prompt_of(dataset(chat_template_kwargs={"enable_thinking": False}), row, tokenizer)
-    )
+    config = dataset(chat_template_kwargs={"enable_thinking": False})
+    ((call, refusal),) = examples(config, row, tokenizer)
+    assert call.prompt == refusal.prompt == prompt_of(config, row, tokenizer)
     assert "get_weather" in call.prompt and call.prompt.endswith("<think>\n\n</think>\n\n")
     assert '"arguments": {"place": "Bern", "days": 2}' in trained_text(call) and trained_text(refusal) == "No<|im_end|>"
 
