@@ -2,11 +2,13 @@
 
 python -m benchmarks.datasets
 
-Each contender prepares the text once, and then the repeated text, so that its start-up time can be subtracted. The
-kit's stage runs alone, as in its jobs; the kit has run the stages before it. Writes benchmarks/results/dataset.json;
-`python -m benchmarks.table` adds it to the documentation. Exits with 1 when a goal is missed.
+Each contender prepares the rows once, and then the repeated rows, so that its start-up time can be subtracted: pairs of
+prompt and completion, and conversations of four turns, of which the answers are trained. The kit's stage runs alone, as
+in its jobs; the kit has run the stages before it. Writes benchmarks/results/dataset.json; `python -m benchmarks.table`
+adds it to the documentation. Exits with 1 when a goal is missed.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -16,14 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command, environments, rounds
-from benchmarks.command import Peer
-from benchmarks.goals import KIT, REPEATED, TEXT
+from benchmarks.command import Installed, Peer
+from benchmarks.goals import CONVERSATIONS, KIT, REPEATED, TEXT
 from benchmarks.rounds import Contender
 
 PEERS = {
     "trl 0.24": Peer("optimum-neuron", "pack_with_trl.py", ("trl", "datasets", "transformers", "tokenizers", "torch")),
     "trl 1.16": Peer("current", "pack_with_trl.py", ("trl", "datasets", "transformers", "tokenizers", "torch")),
 }
+KNOW_CONVERSATIONS = ("trl 1.16",)  # 0.24 is what optimum-neuron has
 KIT_PACKAGES = ("hyperpod-ft", "transformers", "tokenizers", "numpy")
 MAX_LENGTH = 2048
 
@@ -32,6 +35,7 @@ def main() -> None:
     parser = command.parser("Benchmark the preparation of a dataset.")
     parser.add_argument("--rows", type=Path, required=True, help="JSON lines with question and answer, as GSM8K's")
     parser.add_argument("--copies", type=int, default=8, help="copies of each row in the repeated text; default 8")
+    parser.add_argument("--cases", default=f"{TEXT},{CONVERSATIONS}", help="kinds of rows, separated by commas")
     options = parser.parse_args()
     installed = command.install(options.peers, PEERS, options.environments, KIT_PACKAGES)
     options.work.mkdir(parents=True, exist_ok=True)
@@ -41,28 +45,38 @@ def main() -> None:
         write = [sys.executable, "-m", "benchmarks.text", str(options.rows), str(options.copies), str(inputs)]
         subprocess.run(write, cwd=command.ROOT, check=True)
         alone = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(directory / "home"), "XDG_STATE_HOME": str(directory / "state")}
-        contenders = []
-        for form, rows in (("{}", inputs / "once.jsonl"), (REPEATED, inputs / "repeated.jsonl")):
-            contenders.append(_kit(form.format(KIT), directory / f"root-{rows.stem}", inputs / "model", rows, alone))
-            contenders += [
-                _peer(form.format(peer), python, PEERS[peer], inputs / "model", rows, directory)
-                for peer, python in installed.pythons.items()
-            ]
-        measured, failed = rounds.run(contenders, options.rounds, directory, alone, directory / "log.txt")
-        once = measured[KIT]["output"]
-        entry = {
-            **command.facts(
-                options.work, command.typed("benchmarks.datasets", options, "--copies", str(options.copies)), installed
-            ),
-            "text": options.rows.name,
-            "rows": once["rows"],
-            "tokens_per_row": round(once["tokens"] / once["rows"], 1),
-            "max_length": MAX_LENGTH,
-            "copies": options.copies,
-            "contenders": measured,
-            "not_measured": installed.missing | failed,
-        }
-    sys.exit(0 if command.record(options.results, "dataset", TEXT, entry) else 1)
+        met = [_case(case, options, installed, directory, alone) for case in options.cases.split(",")]
+    sys.exit(0 if all(met) else 1)
+
+
+def _case(
+    case: str, options: argparse.Namespace, installed: Installed, directory: Path, environment: dict[str, str]
+) -> bool:
+    """Measure and record one kind of rows; whether it meets its goals."""
+    inputs = directory / "inputs"
+    contenders = []
+    for form, amount in (("{}", "once"), (REPEATED, "repeated")):
+        rows = inputs / f"{case}-{amount}.jsonl"
+        contenders.append(_kit(form.format(KIT), directory / f"root-{rows.stem}", inputs / "model", rows, environment))
+        contenders += [
+            _peer(form.format(peer), python, PEERS[peer], inputs / "model", rows, directory)
+            for peer, python in installed.pythons.items()
+            if case == TEXT or peer in KNOW_CONVERSATIONS
+        ]
+    measured, failed = rounds.run(contenders, options.rounds, directory, environment, directory / f"{case}.txt")
+    once = measured[KIT]["output"]
+    typed = command.typed("benchmarks.datasets", options, "--cases", options.cases, "--copies", str(options.copies))
+    entry = {
+        **command.facts(options.work, typed, installed),
+        "text": options.rows.name,
+        "rows": once["rows"],
+        "tokens_per_row": round(once["tokens"] / once["rows"], 1),
+        "max_length": MAX_LENGTH,
+        "copies": options.copies,
+        "contenders": measured,
+        "not_measured": installed.missing | failed,
+    }
+    return command.record(options.results, "dataset", case, entry)
 
 
 def _kit(name: str, root: Path, model: Path, rows: Path, environment: dict[str, str]) -> Contender:
@@ -105,7 +119,7 @@ def _run(root: Path, model: Path, rows: Path) -> dict[str, Any]:
         "model": {"source": str(model)},
         "dataset": {
             "source": str(rows),
-            "format": "prompt-completion",
+            "format": "chat" if rows.name.startswith(CONVERSATIONS) else "prompt-completion",
             "max_length": MAX_LENGTH,
             "packing": "bfd",
             "validation_share": 0.0,

@@ -108,7 +108,7 @@ def _run(name: str, directory: Path, inputs: Path, case: str) -> Path:
         "env": {"python": "current"},
         "model": {"source": str(inputs / "model")},
         "dataset": {
-            "source": str(inputs / "once.jsonl"),
+            "source": str(inputs / "text-once.jsonl"),
             "format": "prompt-completion",
             "max_length": MAX_LENGTH,
             "packing": settings["packing"],

@@ -13,6 +13,7 @@ from benchmarks import goals
 from benchmarks.command import RESULTS, ROOT
 from benchmarks.goals import (
     ALONE,
+    CONVERSATIONS,
     COPY,
     EPOCHS,
     KIT,
@@ -72,9 +73,10 @@ def _sections(results: Results) -> Iterator[list[str]]:
     if checkpoints:
         table = _checkpoint_table(checkpoints)
         yield ["### Merge and consolidate", "", *table, *_circumstances(checkpoints.values())]
-    if entry := results.get("dataset", {}).get(TEXT):
-        title = f"### Dataset, {entry['rows']:,} raw rows of {entry['tokens_per_row']:.0f} tokens"
-        yield [title, "", *_dataset_table(entry), *_circumstances([entry])]
+    for case, rows in ((TEXT, "raw rows"), (CONVERSATIONS, "conversations of four turns")):
+        if entry := results.get("dataset", {}).get(case):
+            title = f"### Dataset, {entry['rows']:,} {rows} of {entry['tokens_per_row']:.0f} tokens"
+            yield [title, "", *_dataset_table(entry), *_circumstances([entry])]
     if entry := results.get("layouts", {}).get("steps"):
         yield ["### Layouts, a step", "", *_steps_table(entry), *_circumstances([entry])]
     if entry := results.get("pipeline", {}).get("idle"):

@@ -2,11 +2,12 @@
 
 python -m benchmarks.text ROWS COPIES DIRECTORY
 
-ROWS has one JSON object per line with `question` and `answer`. It writes `once.jsonl` and `repeated.jsonl` (the same
-rows COPIES times) with `prompt` and `completion` to DIRECTORY, and `model/`: a tiny random Llama with a tokenizer
-like Llama 3's (byte-level BPE, its splitting of text, ids in the order of merges, special tokens last), trained on the
-rows, since Llama 3's own may not be redistributed. Its vocabulary is small, so that a row has the 162 tokens or so that
-larger texts leave.
+ROWS has one JSON object per line with `question` and `answer`. It writes `text-once.jsonl` and `text-repeated.jsonl`
+(the same rows COPIES times) with `prompt` and `completion` to DIRECTORY, `conversations-once.jsonl` and
+`conversations-repeated.jsonl` with four questions and their answers as messages, and `model/`: a tiny random Llama with
+a tokenizer like Llama 3's (byte-level BPE, its splitting of text, ids in the order of merges, special tokens last),
+trained on the rows, since Llama 3's own may not be redistributed. Its vocabulary is small, so that a row has the 162
+tokens or so that larger texts leave.
 """
 
 import json
@@ -18,6 +19,8 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.conversations import templates
+from benchmarks.goals import CONVERSATIONS, TEXT
 from benchmarks.synthetic import Geometry, write_base
 
 VOCABULARY = 7400
@@ -50,15 +53,30 @@ def prepare(
     directory.mkdir(parents=True)
     lines = [json.loads(line) for line in rows.read_text(encoding="utf-8").split("\n")[:most] if line]
     pairs = [(f"{line['question']}\n", str(line["answer"])) for line in lines]
-    text = "".join(json.dumps({"prompt": prompt, "completion": completion}) + "\n" for prompt, completion in pairs)
-    (directory / "once.jsonl").write_text(text, encoding="utf-8")
-    with (directory / "repeated.jsonl").open("w", encoding="utf-8") as stream:
-        for _ in range(copies):
-            stream.write(text)
+    texts = {
+        TEXT: [{"prompt": prompt, "completion": completion} for prompt, completion in pairs],
+        CONVERSATIONS: [{"messages": _messages(pairs[first : first + 4])} for first in range(0, len(pairs) - 3, 4)],
+    }
+    for name, made in texts.items():
+        text = "".join(json.dumps(row) + "\n" for row in made)
+        (directory / f"{name}-once.jsonl").write_text(text, encoding="utf-8")
+        with (directory / f"{name}-repeated.jsonl").open("w", encoding="utf-8") as stream:
+            for _ in range(copies):
+                stream.write(text)
     tokenizer = learn([part for pair in pairs for part in pair])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = templates()["qwen2_5_training"]  # marks the answers, which TRL needs
     model = directory / "model"
     write_model(model, len(tokenizer))
     tokenizer.save_pretrained(model)
+
+
+def _messages(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [
+        {"role": role, "content": text.strip()}
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
 
 
 def learn(texts: list[str]) -> PreTrainedTokenizerFast:

@@ -1,4 +1,4 @@
-"""TRL's preparation of prompt-completion rows, in its trainer: python pack_with_trl.py MODEL ROWS MAX_LENGTH OUTPUT
+"""TRL's preparation of rows, in its trainer: python pack_with_trl.py MODEL ROWS MAX_LENGTH OUTPUT
 
 SFTTrainer tokenizes and packs in its constructor; the model is tiny and is not trained.
 """
@@ -13,11 +13,13 @@ from trl import SFTConfig, SFTTrainer
 
 if __name__ == "__main__":
     model, rows, max_length, output = sys.argv[1:]
+    train = load_dataset("json", data_files=rows, split="train")
+    chats = "messages" in train.column_names
     config = SFTConfig(
         output,
         packing=True,
         max_length=int(max_length),
-        completion_only_loss=True,
+        **{"assistant_only_loss" if chats else "completion_only_loss": True},
         use_cpu=True,
         bf16=False,
         report_to=[],
@@ -25,7 +27,7 @@ if __name__ == "__main__":
     trainer = SFTTrainer(
         AutoModelForCausalLM.from_pretrained(model),
         config,
-        train_dataset=load_dataset("json", data_files=rows, split="train"),
+        train_dataset=train,
         processing_class=AutoTokenizer.from_pretrained(model),
     )
     packed = trainer.train_dataset
