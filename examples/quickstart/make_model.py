@@ -230,7 +230,7 @@ def main() -> None:
     """Parse the command line, train, save."""
     parser = argparse.ArgumentParser(description="Make the quickstart's base model.")
     parser.add_argument("--output", type=Path, default=HERE / "tiny-llama")
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=1800)
     parser.add_argument("--seed", type=int, default=17)
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)

@@ -61,8 +61,10 @@ def test_the_dataset_benchmark_runs(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     written = tmp_path / "results" / "dataset.json"
     assert written.exists(), done.stdout + done.stderr  # it exits with 1 too when such a text misses a goal
-    entry = json.loads(written.read_text())["text"]
-    assert entry["command"] == "python -m benchmarks.datasets --copies 20 --rounds 1 --peers none"
+    found = json.loads(written.read_text())
+    entry, conversations = found["text"], found["conversations"]
+    assert [found["output"]["rows"] for found in conversations["contenders"].values()] == [25, 500]
+    assert entry["command"] == "python -m benchmarks.datasets --cases text,conversations --copies 20 --rounds 1 --peers none"
     assert [found["output"]["rows"] for found in entry["contenders"].values()] == [100, 2000]
     assert not list((tmp_path / "work").iterdir())
 
