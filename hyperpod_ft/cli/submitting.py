@@ -18,7 +18,7 @@ def submit_and_follow(run: Run, launcher: str, selection: Selection, *, watch: b
 
     Where there is nothing to do, another run stays the one that was submitted last.
     """
-    launchers = Launchers.of(run)
+    launchers = Launchers()
     if origin:  # `resume` continues with what was fetched
         launchers.bring_small_files(run, also=launcher)
         assets.refuse_changes([run])
@@ -27,6 +27,6 @@ def submit_and_follow(run: Run, launcher: str, selection: Selection, *, watch: b
         publish.write_text(run.paths.origin, origin)
     if jobs:
         references.set_last("run", run.paths.directory)
-    show_runs.submitted(run, jobs, selection.only)
+    show_runs.submitted(run, launchers, jobs, selection.only)
     if watch and not follow_run(run, launchers) and not all(run.journal.is_done(job.stage) for job in jobs):
         raise typer.Exit(1)

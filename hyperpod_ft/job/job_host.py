@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.slurm.client import Slurm
 from hyperpod_ft.launch.slurm.site import HYPERPOD
 from hyperpod_ft.runs import job_files
 
@@ -82,11 +82,11 @@ class JobHost:
         """
         if self.hosts:
             return self.hosts[0]
-        return SlurmLauncher().first_node_address(self.slurm_job) if self.slurm_job else ""
+        return Slurm().first_node_address(self.slurm_job) if self.slurm_job else ""
 
     def host_names(self) -> Sequence[str]:
         """All hosts of the job; empty when Slurm does not answer."""
-        return self.hosts or SlurmLauncher().host_names(self.node_list)
+        return self.hosts or Slurm().host_names(self.node_list)
 
     def on_every_host(self, command: list[str], stage: str, run_directory: str) -> list[str]:
         """What runs a command on every host. On Slurm, the script has put srun before it.

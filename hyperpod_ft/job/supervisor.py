@@ -28,7 +28,7 @@ from hyperpod_ft.job import recovery
 from hyperpod_ft.job.job_host import JobHost
 from hyperpod_ft.job.recovery import Decision
 from hyperpod_ft.job.tracking import publishing_metrics
-from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.slurm.client import Slurm
 from hyperpod_ft.launch.slurm.programs import SlurmUnreachableError
 from hyperpod_ft.processes import end
 from hyperpod_ft.runs import attempts, job_files
@@ -135,7 +135,7 @@ def _requeue(job_id: str, signals: Signals) -> None:
     deadline = time.monotonic() + _REQUEUE_TIMEOUT_SECONDS
     while True:
         try:
-            SlurmLauncher().requeue(job_id)
+            Slurm().requeue(job_id)
         except SlurmUnreachableError:
             if time.monotonic() > deadline:
                 raise

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.finished import submit_command
-from hyperpod_ft.launch.protocol import After, Dependency
+from hyperpod_ft.launch.interface import After, Dependency
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths

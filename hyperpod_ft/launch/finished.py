@@ -25,24 +25,22 @@ def outside_runs(reference: str | None) -> Path | None:
     return Path(reference)
 
 
-def tuned_run(reference: str | None, *, base: bool = False) -> Run:
+def tuned_run(reference: str | None, launchers: Launchers, *, base: bool = False) -> Run:
     """The run of a RUN argument, None being the one submitted last, with its tuned model on this machine.
 
     `base`: and with base model and adapter. Raises UserError when there is no such run, or no tuned model yet.
     """
     run = references.find(reference)
     if run.journal.why_not_done(run.plan.model_stage):
-        Launchers.of(run).bring_small_files(run)  # training jobs may have made it since the last look
+        launchers.bring_small_files(run)  # training jobs may have made it since the last look
     require_done(run.journal, run.plan.model_stage, "no tuned model yet")
-    Launchers().bring_outputs(
-        run, [run.paths.tuned_model, *([run.paths.base_model, run.paths.adapter] if base else [])]
-    )
+    launchers.bring_outputs(run, [run.paths.tuned_model, *([run.paths.base_model, run.paths.adapter] if base else [])])
     return run
 
 
-def tuned_directory(reference: str | None) -> Path:
+def tuned_directory(reference: str | None, launchers: Launchers) -> Path:
     """The tuned model's directory of a RUN argument, or the DIR itself. Raises UserError as `tuned_run` does."""
-    return outside_runs(reference) or tuned_run(reference).paths.tuned_model
+    return outside_runs(reference) or tuned_run(reference, launchers).paths.tuned_model
 
 
 def submit_command(journal: Journal, arguments: str) -> str:

@@ -11,9 +11,9 @@ from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.decision import DecidedSubmission, decide
 from hyperpod_ft.launch.finished import submit_command
+from hyperpod_ft.launch.interface import Dependency, Launcher
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import check_run
-from hyperpod_ft.launch.protocol import Dependency, Launcher
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import plan

@@ -17,8 +17,8 @@ from typing import IO, ClassVar
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.interface import After, Dependency, JobState, Launcher
 from hyperpod_ft.launch.process.chain import Chain, ChainJob, chains, is_alive, job_states
-from hyperpod_ft.launch.protocol import After, Dependency, JobState, Launcher
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.processes import is_running, signal_all, tree
 from hyperpod_ft.runs.job_files import JOB_ID

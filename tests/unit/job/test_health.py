@@ -194,7 +194,7 @@ def test_the_first_node_reports_for_all(
 
     (tmp_path / "node-0-1.json").unlink()
     monkeypatch.setattr(health, "_REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(job_host.SlurmLauncher, "host_names", lambda *_: ["node1", "node2"])
+    monkeypatch.setattr(job_host.Slurm, "host_names", lambda *_: ["node1", "node2"])
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
     assert on(0) == 1
     said = capfd.readouterr().err
