@@ -25,7 +25,7 @@ from types import FrameType
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
 from hyperpod_ft.job import recovery
-from hyperpod_ft.job.job_host import JobHost
+from hyperpod_ft.job.job_host import JobHost, this_host
 from hyperpod_ft.job.recovery import Decision
 from hyperpod_ft.job.tracking import publishing_metrics
 from hyperpod_ft.launch.slurm.client import Slurm
@@ -210,7 +210,7 @@ def _print(stage: str, decision: Decision, more: str = "") -> None:
 def main() -> int:
     """Run the command line; returns the exit status, and leaves it on the shared volume as every script does."""
     stage, directory, *command = sys.argv[1:]
-    host = JobHost.from_environment()
+    host = this_host()
     command = host.on_every_host(command, stage, directory)
     if stage == "precompile":  # on the first node, around the trial on all
         command = [sys.executable, "-m", "hyperpod_ft.stages.precompile", directory, *command]

@@ -176,6 +176,7 @@ def test_the_first_node_reports_for_all(
 ) -> None:
     run = make_run(cluster__nodes=2)
     monkeypatch.setenv(ATTEMPT_DIRECTORY, str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_NNODES", "2")
 
     def on(number: int) -> int:
