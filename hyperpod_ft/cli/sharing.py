@@ -10,7 +10,7 @@ from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
-    from hyperpod_ft.upload.content import Upload
+    from hyperpod_ft.upload.push import Upload
 
 app = typer.Typer()
 
@@ -101,14 +101,12 @@ def push(
 
 def _upload(run: "Run", adapter: bool) -> "Upload":
     from hyperpod_ft.stages.model_card import model_card
-    from hyperpod_ft.upload import content
+    from hyperpod_ft.upload import push
 
     if not adapter:
-        return content.model_upload(run)
-    record = run.journal.record(content.stage_of(run, adapter))
-    return content.adapter_upload(
-        run, model_card(run, str(record.facts["chat_template"]) if record else "", adapter=True)
-    )
+        return push.model_upload(run)
+    record = run.journal.record(push.stage_of(run, adapter))
+    return push.adapter_upload(run, model_card(run, str(record.facts["chat_template"]) if record else "", adapter=True))
 
 
 @app.command()

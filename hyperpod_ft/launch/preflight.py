@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.training import rows_per_step
 from hyperpod_ft.config.sources import kind_of
 from hyperpod_ft.data import source_files
 from hyperpod_ft.data.text.prompts import check_prompt, is_chat
@@ -20,7 +21,6 @@ from hyperpod_ft.planning.memory import available
 from hyperpod_ft.planning.model_fit import TrainingFit, check_model_directory
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.planning.training_steps import rows_per_step
 from hyperpod_ft.runs.assets import config_directory
 from hyperpod_ft.runs.results.training_summary import Steps, steps
 from hyperpod_ft.runs.run import Run
