@@ -20,8 +20,7 @@ from hyperpod_ft.launch.slurm.client import Slurm
 from hyperpod_ft.launch.slurm.launcher import active_extra, cluster_is_gone, states_of_runs, submit_extra
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import Resources
-from hyperpod_ft.polling import pause, polls
-from hyperpod_ft.progress import ChangeReporter, PrintLine
+from hyperpod_ft.progress import ChangeReporter, PrintLine, pause, polls
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import MAY_CHANGE, RunStatus, list_runs, status
-from hyperpod_ft.polling import poll_seconds
+from hyperpod_ft.progress import poll_seconds
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.page import report_page, runs_page
 from hyperpod_ft.report.run_report import RunReport
