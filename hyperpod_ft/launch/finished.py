@@ -1,6 +1,4 @@
-"""What commands need of finished runs: the tuned model, or another evaluation; and what they tell the user to run where
-a stage is not done.
-"""
+"""What commands need of finished runs: the tuned model, or another evaluation."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +9,6 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.planning.plan import Plan, plan
 from hyperpod_ft.runs import references
-from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run import Run
 
 TUNED, BASE = "tuned", "base"  # the names of a run's models where both are asked
@@ -33,7 +30,7 @@ def tuned_run(reference: str | None, launchers: Launchers, *, base: bool = False
     run = references.find(reference)
     if run.journal.why_not_done(run.plan.model_stage):
         launchers.bring_small_files(run)  # training jobs may have made it since the last look
-    require_done(run.journal, run.plan.model_stage, "no tuned model yet")
+    run.journal.require_done(run.plan.model_stage, "no tuned model yet")
     launchers.bring_outputs(run, [run.paths.tuned_model, *([run.paths.base_model, run.paths.adapter] if base else [])])
     return run
 
@@ -43,29 +40,13 @@ def tuned_directory(reference: str | None, launchers: Launchers) -> Path:
     return outside_runs(reference) or tuned_run(reference, launchers).paths.tuned_model
 
 
-def submit_command(journal: Journal, arguments: str) -> str:
-    """`submit` with these arguments, and with the launcher that the run has used last."""
-    launcher = journal.last_launcher
-    return f"hyperpod-ft submit {arguments}{'' if launcher == 'slurm' else f' --launcher {launcher}'}"
-
-
-def require_done(journal: Journal, stage: str, missing: str) -> None:
-    """Raise UserError unless the stage is done; `missing`: what there is not without it."""
-    if reason := journal.why_not_done(stage):
-        directory = journal.paths.directory
-        finished = journal.is_done(journal.plan.model_stage)  # there is nothing to resume
-        again = submit_command(journal, f"{journal.paths.config_path} --only {stage}")
-        command = again if finished else f"hyperpod-ft resume {directory}"
-        raise UserError(f"{directory}: {missing}: stage {stage}: {reason}", f"run: {command}")
-
-
 def with_evaluation(run: Run, section: Mapping[str, Any], base: Path) -> Run:
     """The same run, with the section `eval` that its run file lacks, or another one. Relative paths begin at `base`.
 
     Raises UserError when the section is wrong, when the run has no final model yet, or when this version of the kit
     would make another one.
     """
-    require_done(run.journal, run.plan.model_stage, "no tuned model yet")
+    run.journal.require_done(run.plan.model_stage, "no tuned model yet")
     config = run_file.with_evaluation(run.config, section, base)
     evaluated = Run(config, plan(config))
     if _others(run.plan) != _others(evaluated.plan):

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.launch.decision import decide
-from hyperpod_ft.launch.finished import submit_command
 from hyperpod_ft.launch.interface import JobState
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.slurm.client import Slurm
@@ -138,7 +137,7 @@ def status_of(
         state=_overall(stages),
         stages=stages,
         submitted=max((job.submitted for job in jobs.values()), default=""),
-        submit_command=submit_command(run.journal, run.journal.submitted_as or "RUN_FILE"),
+        submit_command=run.journal.submit_command(run.journal.submitted_as or "RUN_FILE"),
         refused=str(decision.refused or ""),
         training=_latest_metrics(run, stages),
         training_summary=summary_of(run),

@@ -10,7 +10,6 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.decision import DecidedSubmission, decide
-from hyperpod_ft.launch.finished import submit_command
 from hyperpod_ft.launch.interface import Dependency, Launcher
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import check_run
@@ -105,7 +104,7 @@ def _check_before_writing(run: Run, selection: Selection) -> None:
         raise UserError(
             f"{run.paths.directory}: was planned by another version of hyperpod-ft",
             "continue with that version, or start a new run that shares what it can: "
-            + submit_command(run.journal, str(run.paths.config_path)),
+            + run.journal.submit_command(str(run.paths.config_path)),
         )
     if not run.paths.config_path.exists():
         choose(run, selection)

@@ -21,7 +21,6 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.errors import UserError, hub_http_error, hub_status
-from hyperpod_ft.launch.finished import require_done
 from hyperpod_ft.progress import format_bytes
 from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.journal import Journal
@@ -73,7 +72,7 @@ def adapter_upload(run: Run, card: str) -> Upload:
 
 
 def _recorded(journal: Journal, stage: str, directory: Path) -> Upload:
-    require_done(journal, stage, "nothing to push yet")
+    journal.require_done(stage, "nothing to push yet")
     record = journal.record(stage)
     assert record is not None, "a stage that is done has one"
     sizes = {journal.paths.root / output.path: output.size for output in record.outputs}
