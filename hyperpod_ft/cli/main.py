@@ -135,13 +135,14 @@ def submit(
 
     from hyperpod_ft.cli.watch.following import submit_and_follow
     from hyperpod_ft.download.assets import look_up
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs.selection import Selection
 
     found = Path(run_file)
     origin = [str(found.resolve()) if found.is_file() else run_file, *(f"--set={text}" for text in overrides or ())]
     run, selection = _load(run_file, overrides), Selection(start, only, force)
     look_up([run])
-    submit_and_follow(run, launcher, selection, watch=watch, origin=shlex.join(origin))
+    submit_and_follow(run, Launchers(), launcher, selection, watch=watch, origin=shlex.join(origin))
 
 
 @app.command()
@@ -154,11 +155,12 @@ def resume(
 ) -> None:
     """Submit the rest of a run that failed, was cancelled or was interrupted. Training resumes from its checkpoint."""
     from hyperpod_ft.cli.watch.following import submit_and_follow
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.selection import Selection
 
     run = references.find(reference)
-    submit_and_follow(run, launcher or run.journal.last_launcher, Selection(), watch=watch)
+    submit_and_follow(run, Launchers(), launcher or run.journal.last_launcher, Selection(), watch=watch)
 
 
 @app.command(name="status")

@@ -87,12 +87,13 @@ def _progress(current: RunStatus, stage: StageStatus) -> str:
     return stage.progress.text if stage.progress else ""
 
 
-def submit_and_follow(run: Run, launcher: str, selection: Selection, *, watch: bool, origin: str = "") -> None:
+def submit_and_follow(
+    run: Run, launchers: Launchers, launcher: str, selection: Selection, *, watch: bool, origin: str = ""
+) -> None:
     """`origin`: the arguments of `submit`, if it was. With `watch`, the command fails unless its stages end well.
 
     Where there is nothing to do, another run stays the one that was submitted last.
     """
-    launchers = Launchers()
     if origin:  # `resume` continues with what was fetched
         launchers.bring_small_files(run, also=launcher)
         assets.refuse_changes([run])

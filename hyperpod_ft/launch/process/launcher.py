@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar
 
@@ -32,7 +31,6 @@ _GRACE_SECONDS = 20  # as long as Slurm usually waits between SIGTERM and SIGKIL
 _LOOK_SECONDS = 0.2
 
 
-@dataclass(frozen=True)
 class ProcessLauncher(Launcher):
     """Plain processes on this machine."""
 
