@@ -20,7 +20,7 @@ from hyperpod_ft.engines.ranks import Ranks, join_ranks
 from hyperpod_ft.engines.torch import loop
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages.training_inputs import plan_layout, training_task
+from hyperpod_ft.stages.train import plan_layout, training_task
 
 WARM_UP = 2
 

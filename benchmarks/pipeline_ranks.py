@@ -19,7 +19,7 @@ from hyperpod_ft.engines.torch import loop
 from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
 from hyperpod_ft.engines.torch.pipeline import ScheduledStage
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages.training_inputs import plan_layout, training_task
+from hyperpod_ft.stages.train import plan_layout, training_task
 
 Pass = tuple[str, int, int, float]
 """F or B, stage, micro batch, CPU seconds: what else the machine does counts less than in elapsed time."""

@@ -40,7 +40,7 @@ from hyperpod_ft.launch.follow import follow
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs.run import Run
 run = Run.open(Path(sys.argv[1]))
-console().print(show_runs.status_table(next(follow(run, Launchers.of(run)))))
+console().print(show_runs.status_table(next(follow(run, Launchers()))))
 """
 # The interpreter of a run whose ranks are this script: on the first attempt one node fails and the others wait.
 _RANKS = """#!/bin/bash

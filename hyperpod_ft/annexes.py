@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import typer
 
-    from hyperpod_ft.launch.protocol import Launcher
+    from hyperpod_ft.launch.interface import Launcher
     from hyperpod_ft.runs.jobs import Job
     from hyperpod_ft.runs.run import Run
 

@@ -1,6 +1,9 @@
-"""How long work reports its progress: in lines, or in bytes: a bar on a terminal, a line every few seconds in a log."""
+"""How long work reports its progress: in lines, or in bytes: a bar on a terminal, a line every few seconds in a log;
+and how often AWS and Slurm are asked for theirs.
+"""
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -174,3 +177,26 @@ def report_growth(what: str, directory: Path, size: int) -> Iterator[None]:
         thread.join()
     seconds = time.monotonic() - started
     print(f"{what}: {format_bytes(max(size - before, 0))} in {seconds:.1f} s", flush=True)
+
+
+# For tests and rehearsals, whose stand-in for AWS answers at once.
+_VARIABLE = "HYPERPOD_FT_POLL_SECONDS"
+
+
+def poll_seconds(usual: float) -> float:
+    """The pause between two requests for a state, in seconds: `usual`, unless the environment sets another."""
+    return float(os.environ.get(_VARIABLE) or usual)
+
+
+def pause(usual: float) -> None:
+    """Sleep between two such requests."""
+    time.sleep(poll_seconds(usual))
+
+
+def polls(usual: float) -> Iterator[float]:
+    """Requests for a state, for a loop that ends itself: yields how long it has waited, in seconds, 0 at first."""
+    began, waited = time.monotonic(), 0.0
+    while True:
+        yield waited
+        pause(usual)
+        waited = time.monotonic() - began

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.planning.layout import Layout, Sharding
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages.training_inputs import plan_layout, training_task
+from hyperpod_ft.stages.train import plan_layout, training_task
 
 
 def task_of(run: Run, sharding: Sharding | None = None) -> TrainingTask:

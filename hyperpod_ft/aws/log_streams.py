@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ft.polling import pause, polls
+from hyperpod_ft.progress import pause, polls
 
 _POLL_SECONDS = 5.0
 

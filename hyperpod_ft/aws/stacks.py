@@ -9,8 +9,7 @@ from typing import Any
 
 from hyperpod_ft.aws.session import error_code, error_message, redacted
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import polls
-from hyperpod_ft.progress import PrintLine
+from hyperpod_ft.progress import PrintLine, polls
 
 POLL_SECONDS = 5.0
 DEADLINE_SECONDS = 3600.0  # a file system takes ten minutes, rarely more than thirty

@@ -24,7 +24,6 @@ from hyperpod_ft.checkpoint.formats.torch_file import Archive, ZipRecord
 from hyperpod_ft.checkpoint.sharded.sharded import ShardedAdapter, ShardedCheckpoint, open_checkpoint
 from hyperpod_ft.checkpoint.tensors import direct, reading
 from hyperpod_ft.checkpoint.tensors.blocks import THREADS
-from hyperpod_ft.checkpoint.tensors.comparing import refuse_divergence, same_values
 from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC, Stored, refuse_nonfinite
 from hyperpod_ft.checkpoint.tensors.logical_tensor import (
@@ -33,6 +32,7 @@ from hyperpod_ft.checkpoint.tensors.logical_tensor import (
     TORCH_NAME_OF_DTYPE,
     LogicalTensor,
 )
+from hyperpod_ft.checkpoint.tensors.reading import refuse_divergence, same_values
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress

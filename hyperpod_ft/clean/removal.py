@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hyperpod_ft import publish
@@ -38,7 +39,7 @@ class Selected:
     at_work: tuple[tuple[Item, str], ...]  # with the reason
 
 
-def select(inventory: Inventory, wanted: Removal) -> Selected:
+def select(inventory: Inventory, wanted: Removal, launchers: Launchers) -> Selected:
     """The wanted items. Asks the launchers of the runs that they belong to, and of those that use them.
 
     Raises UserError for a name that is not among the items, must stay, or is used by a job.
@@ -61,7 +62,7 @@ def select(inventory: Inventory, wanted: Removal) -> Selected:
         taken = usages(item.path for item in by_kind)
         by_kind = [item for item in by_kind if taken[item.path].changed < wanted.changed_before]
     chosen = list(dict.fromkeys([*named, *by_kind]))
-    busy = _busy(inventory, chosen)
+    busy = _busy(inventory, chosen, launchers)
     for item in named:
         if why := busy.get(item.name):
             raise UserError(f"{item.name}: {why}", "wait, or cancel it")
@@ -70,7 +71,7 @@ def select(inventory: Inventory, wanted: Removal) -> Selected:
     return Selected(tuple(free), tuple((item, busy[item.name]) for item in by_kind if item.name in busy))
 
 
-def remove(root: Path, wanted: Removal) -> Iterator[Item]:
+def remove(root: Path, wanted: Removal, launchers: Launchers) -> Iterator[Item]:
     """Remove what is wanted and may go; yields each item once it is gone. Raises UserError as `select` does.
 
     The decision is made again here, while no run is submitted: what was listed before may be needed by now.
@@ -78,7 +79,7 @@ def remove(root: Path, wanted: Removal) -> Iterator[Item]:
     failed: OSError | None = None
     renamed = []
     with volume_lock.removing(root):
-        for item in select(take_inventory(root, wanted.names), wanted).items:
+        for item in select(take_inventory(root, wanted.names), wanted, launchers).items:
             try:
                 renamed.append((item, _rename(item.path)))
             except OSError as error:
@@ -105,12 +106,12 @@ def _remove_if_empty(directory: Path) -> None:
         directory.rmdir()
 
 
-def _busy(inventory: Inventory, chosen: Sequence[Item]) -> dict[str, str]:
+def _busy(inventory: Inventory, chosen: Sequence[Item], launchers: Launchers) -> dict[str, str]:
     """By item, why a job may use it."""
     users = {item.name: _users(inventory, item) for item in chosen}
     asked = {known.name: known for runs in users.values() for known in runs}
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-        reasons = dict(zip(asked, pool.map(_at_work, asked.values()), strict=True))
+        reasons = dict(zip(asked, pool.map(partial(_at_work, launchers), asked.values()), strict=True))
     return {
         name: f"{known.name}: {reasons[known.name]}"
         for name, runs in users.items()
@@ -128,11 +129,11 @@ def _users(inventory: Inventory, item: Item) -> list[KnownRun]:
     return [known for known in inventory.runs if NeedIndex([(known.name, known.needs)]).runs_that_need(item.name)]
 
 
-def _at_work(known: KnownRun) -> str:
+def _at_work(launchers: Launchers, known: KnownRun) -> str:
     """The jobs of the run that have not ended, or why that cannot be seen; empty when there are none."""
     run = known.run
     try:
-        active = Launchers.of(run).active_or_by_hand(run)
+        active = launchers.active_or_by_hand(run)
     except UserError as error:
         return f"cannot tell whether it has active jobs: {error.problem}"
     try:

@@ -231,10 +231,10 @@ def verify(
     """
     from hyperpod_ft.checkpoint.verify.verify import verify as verify_directory
     from hyperpod_ft.launch.finished import tuned_directory
+    from hyperpod_ft.launch.launchers import Launchers
 
-    verified = verify_directory(
-        tuned_directory(reference), against=against, tolerance=tolerance, adapter=adapter, base=base
-    )
+    directory = tuned_directory(reference, Launchers())
+    verified = verify_directory(directory, against=against, tolerance=tolerance, adapter=adapter, base=base)
     if as_json:
         print_json(verified.as_dict())
     else:

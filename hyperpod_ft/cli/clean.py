@@ -44,6 +44,7 @@ def clean(
     from hyperpod_ft.clean.removal import Removal, remove, select
     from hyperpod_ft.cli.options import require_yes
     from hyperpod_ft.errors import UserError, did_you_mean, printable
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.progress import format_bytes
     from hyperpod_ft.runs import references
 
@@ -62,7 +63,8 @@ def clean(
     elif not listed and not kinds:
         _show(inventory, usages(item.path for item in inventory.items), everything)
     else:
-        selected = select(inventory, wanted)
+        launchers = Launchers()
+        selected = select(inventory, wanted, launchers)
         for item, why in selected.at_work:
             print(printable(f"stays: {item.name}: {why}"))
         if not selected.items:
@@ -73,7 +75,7 @@ def clean(
             print(f"{format_bytes(sizes[item.path].size):>10}  {printable(item.name)}")
         total = format_bytes(sum(usage.size for usage in sizes.values()))
         require_yes(f"Remove these {len(selected.items)} ({total})?", yes)
-        count = sum(1 for _ in remove(chosen, wanted))
+        count = sum(1 for _ in remove(chosen, wanted, launchers))
         print(f"removed {count} of {len(selected.items)} below {chosen}")
 
 

@@ -46,8 +46,9 @@ def eval_command(
     Submits stages `tasks` and `eval`; the run stays the same. `status` and `compare` show the scores.
     """
     from hyperpod_ft.cli.output import show_runs
-    from hyperpod_ft.cli.submitting import submit_and_follow
+    from hyperpod_ft.cli.watch.following import submit_and_follow
     from hyperpod_ft.launch.finished import with_evaluation
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.results.evaluation import evaluations
     from hyperpod_ft.runs.selection import Selection
@@ -65,4 +66,5 @@ def eval_command(
     evaluated = with_evaluation(references.find(run), section, Path.cwd())
     if evaluated.journal.is_done("eval"):
         show_runs.scores(evaluations(evaluated))
-    submit_and_follow(evaluated, launcher or evaluated.journal.last_launcher, Selection(only="eval"), watch=watch)
+    chosen = launcher or evaluated.journal.last_launcher
+    submit_and_follow(evaluated, Launchers(), chosen, Selection(only="eval"), watch=watch)

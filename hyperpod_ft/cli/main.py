@@ -80,10 +80,11 @@ def plan(run_file: RunFile, overrides: Overrides = None, as_json: Json = False) 
     """Show a run's stages, which of them will run and why, its ranks and degrees, and steps per epoch."""
     from hyperpod_ft.cli.output import show_runs
     from hyperpod_ft.download.assets import look_up
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.launch.preflight import preview
 
     run = _load(run_file, overrides)
-    planned = preview(run)
+    planned = preview(run, Launchers())
     look_up([run])
     if as_json:
         print_json(planned.as_dict())
@@ -105,7 +106,7 @@ def render_command(
     from hyperpod_ft.launch.submit import prepare
 
     run = _load(run_file, overrides)
-    for script in prepare(run, Launchers.of(run)) if output is None else write(run, output):
+    for script in prepare(run, Launchers()) if output is None else write(run, output):
         print(script)
 
 
@@ -132,15 +133,16 @@ def submit(
     """Submit the stages that must run, as a chain of jobs. Stages that are done are skipped."""
     import shlex
 
-    from hyperpod_ft.cli.submitting import submit_and_follow
+    from hyperpod_ft.cli.watch.following import submit_and_follow
     from hyperpod_ft.download.assets import look_up
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs.selection import Selection
 
     found = Path(run_file)
     origin = [str(found.resolve()) if found.is_file() else run_file, *(f"--set={text}" for text in overrides or ())]
     run, selection = _load(run_file, overrides), Selection(start, only, force)
     look_up([run])
-    submit_and_follow(run, launcher, selection, watch=watch, origin=shlex.join(origin))
+    submit_and_follow(run, Launchers(), launcher, selection, watch=watch, origin=shlex.join(origin))
 
 
 @app.command()
@@ -152,12 +154,13 @@ def resume(
     watch: Watch = False,
 ) -> None:
     """Submit the rest of a run that failed, was cancelled or was interrupted. Training resumes from its checkpoint."""
-    from hyperpod_ft.cli.submitting import submit_and_follow
+    from hyperpod_ft.cli.watch.following import submit_and_follow
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.selection import Selection
 
     run = references.find(reference)
-    submit_and_follow(run, launcher or run.journal.last_launcher, Selection(), watch=watch)
+    submit_and_follow(run, Launchers(), launcher or run.journal.last_launcher, Selection(), watch=watch)
 
 
 @app.command(name="status")
@@ -169,7 +172,7 @@ def status_command(reference: RunReference = None, as_json: Json = False) -> Non
     from hyperpod_ft.runs import references
 
     run = references.find(reference, looking=True)
-    current = status(run, Launchers.of(run))
+    current = status(run, Launchers())
     if as_json:
         print_json(current.as_dict())
     else:
@@ -196,7 +199,7 @@ def logs(
     if stage is None and reference in get_args(StageName):
         reference, stage = None, reference
     run = references.find(reference, looking=True)
-    for text in log(run, Launchers.of(run), stage, until_it_ends=follow):
+    for text in log(run, Launchers(), stage, until_it_ends=follow):
         print(text, end="", flush=True)
 
 
@@ -209,7 +212,7 @@ def cancel(reference: RunReference = None) -> None:
     from hyperpod_ft.runs import references
 
     run = references.find(reference)
-    for line in show_runs.cancelled_lines(submit.cancel(run, Launchers.of(run))):
+    for line in show_runs.cancelled_lines(submit.cancel(run, Launchers())):
         print(line)
 
 
@@ -217,11 +220,12 @@ def cancel(reference: RunReference = None) -> None:
 def list_command(root: Root = None, as_json: Json = False) -> None:
     """List the runs below a root, newest first, with their losses."""
     from hyperpod_ft.cli.output import show_runs
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.launch.status import list_runs
     from hyperpod_ft.runs import references
 
     chosen = references.chosen_root(root)
-    statuses = list_runs(chosen)
+    statuses = list_runs(chosen, Launchers())
     if as_json:
         print_json([current.as_dict() for current in statuses])
     else:
@@ -239,9 +243,9 @@ def compare(runs: RunReferences = None, as_json: Json = False) -> None:
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.results import training_summary
 
-    opened = references.find_all(runs)
+    opened, launchers = references.find_all(runs), Launchers()
     for run in opened:
-        Launchers.of(run).bring_small_files(run)  # a run of training jobs may have finished since
+        launchers.bring_small_files(run)  # a run of training jobs may have finished since
     compared = [training_summary.require(run) for run in opened]
     differing = differences([run.config.by_key() for run in opened])
     if as_json:

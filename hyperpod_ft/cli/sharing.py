@@ -10,7 +10,7 @@ from hyperpod_ft.errors import UserError
 
 if TYPE_CHECKING:
     from hyperpod_ft.runs.run import Run
-    from hyperpod_ft.upload.content import Upload
+    from hyperpod_ft.upload.push import Upload
 
 app = typer.Typer()
 
@@ -32,8 +32,8 @@ def report(
     from hyperpod_ft.report.page import write_report
     from hyperpod_ft.runs import references
 
-    found = references.find_all(runs)
-    write_report([gather(run, status(run, Launchers.of(run))) for run in found], output)
+    found, launchers = references.find_all(runs), Launchers()
+    write_report([gather(run, status(run, launchers)) for run in found], output)
     print(output)
 
 
@@ -51,7 +51,7 @@ def track(reference: RunReference = None) -> None:
     run = references.find(reference)
     if not run.config.tracking.trackers:
         raise UserError("tracking.trackers: this run has none", "name some in its run file, and give that file as RUN")
-    Launchers.of(run).bring_small_files(run)
+    Launchers().bring_small_files(run)
     for problem in install_trackers(run).values():
         print(problem)
     shutdown = Shutdown()
@@ -83,7 +83,7 @@ def push(
     from hyperpod_ft.runs import references
 
     run = references.find(only(reference, "ORG/NAME"))
-    launchers = Launchers.of(run)
+    launchers = Launchers()
     launchers.bring_small_files(run)
     if adapter or not dry_run:
         launchers.bring_outputs(run, [run.paths.adapter if adapter else run.paths.tuned_model])
@@ -101,14 +101,12 @@ def push(
 
 def _upload(run: "Run", adapter: bool) -> "Upload":
     from hyperpod_ft.stages.model_card import model_card
-    from hyperpod_ft.upload import content
+    from hyperpod_ft.upload import push
 
     if not adapter:
-        return content.model_upload(run)
-    record = run.journal.record(content.stage_of(run, adapter))
-    return content.adapter_upload(
-        run, model_card(run, str(record.facts["chat_template"]) if record else "", adapter=True)
-    )
+        return push.model_upload(run)
+    record = run.journal.record(push.stage_of(run, adapter))
+    return push.adapter_upload(run, model_card(run, str(record.facts["chat_template"]) if record else "", adapter=True))
 
 
 @app.command()
@@ -125,5 +123,5 @@ def watch(
     from hyperpod_ft.runs import references
 
     run = references.find(reference, looking=True)
-    if not follow_run(run, Launchers.of(run)):
+    if not follow_run(run, Launchers()):
         raise typer.Exit(1)

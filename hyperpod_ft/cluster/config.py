@@ -24,8 +24,7 @@ from hyperpod_ft.cluster.sections import (
     Workers,
 )
 from hyperpod_ft.config import yaml_file
-from hyperpod_ft.config.aws_names import Region
-from hyperpod_ft.config.fields import Section, matches, shortened
+from hyperpod_ft.config.fields import Region, Section, matches, shortened
 from hyperpod_ft.config.yaml_file import FileKind
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.shipped import shipped

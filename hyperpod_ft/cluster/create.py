@@ -16,8 +16,7 @@ from hyperpod_ft.cluster.stack import stack
 from hyperpod_ft.cluster.stack.resources import ClusterResources, is_kept, of_existing
 from hyperpod_ft.cluster.validation.validate import validate
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import pause
-from hyperpod_ft.progress import PrintLine
+from hyperpod_ft.progress import PrintLine, pause
 
 _ROLE_ATTEMPTS = 12
 

@@ -7,8 +7,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from hyperpod_ft.config.aws_names import FileSystemId, RoleArn, SecurityGroup, Subnet, TrainingPlanArn
-from hyperpod_ft.config.fields import PositiveInt, Section, matches
+from hyperpod_ft.config.fields import (
+    FileSystemId,
+    PositiveInt,
+    RoleArn,
+    Section,
+    SecurityGroup,
+    Subnet,
+    TrainingPlanArn,
+    matches,
+)
 
 KINDS = (
     "ssh-ed25519",

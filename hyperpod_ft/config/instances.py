@@ -1,4 +1,4 @@
-"""The hardware of a node of each instance type.
+"""The hardware of a node of each instance type, and of the instances that endpoints may have.
 
 Sources: EC2's DescribeInstanceTypes (GPUs and their memory, EFA interfaces); the Neuron documentation's architecture
 pages (Trainium: 190 TFLOPS in bf16 and 32 GiB for two cores; Trainium2: 667 and 96 GiB for eight); NVIDIA's data sheets
@@ -146,3 +146,50 @@ def alternatives(name: str) -> str:
     if (family := name.partition(".")[0]) in families:
         return f"known: {', '.join(known for known in CATALOGUE if known.partition('.')[0] == family)}"
     return f"give it with its size, as in p5.48xlarge; families: {', '.join(families)}"
+
+
+@dataclass(frozen=True)
+class EndpointInstance:
+    """An instance of an endpoint. A device is a GPU or a NeuronCore: what a rank of tensor parallelism runs on."""
+
+    name: str
+    device: str  # torch's name: "cuda", "neuron"
+    devices: int
+    device_gib: float  # memory of one device
+    chips: int  # what SageMaker counts as accelerator devices
+    nvme: bool  # has local disks, which hold model and image; others need a volume
+
+    @property
+    def is_neuron(self) -> bool:
+        """Whether it has Inferentia or Trainium chips."""
+        return self.device == "neuron"
+
+    @property
+    def gib(self) -> float:
+        return self.devices * self.device_gib
+
+
+def _neuron(name: str, chips: int, *, nvme: bool) -> EndpointInstance:
+    return EndpointInstance(name, "neuron", 2 * chips, 16, chips, nvme)
+
+
+ENDPOINT_INSTANCES: dict[str, EndpointInstance] = {
+    instance.name: instance
+    for instance in (
+        *(
+            EndpointInstance(name, "cuda", it.devices, it.device_gib, it.devices, True)
+            for name, it in CATALOGUE.items()
+            if it.device == "cuda"
+        ),
+        _neuron("inf2.xlarge", 1, nvme=False),
+        _neuron("inf2.8xlarge", 1, nvme=False),
+        _neuron("inf2.24xlarge", 6, nvme=False),
+        _neuron("inf2.48xlarge", 12, nvme=False),
+        _neuron("trn1.2xlarge", 1, nvme=True),
+        _neuron("trn1.32xlarge", 16, nvme=True),
+    )
+}
+
+
+def endpoint_families() -> list[str]:
+    return sorted({name.partition(".")[0] for name in ENDPOINT_INSTANCES})

@@ -1,4 +1,4 @@
-"""Install pinned packages into a virtual environment with pip, and explain pip's failures in one line.
+"""Create virtual environments with pinned packages, which pip installs, and explain its failures in one line.
 
 The Neuron packages come only from AWS's repository. PyPI has packages of the same names: with `--extra-index-url`, pip
 would choose among all indexes by version, so an upload to PyPI could replace AWS's package (dependency confusion).
@@ -6,15 +6,18 @@ So there are two steps: first those pins, from the named repositories only and w
 with pip's own configuration, which finds the first ones installed.
 """
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from hyperpod_ft import publish
+from hyperpod_ft.environments import interpreters
 from hyperpod_ft.errors import UserError, last_line
-from hyperpod_ft.planning.pins import from_neuron_repositories, read_pins
+from hyperpod_ft.planning.pins import PYTHON_VERSIONS, from_neuron_repositories, read_pins
 
 # Does not import torch: its CUDA build needs libraries that are not installed yet.
 _CUDA_OF_TORCH = """
@@ -145,3 +148,56 @@ def _line_of(messages: str, found: re.Match[str]) -> str:
 
 def _output(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def build(pins: Path, environment: Path, kind: str = "torch", repositories: tuple[str, ...] = ()) -> None:
+    """Create a virtual environment at `environment` with the packages of the requirements file `pins`.
+
+    Raises UserError when there is no suitable interpreter, or pip cannot install the packages.
+    """
+    with _new_environment(pins, environment) as partial:
+        _BUILDERS[kind](partial, environment.parent, pins, repositories)
+
+
+def build_on_top_of(base: Path, pins: Path, environment: Path) -> None:
+    """The same, with the packages of another environment too; `base`: its interpreter."""
+    with _new_environment(pins, environment) as partial:
+        interpreters.create_on_top_of(base, partial)
+        install(partial / "bin" / "python", pins)
+
+
+@contextlib.contextmanager
+def _new_environment(pins: Path, environment: Path) -> Iterator[Path]:
+    """Yield the directory to create the environment in. It gets its name once the packages are installed."""
+    print(f"installing {pins.name} into {environment}; this takes a few minutes", flush=True)
+    with publish.new_directory(environment) as partial:
+        yield partial
+        interpreters.move_scripts(partial, environment)
+
+
+def _build_torch(environment: Path, _: Path, pins: Path, __: tuple[str, ...]) -> None:
+    interpreters.create_like_this_one(environment)
+    install(environment / "bin" / "python", pins)
+
+
+def _build_neuron(environment: Path, shared: Path, pins: Path, repositories: tuple[str, ...]) -> None:
+    interpreters.create_environment(environment, shared, PYTHON_VERSIONS["neuron"])
+    install_neuron(environment / "bin" / "python", pins, repositories)
+
+
+def _build_torch_neuron(environment: Path, shared: Path, pins: Path, repositories: tuple[str, ...]) -> None:
+    """On AWS's machine image with TorchNeuron, on top of its environment, which every node must then have."""
+    if image := interpreters.torch_neuron_of_image():
+        print(f"env: using TorchNeuron of {image}", flush=True)
+        interpreters.create_on_top_of(image, environment)
+        install_others(environment / "bin" / "python", pins)
+        return
+    interpreters.create_environment(environment, shared, PYTHON_VERSIONS["torch-neuron"])
+    install_neuron(environment / "bin" / "python", pins, repositories)
+
+
+_BUILDERS: dict[str, Callable[[Path, Path, Path, tuple[str, ...]], None]] = {
+    "torch": _build_torch,
+    "neuron": _build_neuron,
+    "torch-neuron": _build_torch_neuron,
+}

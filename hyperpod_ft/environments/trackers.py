@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.environments.build import build
+from hyperpod_ft.environments.installation import build
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.pins import pins_file
 from hyperpod_ft.runs.run import Run

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from hyperpod_ft import publish
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
-from hyperpod_ft.job.job_host import JobHost
+from hyperpod_ft.job.job_host import this_host
 from hyperpod_ft.job.node_report import NodeReport, observe
 from hyperpod_ft.job.recovery import report_failure
 from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY
@@ -114,7 +114,7 @@ def check(run: Run) -> int:
     """Report on this node; on the first node, compare all reports. Returns the exit status."""
     instance = run.config.instance
     in_step = ATTEMPT_DIRECTORY in os.environ
-    host = JobHost.from_environment()
+    host = this_host()
     report = observe(instance, host.nodes if in_step else 1, run.paths.root)
     if not in_step:
         return _print(problems([report], instance, host.replacement))
@@ -153,7 +153,7 @@ def main() -> int:
             raise UserError("usage: python -m hyperpod_ft.job.health RUN_DIR")
         return check(Run.open(Path(sys.argv[1])))
     except UserError as error:
-        return _print([f"{JobHost.from_environment().name}: {error}"])
+        return _print([f"{this_host().name}: {error}"])
 
 
 if __name__ == "__main__":

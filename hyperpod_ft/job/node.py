@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
-from hyperpod_ft.job.job_host import JobHost
+from hyperpod_ft.job.job_host import JobHost, this_host
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.runs.job_files import shell_status
 from hyperpod_ft.runs.jobs import job_python
@@ -69,7 +69,7 @@ def master_port(paths: RunPaths, host: JobHost) -> int:
 def main() -> None:
     """Check the node and become torchrun, or exit with the status of what kept it from starting."""
     directory, *options = sys.argv[1:]
-    host = JobHost.from_environment()
+    host = this_host()
     try:
         _start_ranks(Path(directory), host, precompile=options == [_PRECOMPILE])
     except UserError as error:

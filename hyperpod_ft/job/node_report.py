@@ -15,7 +15,7 @@ from typing import Any
 
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.errors import UserError, last_line
-from hyperpod_ft.job.job_host import JobHost
+from hyperpod_ft.job.job_host import this_host
 from hyperpod_ft.launch.slurm.site import HYPERPOD
 
 _PROGRAM_SECONDS = 30
@@ -45,7 +45,7 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
     """Look at this node: without accelerators only at versions; at EFA and packages only among several nodes."""
     versions = _package_versions() if nodes > 1 else {}
     if not instance.has_accelerators:
-        return NodeReport(JobHost.from_environment().name, versions=versions)
+        return NodeReport(this_host().name, versions=versions)
     devices: int | None = None
     device_cores: tuple[int, ...] = ()
     device_files: int | None = None
@@ -68,7 +68,7 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
         devices = len(drivers)
         versions["nvidia driver"] = drivers[0] if drivers else ""
     return NodeReport(
-        node=JobHost.from_environment().name,
+        node=this_host().name,
         devices=devices,
         device_cores=device_cores,
         device_files=device_files,

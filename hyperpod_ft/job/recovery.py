@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR
-from hyperpod_ft.job.job_host import ContinuedBy, JobHost
+from hyperpod_ft.job.job_host import ContinuedBy, this_host
 from hyperpod_ft.runs.attempts import Attempt, NodeFailure
 from hyperpod_ft.runs.job_files import ATTEMPT_DIRECTORY, NOTICE_STATUS, TERMINATED_STATUS
 
@@ -28,7 +28,7 @@ _NODE_FAILURE = TypeAdapter(NodeFailure)
 def report_failure(rank: int | None, status: int, moment: float) -> None:
     """Report the failure of this node to the supervisor of the job, if there is one. See `NodeFailure`."""
     if directory := os.environ.get(ATTEMPT_DIRECTORY):
-        host = JobHost.from_environment()
+        host = this_host()
         failure = NodeFailure(host.name, rank, status, moment)
         # an error about a full volume must not be hidden by this one
         with contextlib.suppress(OSError):

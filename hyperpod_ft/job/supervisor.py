@@ -25,10 +25,10 @@ from types import FrameType
 from hyperpod_ft import publish
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error, volume_failure
 from hyperpod_ft.job import recovery
-from hyperpod_ft.job.job_host import JobHost
+from hyperpod_ft.job.job_host import JobHost, this_host
 from hyperpod_ft.job.recovery import Decision
 from hyperpod_ft.job.tracking import publishing_metrics
-from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.slurm.client import Slurm
 from hyperpod_ft.launch.slurm.programs import SlurmUnreachableError
 from hyperpod_ft.processes import end
 from hyperpod_ft.runs import attempts, job_files
@@ -135,7 +135,7 @@ def _requeue(job_id: str, signals: Signals) -> None:
     deadline = time.monotonic() + _REQUEUE_TIMEOUT_SECONDS
     while True:
         try:
-            SlurmLauncher().requeue(job_id)
+            Slurm().requeue(job_id)
         except SlurmUnreachableError:
             if time.monotonic() > deadline:
                 raise
@@ -210,7 +210,7 @@ def _print(stage: str, decision: Decision, more: str = "") -> None:
 def main() -> int:
     """Run the command line; returns the exit status, and leaves it on the shared volume as every script does."""
     stage, directory, *command = sys.argv[1:]
-    host = JobHost.from_environment()
+    host = this_host()
     command = host.on_every_host(command, stage, directory)
     if stage == "precompile":  # on the first node, around the trial on all
         command = [sys.executable, "-m", "hyperpod_ft.stages.precompile", directory, *command]

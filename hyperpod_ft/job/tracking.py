@@ -1,4 +1,4 @@
-"""Publishes a training run to its trackers while it runs: a process (hyperpod_ft.tracking) on the first node."""
+"""Publishes a training run to its trackers while it runs: a process (tracking/follower.py) on the first node."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def publishing_metrics(run: Run) -> Iterator[None]:
     process = None
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "hyperpod_ft.tracking", str(run.paths.directory)], stdin=subprocess.PIPE
+            [sys.executable, "-m", "hyperpod_ft.tracking.follower", str(run.paths.directory)], stdin=subprocess.PIPE
         )
     except OSError as error:
         print(

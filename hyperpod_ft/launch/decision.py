@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.finished import submit_command
-from hyperpod_ft.launch.protocol import After, Dependency
+from hyperpod_ft.launch.interface import After, Dependency
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
@@ -79,7 +78,7 @@ def _training_again(run: Run, selection: Selection, must_run: Sequence[StagePlan
     reason, gone = run.journal.why_not_done(needy), run.journal.why_not_done("train")
     if not (reason and gone):  # it has ended since
         return None
-    again = submit_command(run.journal, f"{run.paths.config_path} --from {must_run[0].name}")
+    again = run.journal.submit_command(f"{run.paths.config_path} --from {must_run[0].name}")
     return TrainsAgainError(
         f"{run.paths.directory}: stage {needy}: {reason}; the training outputs that it needs are missing: {gone}",
         f"restore it, or train again: {again}",

@@ -1,6 +1,4 @@
-"""What commands need of finished runs: the tuned model, or another evaluation; and what they tell the user to run where
-a stage is not done.
-"""
+"""What commands need of finished runs: the tuned model, or another evaluation."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +9,6 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.planning.plan import Plan, plan
 from hyperpod_ft.runs import references
-from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run import Run
 
 TUNED, BASE = "tuned", "base"  # the names of a run's models where both are asked
@@ -25,40 +22,22 @@ def outside_runs(reference: str | None) -> Path | None:
     return Path(reference)
 
 
-def tuned_run(reference: str | None, *, base: bool = False) -> Run:
+def tuned_run(reference: str | None, launchers: Launchers, *, base: bool = False) -> Run:
     """The run of a RUN argument, None being the one submitted last, with its tuned model on this machine.
 
     `base`: and with base model and adapter. Raises UserError when there is no such run, or no tuned model yet.
     """
     run = references.find(reference)
     if run.journal.why_not_done(run.plan.model_stage):
-        Launchers.of(run).bring_small_files(run)  # training jobs may have made it since the last look
-    require_done(run.journal, run.plan.model_stage, "no tuned model yet")
-    Launchers().bring_outputs(
-        run, [run.paths.tuned_model, *([run.paths.base_model, run.paths.adapter] if base else [])]
-    )
+        launchers.bring_small_files(run)  # training jobs may have made it since the last look
+    run.journal.require_done(run.plan.model_stage, "no tuned model yet")
+    launchers.bring_outputs(run, [run.paths.tuned_model, *([run.paths.base_model, run.paths.adapter] if base else [])])
     return run
 
 
-def tuned_directory(reference: str | None) -> Path:
+def tuned_directory(reference: str | None, launchers: Launchers) -> Path:
     """The tuned model's directory of a RUN argument, or the DIR itself. Raises UserError as `tuned_run` does."""
-    return outside_runs(reference) or tuned_run(reference).paths.tuned_model
-
-
-def submit_command(journal: Journal, arguments: str) -> str:
-    """`submit` with these arguments, and with the launcher that the run has used last."""
-    launcher = journal.last_launcher
-    return f"hyperpod-ft submit {arguments}{'' if launcher == 'slurm' else f' --launcher {launcher}'}"
-
-
-def require_done(journal: Journal, stage: str, missing: str) -> None:
-    """Raise UserError unless the stage is done; `missing`: what there is not without it."""
-    if reason := journal.why_not_done(stage):
-        directory = journal.paths.directory
-        finished = journal.is_done(journal.plan.model_stage)  # there is nothing to resume
-        again = submit_command(journal, f"{journal.paths.config_path} --only {stage}")
-        command = again if finished else f"hyperpod-ft resume {directory}"
-        raise UserError(f"{directory}: {missing}: stage {stage}: {reason}", f"run: {command}")
+    return outside_runs(reference) or tuned_run(reference, launchers).paths.tuned_model
 
 
 def with_evaluation(run: Run, section: Mapping[str, Any], base: Path) -> Run:
@@ -67,7 +46,7 @@ def with_evaluation(run: Run, section: Mapping[str, Any], base: Path) -> Run:
     Raises UserError when the section is wrong, when the run has no final model yet, or when this version of the kit
     would make another one.
     """
-    require_done(run.journal, run.plan.model_stage, "no tuned model yet")
+    run.journal.require_done(run.plan.model_stage, "no tuned model yet")
     config = run_file.with_evaluation(run.config, section, base)
     evaluated = Run(config, plan(config))
     if _others(run.plan) != _others(evaluated.plan):

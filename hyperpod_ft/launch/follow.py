@@ -9,7 +9,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import ACTIVE, RunStatus, StageStatus, status
-from hyperpod_ft.polling import poll_seconds
+from hyperpod_ft.progress import poll_seconds
 from hyperpod_ft.runs.job_files import BANNER
 from hyperpod_ft.runs.results.log_text import tail
 from hyperpod_ft.runs.run import Run

@@ -1,66 +1,46 @@
 """The launchers a run may have used, and which of them a command asks."""
 
-import os
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyperpod_ft.annexes import launchers, slurm_conf
+from hyperpod_ft.annexes import launchers
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.interface import JobState, Launcher
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import JobState, Launcher
-from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher, cluster_is_gone
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 
 
-def cluster_is_gone(job: Job) -> bool:
-    """Whether the job was submitted to a local cluster that has ended, or is another user's."""
-    return bool(job.local_cluster) and slurm_conf(job.local_cluster) is None
-
-
 @dataclass(frozen=True)
 class Launchers:
-    """Slurm, the plain processes of this machine, and the annexes' launchers. Each is asked only about its own jobs."""
+    """Slurm, the plain processes of this machine, and the annexes' launchers. Each is asked only about its own jobs.
 
-    slurm: SlurmLauncher = field(default_factory=SlurmLauncher)
-    process: Launcher = field(default_factory=ProcessLauncher)
-    others: tuple[Launcher, ...] = field(default_factory=launchers)
+    A command makes one object, and passes it to what it calls.
+    """
 
-    @classmethod
-    def of(cls, run: Run) -> "Launchers":
-        """The launchers, with the local cluster that the run was last submitted to, if it is up and this user's.
-
-        The default one, if up, for a run of instance type `local` when that one has ended or the run was never
-        submitted to a Slurm, unless SLURM_CONF is set. A run submitted to another Slurm stays there.
-        """
-        last = next((job for job in reversed(run.journal.jobs()) if job.launcher == SlurmLauncher.name), None)
-        if last and not last.local_cluster:
-            return cls()
-        conf = slurm_conf(last.local_cluster) if last else None
-        if run.config.cluster.instance_type == "local" and "SLURM_CONF" not in os.environ:
-            conf = conf or slurm_conf("")
-        return cls(SlurmLauncher({"SLURM_CONF": str(conf)})) if conf else cls()
+    known: tuple[Launcher, ...] = field(default_factory=lambda: (SlurmLauncher(), ProcessLauncher(), *launchers()))
 
     def named(self, name: str) -> Launcher:
-        for launcher in self._all:
+        for launcher in self.known:
             if launcher.name == name:
                 return launcher
-        raise UserError(f"--launcher {name}: unknown", f"known: {', '.join(known.name for known in self._all)}")
+        raise UserError(f"--launcher {name}: unknown", f"known: {', '.join(launcher.name for launcher in self.known)}")
 
     def group_stages(self, job: Job) -> bool:
         """`Launcher.groups_stages` of a job's launcher; not of one that this kit lacks."""
-        return any(launcher.groups_stages for launcher in self._all if launcher.name == job.launcher)
+        return any(launcher.groups_stages for launcher in self.known if launcher.name == job.launcher)
 
     def location(self, run: Run, path: Path) -> str:
         """As `Launcher.location`."""
         last = run.journal.last_launcher
-        return next((launcher.location(run, path) for launcher in self._all if launcher.name == last), str(path))
+        return next((launcher.location(run, path) for launcher in self.known if launcher.name == last), str(path))
 
     def bring_outputs(self, run: Run, directories: Sequence[Path]) -> None:
         """As `Launcher.bring_outputs`."""
-        for launcher in self._all:
+        for launcher in self.known:
             launcher.bring_outputs(run, directories)
 
     def bring_small_files(self, run: Run, also: str = "") -> None:
@@ -108,7 +88,7 @@ class Launchers:
         Raises UserError when a launcher that the run has used does not answer.
         """
         try:
-            return list(self.active(run, also="" if run.journal.jobs() else self.slurm.name))
+            return list(self.active(run, also="" if run.journal.jobs() else SlurmLauncher.name))
         except UserError:
             if run.journal.jobs():
                 raise
@@ -124,13 +104,9 @@ class Launchers:
         for launcher, of_launcher in self._by_launcher(jobs):
             launcher.cancel(run, of_launcher)
 
-    @property
-    def _all(self) -> tuple[Launcher, ...]:
-        return (self.slurm, self.process, *self.others)
-
     def _by_launcher(self, jobs: Sequence[Job], also: str = "") -> Iterator[tuple[Launcher, list[Job]]]:
         """The launchers that may still have some of the jobs, with these; and the one named `also`."""
-        for launcher in self._all:
+        for launcher in self.known:
             of_launcher = [job for job in jobs if job.launcher == launcher.name and not cluster_is_gone(job)]
             if of_launcher or launcher.name == also:
                 yield launcher, of_launcher

@@ -5,22 +5,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.annexes import launchers
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.training import rows_per_step
 from hyperpod_ft.config.sources import kind_of
 from hyperpod_ft.data import source_files
 from hyperpod_ft.data.text.prompts import check_prompt, is_chat
 from hyperpod_ft.digests import names_below
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.decision import decide
-from hyperpod_ft.launch.protocol import JobPreview
+from hyperpod_ft.launch.interface import JobPreview
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.trainability import check_trainable
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import available
 from hyperpod_ft.planning.model_fit import TrainingFit, check_model_directory
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS, environment_kind
 from hyperpod_ft.planning.plan import StagePlan
-from hyperpod_ft.planning.training_steps import rows_per_step
 from hyperpod_ft.runs.assets import config_directory
 from hyperpod_ft.runs.results.training_summary import Steps, steps
 from hyperpod_ft.runs.run import Run
@@ -69,7 +69,7 @@ class Preview:
         }
 
 
-def preview(run: Run) -> Preview:
+def preview(run: Run, launchers: Launchers) -> Preview:
     """Raises UserError as `check_run` does."""
     fit = check_run(run)
     decision = decide(run)
@@ -87,7 +87,7 @@ def preview(run: Run) -> Preview:
         rows_per_step=rows,
         tokens_per_step=rows * run.config.dataset.row_tokens,
         refused=str(decision.refused or ""),
-        other_jobs=tuple(job for launcher in launchers() for job in launcher.previews(run, decision.stages)),
+        other_jobs=tuple(job for launcher in launchers.known for job in launcher.previews(run, decision.stages)),
     )
 
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 from hyperpod_ft.launch.decision import decide
-from hyperpod_ft.launch.finished import submit_command
-from hyperpod_ft.launch.launchers import Launchers, cluster_is_gone
-from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.interface import JobState
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.slurm.client import Slurm
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher, cluster_is_gone, slurm_of, states_of_runs
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.journal import Journal
@@ -102,22 +102,27 @@ def status(run: Run, launchers: Launchers) -> RunStatus:
     """The state of every stage and of the run; `unknown` where no launcher answers, with the reason as note."""
     jobs = run.journal.latest_jobs()
     if not run.journal.unfinished(jobs):
-        return status_of(run, jobs, {})
+        return status_of(run, launchers, jobs, {})
     try:
         states = launchers.states(run)
     except UserError as error:
-        return status_of(run, jobs, None, str(error))
-    return status_of(run, run.journal.latest_jobs(), states)
+        return status_of(run, launchers, jobs, None, str(error))
+    return status_of(run, launchers, run.journal.latest_jobs(), states)
 
 
-def status_of(run: Run, jobs: Mapping[str, Job], states: Mapping[Job, JobState] | None, note: str = "") -> RunStatus:
+def status_of(
+    run: Run,
+    launchers: Launchers,
+    jobs: Mapping[str, Job],
+    states: Mapping[Job, JobState] | None,
+    note: str = "",
+) -> RunStatus:
     """The status of a run, given the newest job of each stage and the states that those not done had; None: no answer.
 
     Reads the records now, after the states were asked for: the record of a job that has ended since counts.
     """
     decision = decide(run)
     needed = {stage.name for stage in decision.stages}
-    launchers = Launchers()
     stages = _one_at_a_time(
         (
             _stage_status(run, stage.name, jobs.get(stage.name), states, stage.name in needed)
@@ -132,7 +137,7 @@ def status_of(run: Run, jobs: Mapping[str, Job], states: Mapping[Job, JobState] 
         state=_overall(stages),
         stages=stages,
         submitted=max((job.submitted for job in jobs.values()), default=""),
-        submit_command=submit_command(run.journal, run.journal.submitted_as or "RUN_FILE"),
+        submit_command=run.journal.submit_command(run.journal.submitted_as or "RUN_FILE"),
         refused=str(decision.refused or ""),
         training=_latest_metrics(run, stages),
         training_summary=summary_of(run),
@@ -254,40 +259,34 @@ def _latest_metrics(run: Run, stages: tuple[StageStatus, ...]) -> LatestMetrics 
     )
 
 
-def list_runs(root: Path) -> list[RunStatus]:
+def list_runs(root: Path, launchers: Launchers) -> list[RunStatus]:
     """The status of every run below a root, newest first; names on stderr the runs that cannot be read."""
     # runs that were submitted in the same second stay in the order of their files
-    return sorted(statuses_of(all_runs(root)), key=lambda current: current.submitted, reverse=True)
+    return sorted(statuses_of(all_runs(root), launchers), key=lambda current: current.submitted, reverse=True)
 
 
-def statuses_of(runs: Sequence[Run]) -> list[RunStatus]:
+def statuses_of(runs: Sequence[Run], launchers: Launchers) -> list[RunStatus]:
     """The status of each of these runs, which are below one root. Each Slurm is asked once for all of them."""
     statuses: dict[Path, RunStatus] = {}
-    asked: dict[str, tuple[SlurmLauncher, list[tuple[Run, Mapping[str, Job]]]]] = {}
+    on_slurm: dict[Slurm, list[tuple[Run, Mapping[str, Job]]]] = {}
     for run in runs:
         jobs = run.journal.latest_jobs()
         unfinished = run.journal.unfinished(jobs)
-        if not unfinished:
-            statuses[run.paths.directory] = status_of(run, jobs, {})
-            continue
-        launchers = Launchers.of(run)
-        slurm = launchers.slurm
-        if all(job.launcher == slurm.name for job in unfinished):
-            # a local cluster, or the one that this process's environment names
-            asked.setdefault(slurm.environment.get("SLURM_CONF", ""), (slurm, []))[1].append((run, jobs))
+        if unfinished and all(job.launcher == SlurmLauncher.name for job in unfinished):
+            on_slurm.setdefault(slurm_of(run), []).append((run, jobs))
         else:
             statuses[run.paths.directory] = status(run, launchers)
-    for slurm, on_it in asked.values():
-        for current in _of_slurm(slurm, on_it):
+    for slurm, seen in on_slurm.items():
+        for current in _of_slurm(slurm, seen, launchers):
             statuses[Path(current.directory)] = current
     return [statuses[run.paths.directory] for run in runs]
 
 
-def _of_slurm(slurm: SlurmLauncher, seen: Sequence[tuple[Run, Mapping[str, Job]]]) -> list[RunStatus]:
+def _of_slurm(slurm: Slurm, seen: Sequence[tuple[Run, Mapping[str, Job]]], launchers: Launchers) -> list[RunStatus]:
     """The statuses of runs with unfinished jobs on one Slurm. Records are read after Slurm has answered."""
     jobs_of = [(run, [job for job in run.journal.unfinished(jobs) if not cluster_is_gone(job)]) for run, jobs in seen]
     try:
-        answers = slurm.states_of_runs(jobs_of)
+        answers = states_of_runs(slurm, jobs_of)
     except UserError as error:
-        return [status_of(run, jobs, None, str(error)) for run, jobs in seen]
-    return [status_of(run, jobs, states) for (run, jobs), states in zip(seen, answers, strict=True)]
+        return [status_of(run, launchers, jobs, None, str(error)) for run, jobs in seen]
+    return [status_of(run, launchers, jobs, states) for (run, jobs), states in zip(seen, answers, strict=True)]

@@ -10,10 +10,9 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.decision import DecidedSubmission, decide
-from hyperpod_ft.launch.finished import submit_command
+from hyperpod_ft.launch.interface import Dependency, Launcher
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import check_run
-from hyperpod_ft.launch.protocol import Dependency, Launcher
 from hyperpod_ft.launch.render import Installation, render
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import plan
@@ -22,7 +21,7 @@ from hyperpod_ft.runs.jobs import Job, Submission
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
-from hyperpod_ft.runs.selection import Selection
+from hyperpod_ft.runs.selection import Selection, choose
 
 
 def submit(
@@ -40,8 +39,9 @@ def submit(
     plan the run differently; TrainsAgainError when it would train again without having been asked to.
     """
     launcher = launchers.named(launcher_name)
-    with _alone(run, launchers, selection, launcher_name) as active:
-        _refuse_active_jobs(run.paths, active)
+    _check_before_writing(run, selection)
+    with _alone(run):
+        _refuse_active_jobs(run.paths, launchers.at_work(run, launcher_name))
         if launcher.shares_volume:
             _use_this_volume(run)
         return _carry_out(decide(run, selection), run, launcher, copy_sources)
@@ -61,7 +61,9 @@ def submit_missing(
     for them. Returns the new jobs. Raises UserError as `submit` does.
     """
     everything = Selection()
-    with _alone(run, launchers, everything, launcher_name) as active:
+    _check_before_writing(run, everything)
+    with _alone(run):
+        active = launchers.at_work(run, launcher_name)
         if not active:
             _use_this_volume(run)
         elif any(job.launcher != launcher_name for job in active):
@@ -75,8 +77,9 @@ def prepare(run: Run, launchers: Launchers) -> list[Path]:
 
     Raises UserError when jobs of the run are still active: they read the files that this writes.
     """
-    with _alone(run, launchers, Selection()) as active:
-        _refuse_active_jobs(run.paths, active)
+    _check_before_writing(run, Selection())
+    with _alone(run):
+        _refuse_active_jobs(run.paths, launchers.at_work(run))
         return _write(run)
 
 
@@ -95,35 +98,30 @@ def cancel(run: Run, launchers: Launchers) -> tuple[Job, ...]:
     return tuple(jobs)
 
 
-@contextlib.contextmanager
-def _alone(run: Run, launchers: Launchers, selection: Selection, also: str = "") -> Iterator[Collection[Job]]:
-    """Exclude other submissions; yield the run's active jobs.
-
-    A run file that is refused leaves no run. Any other new run is frozen before something else can fail, so that every
-    command can read the directory that an error names.
-    """
+def _check_before_writing(run: Run, selection: Selection) -> None:
+    """Refuse what this version would plan differently, and a new run's file or selection, which then leaves no run."""
     if run.plan != plan(run.config):
         raise UserError(
             f"{run.paths.directory}: was planned by another version of hyperpod-ft",
             "continue with that version, or start a new run that shares what it can: "
-            + submit_command(run.journal, str(run.paths.config_path)),
+            + run.journal.submit_command(str(run.paths.config_path)),
         )
     if not run.paths.config_path.exists():
-        decide(run, selection)
+        choose(run, selection)
         check_run(run)
-    create_run_directory(run)
+
+
+@contextlib.contextmanager
+def _alone(run: Run) -> Iterator[None]:
+    """Exclude removals from the volume, and other submissions of this run, whose directory is there meanwhile."""
+    create_run_directory(run)  # before what else can fail: every command can read the directory that an error names
     _refuse_second_root(run.paths)
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(volume_lock.submitting(run.paths.root))]
+    with volume_lock.submitting(run.paths.root) as volume:
         create_run_directory(run)  # a removal that this has waited for may have taken it, with a lock in it
-        held.append(
-            stack.enter_context(
-                publish.lock(run.paths.submit_lock, waiting="waiting for another submission of this run")
-            )
-        )
-        for descriptor in held:  # sbatch holds the locks too, which outlives a submission that is killed
-            os.set_inheritable(descriptor, True)
-        yield launchers.at_work(run, also)
+        with publish.lock(run.paths.submit_lock, waiting="waiting for another submission of this run") as own:
+            for descriptor in (volume, own):  # sbatch holds them too, which outlives a submission that is killed
+                os.set_inheritable(descriptor, True)
+            yield
 
 
 def _refuse_active_jobs(paths: RunPaths, active: Collection[Job]) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hyperpod_ft.config import yaml_text
+from hyperpod_ft.config.sections.training import rows_per_step
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.status import ACTIVE, MAY_CHANGE, RunStatus, StageStatus, State
 from hyperpod_ft.planning.plan import Plan
-from hyperpod_ft.planning.training_steps import rows_per_step
 from hyperpod_ft.progress import count
 from hyperpod_ft.report import job_times
 from hyperpod_ft.report.numbers import finite

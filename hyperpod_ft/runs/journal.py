@@ -86,6 +86,15 @@ class Journal:
     def is_done(self, stage: str) -> bool:
         return not self.why_not_done(stage)
 
+    def require_done(self, stage: str, missing: str) -> None:
+        """Raise UserError unless the stage is done; `missing`: what there is not without it."""
+        if reason := self.why_not_done(stage):
+            directory = self.paths.directory
+            finished = self.is_done(self.plan.model_stage)  # there is nothing to resume
+            again = self.submit_command(f"{self.paths.config_path} --only {stage}")
+            command = again if finished else f"hyperpod-ft resume {directory}"
+            raise UserError(f"{directory}: {missing}: stage {stage}: {reason}", f"run: {command}")
+
     # Jobs
 
     def jobs(self) -> list[Job]:
@@ -114,6 +123,11 @@ class Journal:
     def last_launcher(self) -> str:
         """The launcher of its newest submission; Slurm's before the first."""
         return next((job.launcher for job in reversed(self.jobs())), "slurm")
+
+    def submit_command(self, arguments: str) -> str:
+        """`submit` with these arguments, and with the launcher that the run has used last."""
+        launcher = self.last_launcher
+        return f"hyperpod-ft submit {arguments}{'' if launcher == 'slurm' else f' --launcher {launcher}'}"
 
     def exit_status(self, stage: str, job_id: str) -> int | None:
         """The exit status that the job left; 1 for a file that is damaged or closed to this user, None without one."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Literal
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.interface import JobState
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.job_files import KILLED_STATUS, TERMINATED_STATUS

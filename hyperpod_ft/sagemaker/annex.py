@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hyperpod_ft.annexes import Annex, Commands
 
 if TYPE_CHECKING:
-    from hyperpod_ft.launch.protocol import Launcher
+    from hyperpod_ft.launch.interface import Launcher
 
 
 class SageMakerAnnex(Annex):

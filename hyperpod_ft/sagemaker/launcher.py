@@ -15,7 +15,7 @@ from hyperpod_ft.aws.log_streams import LogStream, line_of
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import After, JobPreview, JobState, Launcher
+from hyperpod_ft.launch.interface import After, JobPreview, JobState, Launcher
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.job_files import BANNER

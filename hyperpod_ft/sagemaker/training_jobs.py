@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from hyperpod_ft.aws.session import Session, error_code, error_message, explained
-from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.interface import JobState
 
 # Slurm's words for TrainingJobStatus; a secondary status below says more.
 _STATES = {

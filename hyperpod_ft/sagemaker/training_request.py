@@ -12,7 +12,7 @@ from typing import Any
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import JobPreview
+from hyperpod_ft.launch.interface import JobPreview
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import pins_file
 from hyperpod_ft.planning.plan import StagePlan

@@ -19,10 +19,10 @@ class ServingAnnex(Annex):
         return [Commands(app)]
 
     def other_jobs(self, run: Run) -> Sequence[Job]:
-        from hyperpod_ft.launch.launchers import Launchers
+        from hyperpod_ft.launch.slurm.launcher import slurm_of
         from hyperpod_ft.serving import node_job
 
-        return node_job.active(run, Launchers.of(run).slurm) if run.paths.serving.is_dir() else ()
+        return node_job.active(run, slurm_of(run)) if run.paths.serving.is_dir() else ()
 
 
 ANNEX = ServingAnnex()

@@ -53,12 +53,13 @@ def serve(
 
     Where the environment has HYPERPOD_FT_API_KEY, clients must send it as their API key.
     """
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.serving import models, vllm
 
     if stop:
         _stop(reference)
         return
-    found = models.find(reference, adapter or (), base=base)
+    found = models.find(reference, Launchers(), adapter or (), base=base)
     more = ["--host", host, "--port", str((0 if on_node else 8000) if port is None else port), "--device", device]
     environment: dict[str, str] = {}
     if python:
@@ -81,9 +82,10 @@ def ask(
     device: Device = "auto",
 ) -> None:
     """Print the tuned model's answer to one question, greedy."""
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.serving import models
 
-    found = models.find(only(reference, "QUESTION"), base=False)
+    found = models.find(only(reference, "QUESTION"), Launchers(), base=False)
     models.exec_server(found, ["--device", device, f"--ask={question}"])
 
 
@@ -102,6 +104,7 @@ def view(
     Pages are kept up to date while a run works. They are served until Ctrl-C, on this machine only, at a URL with a
     secret; nothing can be changed there.
     """
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.run_paths import runs_directory
     from hyperpod_ft.serving.view import ViewServer
@@ -109,7 +112,7 @@ def view(
     is_root = reference is not None and runs_directory(Path(reference)).is_dir()
     run = None if is_root else references.find(reference, looking=True)
     root = run.paths.root if run else Path(reference or "")
-    with ViewServer(root.resolve(), port) as server:
+    with ViewServer(root.resolve(), port, Launchers) as server:
         if run:
             print(f"{run.paths.full_name}: {server.url}runs/{run.paths.full_name}")
         print(f"All runs below {root}: {server.url}")
@@ -125,11 +128,11 @@ def view(
 def _on_node(
     found: "Models", more: list[str], environment: dict[str, str], time_limit: str | None, *, with_vllm: bool
 ) -> None:
-    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.launch.slurm.launcher import slurm_of
     from hyperpod_ft.serving import models, node_job
 
     run = _required(found.run)
-    slurm = Launchers.of(run).slurm
+    slurm = slurm_of(run)
     wanted = node_job.resources(run, time_limit, accelerators=with_vllm)
     job = node_job.start(run, slurm, wanted, models.options(found, more), environment)
     address = node_job.wait(run, slurm, job, lambda line: print(line, flush=True))
@@ -138,12 +141,12 @@ def _on_node(
 
 
 def _stop(reference: str | None) -> None:
-    from hyperpod_ft.launch.launchers import Launchers
+    from hyperpod_ft.launch.slurm.launcher import slurm_of
     from hyperpod_ft.runs import references
     from hyperpod_ft.serving import node_job
 
     run = references.find(reference)
-    jobs = node_job.stop(run, Launchers.of(run).slurm)
+    jobs = node_job.stop(run, slurm_of(run))
     for job in jobs:
         print(f"cancelled job {job.job_id}")
     if not jobs:

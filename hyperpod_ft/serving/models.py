@@ -12,6 +12,7 @@ from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.checkpoint.adapters import origin
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.finished import BASE, TUNED, outside_runs, tuned_run
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.snapshot import code_for
 from hyperpod_ft.runs.run import Run
 
@@ -45,7 +46,7 @@ class Models:
         return run.paths.python
 
 
-def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = True) -> Models:
+def find(reference: str | None, launchers: Launchers, adapters: Sequence[str] = (), *, base: bool = True) -> Models:
     """The models of a RUN or DIR argument; None is the run submitted last. `base`: also the base model of a run.
 
     `adapters`: NAME=DIR. What only the run's store has is pulled. Raises UserError when there is no such run or
@@ -57,7 +58,7 @@ def find(reference: str | None, adapters: Sequence[str] = (), *, base: bool = Tr
         name = directory.resolve().name
         return _checked(Models(name, {name: directory}, named, directory))
     # the adapter is small, and what vLLM adds to the base model
-    run = tuned_run(reference, base=base or bool(named))
+    run = tuned_run(reference, launchers, base=base or bool(named))
     directories = {TUNED: run.paths.tuned_model}
     if base or named:
         kinds.expect("base model", run.paths.base_model, "model")

@@ -14,14 +14,13 @@ from pydantic import TypeAdapter, ValidationError
 from hyperpod_ft import publish
 from hyperpod_ft.config.fields import TimeLimit
 from hyperpod_ft.errors import UserError, last_line
-from hyperpod_ft.launch.launchers import cluster_is_gone
-from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.interface import JobState
 from hyperpod_ft.launch.render import Installation, render_extra
-from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.slurm.client import Slurm
+from hyperpod_ft.launch.slurm.launcher import active_extra, cluster_is_gone, states_of_runs, submit_extra
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.planning.plan import Resources
-from hyperpod_ft.polling import pause, polls
-from hyperpod_ft.progress import ChangeReporter, PrintLine
+from hyperpod_ft.progress import ChangeReporter, PrintLine, pause, polls
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
@@ -44,9 +43,7 @@ class Address:
 _ADDRESS = TypeAdapter(Address)
 
 
-def start(
-    run: Run, slurm: SlurmLauncher, wanted: Resources, options: Sequence[str], environment: Mapping[str, str]
-) -> Job:
+def start(run: Run, slurm: Slurm, wanted: Resources, options: Sequence[str], environment: Mapping[str, str]) -> Job:
     """Submit the job. `options`: those of `python -m hyperpod_ft.serving`; `environment`: more variables for it.
 
     Raises UserError when a job already serves this run, or Slurm refuses it.
@@ -61,7 +58,7 @@ def start(
     publish.write_text(run.paths.script(JOB), script(run, installation, wanted, options, environment))
     # other users of the node can reach its port
     key = os.environ.get(API_KEY) or secrets.token_urlsafe(24)
-    job = slurm.submit_extra(run, JOB, {API_KEY: key})
+    job = submit_extra(slurm, run, JOB, {API_KEY: key})
     publish.write_json(_record(run.paths), asdict(job))
     return job
 
@@ -90,7 +87,7 @@ def resources(run: Run, time_limit: str | None, *, accelerators: bool) -> Resour
     return replace(wanted, time_limit=time_limit or wanted.time_limit)
 
 
-def wait(run: Run, slurm: SlurmLauncher, job: Job, report: PrintLine) -> Address:
+def wait(run: Run, slurm: Slurm, job: Job, report: PrintLine) -> Address:
     """Wait until the server answers; `report` gets a line whenever the job's state changes.
 
     Raises UserError when the job ends before, or its address is damaged.
@@ -128,25 +125,25 @@ def directions(paths: RunPaths, job: Job, address: Address) -> list[str]:
     ]
 
 
-def stop(run: Run, slurm: SlurmLauncher) -> list[Job]:
+def stop(run: Run, slurm: Slurm) -> list[Job]:
     """Cancel the jobs that serve the run, and wait until they have ended. Several were started at the same moment."""
     jobs = active(run, slurm)
     if jobs:
-        slurm.cancel(run, jobs)
+        slurm.cancel([job.job_id for job in jobs])
     while any(_state(run, slurm, job).active for job in jobs):
         pause(_POLL_SECONDS)
     publish.remove(run.paths.secrets(JOB))
     return jobs
 
 
-def _state(run: Run, slurm: SlurmLauncher, job: Job) -> JobState:
+def _state(run: Run, slurm: Slurm, job: Job) -> JobState:
     if cluster_is_gone(job):
         return JobState("CANCELLED")
     # a job that Slurm has forgotten has ended
-    return slurm.states_of_runs([(run, [job])])[0].get(job, JobState("COMPLETED"))
+    return states_of_runs(slurm, [(run, [job])])[0].get(job, JobState("COMPLETED"))
 
 
-def active(run: Run, slurm: SlurmLauncher) -> list[Job]:
+def active(run: Run, slurm: Slurm) -> list[Job]:
     """The jobs that serve the run: the recorded one, and those of a `start` that was killed before it recorded them.
 
     Raises UserError when Slurm does not answer, or the record is damaged.
@@ -154,7 +151,7 @@ def active(run: Run, slurm: SlurmLauncher) -> list[Job]:
     recorded = _recorded(run.paths)
     if recorded is not None and cluster_is_gone(recorded):
         return []
-    listed = slurm.active_extra(run, JOB)
+    listed = active_extra(slurm, run, JOB)
     if recorded is None or recorded.job_id in [job.job_id for job in listed] or not _state(run, slurm, recorded).active:
         return listed
     return [recorded, *listed]  # a site may have put another comment in place of the kit's

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import MAY_CHANGE, RunStatus, list_runs, status
-from hyperpod_ft.polling import poll_seconds
+from hyperpod_ft.progress import poll_seconds
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.page import report_page, runs_page
 from hyperpod_ft.report.run_report import RunReport
@@ -52,15 +52,20 @@ class _Page:
 class Pages:
     """The pages below a root. Each is made once at a time, and shown to everyone until it is some seconds old."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, launchers: Callable[[], Launchers]) -> None:
         self._root = root
+        self._launchers = launchers  # made anew for each page: credentials may have been renewed
         self._refresh = poll_seconds(_REFRESH_SECONDS)
         self._lock = threading.Lock()
         self._pages: dict[tuple[str, ...], _Page] = {}
 
     def all_runs(self) -> bytes:
         """The list of all runs, with links to the pages below."""
-        return self._page((), lambda: runs_page(str(self._root), list_runs(self._root), max(1, round(self._refresh))))
+
+        def make() -> str:
+            return runs_page(str(self._root), list_runs(self._root, self._launchers()), max(1, round(self._refresh)))
+
+        return self._page((), make)
 
     def run(self, name: str) -> bytes:
         """The report of the run `name/id`. Raises HttpError (404) when the root has no such run."""
@@ -73,17 +78,18 @@ class Pages:
         return self._page(("compare", *names), lambda: self._report(names, all_runs="./"))
 
     def _report(self, names: Sequence[str], all_runs: str) -> str:
-        found = [self._gather(name) for name in dict.fromkeys(names)]
+        launchers = self._launchers()
+        found = [self._gather(name, launchers) for name in dict.fromkeys(names)]
         changing = any(current.state in MAY_CHANGE for current, _ in found)
         refresh = max(1, round(self._refresh)) if changing else None
         return report_page([report for _, report in found], refresh_seconds=refresh, all_runs=all_runs)
 
-    def _gather(self, name: str) -> tuple[RunStatus, RunReport]:
+    def _gather(self, name: str, launchers: Launchers) -> tuple[RunStatus, RunReport]:
         directory = directory_of(self._root, name)
         if not _NAME.fullmatch(name) or not directory.is_dir():
             raise HttpError(404, f"no such run below {self._root}")
         run = Run.open(directory)
-        current = status(run, Launchers.of(run))
+        current = status(run, launchers)
         return current, gather(run, current)
 
     def _page(self, key: tuple[str, ...], make: Callable[[], str]) -> bytes:
@@ -111,8 +117,8 @@ class Pages:
 class ViewServer(Listener):
     """Serves the pages of a root's runs. Port 0 takes a free one. Raises UserError when it cannot listen."""
 
-    def __init__(self, root: Path, port: int) -> None:
-        self.pages = Pages(root)
+    def __init__(self, root: Path, port: int, launchers: Callable[[], Launchers]) -> None:
+        self.pages = Pages(root, launchers)
         # other users of this machine reach its ports too
         self.token = secrets.token_urlsafe(24)
         super().__init__(_LOOPBACK, port, ViewHandler)

@@ -25,8 +25,8 @@ from hyperpod_ft.data.text import answer_format
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.finished import BASE, TUNED
 from hyperpod_ft.planning.lora import max_lora_rank
-from hyperpod_ft.polling import polls
 from hyperpod_ft.processes import die_with_parent, end
+from hyperpod_ft.progress import polls
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.serving.http.connection import url
 from hyperpod_ft.serving.models import Models

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Any
 
-from hyperpod_ft.environments.build import build
+from hyperpod_ft.environments.installation import build
 from hyperpod_ft.environments.interpreters import check_torch_neuron, probe
 from hyperpod_ft.job.node_report import neuron_devices, neuron_ls
 from hyperpod_ft.launch.trainability import check_trainable

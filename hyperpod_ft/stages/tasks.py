@@ -15,7 +15,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import sources
 from hyperpod_ft.config.sections.results import Eval
 from hyperpod_ft.digests import files_below
-from hyperpod_ft.environments.build import build_on_top_of
+from hyperpod_ft.environments.installation import build_on_top_of
 from hyperpod_ft.environments.interpreters import probe
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.evaluation import harness_process

@@ -30,24 +30,27 @@ if __name__ == "__main__":
 import contextlib
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import engine
-from hyperpod_ft.engines.interface import Engine, TrainingResult
+from hyperpod_ft.engines.interface import Engine, TrainingResult, TrainingTask
 from hyperpod_ft.engines.ranks import NO_TIMEOUT, Interrupted, Ranks, join_ranks
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.planning.layout import Layout
+from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
 from hyperpod_ft.stages import stage
-from hyperpod_ft.stages.training_inputs import check_data, plan_layout, training_task
 
 _LAYOUT = "hyperpod_ft/train/layout"  # store key: the layout with which training begins; empty when it does not
 _TRIAL = "--trial"
@@ -190,6 +193,42 @@ def _exit_for_user_error(error: UserError, ranks: Ranks) -> NoReturn:
     except RuntimeError:
         print_error("train", str(error))
     sys.exit(EXIT_USER_ERROR)
+
+
+def plan_layout(run: Run) -> Layout:
+    """The layout of a run whose base model is on disk. Raises UserError when the run cannot train it."""
+    return check_model_directory(run.config, run.plan.degrees, run.paths.base_model).layout
+
+
+def check_data(journal: Journal) -> None:
+    """Reject rows other than those that stage dataset recorded, since the plan's fingerprints stand for those only."""
+    record = journal.record("dataset")
+    outputs = record.outputs if record else ()
+    with ThreadPoolExecutor() as pool:
+        digests = list(pool.map(file_sha256, (journal.paths.root / output.path for output in outputs)))
+    for output, digest in zip(outputs, digests, strict=True):
+        if digest != output.sha256:
+            raise UserError(
+                f"{journal.paths.root / output.path}: differs from what stage dataset wrote",
+                "run: hyperpod-ft submit RUN_FILE --only dataset --force",
+            )
+
+
+def training_task(run: Run, layout: Layout) -> TrainingTask:
+    """What an engine is asked to train; stages download and dataset are done."""
+    record = run.journal.record("dataset")
+    facts = record.facts if record else {}
+    examples, rows = facts.get("train_examples"), facts.get("train_rows")
+    return TrainingTask(
+        config=run.config,
+        layout=layout,
+        fingerprint=run.plan["train"].fingerprint,
+        base_model=run.paths.base_model,
+        dataset=run.paths.dataset_path,
+        documents_per_row=examples / rows if examples and rows else None,
+        directory=run.paths.directory,
+        compile_cache=run.paths.compile_cache,
+    )
 
 
 def _run_and_exit() -> NoReturn:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus, statuses_of
 from hyperpod_ft.report.gather import gather
 from hyperpod_ft.report.run_report import RunReport
@@ -52,10 +53,10 @@ class SweepResult:
         return any(point.state == "failed" for point in self.points)
 
 
-def sweep_result(sweep: Sweep) -> SweepResult:
+def sweep_result(sweep: Sweep, launchers: Launchers) -> SweepResult:
     """Asks the launchers of the runs. A run that was deleted is `unknown`."""
     runs = [sweep.open_if_intact(point) for point in sweep.points]
-    statuses = {current.directory: current for current in statuses_of([run for run in runs if run])}
+    statuses = {current.directory: current for current in statuses_of([run for run in runs if run], launchers)}
     points = tuple(
         _result(number, point.settings, run, statuses[str(run.paths.directory)])
         if run
@@ -75,7 +76,7 @@ def sweep_result(sweep: Sweep) -> SweepResult:
     )
 
 
-def sweep_reports(sweep: Sweep) -> list[RunReport]:
+def sweep_reports(sweep: Sweep, launchers: Launchers) -> list[RunReport]:
     """What the page of the sweep shows: each run that was submitted, named after its settings if there are several.
 
     Raises UserError when none was submitted.
@@ -83,7 +84,7 @@ def sweep_reports(sweep: Sweep) -> list[RunReport]:
     submitted = [(point, run) for point in sweep.points if (run := sweep.open_if_intact(point)) and run.journal.jobs()]
     if not submitted:
         raise UserError(f"{sweep.directory}: no run of this sweep was submitted", "hyperpod-ft sweep resume")
-    statuses = statuses_of([run for _, run in submitted])
+    statuses = statuses_of([run for _, run in submitted], launchers)
     reports = [gather(run, current) for (_, run), current in zip(submitted, statuses, strict=True)]
     if len(reports) == 1:
         return reports

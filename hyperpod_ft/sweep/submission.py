@@ -13,8 +13,8 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.decision import TrainsAgainError
+from hyperpod_ft.launch.interface import Dependency, JobState
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.protocol import Dependency, JobState
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run import Run
@@ -36,41 +36,41 @@ class SubmittedPoint:
     refused: str = ""  # why it was skipped: its training's outputs were deleted
 
 
-def submit_sweep(planned: PlannedSweep) -> Iterator[SubmittedPoint]:
+def submit_sweep(planned: PlannedSweep, launchers: Launchers) -> Iterator[SubmittedPoint]:
     """Submit the points that are not done and not at work, one after the other; yields what was done for each.
 
     Raises UserError when a launcher refuses a job, and for runs at work that an earlier version of the sweep had.
     """
     sweep = planned.sweep
-    if not Launchers().named(sweep.launcher).shares_volume:
+    if not launchers.named(sweep.launcher).shares_volume:
         raise UserError(
             f"sweep {sweep.name}: launcher {sweep.launcher}: its jobs cannot wait for those of another run",
             "submit the points one by one: see `hyperpod-ft sweep plan`, and docs/sweeps.md",
         )
     with publish.lock(sweep.lock_path, waiting=_WAITING):
-        sweep = _with_lanes_kept(sweep)
+        sweep = _with_lanes_kept(sweep, launchers)
         for run in planned.runs:
             submit.create_run_directory(run)
         sweep.write()
-        yield from _SweepSubmission(sweep, planned.runs).points()
+        yield from _SweepSubmission(sweep, planned.runs, launchers).points()
 
 
-def resume_sweep(sweep: Sweep) -> Iterator[SubmittedPoint]:
+def resume_sweep(sweep: Sweep, launchers: Launchers) -> Iterator[SubmittedPoint]:
     """Submit what is left of a sweep, with the run files that its runs were submitted with."""
     runs = tuple(sweep.open_run(point) for point in sweep.points)
-    yield from submit_sweep(PlannedSweep(sweep, runs))
+    yield from submit_sweep(PlannedSweep(sweep, runs), launchers)
 
 
-def cancel_sweep(sweep: Sweep) -> Iterator[tuple[Run, tuple[Job, ...]]]:
+def cancel_sweep(sweep: Sweep, launchers: Launchers) -> Iterator[tuple[Run, tuple[Job, ...]]]:
     """Cancel the jobs of all runs, the last one first: a run must not start because the one before it was cancelled."""
     with publish.lock(sweep.lock_path, waiting=_WAITING):
         for point in reversed(sweep.points):
             run = sweep.open_run(point)
-            if jobs := submit.cancel(run, Launchers.of(run)):
+            if jobs := submit.cancel(run, launchers):
                 yield run, jobs
 
 
-def _with_lanes_kept(sweep: Sweep) -> Sweep:
+def _with_lanes_kept(sweep: Sweep, launchers: Launchers) -> Sweep:
     """The sweep with the lanes of an earlier submission."""
     if not sweep.path.exists():
         return sweep
@@ -78,7 +78,7 @@ def _with_lanes_kept(sweep: Sweep) -> Sweep:
     listed = {point.run for point in sweep.points}
     for point in earlier.points:
         run = None if point.run in listed else earlier.open_if_intact(point)
-        if run and Launchers.of(run).active(run):
+        if run and launchers.active(run):
             raise UserError(
                 f"sweep {sweep.name}: {point.run} is at work, and no longer in the file",
                 f"run hyperpod-ft cancel {run.paths.directory}, or give the sweep another name",
@@ -90,19 +90,18 @@ def _with_lanes_kept(sweep: Sweep) -> Sweep:
 class _SweepSubmission:
     """What is known while the points of a sweep are submitted one after the other."""
 
-    def __init__(self, sweep: Sweep, runs: tuple[Run, ...]) -> None:
-        self.sweep, self.runs = sweep, runs
+    def __init__(self, sweep: Sweep, runs: tuple[Run, ...], launchers: Launchers) -> None:
+        self.sweep, self.runs, self.launchers = sweep, runs, launchers
         self.doing: dict[Path, Dependency] = {}  # shared stages, by the path of their record
         self.training: dict[int, Dependency] = {}  # by number of the point, the job that trains or will
-        for number, active in enumerate(_that_can_start(runs, sweep.launcher)):
+        for number, active in enumerate(_that_can_start(runs, launchers, sweep.launcher)):
             self._note(number, active)
 
     def points(self) -> Iterator[SubmittedPoint]:
         for number, run in enumerate(self.runs):
             before = self._enter_lane(number)
-            launchers = Launchers.of(run)
             try:
-                jobs = submit.submit_missing(run, launchers, self.sweep.launcher, self._doing_of(run), before)
+                jobs = submit.submit_missing(run, self.launchers, self.sweep.launcher, self._doing_of(run), before)
             except TrainsAgainError as error:
                 yield SubmittedPoint(number + 1, run, (), done=False, refused=str(error))
                 continue
@@ -143,9 +142,9 @@ class _SweepSubmission:
         return lanes[lane]
 
 
-def _that_can_start(runs: Sequence[Run], launcher: str) -> list[list[Job]]:
+def _that_can_start(runs: Sequence[Run], launchers: Launchers, launcher: str) -> list[list[Job]]:
     """The jobs at work of each run. Cancels those that can never start, because a job that they wait for has failed."""
-    at_work = [_at_work(run, launcher) for run in runs]
+    at_work = [_at_work(run, launchers, launcher) for run in runs]
     states = {
         run.paths.record_path(job.stage): state
         for run, of_run in zip(runs, at_work, strict=True)
@@ -162,14 +161,14 @@ def _that_can_start(runs: Sequence[Run], launcher: str) -> list[list[Job]]:
     for run, of_run in zip(runs, at_work, strict=True):
         left = list(of_run)
         if stuck := [job for job in left if not can_start(run.journal, job.stage)]:
-            Launchers.of(run).cancel(run, stuck)
+            launchers.cancel(run, stuck)
             # with them, launcher `process` ends the chain that they are in
-            left = [job for job in _at_work(run, launcher) if job not in stuck]
+            left = [job for job in _at_work(run, launchers, launcher) if job not in stuck]
         found.append(left)
     return found
 
 
-def _at_work(run: Run, launcher: str) -> dict[Job, JobState]:
+def _at_work(run: Run, launchers: Launchers, launcher: str) -> dict[Job, JobState]:
     """The run's jobs of this launcher whose stages are not done, with their states."""
-    at_work = Launchers.of(run).at_work(run, also=launcher)
+    at_work = launchers.at_work(run, also=launcher)
     return {job: state for job, state in at_work.items() if job.launcher == launcher}

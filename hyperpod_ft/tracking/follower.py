@@ -1,5 +1,9 @@
 """Follows metrics.jsonl, and publishes what a tracker does not have yet: one thread for each tracker.
 
+    python -m hyperpod_ft.tracking.follower RUN_DIR      ends a short time after its standard input, or after SIGTERM
+
+The supervisor of a training starts it on the first node. When the supervisor dies, that input ends too.
+
 Nothing here can stop or slow a training run: it is a program of its own, with a low priority, and each tracker is a
 process of its own below it, which is killed when it hangs and tried again later, with longer and longer pauses. What a
 tracker missed it gets with the next row that it takes, at the end of the training, or from `hyperpod-ft track`.
@@ -9,14 +13,19 @@ opened. Steps that a restarted training makes again are not published again.
 """
 
 import contextlib
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hyperpod_ft import publish
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, print_error
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.tracking.content import NewRows, TrackerState, description, final
 from hyperpod_ft.tracking.publisher_process import Publisher, PublishingError
@@ -26,6 +35,8 @@ _POLL_SECONDS = 2.0
 _PATIENCE_SECONDS = 120.0  # for one answer; trackers repeat requests themselves
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 300.0
 _ROWS_OF_A_REQUEST = 200
+_LAST_SECONDS = 30.0  # accelerators wait for it
+_LAST_SECONDS_OF_CANCELLED = 10.0  # of the 20 or 30 s between SIGTERM and SIGKILL
 _LAST_ATTEMPTS = 2  # the first may find a process that hangs
 
 
@@ -191,3 +202,35 @@ def follow(run: Run, shutdown: Shutdown) -> dict[str, TrackerState]:
 def _batches(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
     for start in range(0, len(rows), _ROWS_OF_A_REQUEST):
         yield rows[start : start + _ROWS_OF_A_REQUEST]
+
+
+def main() -> int:
+    """Run the command line; returns the exit status."""
+    shutdown = Shutdown()
+
+    def cancel(*_: int | FrameType | None) -> None:
+        shutdown.begin(_LAST_SECONDS_OF_CANCELLED)
+
+    def await_end_of_input() -> None:
+        sys.stdin.buffer.read()
+        shutdown.begin(_LAST_SECONDS)
+
+    signal.signal(signal.SIGTERM, cancel)
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        run = Run.open(Path(sys.argv[1]))
+    except UserError as error:
+        print_error("tracking", str(error))
+        return EXIT_USER_ERROR
+    threading.Thread(target=await_end_of_input, daemon=True).start()
+    os.nice(10)
+    for tracker, state in follow(run, shutdown).items():
+        lag = f"; {state.problem}; to catch up: hyperpod-ft track {run.paths.directory}" if state.problem else ""
+        print(f"tracking: {tracker}: published to step {state.step} {state.where}{lag}", flush=True)
+    # the thread that reads stdin may still wait for its end
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Put files into a model repository of the Hugging Face Hub: large ones first, then one commit that names all.
+"""Put a run's model or adapter on the Hugging Face Hub, with a card: large files first, then one commit that names all.
 
 The Hub keeps what was uploaded before a commit, so that a push that was killed continues with the files it lacks, and
 an incomplete model is never visible. huggingface_hub reads the token, from HF_TOKEN or the file that `hf auth login`
@@ -6,24 +6,78 @@ writes.
 """
 
 import fnmatch
+import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
 from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.errors import UserError, hub_http_error, hub_status
 from hyperpod_ft.progress import format_bytes
-from hyperpod_ft.upload.content import Upload
+from hyperpod_ft.runs.assets import model_asset
+from hyperpod_ft.runs.journal import Journal
+from hyperpod_ft.runs.run import Run
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PARALLEL_FILES = 4
 # Of an earlier push: with another number of files, its weights would be loaded beside the new ones.
 _REPLACED = ("*.safetensors", "*.safetensors.index.json")
+CARD = "README.md"
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The files of one commit by their names in the repository: paths, or content that is made for the Hub.
+
+    `sizes`: in bytes. A path may be missing on a machine whose run is in a store.
+    """
+
+    files: dict[str, Path | bytes]
+    sizes: dict[str, int]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.sizes.values())
+
+
+def stage_of(run: Run, adapter: bool) -> str:
+    """The stage that makes what is uploaded. Raises UserError when the run has no adapter."""
+    if adapter and run.config.training.method != "lora":
+        raise UserError("--adapter: this run trains every parameter and has no adapter", "leave the option out")
+    return "consolidate" if adapter else run.plan.model_stage
+
+
+def model_upload(run: Run) -> Upload:
+    """The final model, with the card that its stage wrote. Raises UserError when it is not finished."""
+    return _recorded(run.journal, stage_of(run, False), run.paths.tuned_model)
+
+
+def adapter_upload(run: Run, card: str) -> Upload:
+    """The adapter with this card. Its base model is named as on the Hub, or without the path on this volume."""
+    recorded = _recorded(run.journal, stage_of(run, True), run.paths.adapter)
+    config = json.loads((run.paths.adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    base = model_asset(run.config)
+    config["base_model_name_or_path"] = base.source if base.kind == "hub" else Path(base.source).name
+    made = {ADAPTER_CONFIG: json.dumps(config, indent=2).encode() + b"\n", CARD: card.encode()}
+    sizes = {name: len(content) for name, content in made.items()}
+    return Upload({**recorded.files, **made}, {**recorded.sizes, **sizes})
+
+
+def _recorded(journal: Journal, stage: str, directory: Path) -> Upload:
+    journal.require_done(stage, "nothing to push yet")
+    record = journal.record(stage)
+    assert record is not None, "a stage that is done has one"
+    sizes = {journal.paths.root / output.path: output.size for output in record.outputs}
+    names = {path: path.relative_to(directory).as_posix() for path in sorted(sizes) if path.is_relative_to(directory)}
+    return Upload({name: path for path, name in names.items()}, {name: sizes[path] for path, name in names.items()})
 
 
 def push(upload: Upload, repository: str, message: str, *, public: bool = False) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from hyperpod_ft.digests import files_below
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import utc_now
 from hyperpod_ft.runs.run import Run
@@ -86,7 +87,7 @@ def test_a_question_to_a_run_in_a_store(laptop: Run, aws: Aws, tmp_path: Path) -
 def test_what_an_interrupted_pull_left_is_pulled(
     laptop: Run, finished: Run, aws: Aws, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = models.find(str(laptop.paths.directory), base=True)
+    found = models.find(str(laptop.paths.directory), Launchers(), base=True)
     assert list(found.directories) == ["tuned", "base"]
     for mine, original in (
         (laptop.paths.tuned_model, finished.paths.tuned_model),
@@ -96,7 +97,7 @@ def test_what_an_interrupted_pull_left_is_pulled(
         assert contents(mine) == contents(original)
     (laptop.paths.base_model / "model.safetensors").unlink()
     capfd.readouterr()
-    models.find(str(laptop.paths.directory), base=True)
+    models.find(str(laptop.paths.directory), Launchers(), base=True)
     assert "pulling 1 files" in capfd.readouterr().err
     assert contents(laptop.paths.base_model) == contents(finished.paths.base_model)
 
@@ -106,7 +107,7 @@ def test_there_is_no_model_yet(laptop: Run, aws: Aws) -> None:
         Bucket=BUCKET, Key=f"store/{laptop.paths.record_path('merge').relative_to(laptop.paths.root)}"
     )
     with pytest.raises(UserError, match="no tuned model yet: stage merge"):
-        models.find(str(laptop.paths.directory))
+        models.find(str(laptop.paths.directory), Launchers())
 
 
 def contents(directory: Path) -> dict[str, bytes]:

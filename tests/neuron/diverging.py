@@ -11,7 +11,7 @@ from pathlib import Path
 from hyperpod_ft.engines.neuron.loop import TrainingLoop
 from hyperpod_ft.engines.ranks import join_ranks
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages.training_inputs import plan_layout, training_task
+from hyperpod_ft.stages.train import plan_layout, training_task
 
 
 class Diverging(TrainingLoop):

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from hyperpod_ft.engines.neuron.loop import TrainingLoop
 from hyperpod_ft.engines.ranks import join_ranks
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages.training_inputs import plan_layout, training_task
+from hyperpod_ft.stages.train import plan_layout, training_task
 
 
 def main() -> None:

@@ -13,8 +13,7 @@ import pytest
 
 from hyperpod_ft.doctor import slurm
 from hyperpod_ft.doctor.check import Expectations, run_checks
-from hyperpod_ft.doctor.every_node import every_node
-from hyperpod_ft.doctor.head_node import checks
+from hyperpod_ft.doctor.head_node import checks, every_node
 from hyperpod_ft.findings import Finding
 from hyperpod_ft.launch.slurm.site import SlurmSite
 from hyperpod_ft.localcluster import LocalCluster

@@ -14,7 +14,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.render import slurm_job_comment, slurm_job_name
-from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher, slurm_of, states_of_runs
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import cancel, prepare, submit
 from hyperpod_ft.localcluster import LocalCluster
@@ -77,21 +77,21 @@ def test_jobs_that_a_killed_submission_left_are_found_and_cancelled(
         submission.send_signal(signal.SIGKILL)
     assert len(run.journal.jobs()) == 1, "the second was made, and nobody wrote it down"
     with pytest.raises(UserError, match=r"still at work: (env .*download|download .*env)"):
-        submit(run, Launchers(slurm), Selection())
+        submit(run, Launchers(), Selection())
     assert len(run.journal.jobs()) == 2
-    slurm.cancel(run, list(Launchers(slurm).active(run)))
+    slurm.cancel(run, list(Launchers().active(run)))
     wait_for(lambda: not queue(), what=queue, every=0.1)
-    assert not Launchers(slurm).active(run)
+    assert not Launchers().active(run)
 
 
 def test_a_script_that_was_submitted_by_hand_can_be_cancelled(slurm: SlurmLauncher, make_run: MakeRun) -> None:
     run = waiting(make_run)
-    prepare(run, Launchers(slurm))
+    prepare(run, Launchers())
     by_hand = ["sbatch", "--parsable", "--hold", str(run.paths.script("env"))]
     done = subprocess.run(by_hand, capture_output=True, text=True, check=True, timeout=30)
-    (job,) = cancel(run, Launchers(slurm))
+    (job,) = cancel(run, Launchers())
     assert (job.stage, job.job_id) == ("env", done.stdout.strip())
-    assert status(run, Launchers(slurm)).stages[0].state == "cancelled"
+    assert status(run, Launchers()).stages[0].state == "cancelled"
 
 
 def test_an_interrupted_submission_cancels_what_it_made(
@@ -104,7 +104,7 @@ def test_an_interrupted_submission_cancels_what_it_made(
         'id=$(REAL --hold "$@"); [[ "$*" == *dataset* ]] && { echo oops >&2; exit 1; }; echo "$id"',
     )
     with pytest.raises(UserError, match="sbatch dataset: oops"):
-        submit(run, Launchers(slurm), Selection())
+        submit(run, Launchers(), Selection())
     wait_for(lambda: not queue(), what=queue, every=0.1)
 
 
@@ -116,12 +116,12 @@ def test_site_customizations_of_slurm(
     monkeypatch.setenv("SBATCH_JOB_NAME", "foo")
     monkeypatch.setenv("SBATCH_COMMENT", "site")
     monkeypatch.setenv("SQUEUE_FORMAT", "%A")
-    jobs = submit(run, Launchers(slurm), Selection())
+    jobs = submit(run, Launchers(), Selection())
     assert all(job.job_id.isdigit() for job in jobs)
     subprocess.run(["scontrol", "update", f"jobid={jobs[0].job_id}", "comment=billing-tag"], check=True, timeout=30)
     subprocess.run(["scontrol", "update", f"jobid={jobs[1].job_id}", "jobname=renamed"], check=True, timeout=30)
-    assert {entry.state for entry in status(run, Launchers(slurm)).stages} == {"pending"}
-    assert len(Launchers(slurm).active(run)) == len(jobs)
+    assert {entry.state for entry in status(run, Launchers()).stages} == {"pending"}
+    assert len(Launchers().active(run)) == len(jobs)
 
 
 def test_a_job_that_jobs_json_makes_up_is_not_cancelled(
@@ -129,11 +129,11 @@ def test_a_job_that_jobs_json_makes_up_is_not_cancelled(
 ) -> None:
     """Of the same user, with the name that a job of the run would have."""
     run = waiting(make_run)
-    prepare(run, Launchers(slurm))
+    prepare(run, Launchers())
     submitted = ["sbatch", "--parsable", "--hold", f"--job-name={slurm_job_name(run.config, 'env')}", "--wrap=true"]
     done = subprocess.run(submitted, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30)
     run.journal.add_job(Job("env", done.stdout.strip(), "slurm", utc_now()))
-    assert cancel(run, Launchers(slurm)) == ()
+    assert cancel(run, Launchers()) == ()
     assert len(queue()) == 1
 
 
@@ -148,11 +148,11 @@ def test_the_jobs_of_another_user_are_left_alone(
     try:
         (listed,) = queue()
         assert listed.split()[0] == other
-        jobs = submit(mine, Launchers(slurm), Selection())
+        jobs = submit(mine, Launchers(), Selection())
         assert names_and_comments() >= {
             (slurm_job_name(mine.config, job.stage), slurm_job_comment(mine.paths)) for job in jobs
         }
-        assert {job.job_id for job in cancel(mine, Launchers(slurm))} == {job.job_id for job in jobs}
+        assert {job.job_id for job in cancel(mine, Launchers())} == {job.job_id for job in jobs}
         wait_for(lambda: len(queue()) <= 1, what=queue, every=0.1)
         assert queue()[0].split()[0] == other
     finally:
@@ -185,19 +185,19 @@ def test_two_runs_of_one_recipe_below_two_roots_are_two(
     second = waiting(make_run, cluster__root=str(tmp_path / "other root"), cluster__instance_type="local")
     assert first.plan == second.plan and first.paths.directory != second.paths.directory
     sbatch_wrapper(tmp_path, monkeypatch, 'exec REAL --hold "$@"')
-    of_first = submit(first, Launchers(slurm), Selection())
-    of_second = submit(second, Launchers(slurm), Selection())
+    of_first = submit(first, Launchers(), Selection())
+    of_second = submit(second, Launchers(), Selection())
     assert len(of_first) == len(of_second) == len(first.plan.stages)
-    assert set(Launchers(slurm).active(first)) == set(of_first)
+    assert set(Launchers().active(first)) == set(of_first)
     # the first run's ids under the second's names, as after a cluster was set up again
-    both = slurm.states_of_runs([(first, of_first), (second, [*of_second, *of_first])])
+    both = states_of_runs(slurm_of(first), [(first, of_first), (second, [*of_second, *of_first])])
     assert [set(states) for states in both] == [set(of_first), set(of_second)]
     found = slurm.states(second, of_first)
     assert {job.job_id for job in found} == {job.job_id for job in of_second}, "only those that are not recorded"
-    assert cancel(second, Launchers(slurm)) == of_second
+    assert cancel(second, Launchers()) == of_second
     wait_for(lambda: len(queue()) <= len(of_first), what=queue, every=0.1)
-    assert {entry.state for entry in status(first, Launchers(slurm)).stages} == {"pending"}
-    assert {entry.state for entry in status(second, Launchers(slurm)).stages} == {"cancelled"}
+    assert {entry.state for entry in status(first, Launchers()).stages} == {"pending"}
+    assert {entry.state for entry in status(second, Launchers()).stages} == {"cancelled"}
 
 
 def test_slurm_keeps_no_secret(
@@ -214,7 +214,7 @@ def test_slurm_keeps_no_secret(
         monkeypatch.setenv(name, value)
     sbatch_wrapper(tmp_path, monkeypatch, 'REAL --hold "$@"')
     run = waiting(make_run, tracking={"trackers": ["wandb"]})
-    submit(run, Launchers(slurm), Selection())
+    submit(run, Launchers(), Selection())
     saved = b"".join(path.read_bytes() for path in (cluster.conf.parent / "state").rglob("*") if path.is_file())
     assert b"hhhh-iiii" in saved, "this is where Slurm keeps it"
     assert not [value for value in secrets.values() if value.encode() in saved]
@@ -257,13 +257,13 @@ def test_cancelling_removes_secrets(
     monkeypatch.setenv("HF_TOKEN", "hf_aaaabbbbccccdddd")
     sbatch_wrapper(tmp_path, monkeypatch, 'REAL --hold "$@"')
     run = waiting(make_run)
-    submit(run, Launchers(slurm), Selection())
+    submit(run, Launchers(), Selection())
     assert list(run.paths.secrets_directory.iterdir())
-    cancel(run, Launchers(slurm))
+    cancel(run, Launchers())
     assert not list(run.paths.secrets_directory.iterdir())
     publish.write_text(run.paths.secrets("env"), "", mode=0o600)  # its job reached its time limit
     publish.write_text(run.paths.secrets("serve"), "", mode=0o600)
-    assert cancel(run, Launchers(slurm)) == ()
+    assert cancel(run, Launchers()) == ()
     assert list(run.paths.secrets_directory.iterdir()) == [run.paths.secrets("serve")], (
         "that of a server, which has its own end"
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.sweep.planning import PlannedSweep, plan_sweep
 from hyperpod_ft.sweep.results import sweep_result
@@ -80,7 +81,7 @@ def submit_in_a_process(planned: PlannedSweep) -> bool:
     if pid := os.fork():
         return os.waitpid(pid, 0)[1] == 0
     try:
-        list(submit_sweep(planned))
+        list(submit_sweep(planned, Launchers()))
         os._exit(0)
     finally:
         os._exit(1)
@@ -105,29 +106,29 @@ def test_a_sweep_that_is_killed_at_every_job_loses_and_doubles_nothing(killing: 
     subprocess.run(["scontrol", "release", ",".join(queue("%i"))], check=True, timeout=30)
     wait_for_the_queue()
     sweep = Sweep.open(planned.sweep.directory)
-    assert [point.state for point in sweep_result(sweep).points] == ["failed", "cancelled", "cancelled"]
+    assert [point.state for point in sweep_result(sweep, Launchers()).points] == ["failed", "cancelled", "cancelled"]
     (root / "fail-dataset").unlink()
-    resumed = {done.number: [job.stage for job in done.jobs] for done in resume_sweep(sweep)}
+    resumed = {done.number: [job.stage for job in done.jobs] for done in resume_sweep(sweep, Launchers())}
     after = ["train", "consolidate", "merge", "generate"]
     assert resumed == {1: ["dataset", *after], 2: after, 3: after}
     subprocess.run(["scontrol", "release", ",".join(queue("%i"))], check=True, timeout=30)
     wait_for_the_queue()
 
-    result = sweep_result(sweep)
+    result = sweep_result(sweep, Launchers())
     assert [point.state for point in result.points] == ["done"] * 3
     assert [point.validation_loss for point in result.points] == [0.3, 0.1, 0.2]
     assert (result.best, result.note) == (2, "")
     assert most_at_a_time(root) == 1
-    assert all(done.done for done in submit_sweep(planned))
+    assert all(done.done for done in submit_sweep(planned, Launchers()))
 
 
 def test_cancel_starts_no_run_that_waited(killing: Path, tmp_path: Path) -> None:
     planned = plan(tmp_path)
     (killing / "spare").touch()
-    list(submit_sweep(planned))
+    list(submit_sweep(planned, Launchers()))
     jobs = {job.job_id for run in planned.runs for job in run.journal.jobs()}
-    cancelled = {job.job_id for _, of_run in cancel_sweep(planned.sweep) for job in of_run}
+    cancelled = {job.job_id for _, of_run in cancel_sweep(planned.sweep, Launchers()) for job in of_run}
     assert cancelled == jobs
     wait_for_the_queue()
     assert not (planned.sweep.root / "trained").exists()
-    assert {point.state for point in sweep_result(planned.sweep).points} == {"cancelled"}
+    assert {point.state for point in sweep_result(planned.sweep, Launchers()).points} == {"cancelled"}

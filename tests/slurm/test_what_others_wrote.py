@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.localcluster.runtime import Runtime
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving.view import Pages
@@ -66,7 +67,7 @@ def test_a_slurm_conf_of_somebody_else_is_not_used(
     head("serve", "--stop", directory)
     head("status", directory)
     head("logs", directory, "env")
-    pages = Pages(run.paths.root)
+    pages = Pages(run.paths.root, Launchers)
     assert all(run.paths.full_name.encode() in page for page in (pages.all_runs(), pages.run(run.paths.full_name)))
     assert not was_used()
 

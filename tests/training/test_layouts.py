@@ -12,9 +12,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
 
+from hyperpod_ft.config.sections.training import learning_rate
 from hyperpod_ft.engines.batches import DataOrder
 from hyperpod_ft.planning.lora import targets
-from hyperpod_ft.planning.training_steps import learning_rate
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, MakeRun, tiny_llama
 

@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperpod_ft.config.sections.training import Training
+from hyperpod_ft.config.sections.training import Training, learning_rate, total_steps
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.training_steps import learning_rate, total_steps
 from tests.training.conftest import write_rows
 
 pytestmark = pytest.mark.training

@@ -26,7 +26,7 @@ def test_two_modules_call_slurm() -> None:
     """One for the jobs of runs, one for what a cluster is like."""
     callers = {file.relative_to(PACKAGE).parts for file in PACKAGE.rglob("*.py") if command_lines(file) & SLURM}
     assert {parts for parts in callers if parts[0] != "localcluster"} == {
-        ("launch", "slurm", "launcher.py"),
+        ("launch", "slurm", "client.py"),
         ("launch", "slurm", "site.py"),
     }
 

@@ -23,9 +23,9 @@ from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import MAX_SHARD_BYTES, Outgoing, write_model
 from hyperpod_ft.checkpoint.kinds import refuse_overlap
 from hyperpod_ft.checkpoint.merge.plan import Base, MergePlan, make_plan, read_base, without_unchanged
-from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_OF_TORCH_NAME
+from hyperpod_ft.checkpoint.tensors.reading import same_values
 from hyperpod_ft.digests import file_sha256, text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress

@@ -11,8 +11,8 @@ from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect, with_live_names
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor
-from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import same_values
 from hyperpod_ft.errors import UserError
 
 _WITH_PEFT = "merge it with PEFT"

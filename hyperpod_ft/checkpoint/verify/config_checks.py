@@ -11,8 +11,8 @@ from typing import Any
 from hyperpod_ft.checkpoint.adapters import lora, lora_config
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.json_file import read_object
-from hyperpod_ft.checkpoint.tensors.comparing import same_values
 from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
+from hyperpod_ft.checkpoint.tensors.reading import same_values
 
 Tensors = Mapping[str, LogicalTensor]
 

@@ -102,11 +102,11 @@ def _proposal(proposal: Proposal) -> RenderableType:
     return listed
 
 
-def submitted(run: Run, jobs: Sequence[Job], only: str | None = None) -> None:
+def submitted(run: Run, launchers: Launchers, jobs: Sequence[Job], only: str | None = None) -> None:
     if not jobs:
         left = ", ".join(stage.name for stage in choose(run))
         print(f"Nothing to submit: {f'stage {only}' if left else 'every stage'} of {run.paths.full_name} is done.")
-        print(f"Not done: {left}" if left else f"Model: {shown(Launchers().location(run, run.paths.tuned_model))}")
+        print(f"Not done: {left}" if left else f"Model: {shown(launchers.location(run, run.paths.tuned_model))}")
         return
     skipped = [stage.name for stage in run.plan.stages if run.journal.is_done(stage.name)]
     stages_of: dict[str, list[str]] = {}
@@ -114,7 +114,7 @@ def submitted(run: Run, jobs: Sequence[Job], only: str | None = None) -> None:
         stages_of.setdefault(job.job_id, []).append(job.stage)
     listed = ", ".join(f"{' + '.join(stages)} {job_id}" for job_id, stages in stages_of.items())
     print(f"Submitted {run.paths.full_name}: {listed}")
-    if Launchers().group_stages(jobs[0]):
+    if launchers.group_stages(jobs[0]):
         print(f"created training job {jobs[0].job_id}")  # the first one; the others wait for its records
     if skipped:
         print(f"Skipped, already done: {', '.join(skipped)}")

@@ -46,6 +46,7 @@ def submit(
     """
     from hyperpod_ft.cli.sweep import show
     from hyperpod_ft.download import assets
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs.references import set_last
     from hyperpod_ft.sweep.planning import plan_sweep
     from hyperpod_ft.sweep.submission import submit_sweep
@@ -54,28 +55,30 @@ def submit(
     assets.look_up(planned.runs)
     assets.refuse_changes(planned.runs)
     set_last("sweep", planned.sweep.directory)
-    show.submitted(planned.sweep, submit_sweep(planned))
+    show.submitted(planned.sweep, submit_sweep(planned, Launchers()))
 
 
 @app.command()
 def resume(sweep: Reference = None) -> None:
     """Submit the rest of a sweep: points that failed, were cancelled, or were never submitted."""
     from hyperpod_ft.cli.sweep import show
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.sweep.planning import find_sweep
     from hyperpod_ft.sweep.submission import resume_sweep
 
     found = find_sweep(sweep)
-    show.submitted(found, resume_sweep(found))
+    show.submitted(found, resume_sweep(found, Launchers()))
 
 
 @app.command()
 def status(sweep: Reference = None, as_json: Json = False) -> None:
     """Show the points of a sweep: settings, state, losses, and the best one; exit code 1 when one has failed."""
     from hyperpod_ft.cli.sweep import show
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.sweep.planning import find_sweep
     from hyperpod_ft.sweep.results import sweep_result
 
-    result = sweep_result(find_sweep(sweep))
+    result = sweep_result(find_sweep(sweep), Launchers())
     if as_json:
         print_json(result.as_dict())
     else:
@@ -92,11 +95,12 @@ def report(
 ) -> None:
     """Write an HTML page that shows the runs of a sweep side by side."""
     from hyperpod_ft.cli.output.tables import shown
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.report.page import write_report
     from hyperpod_ft.sweep.planning import find_sweep
     from hyperpod_ft.sweep.results import sweep_reports
 
-    write_report(sweep_reports(find_sweep(sweep)), output)
+    write_report(sweep_reports(find_sweep(sweep), Launchers()), output)
     print(f"Wrote {shown(output)}")
 
 
@@ -104,7 +108,8 @@ def report(
 def cancel(sweep: Reference = None) -> None:
     """Cancel the jobs of all points. `sweep resume` continues them later."""
     from hyperpod_ft.cli.sweep import show
+    from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.sweep.planning import find_sweep
     from hyperpod_ft.sweep.submission import cancel_sweep
 
-    show.cancelled(cancel_sweep(find_sweep(sweep)))
+    show.cancelled(cancel_sweep(find_sweep(sweep), Launchers()))

@@ -49,7 +49,7 @@ class _Session:
         self._losses = LossHistory(run.paths.metrics_path)
         self._stage: str | None = None  # whose log is shown; None: that of the one that failed or is at work
         self._whole_log = self._asks = False
-        self.status = status_of(run, run.journal.latest_jobs(), None)
+        self.status = status_of(run, launchers, run.journal.latest_jobs(), None)
         self.messages: list[str] = []
 
     def follow(self) -> None:

@@ -1,24 +1,18 @@
-"""What the commands of `hyperpod-ft cluster` have in common: their arguments, and what these name.
+"""What the commands of `hyperpod-ft cluster` have in common: their arguments, and the cluster that these name."""
 
-A command on an existing cluster lists its own options only: `on_cluster` and `change` add those that all such commands
-have, and give it the cluster instead of them.
-"""
-
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperpod_ft.cli.options import Profile, Yes, interruptible, require_yes
+from hyperpod_ft.cli.options import interruptible
 from hyperpod_ft.cli.output import tables
 from hyperpod_ft.cluster.cli import show as show_cluster
 
 if TYPE_CHECKING:
     from hyperpod_ft.cluster.access import ClusterAccess
-    from hyperpod_ft.cluster.config import ClusterConfig, ClusterReference
     from hyperpod_ft.progress import PrintLine
 
 CONTINUES = (
@@ -27,9 +21,7 @@ CONTINUES = (
 )
 DEFAULT_FILE = Path("cluster.yaml")
 File = Annotated[Path, typer.Argument(metavar="[CLUSTER_FILE]", help="A cluster file.")]
-Reference = Annotated[
-    str, typer.Argument(metavar="CLUSTER", help="A cluster file, or a cluster's name (see --region).")
-]
+Cluster = Annotated[str, typer.Argument(metavar="CLUSTER", help="A cluster file, or a cluster's name (see --region).")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. node_recovery=None.")
 ]
@@ -41,109 +33,23 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Send the request and re
 After = Annotated[bool, typer.Option("--json", help="Print the cluster afterwards, as `status --json` does.")]
 
 
-def load(file: Path, overrides: list[str] | None) -> "ClusterConfig":
-    from hyperpod_ft.cluster import config as cluster_config
-
-    return cluster_config.load(file, overrides or ())
-
-
-def reference_of(config: "ClusterConfig", file: Path) -> "ClusterReference":
-    from hyperpod_ft.cluster.config import ClusterReference
-
-    return ClusterReference(config.name, config.region, config, str(file))
-
-
-def find(reference: str, region: str | None) -> "ClusterReference":
-    from hyperpod_ft.cluster import config as cluster_config
-
-    return cluster_config.find(reference, region)
-
-
-def access_of(
-    target: "ClusterReference", profile: str | None, report: "PrintLine" = tables.progress
+def find(
+    cluster: str, region: str | None, profile: str | None, report: "PrintLine" = tables.progress
 ) -> "ClusterAccess":
+    """The cluster that a command's arguments name."""
+    from hyperpod_ft.cluster import config
     from hyperpod_ft.cluster.access import ClusterAccess
 
-    return ClusterAccess.of(target, profile, report)
+    return ClusterAccess.of(config.find(cluster, region), profile, report)
 
 
-@dataclass(frozen=True)
-class Change:
-    """A cluster to change, for how many minutes to wait for it (None: not at all), and whether --yes was given."""
+@contextmanager
+def changing(cluster: str, region: str | None, profile: str | None, as_json: bool) -> Iterator["ClusterAccess"]:
+    """The cluster, for a block that changes it; prints it afterwards if that was asked for."""
+    from hyperpod_ft.cluster import inspection
 
-    access: "ClusterAccess"
-    wait: float | None
-    yes: bool
-
-    def confirm(self, what: str) -> None:
-        """Ask the user, unless --yes was given. Raises UserError or typer's Exit."""
-        require_yes(f"{what} Continue?", self.yes)
-
-
-def on_cluster(
-    app: typer.Typer, name: str | None = None, report: "PrintLine" = tables.progress
-) -> Callable[[Callable[..., None]], None]:
-    """Make a function a command on an existing cluster: its first parameter is the `ClusterAccess`."""
-
-    def register(function: Callable[..., None]) -> None:
-        def run(
-            cluster: Reference = str(DEFAULT_FILE), *, region: Region = None, profile: Profile = None, **own: Any
-        ) -> None:
-            function(access_of(find(cluster, region), profile, report), **own)
-
-        _register(app, name, run, function)
-
-    return register
-
-
-def change(
-    app: typer.Typer, name: str | None = None, *, minutes: float | None = 60.0, named: bool = True
-) -> Callable[[Callable[..., None]], None]:
-    """Make a function a command that changes a cluster: its first parameter is the `Change`.
-
-    `minutes`: how long it waits by default; None: it has nothing to wait for. `named`: the cluster must be given.
-    """
-
-    def register(function: Callable[..., None]) -> None:
-        def run(
-            cluster: Reference = str(DEFAULT_FILE),
-            *,
-            region: Region = None,
-            profile: Profile = None,
-            timeout: Timeout = minutes or 0.0,
-            no_wait: NoWait = minutes is None,
-            yes: Yes = False,
-            as_json: After = False,
-            **own: Any,
-        ) -> None:
-            from hyperpod_ft.cluster import inspection
-
-            access = access_of(find(cluster, region), profile)
-            with interruptible(CONTINUES):
-                function(Change(access, None if no_wait else timeout, yes), **own)
-            if as_json:
-                show_cluster.status(inspection.status(access), as_json=True)
-
-        _register(app, name, run, function, named=named, hidden=() if minutes else ("timeout", "no_wait"))
-
-    return register
-
-
-def _register(
-    app: typer.Typer,
-    name: str | None,
-    run: Callable[..., None],
-    function: Callable[..., None],
-    *,
-    named: bool = False,
-    hidden: Sequence[str] = (),
-) -> None:
-    """Register `run` with the help of `function`, whose own parameters typer sees after the cluster."""
-    cluster, *shared, _ = inspect.signature(run).parameters.values()
-    _, *own = inspect.signature(function).parameters.values()
-    seen = [cluster.replace(default=cluster.empty) if named else cluster, *own]
-    seen += [one for one in shared if one.name not in hidden]
-    run.__name__, run.__doc__ = function.__name__, function.__doc__
-    signature = inspect.Signature([one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in seen])
-    run.__signature__ = signature  # type: ignore[attr-defined]
-    app.command(name)(run)
+    access = find(cluster, region, profile)
+    with interruptible(CONTINUES):
+        yield access
+    if as_json:
+        show_cluster.status(inspection.status(access), as_json=True)

@@ -1,7 +1,7 @@
 """`hyperpod-ft cluster`: each command parses, calls one function and prints. boto3 is imported late."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,19 +13,15 @@ from hyperpod_ft.cluster.cli import show as show_cluster
 from hyperpod_ft.cluster.cli.arguments import (
     CONTINUES,
     DEFAULT_FILE,
+    Cluster,
     File,
     NoWait,
     Overrides,
+    Region,
     Timeout,
-    access_of,
-    load,
-    on_cluster,
-    reference_of,
+    find,
 )
 from hyperpod_ft.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hyperpod_ft.cluster.access import ClusterAccess
 
 app = typer.Typer(
     name="cluster",
@@ -61,12 +57,14 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Check a cluster file before money is spent; exit code 1 if there are errors."""
+    from hyperpod_ft.aws.session import Session
+    from hyperpod_ft.cluster import config as cluster_config
+    from hyperpod_ft.cluster.validation import validate as validation
+
     try:
-        config = load(file, overrides)
+        config = cluster_config.load(file, overrides or ())
     except ConfigError as error:
         raise typer.Exit(show_cluster.problems(error.problems, as_json)) from None
-    from hyperpod_ft.aws.session import Session
-    from hyperpod_ft.cluster.validation import validate as validation
 
     client = None if offline else Session(config.region, profile).client
     raise typer.Exit(tables.validated(validation.validate(config, client), as_json))
@@ -84,10 +82,13 @@ def create(
 
     Safe to run again after an interruption: it continues from the existing resources.
     """
+    from hyperpod_ft.cluster import config as cluster_config
     from hyperpod_ft.cluster import create as creation
+    from hyperpod_ft.cluster.access import ClusterAccess
 
-    config = load(file, overrides)
-    access = access_of(reference_of(config, file), profile)
+    config = cluster_config.load(file, overrides or ())
+    reference = cluster_config.ClusterReference(config.name, config.region, config, str(file))
+    access = ClusterAccess.of(reference, profile, tables.progress)
     with interruptible(CONTINUES):
         cluster = creation.create(access, config, None if no_wait else timeout)
     if cluster is None:
@@ -96,51 +97,60 @@ def create(
         show_cluster.created(config, cluster, file)
 
 
-@on_cluster(app)
+@app.command()
 def status(
-    access: "ClusterAccess",
+    cluster: Cluster = str(DEFAULT_FILE),
     nodes: Annotated[bool, typer.Option("--nodes", help="List every node with its state, instead of groups.")] = False,
     as_json: Json = False,
+    region: Region = None,
+    profile: Profile = None,
 ) -> None:
     """Show a cluster and its groups or nodes; exit code 1 if the cluster or a node has failed."""
     from hyperpod_ft.cluster import inspection
 
+    access = find(cluster, region, profile)
     raise typer.Exit(show_cluster.status(inspection.status(access), as_json, nodes=nodes))
 
 
-@on_cluster(app)
+@app.command()
 def events(
-    access: "ClusterAccess",
+    cluster: Cluster = str(DEFAULT_FILE),
     group: Annotated[str | None, typer.Option("--group", help="Only events of this instance group.")] = None,
     node: Annotated[str | None, typer.Option("--node", help="Only events of this instance id or host name.")] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many, the newest.")] = 50,
     as_json: Json = False,
+    region: Region = None,
+    profile: Profile = None,
 ) -> None:
     """List what HyperPod did to a cluster with continuous provisioning, and why something failed."""
     from hyperpod_ft.cluster import inspection
 
+    access = find(cluster, region, profile)
     found = inspection.newest_events(access, group, node, count)
     show_cluster.events(found, as_json)
 
 
-@on_cluster(app, report=show_cluster.print_to_stderr)
+@app.command()
 def logs(
-    access: "ClusterAccess",
+    cluster: Cluster = str(DEFAULT_FILE),
     node: Annotated[
         str | None, typer.Option("--node", help="Instance id or host name. Default: the node that wrote last.")
     ] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more lines.")] = False,
+    region: Region = None,
+    profile: Profile = None,
 ) -> None:
     """Print a node's lifecycle log from CloudWatch, also for nodes that no longer exist."""
     from hyperpod_ft.cluster import inspection
 
+    access = find(cluster, region, profile, show_cluster.print_to_stderr)
     for line in inspection.lifecycle_log(access, node, follow):
         print(line, flush=follow)
 
 
-@on_cluster(app, "ssh")
+@app.command("ssh")
 def ssh_command(
-    access: "ClusterAccess",
+    cluster: Cluster = str(DEFAULT_FILE),
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Run this instead of a shell.")
     ] = None,
@@ -166,12 +176,15 @@ def ssh_command(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Write the ssh configuration for other programs and print it.")
     ] = False,
+    region: Region = None,
+    profile: Profile = None,
 ) -> None:
     """Log in to a node through SSM (docs/cluster-day-two.md)."""
     from hyperpod_ft.cluster import access as cluster_access
     from hyperpod_ft.cluster.ssh import connect as ssh
     from hyperpod_ft.cluster.ssh.connect import IMAGE_USER
 
+    access = find(cluster, region, profile)
     user = user or (IMAGE_USER if ssm else cluster_access.login_user(access, identity))
     request = ssh.SshRequest(user, group, node, identity, tuple(forward or ()), tuple(command or ()))
     route = cluster_access.ssh_route(access, request)
@@ -187,14 +200,16 @@ def ssh_command(
         )
 
 
-@on_cluster(app)
+@app.command()
 def delete(
-    access: "ClusterAccess",
+    cluster: Cluster = str(DEFAULT_FILE),
     delete_data: Annotated[
         bool, typer.Option("--delete-data", help="Also delete the file system and the bucket with all their data.")
     ] = False,
     confirm: Confirm = None,
     timeout: Timeout = 60.0,
+    region: Region = None,
+    profile: Profile = None,
 ) -> None:
     """Delete the cluster and everything that costs money except the data; with --delete-data also the data.
 
@@ -202,6 +217,7 @@ def delete(
     """
     from hyperpod_ft.cluster import maintenance
 
+    access = find(cluster, region, profile)
     what = "and /fsx and the bucket with all their data" if delete_data else "but not /fsx and the bucket"
     print(f"This deletes cluster {access.name}, {what}.")
     require_name(access.name, confirm)

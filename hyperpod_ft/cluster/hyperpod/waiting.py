@@ -11,8 +11,7 @@ from hyperpod_ft.cluster.config import ClusterReference
 from hyperpod_ft.cluster.hyperpod import api, events
 from hyperpod_ft.cluster.hyperpod.api import INSTANCE_ID, RUNNING, GroupRoles, HyperPodCluster, Node, list_nodes
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import polls
-from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes
+from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes, polls
 
 _POLL_SECONDS = 15.0
 _POLLS_UNTIL_BEGUN = 8  # after these, HyperPod has nothing to change

@@ -9,7 +9,7 @@ from hyperpod_ft.aws.session import Session
 from hyperpod_ft.aws.stacks import DEADLINE_SECONDS, POLL_SECONDS
 from hyperpod_ft.cluster.sections import Existing
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import polls
+from hyperpod_ft.progress import polls
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hyperpod_ft.config.aws_names import FileSystemId, Region, RoleArn, SecurityGroup, Subnet, TrainingPlanArn
-from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES, families
-from hyperpod_ft.config.fields import NonNegativeInt, PositiveInt, Section, TimeLimit, matches
+from hyperpod_ft.config.fields import (
+    FileSystemId,
+    NonNegativeInt,
+    PositiveInt,
+    Region,
+    RoleArn,
+    Section,
+    SecurityGroup,
+    Subnet,
+    TimeLimit,
+    TrainingPlanArn,
+    matches,
+)
+from hyperpod_ft.config.instances import ENDPOINT_INSTANCES, endpoint_families
 from hyperpod_ft.errors import did_you_mean
 
 _S3_URL = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()@=+,-]+)*/?"
@@ -168,7 +179,7 @@ class Deploy(Section):
     def _known_instance(cls, value: str) -> str:
         name = value.removeprefix("ml.")
         if name not in ENDPOINT_INSTANCES:
-            known = ", ".join(f"{family}.*" for family in families())
+            known = ", ".join(f"{family}.*" for family in endpoint_families())
             raise ValueError(f"unknown endpoint type{did_you_mean(name, ENDPOINT_INSTANCES) or f'; known: {known}'}")
         return name
 

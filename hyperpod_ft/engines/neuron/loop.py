@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.config.sections.training import learning_rate, rows_per_step, total_steps
 from hyperpod_ft.engines import metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingResult, TrainingTask
@@ -26,7 +27,6 @@ from hyperpod_ft.engines.neuron.gradients import sum_over_tensor_parallel
 from hyperpod_ft.engines.ranks import Interrupted, Ranks, collect_signals, flags, peak_memory_mb, stop_signal
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, total_steps
 
 _LATE = 1e6
 

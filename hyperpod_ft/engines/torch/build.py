@@ -26,7 +26,6 @@ from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import (
     activations,
     attention,
-    compiling,
     context_parallel,
     gated_mlp,
     language_model,
@@ -119,7 +118,7 @@ def _prepare(model: PreTrainedModel, training: Training, meshes: Meshes) -> None
         parallelism.check_heads("torch", tensor_parallel_degree, heads, kv_heads)
     context_parallel.divide_attention(meshes.tokens["cp"])
     device = torch.device(meshes.weights.device_type)
-    compiled = compiling.compiles(training, device)
+    compiled = devices.compiles(training, device)
     fused = compiled and device.type == "cuda"
     (t5 if model.config.is_encoder_decoder else language_model).return_loss(model, fused=fused)
     if not compiled:
@@ -177,7 +176,7 @@ def _change_forward(layers: list[nn.Module], task: TrainingTask, device: torch.d
     """Change the layers' forward: what is recomputed is compiled too, and what both still keep goes to host memory."""
     training = task.config.training
     activations.checkpoint_layers(layers, training)
-    compiling.compile_layers(layers, training, device, task.compile_cache)
+    devices.compile_layers(layers, training, device, task.compile_cache)
     if training.activation_offload:
         activations.offload_layers(layers, device)
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.config.sections.training import learning_rate, rows_per_step, total_steps
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PreferenceSplit, Seq2SeqBatch
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingResult, TrainingTask
@@ -27,7 +28,7 @@ from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.build import ShardedModel, build
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
-from hyperpod_ft.engines.torch.model import compiling, context_parallel
+from hyperpod_ft.engines.torch.model import context_parallel
 from hyperpod_ft.engines.torch.objectives import reference
 from hyperpod_ft.engines.torch.objectives.objective import objective_of
 from hyperpod_ft.engines.torch.objectives.validation import validation_of
@@ -36,7 +37,6 @@ from hyperpod_ft.engines.torch.pipeline import pipeline_of
 from hyperpod_ft.engines.torch.steps import LaunchedStep, Step
 from hyperpod_ft.engines.torch.training_state import TrainingState
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.training_steps import learning_rate, rows_per_step, total_steps
 
 
 def train(task: TrainingTask, ranks: Ranks) -> TrainingResult:
@@ -292,4 +292,4 @@ class TrainingLoop:
 
     def inputs(self, batch: Batch | Seq2SeqBatch) -> dict[str, torch.Tensor]:
         """The model's arguments for a batch, on the device."""
-        return self.objective.inputs(batch, self.device, compiling.compiles(self.config, self.device))
+        return self.objective.inputs(batch, self.device, devices.compiles(self.config, self.device))

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.protocol import Dependency, JobState
+from hyperpod_ft.launch.interface import Dependency, JobState
 
 
 @dataclass

@@ -11,14 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.interface import After, Dependency, JobState, Launcher
 from hyperpod_ft.launch.process.chain import Chain, ChainJob, chains, is_alive, job_states
-from hyperpod_ft.launch.protocol import After, Dependency, JobState, Launcher
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.processes import is_running, signal_all, tree
 from hyperpod_ft.runs.job_files import JOB_ID
@@ -32,7 +31,6 @@ _GRACE_SECONDS = 20  # as long as Slurm usually waits between SIGTERM and SIGKIL
 _LOOK_SECONDS = 0.2
 
 
-@dataclass(frozen=True)
 class ProcessLauncher(Launcher):
     """Plain processes on this machine."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.parallelism import Parallelism
+from hyperpod_ft.config.sections.training import rows_per_step
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
 from hyperpod_ft.planning.layout import Degrees, Sharding, divisors
@@ -19,7 +20,6 @@ from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import degrees_of, ranks_per_node
 from hyperpod_ft.planning.torch.memory import memory_of
 from hyperpod_ft.planning.torch.sharding import choose_sharding, tried_shardings
-from hyperpod_ft.planning.training_steps import rows_per_step
 
 _SHOWN = 8  # degrees that a proposal shows
 _SHOWN_SLOWER = 3  # of these, at most, that are allowed but slower

@@ -6,8 +6,8 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from hyperpod_ft.config.sections.training import rows_per_step, total_steps
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.training_steps import rows_per_step, total_steps
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
 from hyperpod_ft.runs.results.metrics import is_number

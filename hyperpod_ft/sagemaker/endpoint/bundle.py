@@ -13,7 +13,6 @@ from hyperpod_ft.data.text import answer_format
 from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.launch.finished import require_done
 from hyperpod_ft.planning.model_shape import attention_heads, model_shape
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
@@ -65,7 +64,7 @@ def small_files_in_store(run: Run) -> list[str]:
 
 def bundle_of(run: Run, settings: Deploy) -> Bundle:
     """The files for an endpoint. Raises UserError if they are missing."""
-    require_done(run.journal, run.plan.model_stage, "no tuned model yet")
+    run.journal.require_done(run.plan.model_stage, "no tuned model yet")
     config = read_config(run.paths.tuned_model)
     record = run.journal.record(run.plan.model_stage)
     assert record is not None, "a stage that is done has one"

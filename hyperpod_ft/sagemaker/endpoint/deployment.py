@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from hyperpod_ft.aws.checks.service_model import check_request
 from hyperpod_ft.config import run_file, yaml_file
-from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
+from hyperpod_ft.config.instances import ENDPOINT_INSTANCES
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.run_file import RUN_FILE
 from hyperpod_ft.config.sections.sagemaker import Deploy

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
+from hyperpod_ft.config.instances import ENDPOINT_INSTANCES
 from hyperpod_ft.config.sections.sagemaker import Deploy
 from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.digests import text_sha256

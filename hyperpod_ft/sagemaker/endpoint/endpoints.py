@@ -12,8 +12,7 @@ from typing import Any
 
 from hyperpod_ft.aws.session import error_code, error_message
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.polling import polls
-from hyperpod_ft.progress import PrintLine
+from hyperpod_ft.progress import PrintLine, polls
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import component_name
 from hyperpod_ft.sagemaker.section import RUN_TAG
 

@@ -7,7 +7,7 @@ hold one request of the longest length. Neuron's server allocates the cache of a
 
 from dataclasses import dataclass
 
-from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES, EndpointInstance
+from hyperpod_ft.config.instances import ENDPOINT_INSTANCES, EndpointInstance
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.planning.model_shape import ModelShape

@@ -1,6 +1,7 @@
 """The operations of `hyperpod-ft deploy`: decide, send requests to AWS, wait, ask, compare, delete."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -22,7 +23,6 @@ from hyperpod_ft.sagemaker.endpoint.deployment import Deployment, bundle_prefix,
 from hyperpod_ft.sagemaker.endpoint.endpoint_request import Target
 from hyperpod_ft.sagemaker.endpoint.endpoints import Endpoint, Endpoints
 from hyperpod_ft.sagemaker.endpoint.invoking import stream
-from hyperpod_ft.sagemaker.endpoint.price import price_per_hour
 from hyperpod_ft.sagemaker.endpoint.proof import Proof
 from hyperpod_ft.sagemaker.endpoint.remove import remove
 from hyperpod_ft.sagemaker.endpoint.waiting import EndpointWatch
@@ -187,3 +187,43 @@ def _looked_at(key: str, what: str, look: Callable[[], list[Finding]]) -> list[F
             return look()
     except UserError as problem:
         return [warning(key, problem.problem, problem.remedy)]
+
+
+_REGION = "us-east-1"  # one of the few in which the Price List API is offered
+
+
+def price_per_hour(session: Session, instance_type: str, region: str) -> float | None:
+    """US dollars for an hour of one instance of an endpoint, on demand, without discounts, taxes, storage and transfer.
+
+    None when AWS's Price List gives none.
+    """
+    filters = {"regionCode": region, "instanceName": f"ml.{instance_type}"}
+    try:
+        with explained("price"):
+            pages = (
+                Session(_REGION, session.profile)
+                .client("pricing")
+                .get_paginator("get_products")
+                .paginate(
+                    ServiceCode="AmazonSageMaker",
+                    Filters=[{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in filters.items()],
+                )
+            )
+            return hosting_price(json.loads(text) for page in pages for text in page["PriceList"])
+    except UserError:
+        return None  # without permission or network, the commands say that the price is unknown
+
+
+def hosting_price(products: Iterable[dict[str, Any]]) -> float | None:
+    """The hourly price among an instance type's products: training, notebooks and hosting have one each."""
+    for product in products:
+        attributes = product["product"]["attributes"]
+        names = (attributes.get("component", ""), attributes.get("platoinstancetype", ""))
+        if "Hosting" not in names and "-Host:" not in attributes.get("usagetype", ""):
+            continue
+        for term in product.get("terms", {}).get("OnDemand", {}).values():
+            for dimension in term["priceDimensions"].values():
+                price = float(dimension["pricePerUnit"].get("USD", 0))
+                if price > 0:
+                    return price
+    return None

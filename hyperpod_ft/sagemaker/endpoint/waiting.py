@@ -8,8 +8,7 @@ from typing import Any
 from hyperpod_ft.aws import log_streams
 from hyperpod_ft.aws.session import Session, explained
 from hyperpod_ft.errors import UserError, printable
-from hyperpod_ft.polling import polls
-from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes
+from hyperpod_ft.progress import ChangeReporter, PrintLine, format_minutes, polls
 from hyperpod_ft.sagemaker.endpoint.endpoints import (
     CREATING,
     DELETING,

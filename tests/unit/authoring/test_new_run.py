@@ -11,6 +11,7 @@ from hyperpod_ft.authoring.new_run import NewRun, new_run
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import preview
 from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B
@@ -54,7 +55,7 @@ def test_the_format_is_recognized_and_the_file_can_be_planned(tmp_path: Path, na
     assert (config.training.objective == "dpo") == (name == "preference")
     if name not in ("text", "preference"):
         assert "Name a bird." in str(config.generate.prompts) and "A tit" not in str(config.generate.prompts)
-    assert preview(Run.of(config)).stages
+    assert preview(Run.of(config), Launchers()).stages
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_it_fits_the_instance(tmp_path: Path, model: str, instance: str, nodes: 
     data = rows(tmp_path, ROWS["dolly"])
     config, text = written(NewRun(model, data, instance, nodes, method), tmp_path / "run.yaml")
     config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"root": str(tmp_path / "root")})})
-    known = preview(Run.of(config))
+    known = preview(Run.of(config), Launchers())
     assert known.fit is not None and known.fit.memory is not None
     assert known.fit.memory.total <= known.available_bytes
     assert f"{known.fit.memory.total / 2**30:.1f} of" in text, "as the comment says"

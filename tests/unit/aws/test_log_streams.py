@@ -63,7 +63,7 @@ def test_following_waits_for_a_stream_and_its_lines(monkeypatch: pytest.MonkeyPa
         written = client.streams.setdefault("a", [])
         written.append(f"{len(written)}\n")
 
-    monkeypatch.setattr("hyperpod_ft.polling.time.sleep", later)
+    monkeypatch.setattr("hyperpod_ft.progress.time.sleep", later)
     lines = log_streams.wait_for_newest(client, "group").lines(follow=True)
     assert [next(lines) for _ in range(3)] == ["0", "1", "2"]
 

@@ -55,7 +55,7 @@ def items(root: Path) -> dict[str, Item]:
 
 
 def removed(root: Path, *names: str, kinds: tuple[str, ...] = ()) -> list[str]:
-    return [item.name for item in remove(root, Removal(names, kinds))]  # type: ignore[arg-type]
+    return [item.name for item in remove(root, Removal(names, kinds), Launchers())]  # type: ignore[arg-type]
 
 
 def name(run: Run, path: Path) -> str:
@@ -149,7 +149,7 @@ def test_nothing_of_a_run_at_work_is_removed(make_run: MakeRun) -> None:
     run.paths.script("env").write_text("#!/bin/bash\nsleep 300\n")
     ProcessLauncher().submit(run, run.plan.stages[:1], {})
     try:
-        chosen = removal.select(take_inventory(run.paths.root), Removal(kinds=("checkpoints",)))
+        chosen = removal.select(take_inventory(run.paths.root), Removal(kinds=("checkpoints",)), Launchers())
         assert chosen.items == () and "env p1" in chosen.at_work[0][1]
         for asked in (run.paths.checkpoints, run.paths.dataset_path, run.paths.directory, run.paths.secrets_directory):
             with pytest.raises(UserError, match="at work: env p1"):
@@ -226,7 +226,7 @@ def test_the_program_that_a_killed_submission_leaves_holds_off_a_removal(
     monkeypatch.setattr(submit_module, "snapshot", lambda copies: copies)  # the real copy has hundreds of files
     run = make_run()
     with pytest.raises(KeyboardInterrupt):
-        submit(run, Launchers(process=Killed()), Selection(), "process")
+        submit(run, Launchers((Killed(),)), Selection(), "process")
     with (run.paths.root / "records" / "clean.lock").open("a") as removal_lock:
         with pytest.raises(BlockingIOError):
             fcntl.flock(removal_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -246,7 +246,7 @@ def test_a_submission_that_begins_later_sees_what_is_gone(make_run: MakeRun, cap
     new.freeze()
     with ThreadPoolExecutor() as pool:
         with volume_lock.removing(done.paths.root):
-            submission = pool.submit(submit, new, Launchers(process=Noting()), Selection(), "process")
+            submission = pool.submit(submit, new, Launchers((Noting(),)), Selection(), "process")
             wait_for(lambda: "waiting for hyperpod-ft clean" in capfd.readouterr().out)
             publish.discard(done.paths.base_model)
         submission.result(timeout=30)

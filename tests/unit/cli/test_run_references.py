@@ -68,8 +68,8 @@ def submit(command: Command, path: Path) -> Run:
 def end(run: Run) -> str:
     """The state of the run, once none of its jobs is active."""
     ended = ("done", "failed")
-    wait_for(lambda: status(run, Launchers.of(run)).state in ended, what=lambda: run, every=0.1)
-    return status(run, Launchers.of(run)).state
+    wait_for(lambda: status(run, Launchers()).state in ended, what=lambda: run, every=0.1)
+    return status(run, Launchers()).state
 
 
 def test_every_command_names_a_run_in_the_same_ways(command: Command, write: Callable[..., Path]) -> None:

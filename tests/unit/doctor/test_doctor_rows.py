@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hyperpod_ft.doctor import every_node, head_node, machine, node, software, volume
+from hyperpod_ft.doctor import head_node, machine, node, software, volume
 from hyperpod_ft.doctor.check import DoctorCheck, Expectations, run_checks
 from hyperpod_ft.doctor.node import NodeFindings
 from hyperpod_ft.environments import interpreters
@@ -205,16 +205,16 @@ def test_the_output_of_tasks_may_be_mixed() -> None:
 
 def test_clocks_of_nodes_that_differ(make_run: MakeRun, tmp_path: Path) -> None:
     expected = Expectations(tmp_path, make_run().config, at([]))
-    (near,) = every_node._compare_nodes(expected, [said("n1", 1000.0), said("n2", 1003.0)])
+    (near,) = head_node._compare_nodes(expected, [said("n1", 1000.0), said("n2", 1003.0)])
     assert near.verdict == "ok"
-    (apart,) = every_node._compare_nodes(expected, [said("n1", 1000.0), said("n2", 1200.0)])
+    (apart,) = head_node._compare_nodes(expected, [said("n1", 1000.0), said("n2", 1200.0)])
     assert apart.verdict == "error"
     assert "n2 is ahead" in apart.found
 
 
 def test_the_row_of_a_node_names_what_differs_there() -> None:
     idle = SlurmNode("n1", "dev", "idle", 4, 1000, "10.0.0.1", "")
-    row = every_node._node_row(idle, said("n1", 0.0, ok("locks", "work"), error("clock", "is off", "set it")), "")
+    row = head_node._node_row(idle, said("n1", 0.0, ok("locks", "work"), error("clock", "is off", "set it")), "")
     assert (row.verdict, row.found, row.remedy) == ("error", "clock: is off", "set it")
 
 

@@ -12,8 +12,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from hyperpod_ft.cli.main import app
-from hyperpod_ft.cli.submitting import submit_and_follow
+from hyperpod_ft.cli.watch.following import submit_and_follow
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection
 from hyperpod_ft.stages import download as stage
@@ -90,21 +91,21 @@ def test_changed_objects_are_not_taken_for_those_that_were_fetched(
     run = s3_run(tmp_path)
     perform(run, "download", stage.work)
     done = Selection(only="download")
-    submit_and_follow(run, "process", done, watch=False, origin="run.yaml")
+    submit_and_follow(run, Launchers(), "process", done, watch=False, origin="run.yaml")
     s3.put_object(Bucket="models", Key="data/train.jsonl", Body=ROWS.replace(b"a", b"c"))
     changed = r"dataset\.source: .* s3://models/data/ have changed .*; copy them to another prefix"
     with pytest.raises(UserError, match=changed):
-        submit_and_follow(run, "process", done, watch=False, origin="run.yaml")
+        submit_and_follow(run, Launchers(), "process", done, watch=False, origin="run.yaml")
     (tmp_path / "sweep.yaml").write_text(f"{{name: two, run: {run.paths.config_path}, grid: {{seed: [1, 2]}}}}")
     with pytest.raises(UserError, match=changed):
         app(["sweep", str(tmp_path / "sweep.yaml"), "--launcher", "process"], standalone_mode=False)
-    submit_and_follow(run, "process", done, watch=False)
+    submit_and_follow(run, Launchers(), "process", done, watch=False)
     with pytest.raises(UserError, match=changed):
         perform(s3_run(tmp_path, "s3://models/llama/"), "download", stage.work)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     capsys.readouterr()
-    submit_and_follow(run, "process", done, watch=False, origin="run.yaml")
+    submit_and_follow(run, Launchers(), "process", done, watch=False, origin="run.yaml")
     assert "warning: dataset: not compared" in capsys.readouterr().out
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.environments.build import build
+from hyperpod_ft.environments.installation import build
 from hyperpod_ft.environments.interpreters import probe
 from hyperpod_ft.errors import UserError
 from tests.unit.wheels import wheel

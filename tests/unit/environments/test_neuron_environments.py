@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.environments import installation, interpreters
-from hyperpod_ft.environments.build import build
+from hyperpod_ft.environments.installation import build
 from hyperpod_ft.environments.interpreters import check_torch_neuron, probe
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.neuron import rules as neuron_rules

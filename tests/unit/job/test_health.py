@@ -176,6 +176,7 @@ def test_the_first_node_reports_for_all(
 ) -> None:
     run = make_run(cluster__nodes=2)
     monkeypatch.setenv(ATTEMPT_DIRECTORY, str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_NNODES", "2")
 
     def on(number: int) -> int:
@@ -194,7 +195,7 @@ def test_the_first_node_reports_for_all(
 
     (tmp_path / "node-0-1.json").unlink()
     monkeypatch.setattr(health, "_REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(job_host.SlurmLauncher, "host_names", lambda *_: ["node1", "node2"])
+    monkeypatch.setattr(job_host.Slurm, "host_names", lambda *_: ["node1", "node2"])
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
     assert on(0) == 1
     said = capfd.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 from provision.steps import limits
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.job_host import JobHost
+from hyperpod_ft.job.job_host import this_host
 from hyperpod_ft.job.node import MASTER_PORTS, main, master_port, rendezvous, torchrun_command
 from hyperpod_ft.localcluster import ports as local_cluster
 from hyperpod_ft.runs.job_files import PYTHON
@@ -41,9 +41,9 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_nodes_of_a_step_meet_at_the_first_one(make_run: MakeRun, scontrol: Path) -> None:
     run = make_run(cluster__nodes=2)
-    options = rendezvous(run, JobHost.from_environment({"SLURM_JOB_ID": "7"}))
+    options = rendezvous(run, this_host({"SLURM_JOB_ID": "7"}))
     assert options[:3] == ["--nnodes=2", "--nproc-per-node=2", "--master-addr=10.1.2.3"]
-    assert rendezvous(run, JobHost.from_environment({})) == ["--standalone", "--nproc-per-node=4"]
+    assert rendezvous(run, this_host({})) == ["--standalone", "--nproc-per-node=4"]
 
 
 def test_a_containers_ranks_have_its_interpreter(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_each_attempt_has_a_port_of_its_own(make_run: MakeRun) -> None:
     for restart in range(3):
         for step in range(5):
             variables = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restart), "SLURM_STEP_ID": str(step)}
-            ports.add(master_port(run.paths, JobHost.from_environment(variables)))
+            ports.add(master_port(run.paths, this_host(variables)))
     assert len(ports) == 15
     assert all(1024 < port < 32768 for port in ports), "below the ephemeral ports"
     assert ports <= set(MASTER_PORTS)

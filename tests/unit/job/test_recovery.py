@@ -161,6 +161,7 @@ def test_history_and_progress_on_disk(make_run: MakeRun, tmp_path: Path, monkeyp
         attempts.add(run.paths, "train", attempt())
     assert [restart.reason for restart in attempts.history(run.paths, "train")] == ["rank 3: exit 1 at step 12"] * 2
 
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURMD_NODENAME", "node2")
     recovery.report_failure(3, 1, 5.0)  # no supervisor
     monkeypatch.setenv(recovery.ATTEMPT_DIRECTORY, str(tmp_path))
@@ -193,6 +194,7 @@ def test_damaged_files_are_ignored(make_run: MakeRun, tmp_path: Path) -> None:
 
 def test_only_the_last_step_of_a_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(recovery.ATTEMPT_DIRECTORY, str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     for step in (0, 1):
         monkeypatch.setenv("SLURM_STEP_ID", str(step))
         recovery.report_failure(step, 1, 1.0)

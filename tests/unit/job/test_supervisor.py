@@ -244,7 +244,7 @@ def test_auto_resume_is_asked_for_where_hyperpod_is_and_nowhere_else(
     assert "--nodes=1" in arguments
 
 
-HOST = {"HYPERPOD_FT_HOSTS": "algo-1", "HYPERPOD_FT_HOST_NUMBER": "0"}
+HOST = {"HYPERPOD_FT_HOSTS": "algo-1", "HYPERPOD_FT_HOST_NUMBER": "0", "HYPERPOD_FT_MAX_RUNTIME": "3600"}
 SAVES = "mkdir -p checkpoints/step-00000004"
 
 
@@ -263,7 +263,7 @@ def test_a_training_job_waits_for_its_checkpoint_as_long_as_its_own_notice_allow
     run = make_run()
     run.freeze()
     hangs = f"trap '{SAVES}' USR1; touch started; until [[ -e over ]]; do sleep 0.1; done"
-    process = start(run, hangs, HYPERPOD_FT_MAX_RUNTIME="15", **HOST)
+    process = start(run, hangs, **HOST | {"HYPERPOD_FT_MAX_RUNTIME": "15"})
     wait_for((run.paths.directory / "started").exists)
     process.send_signal(signal.SIGUSR1)
     try:
@@ -296,7 +296,7 @@ def test_ranks_that_were_not_ready_are_told_again(run: Run) -> None:
 
 
 def test_on_another_host_of_a_training_job_it_becomes_the_command(run: Run) -> None:
-    other = {"HYPERPOD_FT_HOSTS": "algo-1 algo-2", "HYPERPOD_FT_HOST_NUMBER": "1"}
+    other = HOST | {"HYPERPOD_FT_HOSTS": "algo-1 algo-2", "HYPERPOD_FT_HOST_NUMBER": "1"}
     process = start(run, "echo $$; exit 2", **other)
     assert finish(process) == (2, f"{process.pid}\n")
     assert not run.paths.exit_marker("train", "7").exists()

@@ -77,7 +77,7 @@ def test_a_tracker_that_hangs_neither_fails_nor_holds_a_training(tracked: MakeRu
 def test_a_damaged_run_is_named(tracked: MakeRun) -> None:
     run = tracked("tensorboard")
     run.paths.plan_path.write_text("{")
-    program = [sys.executable, "-m", "hyperpod_ft.tracking", str(run.paths.directory)]
+    program = [sys.executable, "-m", "hyperpod_ft.tracking.follower", str(run.paths.directory)]
     done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: tracking: ") and "its plan.json is missing or damaged; " in done.stderr

@@ -10,6 +10,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch import launchers
 from hyperpod_ft.launch.finished import with_evaluation
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
@@ -128,7 +129,7 @@ class Recorder(ProcessLauncher):
 
 def test_the_command_submits_its_own_stages(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = finished(make_run, eval={"tasks": ["mmlu"], "limit": 5})
-    monkeypatch.setattr(Launchers, "of", lambda _: Launchers(process=Recorder()))
+    monkeypatch.setattr(launchers, "ProcessLauncher", Recorder)
     options = ["--tasks", "arc_easy, gsm8k", "--num-fewshot", "0", "--batch-size", "auto", "--launcher", "process"]
     done = CliRunner().invoke(app, ["eval", str(run.paths.directory), *options], catch_exceptions=False)
     assert done.exit_code == 0 and "tasks p0, eval p1" in done.output, done.output
@@ -147,7 +148,7 @@ def test_force_evaluates_again(make_run: MakeRun) -> None:
         run.paths.base_scores / "of-another-run.json",
     ):
         publish.write_text(file, "{}")
-    submit(run, Launchers(process=Recorder()), Selection(only="eval", force=True), "process")
+    submit(run, Launchers((Recorder(),)), Selection(only="eval", force=True), "process")
     assert run.paths.evaluation_forced.exists(), "for the stage, which knows what of the base model's scores is meant"
     assert sorted(file.name for file in run.paths.base_scores.iterdir()) == ["1.json", "of-another-run.json"]
     assert not run.paths.tuned_scores.exists()

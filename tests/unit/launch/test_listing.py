@@ -36,9 +36,9 @@ def test_a_listing_is_what_status_says_and_asks_slurm_once(tmp_path: Path, monke
 
     monkeypatch.setattr(programs, "run", no_slurm_here)
     monkeypatch.setattr("shutil.which", lambda _: None)  # sacct
-    listed = {Path(current.directory): current for current in list_runs(tmp_path)}
+    listed = {Path(current.directory): current for current in list_runs(tmp_path, Launchers())}
     assert asked == ["squeue", "scontrol"], "for three runs"
-    assert listed == {run.paths.directory: status(run, Launchers.of(run)) for run in runs}
+    assert listed == {run.paths.directory: status(run, Launchers()) for run in runs}
     assert listed[requeued.paths.directory].state == "running"
     for run, stage in ((failed, "merge"), (early, "dataset")):
         found = listed[run.paths.directory].failed
@@ -59,9 +59,9 @@ def test_a_damaged_exit_status_is_a_failure_and_ends_no_list(
     else:
         publish.write_text(marker, "")
         marker.write_bytes(content)
-    states = {run.config.name: status_of(run, run.journal.latest_jobs(), {}).state for run in (good, bad)}
+    states = {run.config.name: status_of(run, Launchers(), run.journal.latest_jobs(), {}).state for run in (good, bad)}
     assert states["bad"] == "failed" != states[good.config.name]
-    assert len(list_runs(good.paths.root)) == 2
+    assert len(list_runs(good.paths.root, Launchers())) == 2
 
 
 @pytest.mark.parametrize("value", ["10**400", "2026-02-31", "Infinity"])
@@ -89,11 +89,11 @@ def test_values_that_nothing_can_compute_with_end_no_list(
             '[{"job_id": "7", "time": "2026-01-01T00:00:00Z", "status": 1, "recorded": false, "failures": '
             f'{failure}, "signal": 0, "resumed_from": 0, "checkpoint": 0, "step": 0}}]',
         )
-    show_runs.runs(run.paths.root, list_runs(run.paths.root))
+    show_runs.runs(run.paths.root, list_runs(run.paths.root, Launchers()))
     if value == "2026-02-31":
         assert "jobs.json: is damaged" in capsys.readouterr().err
     else:
-        status(run, Launchers.of(run))
+        status(run, Launchers())
 
 
 @pytest.mark.parametrize("damage", ["{", '[{"stage": "env", "job_id": "../x"}]', None])
@@ -107,9 +107,9 @@ def test_a_run_that_somebody_damaged_is_left_out(
         bad.paths.jobs_path.mkdir()
     else:
         bad.paths.jobs_path.write_text(damage)
-    assert [current.directory for current in list_runs(good.paths.root)] == [str(good.paths.directory)]
+    assert [current.directory for current in list_runs(good.paths.root, Launchers())] == [str(good.paths.directory)]
     assert str(bad.paths.jobs_path) in capsys.readouterr().err
-    page = Pages(good.paths.root).all_runs().decode()
+    page = Pages(good.paths.root, Launchers).all_runs().decode()
     assert good.paths.full_name in page and bad.paths.full_name not in page
 
 
@@ -124,7 +124,10 @@ def test_a_stage_that_ends_while_slurm_is_asked_is_done(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(programs, "run", ends_now)
     monkeypatch.setattr("shutil.which", lambda _: None)  # sacct
-    looks: list[Callable[[], RunStatus]] = [lambda: list_runs(tmp_path)[0], lambda: status(run, Launchers.of(run))]
+    looks: list[Callable[[], RunStatus]] = [
+        lambda: list_runs(tmp_path, Launchers())[0],
+        lambda: status(run, Launchers()),
+    ]
     for look in looks:
         record.rename(not_yet)
         assert (look().state, not_yet.exists()) == ("done", False)
@@ -137,5 +140,5 @@ def test_stages_with_one_job_id_of_slurm_are_two_jobs(make_run: Callable[..., Ru
     for stage, day in (("train", 1), ("merge", 2)):
         run.journal.add_job(Job(stage, "4", "slurm", f"2026-01-0{day}T00:00:00Z"))
         publish.write_text(run.paths.exit_marker(stage, "4"), "1")
-    found = {stage.stage: stage.state for stage in status_of(run, run.journal.latest_jobs(), {}).stages}
+    found = {stage.stage: stage.state for stage in status_of(run, Launchers(), run.journal.latest_jobs(), {}).stages}
     assert (found["train"], found["merge"]) == ("failed", "failed")

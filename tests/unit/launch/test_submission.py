@@ -14,10 +14,10 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import decision
 from hyperpod_ft.launch import snapshot as snapshots
 from hyperpod_ft.launch.decision import decide
+from hyperpod_ft.launch.interface import JobState
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import JobState
-from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.slurm.launcher import SlurmLauncher, slurm_of
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
@@ -50,7 +50,7 @@ def test_a_run_stays_with_the_slurm_that_it_was_submitted_to(
     run.freeze()
 
     def asked() -> str:
-        return Launchers.of(run).slurm.environment.get("SLURM_CONF", "")
+        return slurm_of(run).conf
 
     def submitted(launcher: str, local_cluster: str = "") -> None:
         run.journal.add_job(Job("env", str(len(run.journal.jobs())), launcher, utc_now(), local_cluster))
@@ -232,7 +232,7 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_exit_status(
         publish.write_text(run.paths.exit_marker("env", "7"), marker)
     if log:
         publish.write_text(run.paths.log("env", "7"), "")
-    assert status(run, Launchers(Forgetful())).stages[0].state == state
+    assert status(run, Launchers((Forgetful(),))).stages[0].state == state
 
 
 def test_a_slurm_that_does_not_answer_leaves_what_the_records_say(make_run: MakeRun) -> None:
@@ -245,7 +245,7 @@ def test_a_slurm_that_does_not_answer_leaves_what_the_records_say(make_run: Make
     finish(run, "download")
     for name in ("env", "download"):
         run.journal.add_job(Job(name, "7", "slurm", utc_now()))
-    current = status(run, Launchers(Silent()))
+    current = status(run, Launchers((Silent(),)))
     assert {entry.stage: entry.state for entry in current.stages[:3]} == {
         "env": "unknown",
         "download": "done",
@@ -262,10 +262,10 @@ def test_the_jobs_of_a_cluster_that_is_gone_are_gone(make_run: MakeRun) -> None:
     run = make_run()
     prepare(run, Launchers())
     run.journal.add_job(Job("env", "7", "slurm", utc_now(), "0123456789ab"))
-    assert status(run, Launchers(Other())).stages[0].state == "not run"
+    assert status(run, Launchers((Other(),))).stages[0].state == "not run"
     run.paths.cancel_marker("env", "7").parent.mkdir()
     run.paths.cancel_marker("env", "7").touch()
-    assert status(run, Launchers(Other())).stages[0].state == "cancelled"
+    assert status(run, Launchers((Other(),))).stages[0].state == "cancelled"
 
 
 def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun) -> None:
@@ -280,7 +280,7 @@ def test_a_forced_submission_that_fails_has_forgotten_nothing(make_run: MakeRun)
     before = sorted(path for path in run.paths.root.rglob("*") if path.suffix != ".lock")
     for selection in (Selection(start="train", force=True), Selection(only="download", force=True)):
         with pytest.raises(UserError, match="no such partition"):
-            submit(run, Launchers(process=Refusing()), selection, "process")
+            submit(run, Launchers((Refusing(),)), selection, "process")
         assert choose(run) == ()
         assert set(before) <= set(run.paths.root.rglob("*"))
 
@@ -295,10 +295,10 @@ def test_a_forced_training_begins_a_new_account(make_run: MakeRun) -> None:
         pass
     before = TrackerState.read(run, "wandb")
     before.write(run, "wandb")
-    submit(run, Launchers(process=Accepting()), Selection(only="merge", force=True), "process")
+    submit(run, Launchers((Accepting(),)), Selection(only="merge", force=True), "process")
     assert TrackerState.read(run, "wandb") == before
     assert usage.totals(run)["attempts"] == 1
-    submit(run, Launchers(process=Accepting()), Selection(only="train", force=True), "process")
+    submit(run, Launchers((Accepting(),)), Selection(only="train", force=True), "process")
     assert usage.totals(run)["attempts"] == 0
     assert len(list(run.paths.directory.glob("attempts/usage.discarded-*/*.json"))) == 1
     assert TrackerState.read(run, "wandb").key != before.key, "in trackers it is another run"

@@ -10,7 +10,7 @@ import pytest
 
 from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.config.sections.cluster import Tracker
-from hyperpod_ft.environments import build
+from hyperpod_ft.environments import installation
 from hyperpod_ft.planning import engine_rules, pins
 
 NAMES = get_args(EngineName)
@@ -25,7 +25,7 @@ def test_every_environment_of_a_training_can_be_built() -> None:
     """What training jobs add to an image, trackers and evaluations have environments of their own."""
     others = {"aws", pins.EVALUATION_ENVIRONMENT, *get_args(Tracker)}
     kinds = {pins.environment_kind(path.stem) for path in pins.pins_file("torch").parent.glob("*.txt")}
-    assert kinds - others == build._BUILDERS.keys() and set(NAMES) | others <= kinds
+    assert kinds - others == installation._BUILDERS.keys() and set(NAMES) | others <= kinds
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,8 +10,8 @@ import pytest
 from hyperpod_ft import publish
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.interface import JobState
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.submit import cancel, prepare, submit
 from hyperpod_ft.runs import references
@@ -93,9 +93,9 @@ def test_a_run_file_that_cannot_be_submitted_leaves_a_run_that_commands_can_read
 
     run = make_run()
     with pytest.raises(UserError, match="no answer"):
-        submit(run, Launchers(Unreachable()), Selection())
+        submit(run, Launchers((Unreachable(),)), Selection())
     assert references.find(str(run.paths.directory)) == run
-    assert cancel(run, Launchers(Unreachable())) == ()
+    assert cancel(run, Launchers((Unreachable(),))) == ()
 
 
 def test_the_run_and_the_sweep_that_were_submitted_last_are_remembered_each(

@@ -12,8 +12,8 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import follow as follow_module
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.follow import follow, log
+from hyperpod_ft.launch.interface import JobState
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.run import Run
@@ -171,7 +171,7 @@ def submitted_and_lost(run: Run, jobs: Jobs) -> Launchers:
 
 def test_what_was_created_is_printed(run: Run, jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     submitted(run)
-    show_runs.submitted(run, run.journal.jobs())
+    show_runs.submitted(run, Launchers(), run.journal.jobs())
     assert f"created training job {name(run, 'prepare')}\n" in capsys.readouterr().out
 
 

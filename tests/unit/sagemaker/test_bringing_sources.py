@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.cli.submitting import submit_and_follow
+from hyperpod_ft.cli.watch.following import submit_and_follow
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers
@@ -33,7 +33,7 @@ def test_sources_are_brought_once_a_download_passes_all_checks(
             parallelism={"ranks_per_node": 1},
             **changes,
         )
-        submit_and_follow(run, "sagemaker", Selection(only=only), watch=False)
+        submit_and_follow(run, Launchers(), "sagemaker", Selection(only=only), watch=False)
         return run
 
     with pytest.raises(UserError, match=r"generate\.prompts"):

@@ -7,7 +7,7 @@ import pytest
 
 from hyperpod_ft import publish
 from hyperpod_ft.launch import submit
-from hyperpod_ft.launch.protocol import JobState
+from hyperpod_ft.launch.interface import JobState
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt

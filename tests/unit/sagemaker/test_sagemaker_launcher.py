@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft import publish
+from hyperpod_ft import annexes, publish
 from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.follow import follow
+from hyperpod_ft.launch.interface import JobState
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.planning.plan import StagePlan
@@ -46,7 +46,7 @@ def test_an_address_for_slurms_mail_is_answered_by_a_warning(
 ) -> None:
     run = make_run(sagemaker=FSX, cluster__instance_type="c7i.4xlarge", cluster__mail_user="me@example.com")
     submitted(run)
-    show_runs.submitted(run, run.journal.jobs())
+    show_runs.submitted(run, Launchers(), run.journal.jobs())
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: cluster.mail_user: ")
 
@@ -160,7 +160,7 @@ def test_cancel_stops_a_job_that_is_created_meanwhile(
 def test_a_new_run_is_looked_for_in_its_store(make_run: Callable[..., Run], jobs: Jobs) -> None:
     """Another machine may have submitted it."""
     run = make_run(sagemaker=FSX, cluster__instance_type="c7i.4xlarge", training__learning_rate=0.5)
-    Launchers.of(run).bring_small_files(run, also="sagemaker")
+    Launchers().bring_small_files(run, also="sagemaker")
     assert not run.paths.directory.exists()
 
 
@@ -244,7 +244,7 @@ def test_on_slurm_a_run_of_training_jobs_makes_an_environment(make_run: Callable
     assert [job.stage for job in run.journal.jobs()] == ["train", "consolidate", "merge", "generate"]
     submit.cancel(run, Launchers())
     slurm = Recording()
-    submit.submit(run, Launchers(slurm=slurm), Selection(), "slurm")
+    submit.submit(run, Launchers((slurm, *annexes.launchers())), Selection(), "slurm")
     assert slurm.stages[:2] == ["env", "train"]
 
 

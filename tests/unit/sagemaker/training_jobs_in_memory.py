@@ -8,8 +8,8 @@ from typing import Any
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
+from hyperpod_ft.launch.interface import JobState
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.status import RunStatus
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt

@@ -11,7 +11,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.render import Installation
-from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
+from hyperpod_ft.launch.slurm.client import Slurm
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving import models, node_job, vllm
@@ -76,6 +76,6 @@ def test_damaged_files_are_named(make_run: Callable[..., Run], text: str) -> Non
     for path in (address, record):
         publish.write_text(path, text)
     with pytest.raises(UserError, match=rf"{address}: is damaged; hyperpod-ft serve .* --stop"):
-        node_job.wait(run, SlurmLauncher(), Job("serve", "7", "slurm", "2026-01-01T00:00:00Z"), print)
+        node_job.wait(run, Slurm(), Job("serve", "7", "slurm", "2026-01-01T00:00:00Z"), print)
     with pytest.raises(UserError, match=rf"{record}: is damaged; .*squeue"):
-        node_job.active(run, SlurmLauncher())
+        node_job.active(run, Slurm())

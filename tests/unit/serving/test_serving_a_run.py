@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs import references
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving import models
@@ -107,12 +108,12 @@ def test_what_cannot_be_served_is_one_line(tuned_run: Run, make_run: Any, tmp_pa
     untrained = make_run()
     untrained.freeze()
     with pytest.raises(UserError, match=r"no tuned model yet: stage merge: has not run; run: hyperpod-ft resume"):
-        models.find(str(untrained.paths.directory))
+        models.find(str(untrained.paths.directory), Launchers())
     with pytest.raises(UserError, match="is an adapter"):
-        models.find(str(tuned_run.paths.adapter))
+        models.find(str(tuned_run.paths.adapter), Launchers())
     with pytest.raises(UserError, match="--adapter: 'mine' is not NAME=DIR"):
-        models.find(str(TINY_LLAMA), ["mine"])
+        models.find(str(TINY_LLAMA), Launchers(), ["mine"])
     with pytest.raises(UserError, match="--adapter base: a model already has this name"):
-        models.find(str(tuned_run.paths.directory), [f"base={tuned_run.paths.adapter}"])
+        models.find(str(tuned_run.paths.directory), Launchers(), [f"base={tuned_run.paths.adapter}"])
     with pytest.raises(UserError, match=r"--adapter mine .*no such directory"):
-        models.find(str(TINY_LLAMA), [f"mine={tmp_path / 'nothing'}"])
+        models.find(str(TINY_LLAMA), Launchers(), [f"mine={tmp_path / 'nothing'}"])

@@ -74,7 +74,7 @@ def idle(base: Path) -> Run:
 def server(base: Path, working: Run, idle: Run) -> Iterator[ViewServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HYPERPOD_FT_POLL_SECONDS", "0.02")
-        server = ViewServer(base / "root", 0)
+        server = ViewServer(base / "root", 0, Launchers)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
@@ -255,7 +255,7 @@ def picture(window: Browser, name: str) -> None:
 
 def test_a_page_that_takes_its_time_holds_up_no_other(tmp_path: Path) -> None:
     """As when Slurm does not answer. The same page is made once for all who ask."""
-    pages, asked, answered = Pages(tmp_path), threading.Event(), threading.Event()
+    pages, asked, answered = Pages(tmp_path, Launchers), threading.Event(), threading.Event()
     made: list[str] = []
 
     def slow() -> str:

@@ -16,6 +16,7 @@ import pytest
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving import models, vllm
 from tests.unit.serving import tuned
@@ -54,7 +55,9 @@ def arguments_of(line: list[str]) -> dict[str, str]:
 
 
 def test_a_lora_run_is_served_as_base_and_adapter(tuned_run: Run) -> None:
-    setup = vllm.vllm_setup(models.find(str(tuned_run.paths.directory)), Path("/p"), "", base=True, on_node=False)
+    setup = vllm.vllm_setup(
+        models.find(str(tuned_run.paths.directory), Launchers()), Path("/p"), "", base=True, on_node=False
+    )
     assert setup.models.directories == {"base": tuned_run.paths.base_model}
     assert (
         setup.models.adapters == {"tuned": tuned_run.paths.adapter}
@@ -83,7 +86,7 @@ def test_a_model_that_calls_tools_has_its_answers_read_so(tmp_path: Path) -> Non
 
 
 def test_without_the_base_the_merged_model_is_served(tuned_run: Run) -> None:
-    found = models.find(str(tuned_run.paths.directory))
+    found = models.find(str(tuned_run.paths.directory), Launchers())
     setup = vllm.vllm_setup(found, Path("/p"), "", base=False, on_node=False)
     assert setup.models.directories == {"tuned": tuned_run.paths.tuned_model} and not setup.models.adapters
     with pytest.raises(UserError, match="--no-base"):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hyperpod_ft.cli.sweep import show
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.report.page import report_page
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.run import Run
@@ -23,10 +24,10 @@ def test_reports_of_a_sweep_are_named_after_what_varies(make_run: Callable[..., 
         for rate, run in zip((0.2, 0.1), runs, strict=True)
     ]
     sweep = Sweep(runs[0].paths.root, "rates", None, "process", tuple(points))
-    page = report_page(sweep_reports(sweep))
+    page = report_page(sweep_reports(sweep, Launchers()))
     assert "learning_rate 0.2, seed 7" in page and "learning_rate 0.1, seed 7" in page
     alone = Sweep(runs[0].paths.root, "rates", None, "process", tuple(points[:1]))
-    assert [report.name for report in sweep_reports(alone)] == [runs[0].paths.full_name]
+    assert [report.name for report in sweep_reports(alone, Launchers())] == [runs[0].paths.full_name]
 
 
 def test_the_limit_is_one_of_trainings_and_a_best_point_may_change(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,9 @@ import yaml
 
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.interface import JobState
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.submit import create_run_directory
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.records import Record, utc_now
@@ -42,10 +42,10 @@ def ended(sweep: Sweep) -> SweepResult:
     """The result once nothing is at work."""
 
     def at_rest() -> bool:
-        return not {point.state for point in sweep_result(sweep).points} & {"pending", "running"}
+        return not {point.state for point in sweep_result(sweep, Launchers()).points} & {"pending", "running"}
 
-    wait_for(at_rest, what=lambda: sweep_result(sweep), every=0.1)
-    return sweep_result(sweep)
+    wait_for(at_rest, what=lambda: sweep_result(sweep, Launchers()), every=0.1)
+    return sweep_result(sweep, Launchers())
 
 
 def command(*arguments: str) -> int:
@@ -71,9 +71,9 @@ def test_runs_wait_for_one_another_and_for_what_they_share(
     assert "hyperpod-ft sweep resume" in capsys.readouterr().out
     (root / "fail-dataset").unlink()
 
-    assert [len(done.jobs) for done in resume_sweep(find_sweep(None))] == [5, 4]
+    assert [len(done.jobs) for done in resume_sweep(find_sweep(None), Launchers())] == [5, 4]
     with pytest.raises(UserError, match="no longer in the file"):
-        list(submit_sweep(sweep_of(tmp_path, grid={"training.learning_rate": [0.2]})))
+        list(submit_sweep(sweep_of(tmp_path, grid={"training.learning_rate": [0.2]}), Launchers()))
     result = ended(sweep)
     assert [point.state for point in result.points] == ["done", "done"]
     assert result.best == 2
@@ -113,8 +113,7 @@ def test_a_shared_job_that_can_never_start_is_replaced(tmp_path: Path, monkeypat
     planned = sweep_of(tmp_path)
     create_run_directory(planned.runs[0])
     planned.runs[0].journal.add_job(Job("dataset", "stuck", "process", utc_now()))
-    monkeypatch.setattr(Launchers, "of", lambda _: Launchers(process=Waiting()))
-    first = next(submit_sweep(planned))
+    first = next(submit_sweep(planned, Launchers((Waiting(),))))
     assert [job.job_id for job in cancelled] == ["stuck"]
     assert [job.stage for job in first.jobs] == [stage.name for stage in planned.runs[0].plan.stages]
 
@@ -127,7 +126,7 @@ def test_losses_over_different_rows_have_no_best_point(tmp_path: Path) -> None:
             facts = {"validation_loss": 2.0 - number if number else first, "best_validation_loss": 1.0 + number}
             record = Record("train", run.plan["train"].fingerprint, {}, (), facts, utc_now(), 1.0, "test", "1")
             record.write(run.paths.record_path("train"))
-        return sweep_result(planned.sweep)
+        return sweep_result(planned.sweep, Launchers())
 
     assert trained({"training.learning_rate": [0.1, 0.2]}).best == 2
     kept = trained({"training.keep_best": [True], "training.validate_every_steps": [1], "seed": [1], "lora.r": [4, 8]})
@@ -154,12 +153,12 @@ def test_no_point_is_trained_again_unasked(tmp_path: Path, capsys: pytest.Captur
     ended(planned.sweep)
     said = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("1/2"))
     assert f"hyperpod-ft submit {cleaned.paths.config_path} --from train" in said
-    assert [point.jobs == () for point in resume_sweep(planned.sweep)] == [True, True]
+    assert [point.jobs == () for point in resume_sweep(planned.sweep, Launchers())] == [True, True]
     assert cleaned.plan.run_id not in (planned.sweep.root / "trained").read_text()
     assert all(planned.runs[1].journal.is_done(stage.name) for stage in planned.runs[1].plan.stages)
 
 
 def test_training_jobs_wait_for_no_other_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="sagemaker"):
-        next(submit_sweep(sweep_of(tmp_path, "sagemaker")))
+        next(submit_sweep(sweep_of(tmp_path, "sagemaker"), Launchers()))
     assert not (tmp_path / "root").exists()

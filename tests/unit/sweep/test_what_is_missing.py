@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from hyperpod_ft.launch.interface import After, JobState
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import After, JobState
 from hyperpod_ft.launch.submit import create_run_directory
 from hyperpod_ft.planning.plan import StagePlan
 from hyperpod_ft.runs.jobs import Job
@@ -49,10 +49,8 @@ class Queue(ProcessLauncher):
 
 
 @pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
-    queue = Queue()
-    monkeypatch.setattr(Launchers, "of", lambda _: Launchers(process=queue))
-    return queue
+def queue() -> Queue:
+    return Queue()
 
 
 def points(make_run: MakeRun, count: int) -> list[Run]:
@@ -63,11 +61,11 @@ def points(make_run: MakeRun, count: int) -> list[Run]:
     return runs
 
 
-def submitted(runs: Sequence[Run], at_a_time: int | None = None) -> list[list[str]]:
+def submitted(queue: Queue, runs: Sequence[Run], at_a_time: int | None = None) -> list[list[str]]:
     """The jobs that are submitted for each point."""
     known = tuple(Point({}, run.paths.full_name, "") for run in runs)
     sweep = PlannedSweep(Sweep(runs[0].paths.root, "sweep", at_a_time, "process", known), tuple(runs))
-    return [[job.job_id for job in done.jobs] for done in submit_sweep(sweep)]
+    return [[job.job_id for job in done.jobs] for done in submit_sweep(sweep, Launchers((queue,)))]
 
 
 def add(queue: Queue, run: Run, stages: Iterable[str]) -> None:
@@ -81,7 +79,7 @@ AFTER = ("train", "consolidate", "merge", "generate")
 def test_a_chain_that_was_cut_short_is_completed(make_run: MakeRun, queue: Queue) -> None:
     (run,) = points(make_run, 1)
     add(queue, run, ("env", "download"))
-    assert submitted([run]) == [[f"p1-{stage}" for stage in ("dataset", *AFTER)]]
+    assert submitted(queue, [run]) == [[f"p1-{stage}" for stage in ("dataset", *AFTER)]]
     assert queue.waits_for["p1-dataset"] == ["p1-env", "p1-download"]
     assert queue.waits_for["p1-merge"] == ["p1-env", "p1-download"], "the others are in the same chain"
     assert queue.cancelled == []
@@ -94,7 +92,7 @@ def test_jobs_that_wait_for_a_stage_that_must_run_again_are_replaced_unless_they
     finish(run, "env")
     add(queue, run, ("dataset", "train", "merge"))
     queue.running.add("p1-dataset")
-    ((*new,),) = submitted([run])
+    ((*new,),) = submitted(queue, [run])
     assert queue.cancelled == ["p1-train", "p1-merge"]
     assert new == ["p1-download", "p1-train-again", "p1-consolidate", "p1-merge-again", "p1-generate"]
     assert queue.waits_for["p1-train-again"] == ["p1-dataset"]
@@ -102,15 +100,15 @@ def test_jobs_that_wait_for_a_stage_that_must_run_again_are_replaced_unless_they
 
 def test_what_points_share_is_done_by_one_of_them(make_run: MakeRun, queue: Queue) -> None:
     runs = points(make_run, 2)
-    first, second = submitted(runs)
+    first, second = submitted(queue, runs)
     assert first == [f"p1-{stage.name}" for stage in runs[0].plan.stages]
     assert second == [f"p2-{stage}" for stage in AFTER]
     assert queue.waits_for["p2-train"] == ["p1-env", "p1-download", "p1-dataset"]
-    assert submitted(runs) == [[], []]
+    assert submitted(queue, runs) == [[], []]
 
     queue.ended.add("p1-dataset")  # it has failed, and nothing has cancelled yet what waits for it
     replaced = [f"p1-{stage}-again" for stage in ("dataset", *AFTER)], [f"p2-{stage}-again" for stage in AFTER]
-    assert submitted(runs) == list(replaced)
+    assert submitted(queue, runs) == list(replaced)
     assert sorted(queue.cancelled) == sorted([*first[3:], *second])
     assert queue.waits_for["p2-train-again"] == ["p1-env", "p1-download", "p1-dataset-again"]
 
@@ -120,10 +118,10 @@ def test_a_training_waits_for_the_end_of_all_before_it_in_its_lane(make_run: Mak
     runs = points(make_run, 5)
     for stage in ("env", "download", "dataset"):
         finish(runs[0], stage)
-    submitted(runs[:3], at_a_time=2)
+    submitted(queue, runs[:3], at_a_time=2)
     waits_for = [[], [], ["end of p1-train"]]
     assert [queue.waits_for[f"p{number}-train"] for number in (1, 2, 3)] == waits_for
     # later, with more points: the lanes are those of the first submission
-    submitted(runs, at_a_time=2)
+    submitted(queue, runs, at_a_time=2)
     assert queue.waits_for["p4-train"] == ["end of p2-train"]
     assert queue.waits_for["p5-train"] == ["end of p1-train", "end of p3-train"]

@@ -66,7 +66,7 @@ def test_each_step_is_published_once_by_followers_that_are_killed(tracked: MakeR
     """With TensorBoard's own files. The training goes back to its checkpoint meanwhile, and makes steps again."""
     run = tracked("tensorboard")
     log(run, range(1, 6))
-    program = [sys.executable, "-m", "hyperpod_ft.tracking", str(run.paths.directory)]
+    program = [sys.executable, "-m", "hyperpod_ft.tracking.follower", str(run.paths.directory)]
     first = subprocess.Popen(program, stdin=subprocess.PIPE)
     wait_for(lambda: TrackerState.read(run, "tensorboard").step == 5)
     first.send_signal(signal.SIGKILL)

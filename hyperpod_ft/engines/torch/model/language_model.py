@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch import devices
-from hyperpod_ft.engines.torch.model import attention, compiling
+from hyperpod_ft.engines.torch.model import attention
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, document_cross_entropies, summed_cross_entropy
 from hyperpod_ft.errors import UserError
@@ -47,7 +47,7 @@ def inputs(
     tensors["attention_mask"] = documents(batch.position_ids)
     moved: dict[str, Any] = {name: devices.copied_to(device, tensor) for name, tensor in tensors.items()}
     if compiled and by_bounds:
-        compiling.let_vary(moved["attention_mask"], dimension=3)
+        devices.let_vary(moved["attention_mask"], dimension=3)
     if by_document:
         numbers = (batch.position_ids == 0).flatten().cumsum(0)[tensors["predicted_at"]]
         moved["documents"] = tuple(torch.unique_consecutive(numbers, return_counts=True)[1].tolist())

@@ -24,8 +24,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hyperpod_ft.data.packing import IGNORED
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.lora.adapters import LoraLinear
-from hyperpod_ft.engines.torch.model import compiling
 from hyperpod_ft.engines.torch.model.vocabulary_parallel import VocabularyRows, vocabulary_rows_of
 from hyperpod_ft.engines.torch.tensor_collectives import copy_to_ranks
 from hyperpod_ft.planning.torch.memory import loss_block
@@ -226,8 +226,8 @@ def _in_blocks(
         gradient, logits = computed[: len(x)], exact[: len(x)]
         _linear(x, weight, bias, out=gradient)
         if fused:
-            compiling.let_vary(gradient, dimension=0)
-            compiling.let_vary(target, dimension=0)
+            devices.let_vary(gradient, dimension=0)
+            devices.let_vary(target, dimension=0)
             gradient, losses[part], factor = _compiled()(gradient, target, rule.scale, rule.softcap)
         else:
             if exact is not computed:

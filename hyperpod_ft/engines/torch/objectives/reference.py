@@ -21,8 +21,9 @@ from hyperpod_ft.digests import files_below, text_sha256
 from hyperpod_ft.engines.batches import Batch, PreferenceSplit, Seq2SeqBatch
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.ranks import Ranks
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.mesh import Meshes
-from hyperpod_ft.engines.torch.model import compiling, language_model
+from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.objectives.validation import forward_only
 
 _PROGRESS_SECONDS = 10.0
@@ -51,7 +52,7 @@ def add(
         split.reference = known.get(name, np.full(split.documents, np.nan, np.float32))
         _broadcast_from_rank_0(split, device)
     training = task.config.training
-    compiled = compiling.compiles(training, device)
+    compiled = devices.compiles(training, device)
 
     def log_probabilities(batch: Batch | Seq2SeqBatch) -> torch.Tensor:
         assert isinstance(batch, Batch)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from hyperpod_ft.checkpoint.verify.verify import verify
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving import models
 from hyperpod_ft.stages import consolidate, merge
@@ -62,7 +63,7 @@ def test_an_adapter_is_not_added_twice(trained: Run, tmp_path: Path) -> None:
     status, said = merged(in_files_of_its_own(model, tmp_path / "again"), adapter, output=tmp_path / "twice")
     assert status == 2 and f"is not the model that the adapter {adapter} was trained on" in said
     for look in (
-        lambda: models.find(str(model), [f"mine={adapter}"]),
+        lambda: models.find(str(model), Launchers(), [f"mine={adapter}"]),
         lambda: verify(model, adapter=adapter, base=model),
     ):
         with pytest.raises(UserError, match="merged into it already"):

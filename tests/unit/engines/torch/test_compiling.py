@@ -13,8 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from hyperpod_ft.config.sections.training import Lora, Training
 from hyperpod_ft.engines.batches import Batch
+from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.model import activations, attention, compiling, language_model, tensor_parallel
+from hyperpod_ft.engines.torch.model import activations, attention, language_model, tensor_parallel
 from hyperpod_ft.planning.families import family_of
 
 CPU = torch.device("cpu")
@@ -68,7 +69,7 @@ def losses(
     layers = list(model.model.layers)
     training = Training(activation_checkpointing=mode, compile=compiled)
     activations.checkpoint_layers(layers, training)
-    compiling.compile_layers(layers, training, CPU, root)
+    devices.compile_layers(layers, training, CPU, root)
     if offload:
         activations.offload_layers(layers, CPU, 1)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
@@ -78,7 +79,7 @@ def losses(
         batch = Batch(ids, ids, torch.arange(32).remainder(7 + 5 * step).expand(2, -1).clone())
         inputs = language_model.inputs(batch, CPU, compiled and not by_bounds)
         if by_bounds:
-            compiling.let_vary(inputs["attention_mask"], 3)
+            devices.let_vary(inputs["attention_mask"], 3)
         loss = model(**inputs)
         loss.backward()
         found.append(loss.item() / ids.numel())
@@ -121,7 +122,7 @@ def test_compiled_losses_are_those_without(tmp_path: Path) -> None:
     """With the compiler, which takes up to minutes on an empty cache; it writes below the root."""
     assert losses(tmp_path, True) == pytest.approx(losses(tmp_path, False), abs=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
-    assert list((compiling.cache_directory(tmp_path, CPU) / "inductor").iterdir())
+    assert list((devices.cache_directory(tmp_path, CPU) / "inductor").iterdir())
 
 
 def test_a_dimension_may_vary() -> None:
@@ -134,7 +135,7 @@ def test_a_dimension_may_vary() -> None:
         for size in (2, 4, 8):
             bounds = torch.ones(1, 1, 1, size)
             if vary:
-                compiling.let_vary(bounds, 3)
+                devices.let_vary(bounds, 3)
             compiled(torch.ones(2), bounds)
         return counters["stats"]["unique_graphs"]
 
@@ -149,7 +150,7 @@ def test_by_default_only_accelerators_compile(tmp_path: Path) -> None:
         (True, "cpu", True),
     ]:
         layer = torch.nn.Linear(1, 1)
-        compiling.compile_layers([layer], Training(compile=wanted), torch.device(device), tmp_path)
+        devices.compile_layers([layer], Training(compile=wanted), torch.device(device), tmp_path)
         assert ("forward" in vars(layer)) == compiled
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.interface import JobState
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.process.launcher import ProcessLauncher
-from hyperpod_ft.launch.protocol import JobState
 from hyperpod_ft.launch.status import status
 from hyperpod_ft.launch.submit import prepare, submit
 from hyperpod_ft.runs.run import Run

@@ -13,7 +13,6 @@ import pytest
 from hyperpod_ft import publish
 from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.launch.launchers import Launchers
-from hyperpod_ft.launch.slurm.launcher import SlurmLauncher
 from hyperpod_ft.launch.status import LatestMetrics, RunStatus, StageStatus, status
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results import training_summary, usage
@@ -159,9 +158,9 @@ def test_status_of_a_training_at_work_has_its_newest_rates(
 
 def test_status_has_them_once_trained(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(**TRN1)
-    assert status(run, Launchers(SlurmLauncher({"PATH": ""}))).training_summary is None
+    assert status(run, Launchers()).training_summary is None
     finish(run, "train", FACTS)
-    current = status(run, Launchers(SlurmLauncher({"PATH": ""})))
+    current = status(run, Launchers())
     show_runs.status(current)
     assert "\ntrained: 3.554 rows/s, 7,279 tokens/s, MFU 8.0%" in capsys.readouterr().out
     assert current.training_summary is not None
@@ -217,5 +216,5 @@ def test_text_where_a_number_belongs_is_a_number_that_is_not_known(
     assert found is not None
     assert (found.final_loss, found.mfu, found.cost, found.exact_train) == (None, None, 21.5, None)
     assert steps(run) is None
-    show_runs.status(status(run, Launchers.of(run)))
+    show_runs.status(status(run, Launchers()))
     assert "trained: 3.554 rows/s" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.job.job_host import JobHost
+from hyperpod_ft.job.job_host import TrainingJobHost, this_host
 from hyperpod_ft.sagemaker.container import entry, messages
 from hyperpod_ft.sagemaker.container.host import ContainerHost, Hyperparameters
 from hyperpod_ft.sagemaker.container.script import Stop
@@ -231,9 +231,9 @@ def test_the_notice_comes_well_before_the_limit() -> None:
 
 def test_the_supervisor_waits_for_the_checkpoint_as_long_as_the_notice_allows(tmp_path: Path) -> None:
     """Most of SageMaker's 15 minutes, or of Slurm's five."""
-    node = JobHost.from_environment(entry.variables(host(tmp_path), Path(sys.executable)))
-    assert node.max_runtime == 600
+    node = this_host(entry.variables(host(tmp_path), Path(sys.executable)))
+    assert isinstance(node, TrainingJobHost) and node.max_runtime == 600
     command = node.on_every_host(["bash"], "train", "/fsx/run")
     assert command[1:] == ["-m", "hyperpod_ft.sagemaker.container.on_every_host", "train", "/fsx/run", "bash"]
-    limits = [replace(node, max_runtime=seconds).seconds_to_save(300) for seconds in (600, 8 * 3600, 0)]
-    assert limits == [80, 600, 240]
+    limits = [replace(node, max_runtime=seconds).seconds_to_save(300) for seconds in (600, 8 * 3600)]
+    assert limits == [80, 600] and this_host({"SLURM_JOB_ID": "7"}).seconds_to_save(300) == 240

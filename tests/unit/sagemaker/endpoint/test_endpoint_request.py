@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ft.aws.checks.service_model import check_request, model
-from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
+from hyperpod_ft.config.instances import ENDPOINT_INSTANCES
 from hyperpod_ft.config.sections.sagemaker import Deploy
 from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.errors import UserError

@@ -1,6 +1,6 @@
 import pytest
 
-from hyperpod_ft.config.endpoint_instances import ENDPOINT_INSTANCES
+from hyperpod_ft.config.instances import ENDPOINT_INSTANCES
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.sagemaker.endpoint.fit import MEMORY_SHARE, WORK_GIB, ServedModel, fit

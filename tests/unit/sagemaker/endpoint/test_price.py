@@ -1,6 +1,6 @@
 from typing import Any
 
-from hyperpod_ft.sagemaker.endpoint.price import hosting_price
+from hyperpod_ft.sagemaker.endpoint.operations import hosting_price
 
 
 def product(price: str, **attributes: str) -> dict[str, Any]:

@@ -3,9 +3,10 @@ that of SageMaker training jobs. Each says itself what is different where its jo
 
 from __future__ import annotations  # the types below are not imported: process/chain.py imports this to stay light
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,10 +61,11 @@ class JobPreview:
     seconds: int  # its time limit
 
 
-class Launcher(Protocol):
+class Launcher(ABC):
     """Starts the scripts of a run, knows the state of their jobs, and stops them; and says where these jobs run.
 
-    What is written out here is true of jobs that run on this machine, or on nodes that share its volume.
+    Every launcher starts, knows and stops jobs in its own way. What else is said here is true of jobs that run on this
+    machine, or on nodes that share its volume; a launcher of other jobs overrides it.
     """
 
     name: ClassVar[str]  # `slurm`, `process` or `sagemaker`
@@ -72,6 +74,7 @@ class Launcher(Protocol):
     # Whether a job runs several stages, one after the other, and is created when its turn comes.
     groups_stages: ClassVar[bool] = False
 
+    @abstractmethod
     def submit(self, run: Run, stages: Sequence[StagePlan], after: After) -> None:
         """Submit the stages' scripts, each to start when those of `stages` that it needs have succeeded.
 
@@ -79,6 +82,7 @@ class Launcher(Protocol):
         `shares_volume`.
         """
 
+    @abstractmethod
     def states(self, run: Run, jobs: Sequence[Job]) -> Mapping[Job, JobState]:
         """The states of the jobs, and of others of the run that are not recorded: a submission may have been killed.
 
@@ -97,6 +101,7 @@ class Launcher(Protocol):
         """What a job has printed so far, as a file on this machine; None before it has printed anything."""
         return run.journal.log_here(job.stage, job.job_id)
 
+    @abstractmethod
     def cancel(self, run: Run, jobs: Sequence[Job]) -> None:
         """Stop the jobs and every process they started."""
 
@@ -113,4 +118,4 @@ class Launcher(Protocol):
 
         May be killed at any moment and called again: complete files stay. Raises UserError when that fails.
         """
-        return
+        return  # they are here
