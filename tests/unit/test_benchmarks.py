@@ -64,7 +64,8 @@ def test_the_dataset_benchmark_runs(tmp_path: Path) -> None:
     found = json.loads(written.read_text())
     entry, conversations = found["text"], found["conversations"]
     assert [found["output"]["rows"] for found in conversations["contenders"].values()] == [25, 500]
-    assert entry["command"] == "python -m benchmarks.datasets --cases text,conversations --copies 20 --rounds 1 --peers none"
+    typed = "python -m benchmarks.datasets --cases text,conversations --copies 20 --rounds 1 --peers none"
+    assert entry["command"] == typed
     assert [found["output"]["rows"] for found in entry["contenders"].values()] == [100, 2000]
     assert not list((tmp_path / "work").iterdir())
 
