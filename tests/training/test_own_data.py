@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
 
 def test_the_page_trains_a_newcomers_file(tmp_path: Path) -> None:
-    rows, _ = blocks(PAGE, "json")  # test_tool_calls.py trains the conversation
+    rows, _ = blocks(PAGE, "json")  # test_learning_to_call.py trains the conversation
     capitals = [pair.split() for pair in CAPITALS.split(",")]
     own = [json.dumps({"question": f"What is the capital of {land}?", "answer": city}) for land, city in capitals]
     (tmp_path / "questions.jsonl").write_text("\n".join([rows.strip(), *own, ""]), encoding="utf-8")
