@@ -22,7 +22,7 @@ def rows(found: Sequence[ShownRow]) -> None:
     examples = [(row, number, example) for row in found for number, example in enumerate(row.examples, 1)]
     for row, number, example in examples:
         said = heading(example, number, len(row.examples))
-        screen.print(Text(printable(row.where), style="bold"), Text(said) if said else "")
+        screen.print(Text(printable(row.where), style="bold"), *([Text(said)] if said else []))
         for document in example.documents:
             _document(document, screen)
     if examples:
