@@ -13,6 +13,7 @@ from hyperpod_ft import __version__
 from hyperpod_ft.annexes import annexes
 from hyperpod_ft.cli.checkpoint import app as checkpoint_app
 from hyperpod_ft.cli.clean import app as clean_app
+from hyperpod_ft.cli.data import app as data_app
 from hyperpod_ft.cli.doctor import app as doctor_app
 from hyperpod_ft.cli.evaluation import app as evaluation_app
 from hyperpod_ft.cli.init import init
@@ -30,7 +31,7 @@ app = typer.Typer(
     help="Fine-tune language models as a chain of Slurm jobs: one run file in, a merged model out.",
     cls=command_group(
         headings={
-            "A run": "init plan submit watch status logs cancel resume render",
+            "A run": "init data plan submit watch status logs cancel resume render",
             "Results": "report view list compare eval track",
             "The tuned model": "ask serve verify deploy push",
             "Many runs": "sweep clean",
@@ -44,6 +45,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(sweep_app, name="sweep", help="A run file with many settings. `sweep FILE` submits a run for each.")
+app.add_typer(data_app, name="data", help="The rows of a run file. `data show` shows what is trained of them.")
 app.add_typer(checkpoint_app)
 app.add_typer(evaluation_app)
 app.add_typer(doctor_app)

@@ -5,6 +5,7 @@ tiktoken takes a sixth of the time. Package `byte_level` decides for which model
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +32,10 @@ class Encoded:
 
 class Backend(Protocol):
     """A library that tokenizes: tokenizers or tiktoken."""
+
+    @property
+    def library(self) -> Any:
+        """The same tokenizer in the `tokenizers` library."""
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Encode each text separately. Adds no special tokens, but recognizes those written in the text."""
@@ -67,6 +72,18 @@ class Encoder:
         """Text with special tokens; only of an encoder that renders chats."""
         assert self.tokenizer is not None
         return str(self.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Where the characters of each of a text's tokens are in it."""
+        return tokenizer.offsets(self._library, text)
+
+    def token(self, token: int) -> str:
+        """How the tokenizer writes a special token."""
+        return str(self._library.id_to_token(token))
+
+    @property
+    def _library(self) -> Any:
+        return self.tokenizer.backend_tokenizer if self.tokenizer else self.backend.library
 
     @classmethod
     def of(cls, loaded: Tokenizer, backend: Backend | None = None) -> "Encoder":
@@ -131,9 +148,13 @@ class RankedBackend:
         try:
             return self._encode(texts)
         except ValueError:  # its regex engine gives up on half a million spaces in a row
-            from tokenizers import Tokenizer as Library  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+            return LibraryBackend(self.library).encode(texts)
 
-            return LibraryBackend(Library.from_file(str(self.file))).encode(texts)
+    @cached_property
+    def library(self) -> Any:
+        from tokenizers import Tokenizer as Library  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+
+        return Library.from_file(str(self.file))
 
     def _encode(self, texts: Sequence[str]) -> Encoded:
         # In one call: for short texts, the call takes longer than encoding.

@@ -123,27 +123,29 @@ def sliced(directory: Path, chunks: list[Chunk], split: str) -> list[Chunk]:
     """What `dataset.split` leaves of the chunks; a slice makes this count their raw rows. Raises UserError if none."""
     if "[" not in split:
         return chunks
-    counts = [_count(directory, chunk) for chunk in chunks]
+    counts = [count(directory, chunk) for chunk in chunks]
     kept = source_files.rows_of(split, sum(counts))
     if not kept:
         raise UserError(f"dataset.split: {split} has none of the {sum(counts):,} raw rows", "choose other rows")
     found, before = [], 0
-    for chunk, count in zip(chunks, counts, strict=True):
-        first, stop = max(kept.start - before, 0), min(kept.stop - before, count)
+    for chunk, rows in zip(chunks, counts, strict=True):
+        first, stop = max(kept.start - before, 0), min(kept.stop - before, rows)
         if first < stop:
             found.append(replace(chunk, rows=(first, stop)))
-        before += count
+        before += rows
     return found
 
 
-def _count(directory: Path, chunk: Chunk) -> int:
+def count(directory: Path, chunk: Chunk) -> int:
+    """How many raw rows a chunk has."""
     if chunk.kind == "lines":
-        return sum(1 for _ in _lines(directory / chunk.file, chunk))
+        return sum(1 for _ in islice(_lines(directory / chunk.file, chunk), *chunk.rows))
     if chunk.kind == "array":
         return sum(1 for _ in read(directory, chunk))
     from pyarrow import parquet  # noqa: PLC0415
 
-    return int(parquet.read_metadata(directory / chunk.file).row_group(chunk.start).num_rows)
+    there = int(parquet.read_metadata(directory / chunk.file).row_group(chunk.start).num_rows)
+    return len(range(there)[slice(*chunk.rows)])
 
 
 def read(directory: Path, chunk: Chunk, wanted: Container[int] | None = None) -> Iterator[RawRow | BadRow]:

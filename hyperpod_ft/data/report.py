@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.data.inspection.shown import Tally
 from hyperpod_ft.data.reading import BadRow
 from hyperpod_ft.data.tokenization import TOO_LONG, ChatCount, TokenizedChunk
 from hyperpod_ft.errors import UserError, printable
@@ -114,6 +115,7 @@ class ChatReport:
     ends: tuple[EndOfTurn, ...]
     compared_examples: int
     compared_turns: int
+    compared_tokens: tuple[Tally, ...]  # of these examples, by reason
 
     def lines(self) -> Iterator[str]:
         yield (
@@ -124,6 +126,8 @@ class ChatReport:
             f"contexts: of {self.compared_turns:,} turns in {self.compared_examples:,} sampled examples, each is what a"
             " server reads, token by token"
         )
+        by_reason = ", ".join(f"{one.reason} {one.tokens:,} ({one.trained:,} trained)" for one in self.compared_tokens)
+        yield f"tokens of these examples: {by_reason}"
         if self.left_out:
             yield f"examples left out of conversations that are used: {self.left_out:,}"
         if self.loses_reasoning:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import reading
 from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.inspection import examples as inspection
+from hyperpod_ft.data.inspection.shown import ShownExample
 from hyperpod_ft.data.prepared import Sample, SplitName
 from hyperpod_ft.data.reading import Chunk, RawRow
 from hyperpod_ft.data.text import formats
@@ -79,14 +81,20 @@ class SampleReader:
             *(("validation", example) for example in drawn.validation[:SAMPLES_PER_SPLIT].tolist()),
         ]
         found = self.examples(np.array([example for _, example in wanted], np.int64))
-        chosen = [(split, found[example][1]) for split, example in wanted]
+        chosen = [(split, found[example][1][0]) for split, example in wanted]
         return [Sample.of(split, example) for split, example in chosen if example.prompt.strip()]
 
-    def examples(self, wanted: NDArray[np.int64]) -> dict[int, tuple[RawRow, Example]]:
-        """Examples by their number, each with its raw row; of a preference, the chosen document."""
+    def shown(self, wanted: NDArray[np.int64]) -> list[ShownExample]:
+        """Examples token by token, in the order in which they are wanted."""
+        found = self.examples(wanted)
+        chosen = [found[example] for example in wanted.tolist()]
+        return [inspection.shown(row.where, documents, self.dataset, self.encoder) for row, documents in chosen]
+
+    def examples(self, wanted: NDArray[np.int64]) -> dict[int, tuple[RawRow, tuple[Example, ...]]]:
+        """Examples by their number, each with its raw row and its documents."""
         ends = np.cumsum([len(origins) for origins in self.origins])
         chunk_of = np.searchsorted(ends, wanted, side="right")
-        found: dict[int, tuple[RawRow, Example]] = {}
+        found: dict[int, tuple[RawRow, tuple[Example, ...]]] = {}
         for number in np.unique(chunk_of).tolist():
             here = np.sort(wanted[chunk_of == number])
             origins = self.origins[number][here - (ends[number] - len(self.origins[number]))]
@@ -97,5 +105,5 @@ class SampleReader:
                 row = read[ordinal]
                 assert isinstance(row, RawRow)  # it became an example the first time
                 (made,) = separated([formats.examples(self.dataset, row.values, self.encoder.tokenizer)], self.encoder)
-                found[example] = row, made[place][0]
+                found[example] = row, made[place]
         return found

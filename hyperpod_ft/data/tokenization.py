@@ -53,9 +53,19 @@ class Tokens:
         """The first `lengths` tokens of each document; documents of length 0 are removed."""
         if np.array_equal(lengths, self.lengths) and lengths.all():
             return self
-        within = np.arange(len(self.ids)) - np.repeat(self.starts, self.lengths)
-        kept = within < np.repeat(lengths, self.lengths)
+        kept = self.first(lengths)
         return Tokens(self.ids[kept], self.trained[kept], lengths[lengths > 0])
+
+    def first(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which tokens are the first `lengths` of each document: bool [tokens]."""
+        within = np.arange(len(self.ids)) - np.repeat(self.starts, self.lengths)
+        return np.asarray(within < np.repeat(lengths, self.lengths))
+
+    def only(self, kept: NDArray[np.bool_]) -> "Tokens":
+        """These tokens (bool [tokens]), at least one of each document."""
+        if kept.all():
+            return self
+        return Tokens(self.ids[kept], self.trained[kept], np.add.reduceat(kept, self.starts, dtype=np.int64))
 
 
 class TokenStream:
@@ -158,33 +168,23 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
     made = separated(made, encoder)
     examples = [example for of_row in made for example in of_row]
     origins = [(number, place) for number, of_row in enumerate(made) for place in range(len(of_row))]
-    tokens = tokenize([document for example in examples for document in example], dataset, encoder)
-    shortened, shape = _shortened(tokens, dataset), (-1, dataset.documents_per_example)
-    lengths = tokens.lengths.reshape(shape).sum(1)
-    nothing = (tokens.label_tokens.reshape(shape) == 0).any(1)
-    overlong = ~nothing & (shortened.lengths < tokens.lengths).reshape(shape).any(1)
-    dropped = overlong & (dataset.overlong == "drop")
-    truncated = overlong & ~dropped
-    emptied = truncated & (shortened.label_tokens.reshape(shape) == 0).any(1)
-    kept = ~(nothing | dropped | emptied)
+    fitted = Fitted.of(tokenize([document for example in examples for document in example], dataset, encoder), dataset)
+    kept = fitted.kept
     used = {origins[index][0] for index in np.flatnonzero(kept).tolist()}
     unusable: dict[int, BadRow] = {}
-    for index in np.flatnonzero(nothing | dropped).tolist():
+    for index in np.flatnonzero(fitted.nothing | fitted.dropped).tolist():
         number = origins[index][0]
-        reason, detail = NOTHING_TO_LEARN, f"{lengths[index]} tokens"
-        if dropped[index]:
-            reason, detail = TOO_LONG, _too_long(lengths[index], tokens.label_tokens[index], dataset)
         if number not in used:
-            unusable.setdefault(number, BadRow(rows[number][1].where, reason, detail))
+            unusable.setdefault(number, fitted.why_unusable(index, rows[number][1].where))
     bad += [(rows[number][0], row) for number, row in unusable.items()]
     bad.sort(key=lambda entry: entry[0])
-    left = shortened.cut(np.where(kept[:, None], shortened.lengths.reshape(shape), 0).ravel())
+    left = fitted.left
     return TokenizedChunk(
         tokens=left,
         origins=np.array([(rows[number][0], place) for number, place in origins], np.int32).reshape(-1, 2)[kept],
         raw_rows=len(found),
-        truncated=int((truncated & kept).sum()),
-        emptied=int(emptied.sum()),
+        truncated=int((fitted.truncated & kept).sum()),
+        emptied=int(fitted.emptied.sum()),
         chats=ChatCount.of(made, kept, used, left) if dataset.format == "chat" else ChatCount(),
         unused=frozenset(unused.names),
         bad=Counter(row.reason for _, row in bad),
@@ -231,21 +231,63 @@ def separated(made: Sequence[Sequence[tuple[Example, ...]]], encoder: Encoder) -
     ]
 
 
-def _shortened(tokens: Tokens, dataset: Dataset) -> Tokens:
-    """The examples, each cut to the length that it may have."""
+@dataclass(frozen=True)
+class Fitted:
+    """Examples and the lengths that they may have.
+
+    within: bool [tokens], which tokens remain when each example is cut to its length; shortened: these tokens; the
+    others bool [examples]: without a token to learn; dropped as too long; cut; cut, and no completion is left.
+    """
+
+    tokens: Tokens
+    dataset: Dataset
+    within: NDArray[np.bool_]
+    shortened: Tokens
+    nothing: NDArray[np.bool_]
+    dropped: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    emptied: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, tokens: Tokens, dataset: Dataset) -> "Fitted":
+        within, shape = _within(tokens, dataset), (-1, dataset.documents_per_example)
+        shortened = tokens.only(within)
+        nothing = (tokens.label_tokens.reshape(shape) == 0).any(1)
+        overlong = ~nothing & (shortened.lengths < tokens.lengths).reshape(shape).any(1)
+        dropped = overlong & (dataset.overlong == "drop")
+        truncated = overlong & ~dropped
+        emptied = truncated & (shortened.label_tokens.reshape(shape) == 0).any(1)
+        return cls(tokens, dataset, within, shortened, nothing, dropped, truncated, emptied)
+
+    @property
+    def kept(self) -> NDArray[np.bool_]:
+        """Which examples are trained."""
+        return np.asarray(~(self.nothing | self.dropped | self.emptied))
+
+    @property
+    def left(self) -> Tokens:
+        """The documents of the examples that are trained, as they are trained."""
+        lengths = self.shortened.lengths.reshape(-1, self.dataset.documents_per_example)
+        return self.shortened.cut(np.where(self.kept[:, None], lengths, 0).ravel())
+
+    def why_unusable(self, example: int, where: str) -> BadRow:
+        """The bad row of an example with nothing to learn, or one that is dropped."""
+        length = int(self.tokens.lengths.reshape(-1, self.dataset.documents_per_example)[example].sum())
+        if self.dropped[example]:
+            return BadRow(where, TOO_LONG, _too_long(length, self.tokens.label_tokens[example], self.dataset))
+        return BadRow(where, NOTHING_TO_LEARN, f"{length} tokens")
+
+
+def _within(tokens: Tokens, dataset: Dataset) -> NDArray[np.bool_]:
+    """Which tokens remain of examples that are cut to the length that each may have."""
     lengths = tokens.lengths
     if dataset.packing == "wrapped":
-        return tokens
-    if dataset.max_target_length is None:
-        documents = lengths.reshape(-1, dataset.documents_per_example)
-        return tokens.cut(_cut_to_fit(documents, dataset.max_length).ravel())
-    targets = tokens.label_tokens
-    longest = dataset.max_length, dataset.max_target_length
-    kept = kept_tokens(tokens.trained, lengths, targets, longest)
-    if kept.all():
-        return tokens
-    shortened = np.minimum(lengths - targets, longest[0]) + np.minimum(targets, longest[1])
-    return Tokens(tokens.ids[kept], tokens.trained[kept], shortened)
+        return np.ones(len(tokens.ids), np.bool_)
+    if dataset.max_target_length is not None:
+        longest = dataset.max_length, dataset.max_target_length
+        return kept_tokens(tokens.trained, lengths, tokens.label_tokens, longest)
+    fitting = _cut_to_fit(lengths.reshape(-1, dataset.documents_per_example), dataset.max_length).ravel()
+    return tokens.first(fitting)
 
 
 def _cut_to_fit(documents: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
@@ -311,9 +353,7 @@ def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) ->
 
 def _tokens_before(place: int, text: str, encoder: Encoder) -> int:
     """How many tokens of a text begin before the character `place`."""
-    assert encoder.tokenizer is not None
-    offsets = encoder.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).offsets
-    return sum(start < place for start, _ in offsets)
+    return sum(start < place for start, _ in encoder.offsets(text))
 
 
 def _adds_bos(

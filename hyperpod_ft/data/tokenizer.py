@@ -84,6 +84,13 @@ def encode(library: Any, texts: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)]
 
 
+def offsets(library: Any, text: str) -> list[tuple[int, int]]:
+    """Where the characters of each token of `encode` are in a text; tokens that share a character overlap."""
+    library.no_truncation()
+    library.no_padding()
+    return list(library.encode(text, add_special_tokens=False).offsets)
+
+
 def prompt_ids(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> list[int]:
     """A prompt's ids exactly as in training: with BOS, if the tokenizer adds one and the text has none.
 

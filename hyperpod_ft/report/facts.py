@@ -1,5 +1,8 @@
 """The figures, counts and lists on the page about one run."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from hyperpod_ft.progress import count
 from hyperpod_ft.report.numbers import duration, number, percent
 from hyperpod_ft.report.run_report import Accelerators, RunReport
@@ -77,6 +80,7 @@ def dataset_facts(report: RunReport) -> list[tuple[str, str]]:
         ("Padding", percent(facts["padding_share"])),
         ("Truncated, or dropped as too long", f"{facts['truncated']:,}, {facts['dropped']:,}"),
     ]
+    found += _chat_facts(facts["chats"])
     if lengths := facts.get("lengths"):
         text = (
             f"median {number(lengths['median'])}, mean {number(lengths['mean'])}, longest {lengths['longest']:,} tokens"
@@ -86,6 +90,22 @@ def dataset_facts(report: RunReport) -> list[tuple[str, str]]:
         text = f"{facts['unknown_tokens']:,} in {facts['unknown_in']:,} examples: text without a token of the tokenizer"
         found.append(("Unknown tokens", text))
     return found
+
+
+def _chat_facts(chats: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of conversations; none for other formats."""
+    if not chats:
+        return []
+    tokens = [
+        f"{one['reason']} {one['tokens']:,}, {percent(one['trained'] / one['tokens'])}"
+        for one in chats["compared_tokens"]
+    ]
+    return [
+        ("Trained turns", f"{chats['turns']:,}"),
+        ("Conversations that became several examples", f"{chats['unrolled']:,}"),
+        ("Examples left out of used conversations", f"{chats['left_out']:,}"),
+        (f"Tokens of {count(chats['compared_examples'], 'sampled example')}, trained share", "; ".join(tokens)),
+    ]
 
 
 def packages(report: RunReport) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.sections.training import rows_per_step
+from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.status import ACTIVE, MAY_CHANGE, RunStatus, StageStatus, State
@@ -31,6 +32,7 @@ _DATASET_FACTS = (
     *("rows_read", "rows_used", "bad_rows", "train_examples", "validation_examples", "train_rows", "validation_rows"),
     *("tokens", "label_tokens", "padding_share", "truncated", "dropped", "unknown_tokens"),
 )
+_CHAT_FACTS = ("turns", "unrolled", "left_out", "compared_examples")
 
 
 def gather(run: Run, status: RunStatus | None = None) -> RunReport:
@@ -67,6 +69,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         stages=_stages(run.plan, records, status),
         accelerators=_accelerators(run, spans),
         dataset=_dataset(records),
+        shown=shown.read(run.paths.dataset_path) if "dataset" in records else (),
         samples=samples,
         evaluations=evaluations(run),
         training_summary=summary_of(run),
@@ -189,8 +192,23 @@ def _accelerators(run: Run, spans: Sequence[TimelineSpan]) -> Accelerators | Non
 def _dataset(records: Mapping[str, Record]) -> Mapping[str, Any]:
     """The facts about the rows; none if the record lacks one, or one is damaged."""
     facts = records["dataset"].facts if "dataset" in records else {}
-    is_whole = facts.get("tokens") and all(finite(facts.get(name)) is not None for name in _DATASET_FACTS)
+    is_whole = facts.get("tokens") and _has(facts, _DATASET_FACTS)
+    return {**facts, "chats": _chats(facts.get("chats"))} if is_whole else {}
+
+
+def _chats(facts: Any) -> Mapping[str, Any]:
+    """Those about conversations; none for other formats, of an earlier version, or if one is damaged."""
+    if not isinstance(facts, dict) or not _has(facts, _CHAT_FACTS):
+        return {}
+    tokens = facts.get("compared_tokens")
+    is_whole = isinstance(tokens, list) and all(
+        isinstance(one, dict) and one.get("tokens") and _has(one, ("tokens", "trained")) for one in tokens
+    )
     return facts if is_whole else {}
+
+
+def _has(facts: Mapping[str, Any], names: Sequence[str]) -> bool:
+    return all(finite(facts.get(name)) is not None for name in names)
 
 
 def _samples(paths: RunPaths, records: Mapping[str, Record]) -> Samples | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
+from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.report import numbers
 from hyperpod_ft.shipped import shipped
 
@@ -39,7 +40,9 @@ def environment() -> "jinja2.Environment":
         "moment": numbers.moment,
         "percent": numbers.percent,
         "clip": _clip,
+        "line_breaks": _line_breaks,
     }
+    made.globals |= {"meanings": shown.MEANINGS, "heading": shown.heading, "tallies": shown.tallies}
     return made
 
 
@@ -61,6 +64,11 @@ def content_policy(assets: Mapping[str, str], *, connects: bool, forms: bool = F
 
 def _own(allowed: bool) -> str:
     return "'self'" if allowed else "'none'"
+
+
+def _line_breaks(text: str) -> str:
+    """Visible, since they may be trained."""
+    return text.replace("\n", "↵\n")
 
 
 def _clip(text: str) -> str:

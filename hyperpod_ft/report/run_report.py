@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hyperpod_ft.data.inspection.shown import ShownExample
 from hyperpod_ft.launch.status import State
 from hyperpod_ft.report.numbers import last_known
 from hyperpod_ft.runs.jobs import Submission
@@ -91,6 +92,7 @@ class RunReport:
     stages: Sequence[StageSummary]
     accelerators: Accelerators | None
     dataset: Mapping[str, Any]  # facts of stage dataset
+    shown: Sequence[ShownExample]  # examples of its rows, token by token
     samples: Samples | None
     evaluations: Sequence[EvaluationResult]
     training_summary: TrainingSummary | None  # once trained

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 
 Kind = Literal["model", "dataset"]
@@ -30,6 +31,12 @@ def dataset_asset(config: RunConfig) -> Asset:
 def base_model(config: RunConfig) -> Path:
     """The directory in which stage download puts the base model."""
     return config.root / "models" / model_asset(config).slug
+
+
+def raw_dataset(config: RunConfig) -> Path:
+    """The directory of the dataset's own files. Its name has a digest of what chooses them: two runs may differ."""
+    wanted = text_sha256("\n".join([*config.dataset.files, config.dataset.split_name]))[:6]
+    return config.root / "datasets" / "raw" / f"{dataset_asset(config).slug}-{wanted}"
 
 
 def early_config(config: RunConfig) -> Path:

@@ -176,9 +176,8 @@ class RunPaths(TrainingPaths):
 
     @property
     def raw_dataset(self) -> Path:
-        """The dataset's own files. Its name has a digest of what chooses them: two runs may select different ones."""
-        wanted = text_sha256("\n".join([*self._config.dataset.files, self._config.dataset.split_name]))[:6]
-        return self.root / "datasets" / "raw" / f"{assets.dataset_asset(self._config).slug}-{wanted}"
+        """The dataset's own files."""
+        return assets.raw_dataset(self._config)
 
     @property
     def dataset_path(self) -> Path:

@@ -29,6 +29,8 @@ from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import context_check, packing, prepared, reading, tokenizer, workers
 from hyperpod_ft.data.columns import LISTED
 from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.inspection import examples as inspection
+from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.data.packing import PackedRows, Packing
 from hyperpod_ft.data.prepared import SplitName
 from hyperpod_ft.data.reading import Chunk
@@ -40,6 +42,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 _PROGRESS_SECONDS = 5.0
+_SHOWN = 10  # examples that the report shows token by token
 _TOKENS_PER_BLOCK = 1 << 17  # written at once: a block that fits the processor's cache takes half the time
 
 Fill = Callable[[int, int], PackedRows | Seq2SeqRows]
@@ -49,7 +52,7 @@ Fill = Callable[[int, int], PackedRows | Seq2SeqRows]
 def work(run: Run) -> Result:
     dataset = run.config.dataset
     start = _decoder_start(run)
-    encoder = Encoder.load(run.paths.base_model, chat=dataset.format in ("chat", "preference"))
+    encoder = Encoder.load(run.paths.base_model, chat=dataset.may_have_messages)
     chunks = reading.sliced(run.paths.raw_dataset, reading.chunks(run.paths.raw_dataset), dataset.split)
     run.paths.dataset_path.parent.mkdir(parents=True, exist_ok=True)
     stream = TokenStream(run.paths.dataset_path.parent)
@@ -68,6 +71,7 @@ def work(run: Run) -> Result:
         chats = _chat_report(counts.chats, ends, reader, examples, drawn) if dataset.format == "chat" else None
         report = _report(counts, examples, drawn, packings, dataset, encoder.unknown, chats)
         prepared.write_samples(directory, reader.samples(drawn))
+        shown.write(directory, reader.shown(drawn.train[:_SHOWN]))
         prepared.write_report(directory, report.as_dict())
     for line in report.lines():
         print(line, flush=True)
@@ -142,10 +146,12 @@ def _chat_report(
     wanted = np.concatenate([drawn.train, drawn.validation])[: context_check.ROWS]
     assert reader.encoder.tokenizer is not None
     compared = 0
-    for number, (row, example) in reader.examples(wanted).items():
+    sampled = []
+    for number, (row, documents) in reader.examples(wanted).items():
         tokens = slice(examples.starts[number], examples.starts[number] + examples.lengths[number])
         ids, trained = examples.ids[tokens], examples.trained[tokens]
-        compared += context_check.check(row, example, reader.dataset, reader.encoder.tokenizer, ids, trained)
+        compared += context_check.check(row, documents[0], reader.dataset, reader.encoder.tokenizer, ids, trained)
+        sampled.append(inspection.shown(row.where, documents, reader.dataset, reader.encoder))
     return ChatReport(
         turns=counts.turns,
         unrolled=counts.unrolled,
@@ -154,6 +160,7 @@ def _chat_report(
         ends=tuple(ends),
         compared_examples=len(wanted),
         compared_turns=compared,
+        compared_tokens=shown.tallies(sampled),
     )
 
 

@@ -123,6 +123,11 @@ class Dataset(Section):
         return self.split.partition("[")[0]
 
     @property
+    def may_have_messages(self) -> bool:
+        """Whether rows may be messages, which the tokenizer's chat template writes."""
+        return self.format in ("chat", "preference")
+
+    @property
     def documents_per_example(self) -> int:
         """The number of documents that a raw row becomes: two for a preference, chosen and rejected."""
         return 2 if self.format == "preference" else 1

@@ -62,9 +62,9 @@ def examples(
     renderer = rendering.of(tokenizer, given)
     found = turns(given, renderer, train_on=train_on, reasoning_trained=reasoning_trained)
     if all_trained:
-        last = _example([found[-1]], renderer)
+        last = _example([found[-1]], given, renderer)
         return [replace(last, segments=tuple(replace(segment, trained=True) for segment in last.segments))]
-    return [_example(row, renderer) for row in examples_of(found)]
+    return [_example(row, given, renderer) for row in examples_of(found)]
 
 
 def last_turns(given: Conversation, tokenizer: Tokenizer, count: int) -> Example:
@@ -75,7 +75,7 @@ def last_turns(given: Conversation, tokenizer: Tokenizer, count: int) -> Example
     rows = examples_of(turns(given, renderer)[-count:])
     if len(rows) > 1:
         raise RowError("completion of several turns that the chat template rewrites", f"{count} turns of the assistant")
-    return _example(rows[0], renderer)
+    return _example(rows[0], given, renderer)
 
 
 def prompt(
@@ -98,6 +98,24 @@ def request(given: Conversation, tokenizer: Tokenizer, place: int) -> str:
     """The text that the answer at a place of a conversation follows. Raises what `prompt` raises."""
     renderer = rendering.of(tokenizer, given)
     return renderer.text(renderer.presentation.messages(given.messages[:place]), given, ask=True)
+
+
+def generation_prompt(given: Conversation, tokenizer: Tokenizer, place: int) -> str:
+    """The end of `request` that only asks for the answer."""
+    renderer = rendering.of(tokenizer, given)
+    asked = request(given, tokenizer, place)
+    return asked[_shared(asked, renderer.text(renderer.presentation.messages(given.messages[:place]), given)) :]
+
+
+def reasoning_of(message: Mapping[str, Any]) -> str:
+    """What a message of the assistant has as its reasoning, under its own key or within its content."""
+    inline = _INLINE.match(message["content"])
+    return str(message.get(_REASONING) or (inline[1] if inline else "")).strip()
+
+
+def answer_of(message: Mapping[str, Any]) -> str:
+    """A message's content without reasoning."""
+    return str(_without_reasoning(message)["content"]).strip()
 
 
 def without_reasoning(given: Conversation) -> Conversation:
@@ -175,11 +193,6 @@ def _without_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _reasoning_of(message: Mapping[str, Any]) -> str:
-    inline = _INLINE.match(message["content"])
-    return str(message.get(_REASONING) or (inline[1] if inline else "")).strip()
-
-
 def _turn(
     given: Conversation, renderer: ChatRenderer, shown: Sequence[Mapping[str, Any]], place: int, reasoning_trained: bool
 ) -> Turn:
@@ -187,7 +200,7 @@ def _turn(
     context = renderer.text(shown[:place], given, ask=True)
     after = renderer.text(shown[: place + 1], given)
     written = _continuation(given, renderer, shown, place, context, after)
-    if written is None and _reasoning_of(message) and not _OPEN.search(context):
+    if written is None and reasoning_of(message) and not _OPEN.search(context):
         # the generation prompt closes what was thought before it began: only the answer can follow
         plain = renderer.presentation.messages([_without_reasoning(message)])
         after = renderer.text([*shown[:place], *plain], given)
@@ -200,7 +213,7 @@ def _turn(
         )
     target = written.rstrip()
     _check_shown(message, target, where)
-    thought = _reasoning_of(message)
+    thought = reasoning_of(message)
     found = target.find(thought) if thought else -1
     untrained = found + len(thought) if found >= 0 and not reasoning_trained else 0
     return Turn(place, context, target, untrained, bool(thought) and found < 0)
@@ -229,7 +242,7 @@ def _continuation(
     if (thinking := _OPEN.search(context)) and after.startswith(context[: thinking.start()]):
         # as DeepSeek-R1: asks for thoughts, and leaves them out of the answers that it writes
         answer = after[thinking.start() :].lstrip("\n")
-        return f"{_reasoning_of(given.messages[place])}\n</think>\n\n{answer}"
+        return f"{reasoning_of(given.messages[place])}\n</think>\n\n{answer}"
     return None
 
 
@@ -252,7 +265,7 @@ def _has_request(text: str, content: str) -> bool:
 
 
 def _check_shown(message: Mapping[str, Any], target: str, where: str) -> None:
-    answer = _without_reasoning(message)["content"].strip()
+    answer = answer_of(message)
     if not target.strip() or (answer and answer.splitlines()[-1].strip() not in target):
         raise RowError("chat template omits the answer", where)
     for call in message.get("tool_calls", ()):
@@ -273,19 +286,20 @@ def examples_of(found: Sequence[Turn]) -> list[list[Turn]]:
     return rows[::-1]
 
 
-def _example(row: Sequence[Turn], renderer: ChatRenderer) -> Example:
+def _example(row: Sequence[Turn], given: Conversation, renderer: ChatRenderer) -> Example:
     segments, written = [], 0
     for turn in row:
         segments.append(Segment(turn.context[written:], False))
         segments.append(Segment(turn.target, True, turn.untrained))
         written = len(turn.text)
     last = row[-1]
-    end = next(filter(last.target.endswith, renderer.ends), "")
+    end = renderer.end(last.target)
     return Example(
         last.context,
         last.target.removesuffix(end).strip(),
         tuple(segments),
         templated=True,
+        conversation=given,
         places=tuple(turn.place for turn in row),
         loses_reasoning=sum(turn.loses_reasoning for turn in row),
     )
@@ -299,5 +313,6 @@ def alone(example: Example) -> list[Example]:
         target = example.segments[2 * number + 1]
         segments = (Segment(context, False), target)
         lost = 0 if number else example.loses_reasoning
-        made.append(Example(context, target.text, segments, templated=True, places=(place,), loses_reasoning=lost))
+        of_turn = replace(example, prompt=context, completion=target.text, segments=segments, places=(place,))
+        made.append(replace(of_turn, loses_reasoning=lost))
     return [*made[:-1], replace(made[-1], completion=example.completion)]

@@ -1,8 +1,12 @@
 """Example: a raw row as text, or one of the two documents of a preference."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hyperpod_ft.errors import UserError
+
+if TYPE_CHECKING:
+    from hyperpod_ft.data.text.conversation import Conversation
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Example:
     completion: str
     segments: tuple[Segment, ...]
     templated: bool = False  # a chat template wrote it, with its special tokens
+    conversation: "Conversation | None" = field(default=None, compare=False)  # that it is of
     places: tuple[int, ...] = ()  # of its turns in the conversation; every other segment is one of them
     loses_reasoning: int = 0  # turns whose reasoning the chat template does not write
 

@@ -99,6 +99,10 @@ class ChatRenderer:
         """Whether the template marks the assistant's turns with {% generation %}, as transformers decides it."""
         return bool(_MARKS_TURNS.search(self.template))
 
+    def end(self, turn: str) -> str:
+        """The special token that ends a turn; empty if none does."""
+        return next(filter(turn.endswith, self.ends), "")
+
     def text(self, messages: Sequence[Mapping[str, Any]], conversation: Conversation, *, ask: bool = False) -> str:
         """`messages` as text, with the tools and settings of `conversation`; `ask`: an answer follows.
 

@@ -122,7 +122,7 @@ def test_help_at_80_columns_names_every_command_once_with_a_whole_sentence(monke
         for name, command in group.commands.items():
             assert shown.count(f"\n  {name}  ") == 1
             assert command.get_short_help_str(1000).replace(" ", "") in "".join(shown.split())
-    assert len(groups) == 6
+    assert len(groups) == 7
 
 
 def test_a_table_in_a_pipe_is_as_wide_as_the_terminal_beside_it(tmp_path: Path) -> None:

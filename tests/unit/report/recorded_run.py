@@ -8,6 +8,8 @@ from typing import Any
 
 from hyperpod_ft import publish
 from hyperpod_ft.config import run_file
+from hyperpod_ft.data.inspection import shown
+from hyperpod_ft.data.inspection.shown import ShownDocument, ShownExample, ShownToken
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt, NodeFailure
 from hyperpod_ft.runs.job_files import banner
@@ -37,6 +39,16 @@ DATASET = {
     "bad_rows": 2,
     "bad_reasons": {"empty": 2},
     "bad_listed": [],
+    "chats": {
+        "turns": 120,
+        "unrolled": 7,
+        "left_out": 1,
+        "compared_examples": 98,
+        "compared_tokens": [
+            {"reason": "user", "tokens": 3000, "trained": 0},
+            {"reason": "answer", "tokens": 1000, "trained": 1000},
+        ],
+    },
     "lengths": {"median": 30.0, "mean": 40.0, "longest": 119, "bin_width": 40, "counts": [50, 30, 18]},
 }
 
@@ -66,6 +78,8 @@ def recorded_run(base: Path, steps: int = 100, prompt: str = "What is up?", **ov
         attempt = Usage("4", at(started), seconds, 1, 0)
         publish.write_json(run.paths.usage_path / f"{started}.json", asdict(attempt))
     _samples(prompt).write(run.paths.samples_path)
+    run.paths.dataset_path.mkdir(parents=True)
+    shown.write(run.paths.dataset_path, [_shown(prompt)])
     run.journal.add_submission(
         Submission(at(0), ["x"], "/home/me", "me", "head", "0.1.0", "/fsx/code/0.1.0-1", None), "1"
     )
@@ -135,6 +149,19 @@ def _record(run: Run, stage: str, job_id: str) -> None:
     publish.write_text(marker, "0\n")
     ended = unix_time(at(started + seconds + 2))
     os.utime(marker, (ended, ended))
+
+
+def _shown(prompt: str) -> ShownExample:
+    """An example that trains message 2."""
+    tokens = [
+        ShownToken("<|start|>", False, "template"),
+        ShownToken(prompt, False, "user"),
+        ShownToken("\n", False, "header"),
+        ShownToken("the", True, "answer"),
+        ShownToken(" sky", True, "answer"),
+        ShownToken("<|end|>", True, "end of turn"),
+    ]
+    return ShownExample("rows.jsonl:7", (2,), "", (ShownDocument.of("", tokens),))
 
 
 def _samples(prompt: str) -> Samples:

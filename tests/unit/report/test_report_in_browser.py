@@ -70,6 +70,24 @@ def test_texts_of_a_run_are_shown_and_not_executed(window: Browser, page: Path) 
     assert window.run("return window.attacked") is None
 
 
+def test_examples_are_folded_and_marked(window: Browser, page: Path) -> None:
+    show(window, page)
+    is_visible = "return document.querySelector('.tokens').checkVisibility()"
+    assert not window.run(is_visible)
+    window.run("document.querySelector('#shown').open = true")
+    assert window.run(is_visible)
+    assert HOSTILE in window.text(".tokens")
+    assert window.texts(".tokens mark") == ["the sky", "<|end|>"]
+    colors = window.run(
+        "return [...document.querySelectorAll('.tokens mark')].map(e => getComputedStyle(e).borderBottomColor)"
+    )
+    assert len(set(colors)) == 2, "an answer, and the end of a turn"
+    for width in (1000, 360):
+        window.resize(width, 640)
+        assert window.run("return document.documentElement.scrollWidth") <= width
+    assert window.complaints() == []
+
+
 def test_the_mouse_reads_values_and_zooms(window: Browser, page: Path) -> None:
     show(window, page)
     window.point(f"{LOSS} .u-over", 0.0)

@@ -77,6 +77,20 @@ def test_answers_that_are_right_by_pattern_are_counted_and_marked(tmp_path: Path
     assert '<p>see #7</p><span class="exact">right</span>' in page and "generate.answer_pattern" in page
 
 
+def test_examples_are_shown_token_by_token(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path, prompt="Why <b>?")
+    report = gather(run)
+    found = dict(facts.dataset_facts(report))
+    assert found["Conversations that became several examples"] == "7"
+    assert found["Tokens of 98 sampled examples, trained share"] == "user 3,000, 0%; answer 1,000, 100%"
+    page = report_page([report])
+    assert '<mark class="answer" title="answer, trained, 2 tokens"><i>the</i><i> sky</i></mark>' in page
+    assert '<span class="user" title="user, not trained, 1 token"><i>Why &lt;b&gt;?</i></span>' in page
+    assert "trains message 2; 6 tokens, 3 of them trained (50%)" in page and "rows.jsonl:7" in page
+    (run.paths.dataset_path / "shown.json").write_text("[{]")
+    assert "token by token" not in report_page([gather(run)]), "as of a dataset that an earlier version prepared"
+
+
 def test_scores_of_evaluations_stand_beside_each_other(tmp_path: Path) -> None:
     def metric(task: str, higher: bool | None) -> Metric:
         return Metric(task, "acc", "none", "1", 5, 10, "", higher)
@@ -116,6 +130,12 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
 
 def test_damaged_facts_are_left_out(tmp_path: Path) -> None:
     run = recorded_run(tmp_path)
+    assert gather(run).dataset["chats"]["turns"] == 120
+    record = json.loads(run.paths.record_path("dataset").read_text())
+    for chats in (None, {"turns": 1}, record["facts"]["chats"] | {"compared_tokens": [{"tokens": "x"}]}):
+        facts_now = record["facts"] | {"chats": chats}
+        run.paths.record_path("dataset").write_text(json.dumps(record | {"facts": facts_now}))
+        assert "Trained turns" not in report_page([gather(run)])
     damaged = {"dataset": {"rows_read": "many"}, "train": {"trainable_parameters": "all", "resumed_from": None}}
     for stage, damage in damaged.items():
         record = json.loads(run.paths.record_path(stage).read_text())

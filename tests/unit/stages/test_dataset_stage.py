@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.data.samples import draw
 from hyperpod_ft.data.tokenizer import encode, prompt_ids
@@ -281,3 +282,21 @@ def test_a_full_volume_is_one_line(tmp_path: Path) -> None:
         assert "Traceback" not in output
         assert not list(run.paths.dataset_path.parent.glob("*.partial"))
         assert not run.paths.dataset_path.exists()
+
+
+def test_ten_examples_are_shown_as_they_are_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [{"role": "user", "content": "how many"}, {"role": "assistant", "content": "clips"}]
+    chats = b"".join(json.dumps({"messages": [*turns, *turns], "n": n}).encode() + b"\n" for n in range(20))
+    for form, rows in (("dolly", dolly(20)), ("chat", chats)):
+        run = prepared_run(tmp_path / form, rows, format=form, validation_share=0)
+        perform(run, "dataset", stage.work)
+        found = [example.where for example in shown.read(run.paths.dataset_path)]
+        assert len(set(found)) == len(found) == 10
+        assert found != sorted(found), "drawn"
+    report = PreparedDataset.open(run.paths.dataset_path).report()
+    by_reason = {one["reason"]: one for one in report["chats"]["compared_tokens"]}
+    assert by_reason["end of turn"] == {"reason": "end of turn", "tokens": 40, "trained": 40}
+    # of all 20 examples
+    assert sum(one["trained"] for one in by_reason.values()) == report["label_tokens"]
+    assert sum(one["tokens"] for one in by_reason.values()) == report["tokens"]
+    assert "tokens of these examples: user" in capsys.readouterr().out

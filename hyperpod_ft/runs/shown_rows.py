@@ -1,0 +1,87 @@
+"""The rows of a run file as they would be trained, from what this machine has: nothing is fetched or submitted."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.data import reading, source_files
+from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.inspection.examples import ShownRow, inspect
+from hyperpod_ft.data.inspection.raw_rows import RawRows
+from hyperpod_ft.digests import names_below
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs import assets
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A run file's dataset with its model's tokenizer."""
+
+    dataset: Dataset
+    rows: RawRows
+    encoder: Encoder
+    seed: int
+
+    @classmethod
+    def of(cls, config: RunConfig, run_file: str) -> "Inspection":
+        """Raises UserError when the rows or the tokenizer are not on this machine; `run_file`: as the user named it."""
+        dataset = _dataset(config)
+        rows = RawRows(*_files(config, dataset, run_file))
+        return cls(dataset, rows, Encoder.load(_model(config, run_file), chat=dataset.may_have_messages), config.seed)
+
+    def numbered(self, number: int) -> ShownRow:
+        """Raises UserError when there are fewer rows."""
+        return inspect(self.rows.numbered(number), self.dataset, self.encoder)
+
+    def first(self) -> ShownRow:
+        """The first row that is used. Raises UserError when there is none."""
+        unused = None
+        for found in self._all():
+            if found.is_used:
+                return found
+            unused = unused or found.bad
+        raise UserError(f"no row can be used{f': {unused}' if unused else ''}", "correct dataset.format or the rows")
+
+    def sampled(self, rows: int) -> list[ShownRow]:
+        """So many rows, drawn by chance."""
+        return [inspect(row, self.dataset, self.encoder) for row in self.rows.sampled(rows, self.seed)]
+
+    def _all(self) -> Iterator[ShownRow]:
+        return (inspect(row, self.dataset, self.encoder) for row in self.rows)
+
+
+def _dataset(config: RunConfig) -> Dataset:
+    """The source whose rows are shown."""
+    return config.dataset
+
+
+def _files(config: RunConfig, dataset: Dataset, run_file: str) -> tuple[Path, list[reading.Chunk]]:
+    """The directory of a dataset's files, and the parts of them that the run reads."""
+    directory, asset = assets.raw_dataset(config), assets.dataset_asset(config)
+    if directory.is_dir():
+        return directory, reading.sliced(directory, reading.chunks(directory), dataset.split)
+    if asset.kind != "local":
+        raise _missing("dataset", asset, run_file)
+    source = Path(asset.source)
+    names = source_files.chosen(names_below(source), asset.source, dataset.files, dataset.split)
+    directory = source if source.is_dir() else source.parent
+    chunks = [chunk for name in names for chunk in reading.chunks_of(directory, name)]
+    return directory, reading.sliced(directory, chunks, dataset.split)
+
+
+def _model(config: RunConfig, run_file: str) -> Path:
+    directory, asset = assets.base_model(config), assets.model_asset(config)
+    if directory.is_dir():
+        return directory
+    if asset.kind != "local":
+        raise _missing("model", asset, run_file)
+    return Path(asset.source)
+
+
+def _missing(kind: assets.Kind, asset: Asset, run_file: str) -> UserError:
+    return UserError(
+        f"{kind}.source: {asset.source} is not on this machine", f"run: hyperpod-ft submit {run_file} --only download"
+    )
