@@ -192,8 +192,10 @@ def complete(draft: Draft, output: Path, *, keep_batch: bool = False) -> None:
     base = output.resolve().parent
     with tempfile.TemporaryDirectory() as scratch:
         config = run_file.resolve(run_file.validate(draft.values, str(output)), base)
-        if local := _local_files(draft, config.dataset.source, output):
-            draft.head += local.unused_columns(config.dataset)
+        for dataset in (part.dataset for part in config.dataset.parts):
+            if dataset.asset.kind == "local":
+                local = LocalFiles.of(Path(dataset.source), dataset.files, dataset.split)
+                draft.head += local.unused_columns(dataset)
         directory = _model_directory(config, Path(scratch), draft)
         model_config = read_config(directory) if directory else None
         if model_config is not None:

@@ -30,10 +30,15 @@ class Sample:
     prompt: str
     completion: str
     templated: bool = False  # a chat template wrote the prompt, with its special tokens
+    source: str = ""  # the name of its source, of several
 
     @classmethod
-    def of(cls, split: SplitName, example: Example) -> "Sample":
-        return cls(split, example.prompt, example.completion, example.templated)
+    def of(cls, split: SplitName, example: Example, source: str = "") -> "Sample":
+        return cls(split, example.prompt, example.completion, example.templated, source)
+
+    def as_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        return values if self.source else {key: value for key, value in values.items() if key != "source"}
 
 
 def open_split(directory: Path) -> PackedRows | Seq2SeqRows:
@@ -105,7 +110,7 @@ def write_split(directory: Path, name: SplitName, blocks: Iterable[PackedRows | 
 
 def write_samples(directory: Path, samples: Iterable[Sample]) -> None:
     # JSON strings may contain Unicode line breaks: readers split at \n only.
-    text = "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
+    text = "".join(json.dumps(sample.as_dict(), ensure_ascii=False) + "\n" for sample in samples)
     (directory / _SAMPLES).write_text(text, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The draw of examples into splits, and the samples of each split as text."""
+"""The text of examples that are samples."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,32 +9,14 @@ from numpy.typing import NDArray
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import reading
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.prepared import Sample, SplitName
 from hyperpod_ft.data.reading import Chunk, RawRow
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.example import Example
 
-SAMPLES_PER_SPLIT = 256
-
-
-@dataclass(frozen=True)
-class Draw:
-    """The examples of each split: int64 indices, in an order drawn from the seed."""
-
-    train: NDArray[np.int64]
-    validation: NDArray[np.int64]
-
-
-def draw(examples: int, validation_share: float, seed: int) -> Draw:
-    """One permutation gives the split, the order of training and the samples. Training keeps at least one example."""
-    order = np.random.default_rng([seed, 1]).permutation(examples)
-    validation = min(round(examples * validation_share), examples - 1)
-    return Draw(order[validation:], order[:validation])
-
 
 @dataclass(frozen=True)
 class SampleReader:
-    """Finds the text of examples by reading their chunks a second time, because no run holds all text in memory.
+    """Finds the text of a source's examples by reading chunks a second time, because no run holds all text in memory.
 
     `ordinals`: for each chunk, which of its raw rows became examples, int64 [examples of the chunk].
     """
@@ -45,19 +27,8 @@ class SampleReader:
     dataset: Dataset
     encoder: Encoder
 
-    def samples(self, drawn: Draw) -> list[Sample]:
-        """Of the first `SAMPLES_PER_SPLIT` examples of each split those with a prompt, which a model can be asked.
-
-        Of preferences, the chosen completions.
-        """
-        wanted: list[tuple[SplitName, int]] = [
-            *(("train", example) for example in drawn.train[:SAMPLES_PER_SPLIT].tolist()),
-            *(("validation", example) for example in drawn.validation[:SAMPLES_PER_SPLIT].tolist()),
-        ]
-        found = self._examples(np.array([example for _, example in wanted], np.int64))
-        return [Sample.of(split, found[example]) for split, example in wanted if found[example].prompt.strip()]
-
-    def _examples(self, wanted: NDArray[np.int64]) -> dict[int, Example]:
+    def examples(self, wanted: NDArray[np.int64]) -> dict[int, Example]:
+        """The text of these examples, by their numbers in the source; of preferences, the chosen documents."""
         ends = np.cumsum([len(ordinals) for ordinals in self.ordinals])
         chunk_of = np.searchsorted(ends, wanted, side="right")
         found: dict[int, Example] = {}

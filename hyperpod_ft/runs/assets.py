@@ -14,17 +14,16 @@ from hyperpod_ft.errors import UserError
 Kind = Literal["model", "dataset"]
 
 
-def assets(config: RunConfig) -> dict[Kind, Asset]:
-    """What stage download fetches, by the section of the run file."""
-    return {"model": model_asset(config), "dataset": dataset_asset(config)}
+def assets(config: RunConfig) -> list[tuple[str, Kind, Asset]]:
+    """What stage download fetches: where the run file has it, what it is, and from where."""
+    return [
+        ("model", "model", model_asset(config)),
+        *((part.key, "dataset", part.dataset.asset) for part in config.dataset.parts),
+    ]
 
 
 def model_asset(config: RunConfig) -> Asset:
     return Asset(config.model.source, config.model.revision or "")
-
-
-def dataset_asset(config: RunConfig) -> Asset:
-    return Asset(config.dataset.source, config.dataset.revision or "")
 
 
 def base_model(config: RunConfig) -> Path:

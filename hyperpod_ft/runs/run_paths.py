@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.planning.pins import EVALUATION_ENVIRONMENT, requirements
 from hyperpod_ft.planning.plan import Plan
@@ -175,10 +176,14 @@ class RunPaths(TrainingPaths):
         return assets.base_model(self._config)
 
     @property
-    def raw_dataset(self) -> Path:
-        """The dataset's own files. Its name has a digest of what chooses them: two runs may select different ones."""
-        wanted = text_sha256("\n".join([*self._config.dataset.files, self._config.dataset.split_name]))[:6]
-        return self.root / "datasets" / "raw" / f"{assets.dataset_asset(self._config).slug}-{wanted}"
+    def raw_datasets(self) -> tuple[Path, ...]:
+        """The own files of each of the dataset's sources, in the order of `Data.parts`."""
+        return tuple(self._raw_dataset(part.dataset) for part in self._config.dataset.parts)
+
+    def _raw_dataset(self, dataset: Dataset) -> Path:
+        # a digest of what chooses the files: two runs, or two sources of one, may select different ones
+        wanted = text_sha256("\n".join([*dataset.files, dataset.split_name]))[:6]
+        return self.root / "datasets" / "raw" / f"{dataset.asset.slug}-{wanted}"
 
     @property
     def dataset_path(self) -> Path:

@@ -2,7 +2,7 @@
 
 python -m hyperpod_ft.stages.dataset RUN_DIR
 
-Reads `paths.raw_dataset` with the tokenizer of `paths.base_model`, and writes `paths.dataset_path`.
+Reads `paths.raw_datasets` with the tokenizer of `paths.base_model`, and writes `paths.dataset_path`.
 The same inputs give the same bytes with any number of processes.
 """
 
@@ -16,7 +16,8 @@ if __name__ == "__main__":
     gc.set_threshold(50_000)  # a raw row makes many objects, none of them in a cycle
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,93 +26,188 @@ from numpy.typing import NDArray
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, read_config
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.config.sections.inputs import Data, Part
 from hyperpod_ft.data import packing, prepared, reading, tokenizer, workers
 from hyperpod_ft.data.columns import LISTED
 from hyperpod_ft.data.encoder import Encoder
-from hyperpod_ft.data.packing import PackedRows, Packing
-from hyperpod_ft.data.prepared import SplitName
+from hyperpod_ft.data.mixing import duplicates, mixture
+from hyperpod_ft.data.mixing.mixture import Draw, Examples
+from hyperpod_ft.data.mixing.source_report import SourceReport
+from hyperpod_ft.data.packing import PackedRows, Packing, merged
+from hyperpod_ft.data.prepared import Sample, SplitName
 from hyperpod_ft.data.reading import Chunk
 from hyperpod_ft.data.report import DatasetReport, Lengths, RawRowCount
-from hyperpod_ft.data.samples import Draw, SampleReader, draw
-from hyperpod_ft.data.seq2seq.packing import Seq2SeqPacking, Seq2SeqRows, fill_seq2seq, pack_seq2seq
+from hyperpod_ft.data.samples import SampleReader
+from hyperpod_ft.data.seq2seq.packing import (
+    Seq2SeqPacking,
+    Seq2SeqRows,
+    fill_seq2seq,
+    merged_seq2seq,
+    pack_seq2seq,
+)
 from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 _PROGRESS_SECONDS = 5.0
 _TOKENS_PER_BLOCK = 1 << 17  # written at once: a block that fits the processor's cache takes half the time
+_SAMPLES_PER_SPLIT = 256
 
 Fill = Callable[[int, int], PackedRows | Seq2SeqRows]
 """The arrays of rows `first` to `stop`."""
+AnyPacking = Packing | Seq2SeqPacking
 
 
 def work(run: Run) -> Result:
     dataset = run.config.dataset
     start = _decoder_start(run)
-    encoder = Encoder.load(run.paths.base_model, chat=dataset.format in ("chat", "preference"))
-    chunks = reading.sliced(run.paths.raw_dataset, reading.chunks(run.paths.raw_dataset), dataset.split)
+    encoder = Encoder.load(run.paths.base_model, chat=not {"chat", "preference"}.isdisjoint(dataset.formats))
     run.paths.dataset_path.parent.mkdir(parents=True, exist_ok=True)
     stream = TokenStream(run.paths.dataset_path.parent)
-    counts, ordinals = _tokenize(run.paths.raw_dataset, chunks, dataset, encoder, stream)
+    sources: list[_Source] = []
+    for part, directory in zip(dataset.parts, run.paths.raw_datasets, strict=True):
+        first = sources[-1].stop if sources else 0
+        sources.append(_tokenize(part, directory, encoder, stream, first, named=len(dataset.parts) > 1))
+    for source in sources:
+        source.counts.require_some(source.part)
+    counts = RawRowCount.total(source.counts for source in sources)
     counts.check(dataset)
     examples = stream.tokens()
-    drawn = draw(len(examples) // dataset.documents_per_example, dataset.validation_share, run.config.seed)
+    texts, kept = _texts(dataset, sources, examples)
+    drawn = mixture.draw([source.examples(kept) for source in sources], dataset.validation_share, run.config.seed)
+    _require_training(sources, drawn)
     with publish.new_directory(run.paths.dataset_path) as directory:
-        packings: dict[str, Packing | Seq2SeqPacking] = {}
-        splits: dict[SplitName, NDArray[np.int64]] = {"train": drawn.train, "validation": drawn.validation}
-        for name, chosen in splits.items():
-            packings[name], fill = _pack(run.config, examples, chosen, encoder.pad, start)
-            _write(directory, name, packings[name].row_count, dataset, fill)
-        report = _report(counts, examples, drawn, packings, dataset, encoder.unknown)
-        samples = SampleReader(run.paths.raw_dataset, chunks, ordinals, dataset, encoder)
-        prepared.write_samples(directory, samples.samples(drawn))
+        train = _pack(run.config, examples, drawn.train, start)
+        validation = [_pack(run.config, examples, chosen, start) for chosen in drawn.validation]
+        packings: dict[SplitName, AnyPacking] = {"train": train, "validation": _merged(validation)}
+        for name, packed in packings.items():
+            fill = _filling(run.config, packed, examples, encoder.pad, start)
+            _write(directory, name, packed.row_count, dataset, fill)
+        of_sources = _source_reports(dataset, sources, examples, kept, drawn, validation) if dataset.mixes else ()
+        report = _report(counts, examples, drawn, packings, dataset, encoder.unknown, texts, of_sources)
+        prepared.write_samples(directory, _samples(sources, drawn, encoder))
         prepared.write_report(directory, report.as_dict())
     for line in report.lines():
         print(line, flush=True)
     return Result([run.paths.dataset_path], report.as_dict())
 
 
+@dataclass(frozen=True)
+class _Source:
+    """A source whose examples are `first` to `stop` of all tokens.
+
+    For each chunk: `ordinals` and `groups` say which of its raw rows, and of all raw rows, became examples.
+    """
+
+    part: Part
+    name: str  # empty if it is the only one
+    directory: Path
+    chunks: list[Chunk]
+    counts: RawRowCount
+    ordinals: list[NDArray[np.int64]]
+    groups: list[NDArray[np.int64]]
+    first: int
+
+    @property
+    def stop(self) -> int:
+        return self.first + sum(map(len, self.ordinals))
+
+    def examples(self, kept: NDArray[np.bool_]) -> Examples:
+        """Those of `kept`, bool [examples of all sources], that are this source's."""
+        chosen = kept[self.first : self.stop]
+        groups = np.concatenate([np.empty(0, np.int64), *self.groups])
+        indices = np.arange(self.first, self.stop)
+        return Examples(indices[chosen], groups[chosen], self.part.trains, self.part.weight, self.part.rows)
+
+
 def _tokenize(
-    directory: Path, chunks: list[Chunk], dataset: Dataset, encoder: Encoder, stream: TokenStream
-) -> tuple[RawRowCount, list[NDArray[np.int64]]]:
-    """Add all tokens to `stream`. Returns the counts of raw rows and, per chunk, which of these became examples."""
-    counts, ordinals = RawRowCount(), []
+    part: Part, directory: Path, encoder: Encoder, stream: TokenStream, first: int, *, named: bool
+) -> _Source:
+    """Add all tokens of a source to `stream`, which has `first` examples of others."""
+    name = part.name if named else ""
+    where = f"{name}/" if name else ""
+    counts, ordinals, groups = RawRowCount(), [], []
     started = reported = time.monotonic()
-    for number, part in enumerate(workers.tokenize_all(directory, chunks, dataset, encoder), 1):
-        counts.add(part)
-        ordinals.append(part.ordinals)
-        stream.add(part.tokens)
-        now = time.monotonic()
-        if now - reported >= _PROGRESS_SECONDS or number == len(chunks):
-            reported = now
-            rate = counts.rows_read / max(now - started, 1e-9)
-            print(
-                f"tokenized {counts.rows_read:,} rows, {number / len(chunks):.0%} of the data, {rate:,.0f} rows/s",
-                flush=True,
+    try:
+        chunks = reading.sliced(directory, reading.chunks(directory), part.dataset.split)
+        for number, tokenized in enumerate(workers.tokenize_all(directory, chunks, part.dataset, encoder), 1):
+            ordinals.append(tokenized.ordinals)
+            groups.append(tokenized.ordinals + counts.rows_read)
+            counts.add(tokenized, where)
+            stream.add(tokenized.tokens)
+            now = time.monotonic()
+            if now - reported >= _PROGRESS_SECONDS or number == len(chunks):
+                reported = now
+                rate = counts.rows_read / max(now - started, 1e-9)
+                print(
+                    f"{name}{': ' if name else ''}tokenized {counts.rows_read:,} rows, {number / len(chunks):.0%} of"
+                    f" the data, {rate:,.0f} rows/s",
+                    flush=True,
+                )
+    except UserError as error:
+        if not name:
+            raise
+        raise UserError(f"{part.key} ({name}): {error.problem}", error.remedy) from error
+    return _Source(part, name, directory, chunks, counts, ordinals, groups, first)
+
+
+def _texts(
+    dataset: Data, sources: Sequence[_Source], examples: Tokens
+) -> tuple[NDArray[np.int64] | None, NDArray[np.bool_]]:
+    """The number of each example's text, None where nobody asks, and which examples are kept."""
+    count = sources[-1].stop
+    kept = np.ones(count, np.bool_)
+    if not (dataset.deduplicate or dataset.validates):
+        return None, kept
+    texts = duplicates.texts(examples, dataset.documents_per_example)
+    if dataset.deduplicate:
+        validation_first = sorted(sources, key=lambda source: source.part.trains)
+        order = np.concatenate([np.arange(source.first, source.stop) for source in validation_first])
+        kept = duplicates.first_of_each(texts, order)
+    return texts, kept
+
+
+def _require_training(sources: Sequence[_Source], drawn: Draw) -> None:
+    """Raises UserError for a source that is to be trained on and has nothing left, or when none has."""
+    for source, available, taken in zip(sources, drawn.available, drawn.taken, strict=True):
+        if (taken or not len(drawn.train)) and source.part.trains and not available:
+            raise UserError(
+                f"{source.part.key}: no example is left for training: all are also in other sources",
+                "remove the source, or dataset.deduplicate",
             )
-    return counts, ordinals
 
 
-def _pack(
-    config: RunConfig, examples: Tokens, chosen: NDArray[np.int64], pad: int, decoder_start: int | None
-) -> tuple[Packing | Seq2SeqPacking, Fill]:
-    """Where the `chosen` examples lie in rows, and what makes the arrays of these rows.
+def _pack(config: RunConfig, examples: Tokens, chosen: NDArray[np.int64], decoder_start: int | None) -> AnyPacking:
+    """Where the `chosen` examples lie in rows.
 
     `decoder_start`: of an encoder-decoder, whose rows have two parts; None for other models.
     """
     dataset, seed, length = config.dataset, config.seed, config.dataset.max_length
-    starts, lengths, ids = examples.starts, examples.lengths, examples.ids
+    starts, lengths = examples.starts, examples.lengths
     if decoder_start is None:
-        packed = packing.pack(dataset.packing, starts, lengths, chosen, length, seed, dataset.documents_per_example)
-        return packed, lambda first, stop: packing.fill(packed, ids, examples.trained, first, stop, length, pad)
+        return packing.pack(dataset.packing, starts, lengths, chosen, length, seed, dataset.documents_per_example)
     assert dataset.max_target_length is not None and dataset.packing != "wrapped"
     widths = length, dataset.max_target_length
-    pairs = pack_seq2seq(dataset.packing, starts, lengths, examples.label_tokens, chosen, widths, seed)
-    return pairs, lambda first, stop: fill_seq2seq(pairs, ids, first, stop, widths, pad, decoder_start)
+    return pack_seq2seq(dataset.packing, starts, lengths, examples.label_tokens, chosen, widths, seed)
 
 
-def _write(directory: Path, name: SplitName, row_count: int, dataset: Dataset, fill: Fill) -> None:
+def _merged(packings: Sequence[AnyPacking]) -> AnyPacking:
+    pairs = [packed for packed in packings if isinstance(packed, Seq2SeqPacking)]
+    return merged_seq2seq(pairs) if pairs else merged([one for one in packings if isinstance(one, Packing)])
+
+
+def _filling(config: RunConfig, packed: AnyPacking, examples: Tokens, pad: int, decoder_start: int | None) -> Fill:
+    """What makes the arrays of packed rows."""
+    dataset, ids = config.dataset, examples.ids
+    if isinstance(packed, Packing):
+        return lambda first, stop: packing.fill(packed, ids, examples.trained, first, stop, dataset.max_length, pad)
+    assert dataset.max_target_length is not None and decoder_start is not None
+    widths = dataset.max_length, dataset.max_target_length
+    return lambda first, stop: fill_seq2seq(packed, ids, first, stop, widths, pad, decoder_start)
+
+
+def _write(directory: Path, name: SplitName, row_count: int, dataset: Data, fill: Fill) -> None:
     rows = max(1, _TOKENS_PER_BLOCK // (dataset.max_length + (dataset.max_target_length or 0)))
     blocks = (fill(first, stop) for first, stop in prepared.blocks_of(row_count, rows))
     prepared.write_split(directory, name, blocks, row_count)
@@ -122,17 +218,72 @@ def _decoder_start(run: Run) -> int | None:
     return decoder_start(read_config(run.paths.base_model)) if run.config.dataset.max_target_length else None
 
 
+def _samples(sources: Sequence[_Source], drawn: Draw, encoder: Encoder) -> list[Sample]:
+    """Of the first examples of each split those with a prompt, which a model can be asked."""
+    splits: dict[SplitName, NDArray[np.int64]] = {
+        "train": drawn.train[:_SAMPLES_PER_SPLIT],
+        "validation": mixture.mixed(drawn.validation)[:_SAMPLES_PER_SPLIT],
+    }
+    wanted = np.unique(np.concatenate(list(splits.values())))
+    found = {}
+    for source in sources:
+        reader = SampleReader(source.directory, source.chunks, source.ordinals, source.part.dataset, encoder)
+        own = wanted[(wanted >= source.first) & (wanted < source.stop)] - source.first
+        for number, example in reader.examples(own).items():
+            found[source.first + number] = example, source.name
+    return [
+        Sample.of(split, *found[number])
+        for split, chosen in splits.items()
+        for number in dict.fromkeys(chosen.tolist())  # an epoch may have an example several times
+        if found[number][0].prompt.strip()
+    ]
+
+
+def _source_reports(
+    dataset: Data,
+    sources: Sequence[_Source],
+    examples: Tokens,
+    kept: NDArray[np.bool_],
+    drawn: Draw,
+    validation: Sequence[AnyPacking],
+) -> tuple[SourceReport, ...]:
+    lengths = examples.lengths.reshape(-1, dataset.documents_per_example).sum(1)
+    reports = []
+    for number, source in enumerate(sources):
+        of_source = (drawn.train >= source.first) & (drawn.train < source.stop)
+        reports.append(
+            SourceReport(
+                name=source.part.name,
+                rows_read=source.counts.rows_read,
+                rows_used=source.counts.rows_used,
+                bad_rows=source.counts.bad.total(),
+                duplicates=int((~kept[source.first : source.stop]).sum()),
+                examples=drawn.available[number],
+                train_examples=drawn.taken[number],
+                train_tokens=int(lengths[drawn.train[of_source]].sum()),
+                validation_examples=len(drawn.validation[number]),
+                validation_rows=validation[number].row_count,
+            )
+        )
+    return tuple(reports)
+
+
 def _report(
     counts: RawRowCount,
     examples: Tokens,
     drawn: Draw,
-    packings: Mapping[str, Packing | Seq2SeqPacking],
-    dataset: Dataset,
+    packings: dict[SplitName, AnyPacking],
+    dataset: Data,
     unknown: int | None,
+    texts: NDArray[np.int64] | None,
+    sources: tuple[SourceReport, ...],
 ) -> DatasetReport:
     unspelled = np.flatnonzero(examples.ids == unknown) if unknown is not None else np.empty(0, np.int64)
     documents = np.unique(np.searchsorted(examples.lengths.cumsum(), unspelled, side="right"))
-    tokens, labels = len(examples.ids), int(examples.trained.sum())
+    validation = np.concatenate(drawn.validation)
+    chosen, shape = np.concatenate([drawn.train, validation]), (-1, dataset.documents_per_example)
+    lengths = examples.lengths.reshape(shape)[chosen].ravel()
+    tokens, labels = int(lengths.sum()), int(examples.label_tokens.reshape(shape)[chosen].sum())
     rows = {name: packed.row_count for name, packed in packings.items()}
     width, target_width = dataset.max_length, dataset.max_target_length
     in_rows = tokens - labels if target_width else tokens  # the others are in the decoder's part
@@ -140,7 +291,7 @@ def _report(
         rows_read=counts.rows_read,
         rows_used=counts.rows_used,
         train_examples=len(drawn.train),
-        validation_examples=len(drawn.validation),
+        validation_examples=len(validation),
         tokens=tokens,
         label_tokens=labels,
         train_rows=rows["train"],
@@ -155,7 +306,9 @@ def _report(
         bad_rows=counts.bad.total(),
         bad_reasons=dict(counts.bad.most_common()),
         bad_listed=tuple(str(row) for row in counts.listed),
-        lengths=Lengths.of(examples.lengths),
+        lengths=Lengths.of(lengths),
+        validation_in_training=0 if texts is None else int(np.isin(texts[validation], texts[drawn.train]).sum()),
+        sources=sources,
     )
 
 

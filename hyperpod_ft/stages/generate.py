@@ -91,10 +91,12 @@ def work(run: Run) -> Result:
 def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenizer) -> list[_Question]:
     wanted = config.generate
     encoder_decoder = config.dataset.max_target_length is not None
-    given_as = config.dataset.format
-    chat = given_as == "chat"
+    asked = config.dataset.questions
+    formats_of = {part.name: part.dataset.format for part in config.dataset.parts}
     # the raw rows of preferences may be texts or chats
-    chats = chat or (given_as == "preference" and any(sample.templated for sample in prepared.samples("train")))
+    chats = asked.format == "chat" or (
+        asked.format == "preference" and any(sample.templated for sample in prepared.samples("train"))
+    )
 
     def ids_of(text: str, *, chat: bool) -> list[int]:
         if encoder_decoder:
@@ -103,15 +105,15 @@ def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenize
 
     questions = []
     for number, given in enumerate(wanted.prompts):
-        prompt = _as_chat(config.dataset, given) if chats else given
+        prompt = _as_chat(asked, given) if chats else given
         if isinstance(prompt, str):
             questions.append(_Question("prompts", prompt, ids_of(prompt, chat=False)))
             continue
         try:
-            text = formats.prompt_of(config.dataset, prompt, tokenizer)
+            text = formats.prompt_of(asked, prompt, tokenizer)
         except UserError as error:
             raise UserError(f"generate.prompts.{number}: {error}", "write it as a row of the dataset") from error
-        templated = is_chat(config.dataset, prompt)
+        templated = is_chat(asked, prompt)
         questions.append(_Question("prompts", text, ids_of(text, chat=templated), templated=templated))
     splits: tuple[tuple[Literal["train", "validation"], int], ...] = (
         ("train", wanted.train_samples),
@@ -119,8 +121,9 @@ def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenize
     )
     for split, count in splits:
         for sample in prepared.samples(split)[:count]:
+            given_as = formats_of.get(sample.source, asked.format)
             # earlier versions prepared samples that do not say it
-            templated = chat or sample.templated
+            templated = sample.templated or given_as == "chat"
             ids = ids_of(sample.prompt, chat=templated)
             expected = sample.completion
             if given_as == "text":  # as much of the rest as an answer can be
