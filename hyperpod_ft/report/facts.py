@@ -1,5 +1,6 @@
 """The figures, counts and lists on the page about one run."""
 
+from hyperpod_ft.data.mixing import source_report
 from hyperpod_ft.progress import count
 from hyperpod_ft.report.numbers import duration, number, percent
 from hyperpod_ft.report.run_report import Accelerators, RunReport
@@ -77,6 +78,10 @@ def dataset_facts(report: RunReport) -> list[tuple[str, str]]:
         ("Padding", percent(facts["padding_share"])),
         ("Truncated, or dropped as too long", f"{facts['truncated']:,}, {facts['dropped']:,}"),
     ]
+    for source in source_report.read(facts):
+        found.append((f"Source {source.name}", source.described(facts["train_examples"])))
+    if repeated := facts.get("validation_in_training"):
+        found.append(("Validation examples that training has too", f"{repeated:,}"))
     if lengths := facts.get("lengths"):
         text = (
             f"median {number(lengths['median'])}, mean {number(lengths['mean'])}, longest {lengths['longest']:,} tokens"
