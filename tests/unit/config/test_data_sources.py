@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hyperpod_ft.config import run_file, yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.inputs import default_name
 from hyperpod_ft.errors import ConfigError
 from hyperpod_ft.planning.plan import plan
+from tests.pages.blocks import blocks
 
 CHAT = {"source": "org/Chats.v2", "format": "chat"}
 ALPACA = {"source": "tatsu-lab/alpaca", "format": "alpaca"}
@@ -135,3 +137,11 @@ def test_what_changes_fingerprints_of_several() -> None:
     assert prints(CHAT, ALPACA, deduplicate=True)[1] != dataset
     assert prints(CHAT, ALPACA, validation_source=TEXT)[0] != download
     assert prints(CHAT)[0] != plan(config_of(**CHAT))["download"].fingerprint
+
+
+def test_the_example_on_the_page_is_valid(tmp_path: Path) -> None:
+    _, several, _ = map(yaml.safe_load, blocks("docs/your-own-data.md", "yaml"))
+    for name in ("questions", "exam"):
+        (tmp_path / f"{name}.jsonl").write_text("{}\n")
+    config = run_file.resolve(config_of(**several["dataset"]), tmp_path)
+    assert [part.name for part in config.dataset.parts] == ["ultrachat_200k-train_sft", "questions", "exam"]
