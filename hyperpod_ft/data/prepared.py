@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hyperpod_ft import publish
+from hyperpod_ft.data.mixing import source_report
+from hyperpod_ft.data.mixing.mixture import spread
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
 from hyperpod_ft.data.text.example import Example
@@ -79,6 +82,14 @@ class PreparedDataset:
         if not (self.directory / name).is_dir():
             return None
         return open_split(self.directory / name)
+
+    def validation_sources(self) -> dict[str, NDArray[np.int64]]:
+        """The numbers of the validation rows of each source that has some, by name; empty if that is one alone."""
+        rows = {source.name: source.validation_rows for source in source_report.read(self.report())}
+        held_out = {name: count for name, count in rows.items() if count}
+        source_of = spread([*held_out.values()])
+        found = {name: np.flatnonzero(source_of == number) for number, name in enumerate(held_out)}
+        return found if len(found) > 1 else {}
 
     def samples(self, split: SplitName) -> list[Sample]:
         """Examples of a split in an order drawn once: the first k are a random sample."""

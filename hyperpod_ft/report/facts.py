@@ -80,6 +80,10 @@ def dataset_facts(report: RunReport) -> list[tuple[str, str]]:
     ]
     for source in source_report.read(facts):
         found.append((f"Source {source.name}", source.described(facts["train_examples"])))
+    for name, losses in (report.samples.source_losses if report.samples else {}).items():
+        found.append(
+            (f"Validation loss, {name}", f"base {number(losses.base.mean)}, tuned {number(losses.tuned.mean)}")
+        )
     if repeated := facts.get("validation_in_training"):
         found.append(("Validation examples that training has too", f"{repeated:,}"))
     if lengths := facts.get("lengths"):

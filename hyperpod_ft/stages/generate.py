@@ -11,13 +11,15 @@ if __name__ == "__main__":
 import gc
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -34,7 +36,14 @@ from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.answers import as_text, found_in
 from hyperpod_ft.evaluation.greedy import GreedyAnswer, answers
-from hyperpod_ft.evaluation.loss import DocumentLosses, document_losses, mean_loss, preference_losses
+from hyperpod_ft.evaluation.loss import (
+    DocumentLosses,
+    document_losses,
+    mean_loss,
+    over_all,
+    preference_losses,
+    source_losses,
+)
 from hyperpod_ft.job.tracking import publishing_metrics
 from hyperpod_ft.runs.results.samples import Loss, Losses, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.run import Run
@@ -59,6 +68,7 @@ class _ModelAnswers:
 
     answers: list[GreedyAnswer]
     loss: Loss | None = None
+    source_losses: Mapping[str, Loss] = field(default_factory=dict)  # of several sources, by name
     documents: DocumentLosses | None = None
 
 
@@ -72,8 +82,11 @@ def work(run: Run) -> Result:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
     validation = prepared.split("validation")
     # one after the other, so that only one is in memory
-    base = _ask(run.config, run.paths.base_model, tokenizer, questions, validation)
-    tuned = _ask(run.config, run.paths.tuned_model, tokenizer, questions, validation)
+    sources = prepared.validation_sources()
+    base, tuned = (
+        _ask(run.config, model, tokenizer, questions, validation, sources)
+        for model in (run.paths.base_model, run.paths.tuned_model)
+    )
     samples = _samples(run.config, questions, base, tuned)
     print(as_text(samples), flush=True)
     if samples.unchanged:
@@ -149,12 +162,16 @@ def _ask(
     tokenizer: Tokenizer,
     questions: Sequence[_Question],
     validation: PackedRows | Seq2SeqRows | None,
+    sources: Mapping[str, NDArray[np.int64]],
 ) -> _ModelAnswers:
     model = _load(directory, _device(config))
     found = answers(model, tokenizer, [question.ids for question in questions], config.generate.max_new_tokens)
     result = _ModelAnswers(found)
     if isinstance(validation, PackedRows) and config.training.objective == "dpo":
         result = replace(result, documents=document_losses(model, validation, _VALIDATION_ROWS))
+    elif validation is not None and sources:
+        losses = source_losses(model, validation, _VALIDATION_ROWS, sources)
+        result = replace(result, loss=over_all(losses.values()), source_losses=losses)
     elif validation is not None:
         result = replace(result, loss=mean_loss(model, validation, _VALIDATION_ROWS))
     del model
@@ -173,7 +190,8 @@ def _samples(config: RunConfig, questions: Sequence[_Question], base: _ModelAnsw
         else:
             sampled.append(SampledRow.of(question.origin, recorded, question.expected, find))
         changed += one.ids != other.ids
-    samples = Samples.of(prompts, sampled, changed, _losses(config, base, tuned))
+    of_sources = {name: Losses(loss, tuned.source_losses[name]) for name, loss in base.source_losses.items()}
+    samples = Samples.of(prompts, sampled, changed, _losses(config, base, tuned), of_sources)
     if find and sampled and not any(count.rows for count in samples.pattern_match.values()):
         print(f"generate: answer_pattern {pattern!r} matches none of the {len(sampled)} expected answers", flush=True)
     return samples

@@ -25,8 +25,13 @@ def prepared_run(base: Path, rows: bytes | Path, **dataset: Any) -> Run:
     return downloaded_run(base, **{"source": str(source), "format": "dolly", "max_length": 64} | dataset)
 
 
-def mixed_run(base: Path, sources: Mapping[str, tuple[str, Rows, Mapping[str, Any]]], **dataset: Any) -> Run:
-    """The same for several sources, by name their format, their rows and their own keys.
+def mixed_run(
+    base: Path,
+    sources: Mapping[str, tuple[str, Rows, Mapping[str, Any]]],
+    more: Mapping[str, Any] = {},
+    **dataset: Any,
+) -> Run:
+    """The same for several sources, by name their format, their rows and their own keys; `more` sections.
 
     Those whose keys have `validates` are sources for validation alone.
     """
@@ -38,13 +43,13 @@ def mixed_run(base: Path, sources: Mapping[str, tuple[str, Rows, Mapping[str, An
         key = "validation_source" if keys.get("validates") else "sources"
         own = {other: value for other, value in keys.items() if other != "validates"}
         listed[key].append({"source": str(path), "format": format_name, **own})
-    return downloaded_run(base, **{"max_length": 256, **listed} | dataset)
+    return downloaded_run(base, more, **{"max_length": 256, **listed} | dataset)
 
 
-def downloaded_run(base: Path, **dataset: Any) -> Run:
+def downloaded_run(base: Path, more: Mapping[str, Any] = {}, **dataset: Any) -> Run:
     """A run with this section, whose local files are in place."""
     save(base / "model", TOKENIZER)
-    run = make_run(base, str(base / "model"), dataset)
+    run = make_run(base, str(base / "model"), dataset, more=more)
     shutil.copytree(base / "model", run.paths.base_model)
     for part, directory in zip(run.config.dataset.parts, run.paths.raw_datasets, strict=True):
         directory.mkdir(parents=True, exist_ok=True)
