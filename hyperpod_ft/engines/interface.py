@@ -26,7 +26,6 @@ class TrainingTask(TrainingPaths):
     base_model: Path
     dataset: Path  # packed rows: split `train`, and `validation` if some are held out
     documents_per_row: float | None  # on average over the training rows
-    validation_rows: Mapping[str, int]  # of each source that has some, by name and in order; empty: of one alone
     directory: Path
     compile_cache: Path
 

@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from hyperpod_ft.data.mixing import source_report
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.errors import UserError
@@ -43,9 +42,6 @@ def training_task(run: Run, layout: Layout) -> TrainingTask:
         base_model=run.paths.base_model,
         dataset=run.paths.dataset_path,
         documents_per_row=examples / rows if examples and rows else None,
-        validation_rows={
-            source.name: source.validation_rows for source in source_report.read(facts) if source.validation_rows
-        },
         directory=run.paths.directory,
         compile_cache=run.paths.compile_cache,
     )

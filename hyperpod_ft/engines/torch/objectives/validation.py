@@ -9,7 +9,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from hyperpod_ft.data.mixing.mixture import spread
+from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.engines.batches import Batch, PackedSplit, Seq2SeqBatch
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.torch.mesh import Meshes
@@ -89,12 +89,11 @@ def validation_of(task: TrainingTask, objective: Objective, device: torch.device
     directory = task.dataset / "validation"
     if directory.is_dir():
         split = objective.open(directory)
-        # stage dataset has mixed the rows of the sources, but no row has documents of two
-        source_of = spread([*task.validation_rows.values()] or [len(split)])
-        sources = []
-        for number, name in enumerate([*task.validation_rows] or [""]):
-            rows = np.flatnonzero(source_of == number)
-            sources.append(SourceRows(name, rows, objective.count(split, rows, f"{directory} {name}".strip())))
+        rows_of = PreparedDataset(task.dataset).validation_sources() or {"": np.arange(len(split))}
+        sources = [
+            SourceRows(name, rows, objective.count(split, rows, f"{directory} {name}".strip()))
+            for name, rows in rows_of.items()
+        ]
         return Validation(split, sources, task.config.training.micro_batch_size, device, meshes)
     if task.config.training.validate_every_steps:
         raise UserError(
