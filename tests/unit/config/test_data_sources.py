@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from hyperpod_ft.config import run_file, yaml_text
+from hyperpod_ft.config import run_file, yaml_file, yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.inputs import default_name
-from hyperpod_ft.errors import ConfigError
+from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.plan import plan
 from tests.pages.blocks import blocks
 
@@ -113,6 +113,17 @@ def test_every_source_is_pinned(tmp_path: Path) -> None:
     (tmp_path / "two.jsonl").write_text('{"text": "b"}\n')
     with pytest.raises(Exception, match=r"dataset\.sources\.1\.revision: .* is local-"):
         run_file.resolve(config, tmp_path)
+
+
+def test_a_key_of_one_source_can_be_overridden() -> None:
+    """So a sweep can try weights."""
+    values: dict[str, Any] = {"dataset": {"sources": [{"weight": 1}, {"weight": 1}]}}
+    yaml_file.override(run_file.RUN_FILE, values, "dataset.sources.1.weight=3")
+    yaml_file.override(run_file.RUN_FILE, values, "dataset.sources.0.name=first")
+    assert values["dataset"]["sources"] == [{"weight": 1, "name": "first"}, {"weight": 3}]
+    for place in ("2.weight", "-1.weight", "first.weight", "2"):
+        with pytest.raises(UserError, match=r"is no number of an item, from 0; there are 2"):
+            yaml_file.override(run_file.RUN_FILE, values, f"dataset.sources.{place}=3")
 
 
 # as planned before a run could have several sources
