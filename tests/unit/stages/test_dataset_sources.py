@@ -1,5 +1,6 @@
 """Stage dataset with several sources: shares, repeats, validation of each, duplicates, and what is reported."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hyperpod_ft.data.mixing import mixture
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.prepared import PreparedDataset
+from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset as stage
 from hyperpod_ft.stages.stage import perform
+from tests.unit import tiny_t5
 from tests.unit.stage_runs import tree
 from tests.unit.stages.dataset_runs import TOKENIZER, Rows, dolly, mixed_run, prepared_run
 
@@ -107,8 +109,10 @@ def test_validation_rows_have_one_source_each(tmp_path: Path) -> None:
     assert isinstance(split, PackedRows)
     rows = [source["validation_rows"] for source in found.report()["sources"]]
     assert min(rows) > 0 and sum(rows) == len(split)
-    for number, said in enumerate(("chat", "alpaca", "text")):
-        own = mixture.spread(rows) == number
+    names = {"chat": "chat", "short": "alpaca", "books": "text"}
+    assert [*found.validation_sources()] == [*names]
+    for name, own in found.validation_sources().items():
+        said = names[name]
         part = PackedRows(split.input_ids[own], split.labels[own], split.position_ids[own])
         assert learned(part) and not learned(part) - of(learned(part), said)
 
@@ -193,6 +197,21 @@ def test_one_source_is_warned_about_too(tmp_path: Path, capsys: pytest.CaptureFi
     found = prepared(prepared_run(tmp_path, dolly(20) * 2, validation_share=0.5))
     assert "validation examples are in the training data too" in capsys.readouterr().out
     assert not {"sources", "validation_in_training"} & found.report().keys(), "the report has the bytes it had"
+
+
+def test_an_encoder_decoder_has_several_sources_too(tmp_path: Path) -> None:
+    pairs = {name: [{"prompt": f"say {name}", "completion": name} for _ in range(20)] for name in ("red", "blue")}
+    sources: Sources = {name: ("prompt-completion", rows, {}) for name, rows in pairs.items()}
+    run = mixed_run(tmp_path, sources, max_length=16, max_target_length=16, validation_share=0.5)
+    shutil.rmtree(run.paths.base_model)
+    tiny_t5.save(run.paths.base_model, ["say red blue"])
+    found = prepared(run)
+    split = found.split("validation")
+    assert isinstance(split, Seq2SeqRows)
+    rows = found.validation_sources()
+    assert sum(map(len, rows.values())) == len(split)
+    tokens = {name: {frozenset(row) - {-100} for row in split.labels[own].tolist()} for name, own in rows.items()}
+    assert len(tokens["red"]) == len(tokens["blue"]) == 1 and tokens["red"] != tokens["blue"]
 
 
 def test_rows_of_a_source(tmp_path: Path) -> None:
