@@ -20,7 +20,8 @@ from hyperpod_ft.config import run_file, sources, yaml_text
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.instances import CATALOGUE, Instance, alternatives
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sections.inputs import Dataset, default_name
+from hyperpod_ft.config.sections.data import default_name
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import source_files
 from hyperpod_ft.download.assets import look_up_source
 from hyperpod_ft.download.listing import Listing

@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 from hyperpod_ft.config.fields import NonNegativeInt, Section, flattened, matches
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.sections.cluster import Cluster, PythonEnvironment, Tracking
-from hyperpod_ft.config.sections.inputs import Data, Model
+from hyperpod_ft.config.sections.data import Data
+from hyperpod_ft.config.sections.inputs import Model
 from hyperpod_ft.config.sections.parallelism import Neuron, Parallelism
 from hyperpod_ft.config.sections.results import Eval, Generate, Merge
 from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK, Deploy, SageMaker

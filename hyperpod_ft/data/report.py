@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.config.sections.inputs import Part, Preparation
+from hyperpod_ft.config.sections.data import Part
+from hyperpod_ft.config.sections.inputs import Preparation
 from hyperpod_ft.data.mixing.source_report import SourceReport
 from hyperpod_ft.data.reading import BadRow
 from hyperpod_ft.data.tokenization import TOO_LONG, TokenizedChunk

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, read_config
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sections.inputs import Data, Part
+from hyperpod_ft.config.sections.data import Data, Part
 from hyperpod_ft.data import packing, prepared, reading, tokenizer, workers
 from hyperpod_ft.data.columns import LISTED
 from hyperpod_ft.data.encoder import Encoder

@@ -8,7 +8,7 @@ import yaml
 
 from hyperpod_ft.config import run_file, yaml_file, yaml_text
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sections.inputs import default_name
+from hyperpod_ft.config.sections.data import default_name
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.plan import plan
 from tests.pages.blocks import blocks
