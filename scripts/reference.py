@@ -58,12 +58,19 @@ def _sections(model: type[BaseModel]) -> list[str]:
     return lines
 
 
-def _described(name: str, section: type[BaseModel], many: str = "") -> list[str]:
-    """A section's keys, then those of the sections in it."""
+def _described(
+    name: str, section: type[BaseModel], many: str = "", seen: frozenset[tuple[str, str | None]] = frozenset()
+) -> list[str]:
+    """A section's keys, then those of the sections in it; keys that were `seen` with the same text are not repeated."""
     inner = {key: found for key, field in section.model_fields.items() if (found := keys.section(field))}
     plain = {key: field for key, field in section.model_fields.items() if key not in inner}
-    lines = [f"## `{name}`", "", (section.__doc__ or "") + many, "", *_keys(plain)]
-    return lines + [line for key, found in inner.items() for line in _described(f"{name}.{key}", found)]
+    new = {key: field for key, field in plain.items() if field.description and (key, field.description) not in seen}
+    lines = [f"## `{name}`", "", (section.__doc__ or "") + many, "", *(_keys(new) if new else ())]
+    seen |= {(key, field.description) for key, field in plain.items()}
+    for key, found in inner.items():
+        lines += _described(f"{name}.{key}", found, seen=seen)
+        seen |= {(key, field.description) for key, field in found.model_fields.items()}
+    return lines
 
 
 def _keys(fields: dict[str, FieldInfo]) -> list[str]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from hyperpod_ft.data.samples import draw
+from hyperpod_ft.data.mixing.mixture import Examples, draw
 
 HERE = Path(__file__).resolve().parent
 ROWS, UNSEEN_ROWS = 1280, 64  # UNSEEN_ROWS: of both kinds together, a twentieth
@@ -180,7 +180,8 @@ class Grammar:
 def rows(seed: int, run_seed: int = RUN_SEED) -> list[dict[str, str]]:
     """All rows: different requests, the unseen ones where a run with `run_seed` draws its validation rows."""
     grammar = Grammar(seed)
-    validation = sorted(draw(ROWS, UNSEEN_ROWS / ROWS, run_seed).validation.tolist())
+    (held_out,) = draw([Examples.of_rows(ROWS)], UNSEEN_ROWS / ROWS, run_seed).validation
+    validation = sorted(held_out.tolist())
     kinds = {row: ("pair", "phrasing")[number % 2] for number, row in enumerate(validation)}
     made: list[dict[str, str]] = []
     texts: set[str] = set()

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from hyperpod_ft.config import run_file, sources, yaml_text
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.instances import CATALOGUE, Instance, alternatives
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.data import default_name
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import source_files
 from hyperpod_ft.download.assets import look_up_source
@@ -141,6 +142,22 @@ def set_dataset(draft: Draft, source: str, format_name: str | None, output: Path
         draft.set("generate.prompts", [found.prompt], "answered before and after training; this is the first row's")
 
 
+def set_datasets(draft: Draft, listed: Sequence[Mapping[str, Any]], output: Path) -> None:
+    """Section dataset with several sources, whose formats are known; those of one name are numbered."""
+    draft.default("dataset.max_length", 2048, "tokens of a packed row")
+    draft.default("dataset.validation_share", _VALIDATION_SHARE, "rows of each held out for the validation loss")
+    written: list[dict[str, Any]] = []
+    names: set[str] = set()
+    for number, one in enumerate(listed, 1):
+        source = {**one, "source": written_source(one["source"], output)}
+        name = default_name(source["source"], str(one.get("split", "train")).partition("[")[0])
+        if name in names:
+            source["name"] = name = f"{name}-{number}"
+        names.add(name)
+        written.append(source)
+    draft.set("dataset.sources", written)
+
+
 def _local_files(draft: Draft, source: str, output: Path) -> LocalFiles | None:
     """The dataset's files that a run would read; None if they are not on this machine."""
     if not source.startswith("example:") and sources.kind_of(source) != "local":
@@ -179,7 +196,8 @@ def written_source(source: str, output: Path) -> str:
 
 def name_run(draft: Draft) -> None:
     """A name made of model, dataset and method."""
-    parts = [Path(str(draft.get(key)).rstrip("/")).name for key in ("model.source", "dataset.source")]
+    trained = (draft.get("model.source"), draft.get("dataset.source") or "mixture")
+    parts = [Path(str(source).rstrip("/")).name for source in trained]
     words = "-".join([*(_NOT_IN_NAMES.sub("", part) for part in parts), str(draft.get("training.method") or "lora")])
     draft.set("name", re.sub(r"[^a-z0-9._-]+", "-", words.lower()).strip("-._")[:64])
 
@@ -192,8 +210,10 @@ def complete(draft: Draft, output: Path, *, keep_batch: bool = False) -> None:
     base = output.resolve().parent
     with tempfile.TemporaryDirectory() as scratch:
         config = run_file.resolve(run_file.validate(draft.values, str(output)), base)
-        if local := _local_files(draft, config.dataset.source, output):
-            draft.head += local.unused_columns(config.dataset)
+        for dataset in (part.dataset for part in config.dataset.parts):
+            if dataset.asset.kind == "local":
+                local = LocalFiles.of(Path(dataset.source), dataset.files, dataset.split)
+                draft.head += local.unused_columns(dataset)
         directory = _model_directory(config, Path(scratch), draft)
         model_config = read_config(directory) if directory else None
         if model_config is not None:

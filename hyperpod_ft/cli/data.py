@@ -34,6 +34,10 @@ def show(
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write a page instead: of ten rows drawn by chance, or of --row."),
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--source", metavar="NAME", help="One of several sources.", show_default="the first"),
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Show what is trained of a row, token by token, and why each token is there.
@@ -47,7 +51,7 @@ def show(
 
     config = run_files.load(run_files.find(run_file), overrides or ())
     without_torch()
-    inspection = Inspection.of(config, run_file)
+    inspection = Inspection.of(config, run_file, source)
     if row is not None:
         found = [inspection.numbered(row)]
     else:
@@ -55,7 +59,7 @@ def show(
     if html:
         from hyperpod_ft.report.rows_page import write_rows_page
 
-        write_rows_page(config, found, html)
+        write_rows_page(config, inspection.dataset.asset.short_name, found, html)
         print(html)
     else:
         from hyperpod_ft.cli.output import show_rows

@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 from hyperpod_ft.config.fields import NonNegativeInt, Section, flattened, matches
 from hyperpod_ft.config.instances import CATALOGUE, Instance
 from hyperpod_ft.config.sections.cluster import Cluster, PythonEnvironment, Tracking
-from hyperpod_ft.config.sections.inputs import Dataset, Model
+from hyperpod_ft.config.sections.data import Data
+from hyperpod_ft.config.sections.inputs import Model
 from hyperpod_ft.config.sections.parallelism import Neuron, Parallelism
 from hyperpod_ft.config.sections.results import Eval, Generate, Merge
 from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK, Deploy, SageMaker
@@ -38,7 +39,7 @@ class RunConfig(Section):
     cluster: Cluster = Field(default_factory=Cluster)
     env: PythonEnvironment = Field(default_factory=PythonEnvironment)
     model: Model
-    dataset: Dataset
+    dataset: Data
     lora: Lora = Field(default_factory=Lora)
     dpo: Dpo = Field(default_factory=Dpo)
     training: Training = Field(default_factory=Training)
@@ -90,7 +91,7 @@ def _check_training(config: RunConfig) -> None:
     training = config.training
     if training.method == "full" and config.merge.dtype != "base":
         raise ValueError("merge.dtype: has no effect with training.method full; remove it")
-    if training.validate_every_steps and not config.dataset.validation_share:
+    if training.validate_every_steps and not config.dataset.validates:
         raise ValueError(
             "training.validate_every_steps: dataset.validation_share 0 holds out no rows; raise it, for example to 0.02"
         )
@@ -110,9 +111,9 @@ def _check_training(config: RunConfig) -> None:
 def _check_objective(config: RunConfig) -> None:
     """Preferences and DPO need each other."""
     dpo, dataset = config.training.objective == "dpo", config.dataset
-    if dpo != (dataset.format == "preference"):
+    if dpo != dataset.has_preferences:
         raise ValueError(
-            f"training.objective: {config.training.objective} does not train on dataset.format {dataset.format};"
+            f"training.objective: {config.training.objective} does not train on dataset.format {dataset.formats[0]};"
             " objective dpo and format preference go together"
         )
     if not dpo and config.dpo != Dpo():

@@ -64,18 +64,27 @@ def resolve(config: RunConfig, base: Path) -> RunConfig:
 
     Reads local sources to digest them. Resolving the result again changes nothing.
     """
-    model = sources.resolve("model.source", config.model.source, config.model.revision, base)
-    dataset = sources.resolve("dataset.source", config.dataset.source, config.dataset.revision, base)
     root = (base / Path(config.cluster.root).expanduser()).resolve()
     values = config.model_dump()
     values["cluster"]["root"] = str(root)
     for section in ("env", "tracking"):
         values[section]["python"] = _interpreter(values[section]["python"], base)
-    values["model"] |= {"source": model.source, "revision": model.revision or None}
-    values["dataset"] |= {"source": dataset.source, "revision": dataset.revision or None}
+    for key in ("model", *(part.key for part in config.dataset.parts)):
+        given = _section(values, key)
+        pinned = sources.resolve(f"{key}.source", given["source"], given["revision"], base)
+        given |= {"source": pinned.source, "revision": pinned.revision or None}
     if config.eval:
         values["eval"] |= _resolve_evaluation(config.eval, base)
     return validate(values, "resolved run file")
+
+
+def _section(values: dict[str, Any], key: str) -> dict[str, Any]:
+    """The section at a key such as `dataset.sources.0`."""
+    found: Any = values
+    for part in key.split("."):
+        found = found[int(part) if part.isdigit() else part]
+    section: dict[str, Any] = found
+    return section
 
 
 def with_evaluation(config: RunConfig, section: Mapping[str, Any], base: Path) -> RunConfig:

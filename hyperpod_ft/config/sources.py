@@ -57,6 +57,11 @@ def kind_of(source: str) -> SourceKind:
     return "local" if source.startswith(("/", ".", "~")) else "hub"
 
 
+def beside(where: str, key: str) -> str:
+    """The key beside a key `source`, both as errors name them; what is no such key, as an option, is itself."""
+    return f"{where.removesuffix('source')}{key}" if where.endswith("source") else where
+
+
 def names_one_file(source: str) -> bool:
     """Whether it ends like a file of rows, not like a directory or a Hub id."""
     return source.endswith((".jsonl", ".json", ".parquet"))
@@ -82,7 +87,7 @@ def resolve(where: str, source: str, revision: str | None, base: Path) -> Asset:
                 "write a local path as /path or ./path",
             )
         return Asset(source, revision or "main")
-    revision_key = where.replace("source", "revision")
+    revision_key = beside(where, "revision")
     if kind == "s3":
         if revision is not None:
             raise UserError(f"{revision_key}: an S3 URI has no revision", "remove the key")

@@ -1,5 +1,6 @@
 """YAML files that users write: parse, override keys, validate against a pydantic model; each problem is one line."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,15 +52,26 @@ def override(kind: FileKind[Any], values: dict[str, Any], text: str) -> None:
             f"--set {shortened(text)}: not of the form key.key=value", "for example --set training.epochs=1"
         )
     *parents, last = key.split(".")
-    section = values
+    section: Any = values
     for parent in parents:
-        below = section.setdefault(parent, {})
-        if not isinstance(below, dict):
+        below = section.setdefault(parent, {}) if isinstance(section, dict) else section[_number(key, parent, section)]
+        if not isinstance(below, (dict, list)):
             raise UserError(
                 f"--set {shortened(key)}: {shortened(parent)} is not a section", f"see {kind.page} for the keys"
             )
         section = below
-    section[last] = yaml_text.read(given, f"--set {shortened(key)}")
+    place = last if isinstance(section, dict) else _number(key, last, section)
+    section[place] = yaml_text.read(given, f"--set {shortened(key)}")
+
+
+def _number(key: str, part: str, section: list[Any]) -> int:
+    """The number of an item of a list, from 0, as errors count them. Raises UserError when there is none."""
+    if re.fullmatch(r"[0-9]{1,4}", part, re.ASCII) and int(part) < len(section):
+        return int(part)
+    raise UserError(
+        f"--set {shortened(key)}: {shortened(part)} is no number of an item, from 0; there are {len(section)}",
+        "correct it, or set the whole list",
+    )
 
 
 def validate(kind: FileKind[Model], values: Mapping[str, Any], where: str) -> Model:

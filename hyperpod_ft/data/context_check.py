@@ -1,21 +1,59 @@
 """The proof that conversations are trained as they are served: contexts are compared with a server's prompts by id."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
+from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.inspection import shown
+from hyperpod_ft.data.mixing.sources import ReadExample
 from hyperpod_ft.data.reading import RawRow
+from hyperpod_ft.data.report import ChatReport, EndOfTurn
 from hyperpod_ft.data.text import chat, formats
 from hyperpod_ft.data.text.example import Example
+from hyperpod_ft.data.tokenization import ChatCount, Tokens
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError, printable
 
 ROWS = 100  # that are compared
 _AROUND = 12  # tokens of each text around a difference
+
+
+def chat_report(
+    counts: ChatCount, base_model: Path, encoder: Encoder, found: Mapping[int, ReadExample], tokens: Tokens
+) -> ChatReport:
+    """The report on conversations. Raises UserError where one of `found` would be trained otherwise than it is served.
+
+    `found`: sampled examples by their number, of which conversations are compared, 100 at most; `tokens`: of all.
+    """
+    assert encoder.tokenizer is not None
+    stops = {encoder.eos, *model_directory.stop_ids(base_model)}
+    chats = [number for number, one in found.items() if one.source.part.dataset.format == "chat"][:ROWS]
+    starts, compared = tokens.starts, 0
+    for number in chats:
+        one, within = found[number], slice(starts[number], starts[number] + tokens.lengths[number])
+        (example,) = one.documents
+        ids, trained = tokens.ids[within], tokens.trained[within]
+        compared += check(one.row, example, one.source.part.dataset, encoder.tokenizer, ids, trained)
+    return ChatReport(
+        turns=counts.turns,
+        unrolled=counts.unrolled,
+        left_out=counts.left_out,
+        loses_reasoning=counts.loses_reasoning,
+        ends=tuple(
+            EndOfTurn(token, encoder.decode([token]), count, token in stops)
+            for token, count in sorted(counts.ends.items())
+        ),
+        compared_examples=len(chats),
+        compared_turns=compared,
+        compared_tokens=shown.tallies(found[number].shown(encoder) for number in chats),
+    )
 
 
 def check(

@@ -1,5 +1,6 @@
 """Which tokens are in which row: best-fit packing, one wrapped stream, or one example per row."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft.data.best_fit import best_fit
+from hyperpod_ft.data.mixing.mixture import spread
 
 Integers = NDArray[np.int64]
 
@@ -47,6 +49,18 @@ def pack(
     bins = best_fit(lengths.sum(1), max_length)
     placed, rows, count = shuffled(bins, seed)
     return Packing(starts[placed].ravel(), lengths[placed].ravel(), np.repeat(rows, documents), count)
+
+
+def merged(packings: Sequence[Packing]) -> Packing:
+    """The rows of several packings as one: row k is of packing `spread([their row counts])[k]`."""
+    packing_of = spread([packed.row_count for packed in packings])
+    places = [np.flatnonzero(packing_of == number)[packed.rows] for number, packed in enumerate(packings)]
+    rows = np.concatenate(places)
+    order = np.argsort(rows, kind="stable")
+    starts, lengths = (
+        np.concatenate([getattr(packed, name) for packed in packings])[order] for name in ("starts", "lengths")
+    )
+    return Packing(starts, lengths, rows[order], len(packing_of))
 
 
 def shuffled(bins: Integers, seed: int) -> tuple[Integers, Integers, int]:

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hyperpod_ft import publish
+from hyperpod_ft.data.mixing import source_report
+from hyperpod_ft.data.mixing.mixture import spread
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
 from hyperpod_ft.data.text.example import Example
@@ -30,10 +33,15 @@ class Sample:
     prompt: str
     completion: str
     templated: bool = False  # a chat template wrote the prompt, with its special tokens
+    source: str = ""  # the name of its source, of several
 
     @classmethod
-    def of(cls, split: SplitName, example: Example) -> "Sample":
-        return cls(split, example.prompt, example.completion, example.templated)
+    def of(cls, split: SplitName, example: Example, source: str = "") -> "Sample":
+        return cls(split, example.prompt, example.completion, example.templated, source)
+
+    def as_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        return values if self.source else {key: value for key, value in values.items() if key != "source"}
 
 
 def open_split(directory: Path) -> PackedRows | Seq2SeqRows:
@@ -75,6 +83,14 @@ class PreparedDataset:
             return None
         return open_split(self.directory / name)
 
+    def validation_sources(self) -> dict[str, NDArray[np.int64]]:
+        """The numbers of the validation rows of each source that has some, by name; empty if that is one alone."""
+        rows = {source.name: source.validation_rows for source in source_report.read(self.report())}
+        held_out = {name: count for name, count in rows.items() if count}
+        source_of = spread([*held_out.values()])
+        found = {name: np.flatnonzero(source_of == number) for number, name in enumerate(held_out)}
+        return found if len(found) > 1 else {}
+
     def samples(self, split: SplitName) -> list[Sample]:
         """Examples of a split in an order drawn once: the first k are a random sample."""
         lines = (self.directory / _SAMPLES).read_text(encoding="utf-8").split("\n")
@@ -105,7 +121,7 @@ def write_split(directory: Path, name: SplitName, blocks: Iterable[PackedRows | 
 
 def write_samples(directory: Path, samples: Iterable[Sample]) -> None:
     # JSON strings may contain Unicode line breaks: readers split at \n only.
-    text = "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
+    text = "".join(json.dumps(sample.as_dict(), ensure_ascii=False) + "\n" for sample in samples)
     (directory / _SAMPLES).write_text(text, encoding="utf-8")
 
 

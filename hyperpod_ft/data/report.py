@@ -1,15 +1,17 @@
 """Counts of the raw rows and tokens of a dataset, for report.json, the record and the log."""
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.config.sections.data import Part
+from hyperpod_ft.config.sections.inputs import Preparation
 from hyperpod_ft.data.inspection.shown import Tally
+from hyperpod_ft.data.mixing.source_report import SourceReport
 from hyperpod_ft.data.reading import BadRow
 from hyperpod_ft.data.tokenization import TOO_LONG, ChatCount, TokenizedChunk
 from hyperpod_ft.errors import UserError, printable
@@ -32,7 +34,8 @@ class RawRowCount:
     bad: Counter[str] = field(default_factory=Counter)
     listed: list[BadRow] = field(default_factory=list)
 
-    def add(self, chunk: TokenizedChunk) -> None:
+    def add(self, chunk: TokenizedChunk, source: str = "") -> None:
+        """`source`: what comes before the names of its files, if there are several."""
         self.rows_read += chunk.raw_rows
         self.rows_used += len(np.unique(chunk.origins[:, 0]))
         self.truncated += chunk.truncated
@@ -40,27 +43,51 @@ class RawRowCount:
         self.chats += chunk.chats
         self.unused |= chunk.unused
         self.bad += chunk.bad
-        self.listed += chunk.listed[: LISTED - len(self.listed)]
+        listed = chunk.listed[: LISTED - len(self.listed)]
+        self.listed += [replace(row, where=f"{source}{row.where}") for row in listed]
 
-    def check(self, dataset: Dataset) -> None:
-        """Raises UserError when more rows are bad than `max_bad_rows`, or none can be used."""
-        count = self.bad.total()
-        named = ", ".join(str(row) for row in self.listed[:_NAMED_IN_ERROR])
-        more = f" and {count - _NAMED_IN_ERROR} more" if count > _NAMED_IN_ERROR else ""
-        if not self.rows_used:  # with any max_bad_rows
+    @classmethod
+    def total(cls, counts: Iterable["RawRowCount"]) -> "RawRowCount":
+        """Those of all sources."""
+        total = cls()
+        for one in counts:
+            total.rows_read += one.rows_read
+            total.rows_used += one.rows_used
+            total.truncated += one.truncated
+            total.emptied += one.emptied
+            total.chats += one.chats
+            total.unused |= one.unused
+            total.bad += one.bad
+            total.listed += one.listed[: LISTED - len(total.listed)]
+        return total
+
+    def require_some(self, part: Part) -> None:
+        """Raises UserError when no row of the source can be used, with any `max_bad_rows`."""
+        if not self.rows_used:
+            named = self._named()
             raise UserError(
-                f"none of the {self.rows_read} rows can be used{': ' if named else ''}{named}{more}",
-                "correct dataset.format, dataset.source, dataset.files or the rows" + self._for_long_ones(dataset),
+                f"none of the {self.rows_read} rows can be used{': ' if named else ''}{named}",
+                f"correct {part.key}.format, {part.key}.source, {part.key}.files or the rows"
+                + self._for_long_ones(part.dataset),
             )
+
+    def check(self, dataset: Preparation) -> None:
+        """Raises UserError when more rows are bad than `max_bad_rows`."""
+        count = self.bad.total()
         if count > dataset.max_bad_rows:
             remedy = f"correct them, or set dataset.max_bad_rows to {count} or more" + self._for_long_ones(dataset)
             raise UserError(
                 f"{count} of {self.rows_read} rows cannot be used and dataset.max_bad_rows is"
-                f" {dataset.max_bad_rows}: {named}{more}",
+                f" {dataset.max_bad_rows}: {self._named()}",
                 remedy,
             )
 
-    def _for_long_ones(self, dataset: Dataset) -> str:
+    def _named(self) -> str:
+        count = self.bad.total()
+        named = ", ".join(str(row) for row in self.listed[:_NAMED_IN_ERROR])
+        return named + (f" and {count - _NAMED_IN_ERROR} more" if count > _NAMED_IN_ERROR else "")
+
+    def _for_long_ones(self, dataset: Preparation) -> str:
         if not self.bad[TOO_LONG] + self.emptied:
             return ""
         lengths = "max_length or max_target_length" if dataset.max_target_length else "max_length"
@@ -170,10 +197,17 @@ class DatasetReport:
     bad_reasons: dict[str, int]
     bad_listed: tuple[str, ...]
     lengths: Lengths
-    chats: ChatReport | None = None  # format chat
+    validation_in_training: int  # validation examples whose text is in the training data too
+    # empty where every example of one source is in an epoch once
+    sources: tuple[SourceReport, ...] = ()
+    chats: ChatReport | None = None  # sources of format chat
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        if not self.sources:
+            del values["sources"], values["validation_in_training"]
+            return values
+        return values | {"sources": [source.as_dict() for source in self.sources]}
 
     def lines(self) -> Iterator[str]:
         """The report as lines of the log."""
@@ -185,6 +219,13 @@ class DatasetReport:
         if self.unused_columns:
             yield f"columns not used: {printable(', '.join(self.unused_columns))}"
         yield f"examples: {self.train_examples:,} train, {self.validation_examples:,} validation"
+        for source in self.sources:
+            yield f"  {source.name}: {source.described(self.train_examples)}"
+        if self.validation_in_training:
+            yield (
+                f"warning: {self.validation_in_training:,} of {self.validation_examples:,} validation examples are in"
+                " the training data too; dataset.deduplicate removes them from it"
+            )
         yield (
             f"tokens: {self.tokens:,}, loss on {self.label_tokens:,} ({self.label_tokens / self.tokens:.1%});"
             f" examples truncated: {self.truncated:,}, dropped as too long: {self.dropped:,}"

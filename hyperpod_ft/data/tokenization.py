@@ -20,6 +20,7 @@ from hyperpod_ft.data.text.example import Example, RowError
 
 TOO_LONG = "longer than max_length"
 NOTHING_TO_LEARN = "no token to learn"
+_COUNTED_DOCUMENTS = 1 << 14  # at once, whose tokens fit in memory
 # Bad rows of a chunk that are listed with their line; all are counted.
 LISTED_PER_CHUNK = 50
 
@@ -45,9 +46,14 @@ class Tokens:
     @property
     def label_tokens(self) -> NDArray[np.int64]:
         """How many tokens of each document are trained: int64 [documents]."""
-        before = np.concatenate([np.zeros(1, np.int64), self.trained.cumsum(dtype=np.int64)])
-        starts = self.starts
-        return np.asarray(before[starts + self.lengths] - before[starts])
+        edges = np.concatenate([np.zeros(1, np.int64), self.lengths.cumsum()])
+        counts = np.empty(len(self), np.int64)
+        for first in range(0, len(self), _COUNTED_DOCUMENTS):
+            inner = edges[first : first + _COUNTED_DOCUMENTS + 1]
+            before = np.zeros(inner[-1] - inner[0] + 1, np.int64)
+            np.cumsum(self.trained[inner[0] : inner[-1]], out=before[1:])
+            counts[first : first + _COUNTED_DOCUMENTS] = np.diff(before[inner - inner[0]])
+        return counts
 
     def cut(self, lengths: NDArray[np.int64]) -> "Tokens":
         """The first `lengths` tokens of each document; documents of length 0 are removed."""

@@ -7,10 +7,10 @@ import subprocess
 import tempfile
 from urllib.parse import urlsplit
 
-from hyperpod_ft.config.sources import kind_of
 from hyperpod_ft.doctor.check import DoctorCheck, Expectations
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.health import TEMPORARY_GIB
+from hyperpod_ft.runs.assets import assets
 
 _HUB = "https://huggingface.co"
 
@@ -71,8 +71,7 @@ def _urls(expected: Expectations) -> list[str]:
     config = expected.config
     if config is None:
         return []
-    sources = (config.model.source, config.dataset.source)
-    hub = [os.environ.get("HF_ENDPOINT", _HUB)] if "hub" in map(kind_of, sources) else []
+    hub = [os.environ.get("HF_ENDPOINT", _HUB)] if any(asset.kind == "hub" for _, _, asset in assets(config)) else []
     return [*hub, *config.env.package_repositories]
 
 

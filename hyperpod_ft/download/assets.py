@@ -16,7 +16,7 @@ from hyperpod_ft.download.listing import FileSource, Listing, dataset_files, mod
 from hyperpod_ft.download.sources import source_of
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.engine_rules import limits_of
-from hyperpod_ft.runs.assets import Kind, assets, config_directory, dataset_asset, early_config, model_asset
+from hyperpod_ft.runs.assets import Kind, assets, config_directory, early_config, model_asset
 from hyperpod_ft.runs.run import Run
 
 _MODEL = "model.source"
@@ -26,16 +26,20 @@ _AT_A_TIME = 8
 
 def model(run: Run) -> Wanted:
     asset = model_asset(run.config)
-    return Wanted("model", asset, model_files(_MODEL, asset.source), run.paths.base_model, _check_model)
+    return Wanted("model", "model", asset, model_files(_MODEL, asset.source), run.paths.base_model, _check_model)
 
 
-def dataset(run: Run) -> Wanted:
-    return Wanted("dataset", dataset_asset(run.config), dataset_files(run.config.dataset), run.paths.raw_dataset)
+def datasets(run: Run) -> list[Wanted]:
+    """Each source of the run's data."""
+    return [
+        Wanted(part.key, "dataset", part.dataset.asset, dataset_files(part.dataset), directory)
+        for part, directory in zip(run.config.dataset.parts, run.paths.raw_datasets, strict=True)
+    ]
 
 
 def copy_local_sources(run: Run) -> None:
     """Put files of this machine below `cluster.root`, for jobs on other machines, which see only that or its copy."""
-    for wanted in (model(run), dataset(run)):
+    for wanted in (model(run), *datasets(run)):
         if wanted.asset.kind == "local":
             ensure(wanted)
 
@@ -49,8 +53,8 @@ def refuse_changes(runs: Iterable[Run]) -> None:
     """Raise UserError when the objects at an S3 URI are not those that stage download has fetched."""
     for run in downloads(runs):
         if record := run.journal.valid_record("download"):
-            for wanted in (model(run), dataset(run)):
-                wanted.refuse_changes(record.facts.get(wanted.kind, {}).get("content", ""))
+            for wanted in (model(run), *datasets(run)):
+                wanted.refuse_changes(record.facts.get(wanted.key, {}).get("content", ""))
 
 
 def _check_model(directory: Path) -> None:
@@ -69,7 +73,7 @@ def look_up(runs: Iterable[Run]) -> None:
     account.
     """
     waiting = (run for run in downloads(runs) if run.journal.why_not_done("download"))
-    wanted = dict.fromkeys(one for run in waiting for one in assets(run.config).items())
+    wanted = dict.fromkeys(one for run in waiting for one in assets(run.config))
     with ThreadPoolExecutor(_AT_A_TIME) as threads:
         answers = list(threads.map(lambda one: _answer(*one), wanted))
     if problems := [str(answer) for answer in answers if isinstance(answer, UserError)]:
@@ -89,9 +93,9 @@ def look_up_source(where: str, kind: Kind, asset: Asset) -> str:
     return Hub(where, kind, asset).look_up()
 
 
-def _answer(kind: Kind, asset: Asset) -> str | UserError:
+def _answer(key: str, kind: Kind, asset: Asset) -> str | UserError:
     try:
-        return look_up_source(f"{kind}.source", kind, asset)
+        return look_up_source(f"{key}.source", kind, asset)
     except UserError as error:
         return error
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from hyperpod_ft import digests, publish
-from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.config.sources import Asset, beside
 from hyperpod_ft.download.listing import Choice, FileSource, Listing, refuse_unsafe
 from hyperpod_ft.download.sources import Local, source_of
 from hyperpod_ft.errors import VOLUME_FULL, UserError
@@ -33,6 +33,7 @@ class Wanted:
     `check` raises UserError for one that is complete but unusable.
     """
 
+    key: str  # where the run file has it
     kind: Kind
     asset: Asset
     choose: Choice
@@ -42,7 +43,7 @@ class Wanted:
     @property
     def where(self) -> str:
         """The run file's key, for errors."""
-        return f"{self.kind}.source"
+        return f"{self.key}.source"
 
     @cached_property
     def source(self) -> FileSource:
@@ -63,7 +64,7 @@ class Wanted:
         try:
             now = self.listing().content
         except UserError as error:
-            print(f"warning: {self.kind}: not compared with what was fetched: {error}", flush=True)
+            print(f"warning: {self.key}: not compared with what was fetched: {error}", flush=True)
             return
         if now != content:
             raise UserError(
@@ -113,7 +114,7 @@ def ensure(wanted: Wanted) -> Manifest:
     Raises UserError, also for what `wanted.check` refuses, which is then not published. Of several
     processes that need the same asset, one fetches it and the others wait.
     """
-    what, asset, directory = wanted.kind, wanted.asset, wanted.directory
+    what, asset, directory = wanted.key, wanted.asset, wanted.directory
     with publish.lock(
         directory.with_name(f".{directory.name}.lock"), waiting=f"{what}: another job is fetching it; waiting"
     ):
@@ -125,13 +126,13 @@ def ensure(wanted: Wanted) -> Manifest:
                 return present
             print(f"{what}: incomplete, fetching it again: {directory}", flush=True)
         if asset.kind == "hub" and not _COMMIT.fullmatch(asset.revision):
-            key = wanted.where.replace("source", "revision")
+            key = beside(wanted.where, "revision")
             print(f"warning: {what}: {key} {asset.revision!r} may change; pin it to a commit", flush=True)
         return _fetch(wanted)
 
 
 def _fetch(wanted: Wanted) -> Manifest:
-    what, where, listing = wanted.kind, wanted.where, wanted.listing()
+    what, where, listing = wanted.key, wanted.where, wanted.listing()
     refuse_unsafe(where, listing.files)
     manifest = Manifest.of(wanted.asset, listing)
     with publish.new_directory(wanted.directory, keep_partial=True) as partial:

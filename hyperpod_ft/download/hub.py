@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from hyperpod_ft.checkpoint.formats.model_directory import CONFIG
-from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.config.sources import Asset, beside
 from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError, hub_http_error, hub_status
 
@@ -106,7 +106,7 @@ class Hub:
                 )
             case RevisionNotFoundError():
                 return UserError(
-                    f"{where.replace('source', 'revision')}: {name} has no revision {self.asset.revision!r}",
+                    f"{beside(where, 'revision')}: {name} has no revision {self.asset.revision!r}",
                     "use a commit, tag or branch from its page on the Hub",
                 )
             case RepositoryNotFoundError():

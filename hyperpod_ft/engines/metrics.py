@@ -17,7 +17,7 @@ from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.engines.throughput import Throughput
 from hyperpod_ft.progress import format_duration
-from hyperpod_ft.runs.results.metrics import intact_rows
+from hyperpod_ft.runs.results.metrics import OF_SOURCE, intact_rows
 
 _IN_LINES = ("rewards/margins", "rewards/accuracies")  # of an objective's other metrics, those in the log
 
@@ -53,6 +53,10 @@ class StepMetrics:
         mfu = f"  MFU {self.mfu:.1%}" if self.mfu is not None else ""
         others = "".join(f"  {name} {self.others[name]:.4f}" for name in _IN_LINES if name in self.others)
         validation = f"  validation {self.validation_loss:.4f}" if self.validation_loss is not None else ""
+        of_sources = {key: value for key, value in self.others.items() if key.startswith(OF_SOURCE)}
+        validation += "".join(
+            f"  validation/{key.removeprefix(OF_SOURCE)} {loss:.4f}" for key, loss in of_sources.items()
+        )
         return (
             f"step {self.step}/{steps}  loss {self.loss:.4f}{validation}{others}  lr {self.learning_rate:.1e}"
             f"  grad {self.grad_norm:.2f}  {self.tokens_per_second:,.0f} tok/s{mfu}  eta {format_duration(eta_seconds)}"

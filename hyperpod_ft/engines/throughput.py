@@ -28,7 +28,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import (
     read_config,
 )
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.config.sections.inputs import Preparation
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.lora import target_names
@@ -71,7 +71,7 @@ def flops_per_token(
     return float(4 * (multiplied - trained) + 6 * trained + attention)
 
 
-def t5_flops_per_token(shape: T5Shape, dataset: Dataset, targets: frozenset[str], rank: int | None) -> float:
+def t5_flops_per_token(shape: T5Shape, dataset: Preparation, targets: frozenset[str], rank: int | None) -> float:
     """Operations to train on a row, forward and backward, divided by its positions in both parts.
 
     `rank`: of the adapters on `targets`; None when all parameters are trained.

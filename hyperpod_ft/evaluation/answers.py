@@ -23,6 +23,9 @@ def as_text(samples: Samples) -> str:
         part = "" if of.rows == of.rows_available else f", first {of.rows} of {of.rows_available} rows"
         means = f"base {of.mean:.4f}, tuned {losses.tuned.mean:.4f}"
         lines.append(f"validation loss: {means} ({of.tokens} tokens{part})")
+    for name, losses in samples.source_losses.items():
+        means = f"base {losses.base.mean:.4f}, tuned {losses.tuned.mean:.4f}"
+        lines.append(f"validation loss, {name}: {means} ({losses.base.tokens} tokens)")
     return "\n".join(lines)
 
 

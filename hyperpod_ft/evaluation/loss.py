@@ -1,8 +1,8 @@
 """Losses on packed rows, without an engine: each document by itself."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -30,6 +30,27 @@ def mean_loss(model: PreTrainedModel, split: PackedRows | Seq2SeqRows, max_rows:
         found = document_losses(model, split, max_rows)
         rows, total, tokens = found.rows, float(found.summed.sum()), found.tokens
     return Loss(total / tokens, tokens, rows, len(split)) if tokens else None
+
+
+def source_losses(
+    model: PreTrainedModel, split: PackedRows | Seq2SeqRows, max_rows: int, sources: Mapping[str, NDArray[np.int64]]
+) -> dict[str, Loss]:
+    """The loss on those of a split's first `max_rows` rows that are of each source; `sources`: the rows of each."""
+    found = {}
+    for name, rows in sources.items():
+        first = rows[rows < max_rows]
+        own = type(split)(**{array: values[first] for array, values in vars(split).items()})
+        if loss := mean_loss(model, own, len(first)):
+            found[name] = replace(loss, rows_available=len(rows))
+    return found
+
+
+def over_all(losses: Collection[Loss]) -> Loss | None:
+    """The loss on all rows from those on parts of them."""
+    tokens, rows, available = (
+        sum(getattr(loss, name) for loss in losses) for name in ("tokens", "rows", "rows_available")
+    )
+    return Loss(sum(loss.mean * loss.tokens for loss in losses) / tokens, tokens, rows, available) if losses else None
 
 
 @dataclass(frozen=True)

@@ -99,13 +99,14 @@ def check_run(run: Run) -> TrainingFit | None:
     is here already, degrees that do not divide it, accelerators that it does not fit, and tensors that could not be
     consolidated (stage download checks any other). Raises UserError.
     """
-    dataset = run.config.dataset
-    if kind_of(dataset.source) == "local" and (path := Path(dataset.source)).exists():
-        source_files.chosen(names_below(path), dataset.source, dataset.files, dataset.split)
+    for dataset in (part.dataset for part in run.config.dataset.parts):
+        if kind_of(dataset.source) == "local" and (path := Path(dataset.source)).exists():
+            source_files.chosen(names_below(path), dataset.source, dataset.files, dataset.split)
+    asked = run.config.dataset.questions
     for number, prompt in enumerate(run.config.generate.prompts):
         # a chat takes the model's own template
-        if isinstance(prompt, dict) and not is_chat(run.config.dataset, prompt):
-            check_prompt(run.config.dataset, prompt, f"generate.prompts.{number}")
+        if isinstance(prompt, dict) and not is_chat(asked, prompt):
+            check_prompt(asked, prompt, f"generate.prompts.{number}")
     if run.config.env.python:
         _check_python(run.config, Path(run.config.env.python))
     tracking = run.config.tracking.python

@@ -155,6 +155,22 @@ def _settings(config: RunConfig, *chosen: str) -> dict[str, Any]:
     }
 
 
+def _fetched(config: RunConfig) -> dict[str, Any]:
+    """What stage download fetches: the sources, without what is done with their rows."""
+    parts = config.dataset.parts
+    listed = [
+        part.dataset.model_dump(mode="json", include={"source", "revision", "files"}, exclude_defaults=True)
+        | {"split": part.dataset.split_name}
+        for part in parts
+        if part.key != "dataset"
+    ]
+    return {
+        **_settings(config, "model", "dataset.source", "dataset.revision", "dataset.files"),
+        "split": parts[0].dataset.split_name,
+        **({"sources": listed} if listed else {}),
+    }
+
+
 def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     adapters = ("lora",) if config.training.method == "lora" else ()
     # an engine's own section has its name
@@ -196,10 +212,7 @@ _STAGES: dict[StageName, _Definition] = {
     "download": _Definition(
         1,
         (),
-        lambda config, _: {
-            **_settings(config, "model", "dataset.source", "dataset.revision", "dataset.files"),
-            "split": config.dataset.split_name,
-        },
+        lambda config, _: _fetched(config),
         shared=True,
         cpus=2,
     ),

@@ -6,11 +6,13 @@ from typing import Any, Literal
 
 from hyperpod_ft.report.numbers import finite
 from hyperpod_ft.report.run_report import RunReport
+from hyperpod_ft.runs.results.metrics import OF_SOURCE
 
 POINTS = 24_000  # of all curves of a page together: about half a megabyte
 _MOST_POINTS = 2_000  # of one curve: more than a screen has pixels
 _FEWEST_POINTS = 40
 _SMOOTHED_FROM = 40  # rows
+_COLORS = 8  # of the page's style
 
 Style = Literal["pale", "line", "dots", "level"]
 
@@ -80,7 +82,7 @@ def charts(reports: Sequence[RunReport]) -> list[Chart]:
     """The charts of one run, or of several with one color each."""
     if len(reports) == 1:
         (report,) = reports
-        found = [_loss(report), *_quantities(reports)]
+        found = [_loss(report), _losses_of_sources(report), *_quantities(reports)]
         return [chart for chart in (*found, _timeline(report), _lengths(report)) if chart]
     return [chart for chart in (_losses(reports), _validation_losses(reports), *_quantities(reports)) if chart]
 
@@ -97,6 +99,19 @@ def _loss(report: RunReport) -> Chart | None:
     if report.base_validation_loss is not None and report.metrics:
         series.append(_level(report, report.base_validation_loss, "Validation loss of the base model", 3))
     return _lines("loss", f"Loss, {_unit(report)}", [report], series)
+
+
+def _losses_of_sources(report: RunReport) -> Chart | None:
+    budget = _budget([report])
+    series = [
+        _series(report, key, key.removeprefix(OF_SOURCE), 1 + number % _COLORS, "dots", budget)
+        for number, key in enumerate(_of_sources(report))
+    ]
+    return _lines("validation_loss_of_sources", f"Validation loss by source, {_unit(report)}", [report], series)
+
+
+def _of_sources(report: RunReport) -> list[str]:
+    return sorted(key for key in report.metrics if key.startswith(OF_SOURCE))
 
 
 def _losses(reports: Sequence[RunReport]) -> Chart | None:
@@ -179,7 +194,7 @@ def _marks(reports: Sequence[RunReport]) -> list[Mark]:
 
 def _budget(reports: Sequence[RunReport]) -> int:
     """How many points a curve may have."""
-    curves = sum(len(_QUANTITIES) + 3 for report in reports if report.metrics)
+    curves = sum(len(_QUANTITIES) + 3 + len(_of_sources(report)) for report in reports if report.metrics)
     return max(_FEWEST_POINTS, min(_MOST_POINTS, POINTS // max(1, curves)))
 
 

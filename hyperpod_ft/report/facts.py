@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from hyperpod_ft.data.mixing import source_report
 from hyperpod_ft.progress import count
 from hyperpod_ft.report.numbers import duration, number, percent
 from hyperpod_ft.report.run_report import Accelerators, RunReport
@@ -81,6 +82,14 @@ def dataset_facts(report: RunReport) -> list[tuple[str, str]]:
         ("Truncated, or dropped as too long", f"{facts['truncated']:,}, {facts['dropped']:,}"),
     ]
     found += _chat_facts(facts["chats"])
+    for source in source_report.read(facts):
+        found.append((f"Source {source.name}", source.described(facts["train_examples"])))
+    for name, losses in (report.samples.source_losses if report.samples else {}).items():
+        found.append(
+            (f"Validation loss, {name}", f"base {number(losses.base.mean)}, tuned {number(losses.tuned.mean)}")
+        )
+    if repeated := facts.get("validation_in_training"):
+        found.append(("Validation examples that training has too", f"{repeated:,}"))
     if lengths := facts.get("lengths"):
         text = (
             f"median {number(lengths['median'])}, mean {number(lengths['mean'])}, longest {lengths['longest']:,} tokens"

@@ -17,7 +17,7 @@ from hyperpod_ft.report.numbers import finite
 from hyperpod_ft.report.run_report import Accelerators, ResumePoint, RunReport, StageSummary, TimelineSpan
 from hyperpod_ft.report.timeline import timeline
 from hyperpod_ft.runs import attempts
-from hyperpod_ft.runs.assets import dataset_asset, model_asset
+from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.results.evaluation import evaluations
@@ -109,7 +109,9 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     length = f"{known.total:,} steps ({known.total / known.per_epoch:.3g} epochs)" if known else "steps not known yet"
     return {
         "Base model": _pinned(model_asset(config).source, model_asset(config).revision),
-        "Dataset": _pinned(dataset_asset(config).source, dataset_asset(config).revision),
+        "Dataset": ", ".join(
+            dict.fromkeys(_pinned(part.dataset.source, part.dataset.asset.revision) for part in config.dataset.parts)
+        ),
         "Method": method + share,
         "Objective": {"sft": "supervised fine-tuning", "dpo": f"direct preferences (DPO), beta {config.dpo.beta:g}"}[
             training.objective

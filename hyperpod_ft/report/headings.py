@@ -9,7 +9,7 @@ from hyperpod_ft.report.run_report import RunReport
 def lead(report: RunReport) -> str:
     """What was trained on what, and how far it is."""
     method = {"lora": "LoRA", "full": "Full fine-tuning"}[report.settings["training.method"]]
-    model, dataset_name = (Asset(report.settings[key], "").short_name for key in ("model.source", "dataset.source"))
+    model, dataset_name = Asset(report.settings["model.source"], "").short_name, _dataset_name(report)
     nodes, instance = report.settings["cluster.nodes"], report.settings["cluster.instance_type"]
     size = f"{count(nodes, 'local node')} without accelerators" if instance == "local" else f"{nodes} x {instance}"
     text = f"{method} of {model} with {dataset_name}, on {size}"
@@ -17,6 +17,12 @@ def lead(report: RunReport) -> str:
     if report.state != "done" and steps and report.steps_total:
         return f"{text}; step {steps:,.0f} of {report.steps_total:,}."
     return f"{text}; submitted {moment(report.submitted)}." if report.submitted else f"{text}."
+
+
+def _dataset_name(report: RunReport) -> str:
+    listed = report.settings["dataset.sources"] or [{"source": report.settings["dataset.source"]}]
+    names = list(dict.fromkeys(Asset(one["source"], "").short_name for one in listed))
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def loss(report: RunReport) -> str:

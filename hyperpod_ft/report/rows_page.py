@@ -7,18 +7,18 @@ from hyperpod_ft import publish
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.data.inspection.examples import ShownRow
 from hyperpod_ft.report.html import asset, content_policy, environment
-from hyperpod_ft.runs.assets import dataset_asset, model_asset
+from hyperpod_ft.runs.assets import model_asset
 
 _ASSETS = ("report.css",)
 
 
-def rows_page(config: RunConfig, rows: Sequence[ShownRow]) -> str:
+def rows_page(config: RunConfig, source: str, rows: Sequence[ShownRow]) -> str:
     assets = {name: asset(name) for name in _ASSETS}
     return (
         environment()
         .get_template("report/rows.html.j2")
         .render(
-            dataset=dataset_asset(config).short_name,
+            dataset=source,
             model=model_asset(config).short_name,
             rows=rows,
             examples=[example for row in rows for example in row.examples],
@@ -28,6 +28,6 @@ def rows_page(config: RunConfig, rows: Sequence[ShownRow]) -> str:
     )
 
 
-def write_rows_page(config: RunConfig, rows: Sequence[ShownRow], path: Path) -> None:
+def write_rows_page(config: RunConfig, source: str, rows: Sequence[ShownRow], path: Path) -> None:
     """Write the page; the file appears whole. Raises OSError when it cannot be written."""
-    publish.write_text(path, rows_page(config, rows))
+    publish.write_text(path, rows_page(config, source, rows))

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
@@ -15,17 +16,16 @@ from hyperpod_ft.errors import UserError
 Kind = Literal["model", "dataset"]
 
 
-def assets(config: RunConfig) -> dict[Kind, Asset]:
-    """What stage download fetches, by the section of the run file."""
-    return {"model": model_asset(config), "dataset": dataset_asset(config)}
+def assets(config: RunConfig) -> list[tuple[str, Kind, Asset]]:
+    """What stage download fetches: where the run file has it, what it is, and from where."""
+    return [
+        ("model", "model", model_asset(config)),
+        *((part.key, "dataset", part.dataset.asset) for part in config.dataset.parts),
+    ]
 
 
 def model_asset(config: RunConfig) -> Asset:
     return Asset(config.model.source, config.model.revision or "")
-
-
-def dataset_asset(config: RunConfig) -> Asset:
-    return Asset(config.dataset.source, config.dataset.revision or "")
 
 
 def base_model(config: RunConfig) -> Path:
@@ -33,10 +33,10 @@ def base_model(config: RunConfig) -> Path:
     return config.root / "models" / model_asset(config).slug
 
 
-def raw_dataset(config: RunConfig) -> Path:
-    """The directory of the dataset's own files. Its name has a digest of what chooses them: two runs may differ."""
-    wanted = text_sha256("\n".join([*config.dataset.files, config.dataset.split_name]))[:6]
-    return config.root / "datasets" / "raw" / f"{dataset_asset(config).slug}-{wanted}"
+def raw_dataset(config: RunConfig, dataset: Dataset) -> Path:
+    """The directory of a source's own files. Its name has a digest of what chooses them: two runs may differ."""
+    wanted = text_sha256("\n".join([*dataset.files, dataset.split_name]))[:6]
+    return config.root / "datasets" / "raw" / f"{dataset.asset.slug}-{wanted}"
 
 
 def early_config(config: RunConfig) -> Path:

@@ -175,9 +175,9 @@ class RunPaths(TrainingPaths):
         return assets.base_model(self._config)
 
     @property
-    def raw_dataset(self) -> Path:
-        """The dataset's own files."""
-        return assets.raw_dataset(self._config)
+    def raw_datasets(self) -> tuple[Path, ...]:
+        """The own files of each of the dataset's sources, in the order of `Data.parts`."""
+        return tuple(assets.raw_dataset(self._config, part.dataset) for part in self._config.dataset.parts)
 
     @property
     def dataset_path(self) -> Path:

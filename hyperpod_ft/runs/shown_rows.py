@@ -26,9 +26,12 @@ class Inspection:
     seed: int
 
     @classmethod
-    def of(cls, config: RunConfig, run_file: str) -> "Inspection":
-        """Raises UserError when the rows or the tokenizer are not on this machine; `run_file`: as the user named it."""
-        dataset = _dataset(config)
+    def of(cls, config: RunConfig, run_file: str, source: str | None = None) -> "Inspection":
+        """Of the source of that name, or the first one; `run_file`: as the user named it.
+
+        Raises UserError when the rows or the tokenizer are not on this machine, or no source has the name.
+        """
+        dataset = _dataset(config, source)
         rows = RawRows(*_files(config, dataset, run_file))
         return cls(dataset, rows, Encoder.load(_model(config, run_file), chat=dataset.may_have_messages), config.seed)
 
@@ -53,14 +56,17 @@ class Inspection:
         return (inspect(row, self.dataset, self.encoder) for row in self.rows)
 
 
-def _dataset(config: RunConfig) -> Dataset:
+def _dataset(config: RunConfig, source: str | None) -> Dataset:
     """The source whose rows are shown."""
-    return config.dataset
+    found = {part.name: part.dataset for part in config.dataset.parts}
+    if source is not None and source not in found:
+        raise UserError(f"--source: no source is named {source}", f"choose one of {', '.join(found)}")
+    return found[source] if source is not None else config.dataset.parts[0].dataset
 
 
 def _files(config: RunConfig, dataset: Dataset, run_file: str) -> tuple[Path, list[reading.Chunk]]:
     """The directory of a dataset's files, and the parts of them that the run reads."""
-    directory, asset = assets.raw_dataset(config), assets.dataset_asset(config)
+    directory, asset = assets.raw_dataset(config, dataset), dataset.asset
     if directory.is_dir():
         return directory, reading.sliced(directory, reading.chunks(directory), dataset.split)
     if asset.kind != "local":

@@ -18,7 +18,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import names_one_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.findings import Finding, error, warning
-from hyperpod_ft.runs.assets import dataset_asset, model_asset
+from hyperpod_ft.runs.assets import assets
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.groups import NO_MAIL, StageGroup, groups, job_name
 from hyperpod_ft.sagemaker.images import image
@@ -86,7 +86,7 @@ def account_checks(run: Run) -> list[Check[Account]]:
         Check("permissions of the role", ROLE, partial(_role_permissions, run)),
         *(
             Check(f"permissions of the role: {key}", key, partial(_may_read, key, asset.source))
-            for key, asset in (("model.source", model_asset(run.config)), ("dataset.source", dataset_asset(run.config)))
+            for key, asset in ((f"{section}.source", asset) for section, _, asset in assets(run.config))
             if asset.kind == "s3" and not run.journal.is_done("download")
         ),
         Check("permissions of the role to create the next job", ROLE, partial(_next_job_permissions, run)),

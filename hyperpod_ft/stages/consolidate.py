@@ -21,8 +21,9 @@ _REMEDY = "restore it, or remove it and run stage train again, which resumes fro
 def work(run: Run) -> Result:
     checkpoint = open_checkpoint(_best(run.journal) if run.config.training.keep_best else _last(run.journal))
     print(f"consolidate: {checkpoint.directory}", flush=True)
-    template = chat_template.of(run.config.dataset, run.paths.base_model)
-    questions = chat_template.describe(template, run.config.dataset)
+    dataset = run.config.dataset.questions
+    template = chat_template.of(dataset, run.paths.base_model)
+    questions = chat_template.describe(template, dataset)
     print(f"consolidate: chat template: {questions}", flush=True)
     text = template.text if template else None
     if run.config.training.method == "full":

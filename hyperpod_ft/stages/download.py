@@ -2,7 +2,7 @@
 
 python -m hyperpod_ft.stages.download RUN_DIR
 
-Writes `paths.base_model` and `paths.raw_dataset`, each with a manifest. The only stage except `env` that uses the
+Writes `paths.base_model` and `paths.raw_datasets`, each with a manifest. The only stage except `env` that uses the
 network. Runs on the kit's own interpreter: neither torch nor transformers is imported. Of env and this stage, whichever
 is the last to have its part, interpreter or model, has the run's interpreter say whether it could consolidate.
 """
@@ -21,10 +21,10 @@ def work(run: Run) -> Result:
     fetched_model = ensure(assets.model(run))
     check_model_directory(run.config, run.plan.degrees, run.paths.base_model)
     check_trainable(run)
-    fetched_dataset = ensure(assets.dataset(run))
+    fetched = {wanted.key: ensure(wanted) for wanted in assets.datasets(run)}
     return Result(
-        [run.paths.base_model, run.paths.raw_dataset],
-        {"model": _facts(fetched_model), "dataset": _facts(fetched_dataset)},
+        [run.paths.base_model, *dict.fromkeys(run.paths.raw_datasets)],
+        {key: _facts(manifest) for key, manifest in {"model": fetched_model, **fetched}.items()},
     )
 
 

@@ -11,13 +11,15 @@ if __name__ == "__main__":
 import gc
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -34,7 +36,14 @@ from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.answers import as_text, found_in
 from hyperpod_ft.evaluation.greedy import GreedyAnswer, answers
-from hyperpod_ft.evaluation.loss import DocumentLosses, document_losses, mean_loss, preference_losses
+from hyperpod_ft.evaluation.loss import (
+    DocumentLosses,
+    document_losses,
+    mean_loss,
+    over_all,
+    preference_losses,
+    source_losses,
+)
 from hyperpod_ft.job.tracking import publishing_metrics
 from hyperpod_ft.runs.results.samples import Loss, Losses, RecordedAnswers, SampledRow, Samples
 from hyperpod_ft.runs.run import Run
@@ -59,6 +68,7 @@ class _ModelAnswers:
 
     answers: list[GreedyAnswer]
     loss: Loss | None = None
+    source_losses: Mapping[str, Loss] = field(default_factory=dict)  # of several sources, by name
     documents: DocumentLosses | None = None
 
 
@@ -72,8 +82,11 @@ def work(run: Run) -> Result:
         print("generate: no prompts and no samples; comparing only the losses", flush=True)
     validation = prepared.split("validation")
     # one after the other, so that only one is in memory
-    base = _ask(run.config, run.paths.base_model, tokenizer, questions, validation)
-    tuned = _ask(run.config, run.paths.tuned_model, tokenizer, questions, validation)
+    sources = prepared.validation_sources()
+    base, tuned = (
+        _ask(run.config, model, tokenizer, questions, validation, sources)
+        for model in (run.paths.base_model, run.paths.tuned_model)
+    )
     samples = _samples(run.config, questions, base, tuned)
     print(as_text(samples), flush=True)
     if samples.unchanged:
@@ -91,10 +104,12 @@ def work(run: Run) -> Result:
 def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenizer) -> list[_Question]:
     wanted = config.generate
     encoder_decoder = config.dataset.max_target_length is not None
-    given_as = config.dataset.format
-    chat = given_as == "chat"
+    asked = config.dataset.questions
+    formats_of = {part.name: part.dataset.format for part in config.dataset.parts}
     # the raw rows of preferences may be texts or chats
-    chats = chat or (given_as == "preference" and any(sample.templated for sample in prepared.samples("train")))
+    chats = asked.format == "chat" or (
+        asked.format == "preference" and any(sample.templated for sample in prepared.samples("train"))
+    )
 
     def ids_of(text: str, *, chat: bool) -> list[int]:
         if encoder_decoder:
@@ -103,15 +118,15 @@ def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenize
 
     questions = []
     for number, given in enumerate(wanted.prompts):
-        prompt = _as_chat(config.dataset, given) if chats else given
+        prompt = _as_chat(asked, given) if chats else given
         if isinstance(prompt, str):
             questions.append(_Question("prompts", prompt, ids_of(prompt, chat=False)))
             continue
         try:
-            text = formats.prompt_of(config.dataset, prompt, tokenizer)
+            text = formats.prompt_of(asked, prompt, tokenizer)
         except UserError as error:
             raise UserError(f"generate.prompts.{number}: {error}", "write it as a row of the dataset") from error
-        templated = is_chat(config.dataset, prompt)
+        templated = is_chat(asked, prompt)
         questions.append(_Question("prompts", text, ids_of(text, chat=templated), templated=templated))
     splits: tuple[tuple[Literal["train", "validation"], int], ...] = (
         ("train", wanted.train_samples),
@@ -119,8 +134,9 @@ def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenize
     )
     for split, count in splits:
         for sample in prepared.samples(split)[:count]:
+            given_as = formats_of.get(sample.source, asked.format)
             # earlier versions prepared samples that do not say it
-            templated = chat or sample.templated
+            templated = sample.templated or given_as == "chat"
             ids = ids_of(sample.prompt, chat=templated)
             expected = sample.completion
             if given_as == "text":  # as much of the rest as an answer can be
@@ -146,12 +162,16 @@ def _ask(
     tokenizer: Tokenizer,
     questions: Sequence[_Question],
     validation: PackedRows | Seq2SeqRows | None,
+    sources: Mapping[str, NDArray[np.int64]],
 ) -> _ModelAnswers:
     model = _load(directory, _device(config))
     found = answers(model, tokenizer, [question.ids for question in questions], config.generate.max_new_tokens)
     result = _ModelAnswers(found)
     if isinstance(validation, PackedRows) and config.training.objective == "dpo":
         result = replace(result, documents=document_losses(model, validation, _VALIDATION_ROWS))
+    elif validation is not None and sources:
+        losses = source_losses(model, validation, _VALIDATION_ROWS, sources)
+        result = replace(result, loss=over_all(losses.values()), source_losses=losses)
     elif validation is not None:
         result = replace(result, loss=mean_loss(model, validation, _VALIDATION_ROWS))
     del model
@@ -170,7 +190,8 @@ def _samples(config: RunConfig, questions: Sequence[_Question], base: _ModelAnsw
         else:
             sampled.append(SampledRow.of(question.origin, recorded, question.expected, find))
         changed += one.ids != other.ids
-    samples = Samples.of(prompts, sampled, changed, _losses(config, base, tuned))
+    of_sources = {name: Losses(loss, tuned.source_losses[name]) for name, loss in base.source_losses.items()}
+    samples = Samples.of(prompts, sampled, changed, _losses(config, base, tuned), of_sources)
     if find and sampled and not any(count.rows for count in samples.pattern_match.values()):
         print(f"generate: answer_pattern {pattern!r} matches none of the {len(sampled)} expected answers", flush=True)
     return samples

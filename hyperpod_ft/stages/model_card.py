@@ -10,7 +10,7 @@ from hyperpod_ft import __version__
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
-from hyperpod_ft.runs.assets import dataset_asset, model_asset
+from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.results.evaluation import EvaluationResult
 from hyperpod_ft.runs.run import Run
@@ -39,9 +39,10 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
         "pipeline_tag": "text2text-generation" if config.dataset.max_target_length else "text-generation",
         "tags": ["hyperpod-ft", config.training.objective, "lora" if lora else "full-fine-tuning"],
     }
+    data = [part.dataset.asset for part in config.dataset.parts]
     # the Hub accepts only its own ids
-    if dataset_asset(run.config).kind == "hub":
-        header["datasets"] = [dataset_asset(run.config).source]
+    if ids := list(dict.fromkeys(asset.source for asset in data if asset.kind == "hub")):
+        header["datasets"] = ids
     method = "LoRA"
     if lora:
         variants = [name for name in ("rslora", "dora") if getattr(config.lora, name)]
@@ -51,7 +52,7 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
         method += ", merged" * (not adapter)
     rows = {
         "base model": _pinned(model_asset(run.config)),
-        "dataset": _pinned(dataset_asset(run.config)),
+        "dataset": ", ".join(dict.fromkeys(map(_pinned, data))),
         "method": method if lora else "every parameter",
         **_objective(config),
         "run": f"{config.name}, {run.plan.run_id}",

@@ -118,7 +118,7 @@ def test_sources_of_this_machine_reach_stage_download(
     RunStore(container, aws.client("s3")).pull_needs("download")
     perform(container, "download", download.work)
     assert tree(container.paths.base_model) == tree(client.paths.base_model)
-    assert tree(container.paths.raw_dataset) == tree(client.paths.raw_dataset)
+    assert tree(container.paths.raw_datasets[0]) == tree(client.paths.raw_datasets[0])
 
 
 def test_discarding_removes_records_but_not_those_of_a_training(machine: Callable[[str], tuple[Run, RunSync]]) -> None:

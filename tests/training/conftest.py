@@ -327,6 +327,7 @@ def make_run(tmp_path: Path) -> MakeRun:
                 write_pairs(run.paths.dataset_path / "train", rows, (max_length, target))
             else:
                 write_rows(run.paths.dataset_path / "train", rows, max_length)
+        (run.paths.dataset_path / "report.json").write_text("{}")
         for need in run.plan["train"].needs:
             facts = {"train_examples": 3 * rows, "train_rows": rows} if need == "dataset" else {}
             Record(need, run.plan[need].fingerprint, {}, (), facts, utc_now(), 0.0, "test", "").write(

@@ -50,7 +50,7 @@ def measure(run: Run, ranks: Ranks, sharding: Sharding, out: Path) -> None:
         tensors = whole(held)
         tensors["loss"] = torch.tensor([step.loss for step in steps], dtype=torch.float64)
         tensors["norm"] = torch.tensor([step.grad_norm for step in steps], dtype=torch.float64)
-        tensors["validation"] = torch.tensor(validation)
+        tensors["validation"] = torch.tensor(validation.overall)
         if ranks.is_rank_0:
             save_file(tensors, out / f"{run.config.name}-{sharding.mode}-{sharding.offload}.safetensors")
 

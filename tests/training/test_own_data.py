@@ -30,7 +30,7 @@ def test_the_page_trains_a_newcomers_file(tmp_path: Path) -> None:
         kit(*command, cwd=tmp_path)
     rest = commands[recipe + 1 :]
     run_file = tmp_path / commands[recipe][commands[recipe].index("-o") + 1]
-    sections, pattern = map(yaml.safe_load, blocks(PAGE, "yaml"))
+    sections, _several, pattern = map(yaml.safe_load, blocks(PAGE, "yaml"))
     sections["generate"] |= pattern["generate"]
     values = yaml.safe_load(run_file.read_text(encoding="utf-8")) | sections
     run_file.write_text(yaml.safe_dump(values), encoding="utf-8")

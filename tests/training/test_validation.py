@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import threading
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from transformers import AutoModelForCausalLM
 from hyperpod_ft import digests, publish
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.config.sections.training import Training
+from hyperpod_ft.data.mixing.mixture import spread
+from hyperpod_ft.data.mixing.source_report import SourceReport
 from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.torch.checkpoints import Checkpoints
 from hyperpod_ft.engines.torch.mesh import make_meshes
-from hyperpod_ft.engines.torch.objectives.validation import Validation
+from hyperpod_ft.engines.torch.objectives.validation import Means, SourceRows, Validation
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.runs.run import Run
@@ -36,6 +39,7 @@ from tests.training.conftest import MakeRun, TrainProgram, curve, metrics, train
 pytestmark = pytest.mark.training
 
 EVERY_2 = {"training.max_steps": 6, "training.validate_every_steps": 2, "training.save_every_steps": 2}
+ALL = [SourceRows("", np.arange(5), 7)]
 # the validation rows are other random tokens: what is learned by heart makes them less likely
 OVERFITS = {"training.learning_rate": 5e-2, "training.schedule": "constant", "training.sanity_steps": 0}
 
@@ -125,7 +129,7 @@ def test_best_weights_of_an_abandoned_attempt_are_not_used(
     settings = EVERY_2 | {"training.keep_best": True, "training.keep_checkpoints": 9}
     run = make_validated(settings)
     losses = iter([9.0, 5.0, 6.0, 3.0])
-    monkeypatch.setattr(Validation, "means", lambda *_: [next(losses)])
+    monkeypatch.setattr(Validation, "means", lambda *_: Means([next(losses)], {}))
     train_here(run)
     assert description.read(run.paths.best_checkpoint).step == 6
     # as if killed after the best weights of step 6, before its checkpoint
@@ -214,6 +218,46 @@ def test_a_stopped_run_that_saves_no_state_says_so(
     assert "stopped after step 3, without saving it (training.save_only_model): the next attempt starts again" in said
 
 
+def test_sources_have_losses_of_their_own(make_validated: MakeRun, train_program: TrainProgram) -> None:
+    """Of the rows of each, over label tokens; the loss over all rows is that over all their tokens."""
+    run = make_validated(EVERY_2 | {"training.method": "full"})
+    split, rows = run.paths.dataset_path / "validation", {"chat": 3, "books": 2}
+    counts = dict.fromkeys((field.name for field in fields(SourceReport)), 0)
+    sources = [counts | {"name": name, "validation_rows": count} for name, count in {**rows, "other": 0}.items()]
+    (run.paths.dataset_path / "report.json").write_text(json.dumps({"sources": sources}))
+    status, said = train_program(run)
+    assert status == 0
+    source_of, tokens, expected = spread([*rows.values()]), {}, {}
+    for number, name in enumerate(rows):
+        own = run.paths.directory / name
+        own.mkdir()
+        for array in ("input_ids", "labels", "position_ids"):
+            np.save(own / f"{array}.npy", np.load(split / f"{array}.npy")[source_of == number])
+        expected[f"base_validation_loss/{name}"] = mean_loss(run.paths.base_model, own)
+        tokens[name] = int((np.load(own / "labels.npy")[:, 1:] != -100).sum())
+    trained = run.journal.record("train")
+    assert trained is not None
+    facts = trained.facts
+    assert {key: facts[key] for key in expected} == pytest.approx(expected, rel=1e-5)
+    assert facts["base_validation_loss"] == pytest.approx(mean_loss(run.paths.base_model, split), rel=1e-5)
+    validated = [row for row in metrics(run) if row["validation_loss"] is not None]
+    assert len(validated) == 3
+    for row in validated:
+        of_sources = {name: row[f"validation_loss/{name}"] for name in rows}
+        mean = sum(of_sources[name] * tokens[name] for name in rows) / sum(tokens.values())
+        assert row["validation_loss"] == pytest.approx(mean, rel=1e-6) and len({*of_sources.values()}) == 2
+        assert "validation_loss/other" not in row
+    last = validated[-1]
+    assert all(facts[f"validation_loss/{name}"] == last[f"validation_loss/{name}"] for name in rows)
+    assert f"validation {last['validation_loss']:.4f}  validation/chat {last['validation_loss/chat']:.4f}" in said
+
+
+def test_one_source_has_one_loss(make_validated: MakeRun) -> None:
+    run = make_validated(EVERY_2)
+    train_here(run)
+    assert not [key for row in metrics(run) for key in row if "/" in key]
+
+
 def test_ranks_of_a_tp_group_get_one_loss(make_validated: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though their sums differ in the last bit, as they may on accelerators."""
     directory = make_validated(EVERY_2).paths.dataset_path / "validation"
@@ -228,8 +272,9 @@ def test_ranks_of_a_tp_group_get_one_loss(make_validated: MakeRun, monkeypatch: 
         try:
             meshes = make_meshes("cpu", Degrees(1, 2, 2, 1), 1)
             monkeypatch.setattr(torch.distributed, "all_reduce", add_the_other)
-            validation = Validation(PackedSplit(directory), 7, 5, torch.device("cpu"), meshes)
-            losses += validation.means(torch.nn.Identity(), lambda _, own=sums[rank]: own[None])  # type: ignore[misc]
+            validation = Validation(PackedSplit(directory), ALL, 5, torch.device("cpu"), meshes)
+            means = validation.means(torch.nn.Identity(), lambda _, own=sums[rank]: own[None])  # type: ignore[misc]
+            losses += means.overall
         finally:
             torch.distributed.destroy_process_group()
     assert losses[0] == losses[1]
@@ -242,7 +287,7 @@ def test_validation_leaves_no_layer_gathered(make_validated: MakeRun) -> None:
     try:
         meshes = make_meshes("cpu", Degrees(1, 1, 1, 1), 1)
         module = fully_shard(torch.nn.Linear(2, 2), mesh=meshes.weights["dp_shard"], reshard_after_forward=False)
-        validation = Validation(PackedSplit(directory), 7, 5, torch.device("cpu"), meshes)
+        validation = Validation(PackedSplit(directory), ALL, 5, torch.device("cpu"), meshes)
         validation.means(module, lambda _: module(torch.ones(2)))
         assert isinstance(module.weight, DTensor)
     finally:

@@ -17,8 +17,13 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
 
 
-def make_run(base: Path, model: str, dataset: dict[str, Any], revision: str | None = None) -> Run:
-    """A run frozen in its directory below `base`/root; its `env` stage counts as done, but left no interpreter."""
+def make_run(
+    base: Path, model: str, dataset: dict[str, Any], revision: str | None = None, more: Mapping[str, Any] = {}
+) -> Run:
+    """A run frozen in its directory below `base`/root; its `env` stage counts as done, but left no interpreter.
+
+    `more`: further sections.
+    """
     values = {
         "name": "test",
         "engine": "torch",
@@ -26,6 +31,7 @@ def make_run(base: Path, model: str, dataset: dict[str, Any], revision: str | No
         "parallelism": {"ranks_per_node": 1},
         "model": {"source": model, "revision": revision},
         "dataset": dataset,
+        **more,
     }
     run = Run.of(run_file.resolve(run_file.validate(values, "test"), base))
     run.freeze()

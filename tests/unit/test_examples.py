@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.sections.training import Training
-from hyperpod_ft.data.samples import draw
+from hyperpod_ft.data.mixing.mixture import Examples, draw
 from hyperpod_ft.data.text import prompts
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
@@ -59,8 +59,8 @@ def test_the_rows_are_what_their_script_makes(script: Any, rows: list[dict[str, 
 def test_the_quickstart_is_validated_on_rows_that_differ_from_all_others(rows: list[dict[str, str]]) -> None:
     """Of each kind 32: a pair of values, or a phrasing, that no row to learn from has. No name occurs twice."""
     config = run_file.load(run_file.find("quickstart"))
-    drawn = draw(len(rows), config.dataset.validation_share, config.seed)
-    unseen = [rows[row] for row in drawn.validation.tolist()]
+    drawn = draw([Examples.of_rows(len(rows))], config.dataset.validation_share, config.seed)
+    unseen = [rows[row] for row in drawn.validation[0].tolist()]
     learned = [rows[row] for row in drawn.train.tolist()]
     assert [row["unseen"] for row in unseen].count("pair") == [row["unseen"] for row in unseen].count("phrasing") == 32
     assert len(unseen) == config.generate.validation_samples == 64

@@ -6,6 +6,7 @@ from typing import Any
 
 from hyperpod_ft.authoring.conversion import training_arguments
 from hyperpod_ft.authoring.conversion.foreign_file import (
+    GIVE_DATASET,
     Conversion,
     Rule,
     changes,
@@ -124,7 +125,7 @@ RULES: Mapping[str, Rule] = {
     "chat_template": _chat_template,
     "special_tokens": _special_tokens,
     "plugins": _plugins,
-    "test_datasets": changes("validation rows are held out of the training data: set dataset.validation_share"),
+    "test_datasets": changes("set dataset.validation_source, or dataset.validation_share"),
 }
 
 
@@ -179,29 +180,40 @@ def _set_modules(conversion: Conversion) -> None:
 
 
 def _set_dataset(conversion: Conversion, dpo: bool) -> None:
-    entry = conversion.only_dataset("datasets")
-    conversion.draft.set("dataset.source", str(entry.get("path", "")))
+    entries = conversion.listed_datasets("datasets")
+    whole = [entry.get("type") == "completion" for entry in entries]
+    if any(whole) and not all(whole):
+        raise UserError("datasets: has type completion beside others; the kit packs all sources alike", GIVE_DATASET)
+    conversion.set_sources(
+        [_source(conversion, f"datasets[{number}]", entry, dpo) for number, entry in enumerate(entries)]
+    )
+
+
+def _source(conversion: Conversion, where: str, entry: Mapping[str, Any], dpo: bool) -> dict[str, Any]:
+    """The keys of section dataset for one dataset. `where`: its key."""
+    source: dict[str, Any] = {"source": str(entry.get("path", ""))}
     if files := entry.get("data_files"):
-        conversion.draft.set("dataset.files", files if isinstance(files, list) else [str(files)])
-    conversion.set_split("datasets[0].split", str(entry.get("split") or "train"))
+        source["files"] = files if isinstance(files, list) else [str(files)]
+    source |= conversion.split(f"{where}.split", str(entry.get("split") or "train"))
     kind = entry.get("type")
-    keys = _format(conversion, entry, dpo)
+    keys = _format(conversion, where, entry, dpo)
     if keys is None and not conversion.format_given:
-        raise UserError("datasets[0].type: is not one of the kit's formats", "pass --format")
-    conversion.set_format(keys or {})
+        raise UserError(f"{where}.type: is not one of the kit's formats", "pass --format")
+    source |= keys or {}
     if keys is None or str(kind).startswith(("chatml", "llama3")):
-        conversion.changes["datasets[0].type"] = "prompts are the kit's own: chats take the tokenizer's template"
+        conversion.changes[f"{where}.type"] = "prompts are the kit's own: chats take the tokenizer's template"
     known = {"path", "type", "data_files", "split", "field", "ds_type", "roles_to_train"}
     for key in entry.keys() - known - _FIELDS.get((keys or {}).get("format", ""), {}).keys():
         if not is_unset(entry[key]):
-            conversion.changes[f"datasets[0].{key}"] = "has no counterpart in section dataset"
+            conversion.changes[f"{where}.{key}"] = "has no counterpart in section dataset"
     if entry.get("roles_to_train") not in (None, ["assistant"]):
-        conversion.changes["datasets[0].roles_to_train"] = (
+        conversion.changes[f"{where}.roles_to_train"] = (
             "every answer of the assistant counts in the loss, and only these"
         )
+    return source
 
 
-def _format(conversion: Conversion, entry: Mapping[str, Any], dpo: bool) -> dict[str, Any] | None:
+def _format(conversion: Conversion, where: str, entry: Mapping[str, Any], dpo: bool) -> dict[str, Any] | None:
     """The dataset's format; None if it is another tool's own. Raises UserError for other fields than the kit reads."""
     kind = str(entry.get("type"))
     if kind == "completion":
@@ -217,7 +229,7 @@ def _format(conversion: Conversion, entry: Mapping[str, Any], dpo: bool) -> dict
     for field, name in _FIELDS.get((keys or {}).get("format", ""), {}).items():
         if fields.get(field) not in (None, name):
             raise UserError(
-                f"datasets[0].{field}: rows of format {keys['format'] if keys else ''} have {_names(name)}",
+                f"{where}.{field}: rows of format {keys['format'] if keys else ''} have {_names(name)}",
                 "rename the fields of the rows, and give the new file with --dataset",
             )
     return keys

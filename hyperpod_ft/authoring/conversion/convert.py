@@ -8,7 +8,15 @@ from types import ModuleType
 from hyperpod_ft.authoring.conversion import axolotl, llama_factory, trl
 from hyperpod_ft.authoring.conversion.foreign_file import GIVE_DATASET, Conversion, Rule, convert_keys, read
 from hyperpod_ft.authoring.draft import Draft
-from hyperpod_ft.authoring.new_run import complete, instance_of, name_run, set_cluster, set_dataset, written_source
+from hyperpod_ft.authoring.new_run import (
+    complete,
+    instance_of,
+    name_run,
+    set_cluster,
+    set_dataset,
+    set_datasets,
+    written_source,
+)
 from hyperpod_ft.errors import UserError, printable
 
 
@@ -70,7 +78,9 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
         convert_keys(conversion, tool.rules)
         tool.finish(conversion)
         _set_sources(conversion, supplement, output)
-        if draft.get("dataset.format") == "preference" and draft.get("training.objective") != "dpo":
+        listed = draft.get("dataset.sources") or [{"format": draft.get("dataset.format")}]
+        preferences = any(one.get("format") == "preference" for one in listed)
+        if preferences and draft.get("training.objective") != "dpo":
             raise UserError(
                 "has a preference dataset but no DPO settings; reward models are not supported",
                 f"if it is for DPO, add {tool.dpo}",
@@ -105,11 +115,17 @@ def _set_sources(conversion: Conversion, supplement: Supplement, output: Path) -
     draft = conversion.draft
     model = supplement.model or draft.get("model.source")
     dataset = supplement.dataset or draft.get("dataset.source")
+    several = draft.get("dataset.sources")
     if not model:
         raise UserError("names no model", "give one with --model")
+    draft.set("model.source", written_source(_found(conversion, model), output))
+    if several and supplement.format:
+        several = [one | {"format": supplement.format} for one in several]
+    if several:
+        set_datasets(draft, [one | {"source": _found(conversion, one["source"])} for one in several], output)
+        return
     if not dataset:
         raise UserError("names no dataset", GIVE_DATASET)
-    draft.set("model.source", written_source(_found(conversion, model), output))
     found = _found(conversion, dataset)
     known = supplement.format or draft.values.get("dataset", {}).pop("format", None)
     if known == "preference" and not supplement.format and Path(found).exists():

@@ -23,13 +23,6 @@ GIVE_DATASET = "give one with --dataset"
 _WORDS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
 
 
-def several_datasets(key: str, names: Sequence[str]) -> UserError:
-    return UserError(
-        f"{key}: a run has one dataset, and these are {len(names)}: {shortened(', '.join(names))}",
-        "put their rows into one file, and give it with --dataset",
-    )
-
-
 @dataclass
 class Conversion:
     """The run file made of another tool's file, and the keys of that file that are not in it, or not as they were."""
@@ -54,30 +47,37 @@ class Conversion:
         bases = (Path.cwd(), *self.file.absolute().parents)
         return next((base / path for base in bases if sources.exists(base / path)), None)
 
-    def only_dataset(self, key: str) -> Mapping[str, Any]:
-        """The dataset of a list of datasets. Raises UserError unless there is one, by its path or Hub id."""
+    def listed_datasets(self, key: str) -> list[Mapping[str, Any]]:
+        """The datasets of a list. Raises UserError unless each has a path or a Hub id."""
         entries = self.values.get(key)
-        if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
+        if not isinstance(entries, list) or not entries or not all(isinstance(one, dict) for one in entries):
             raise UserError(f"{key}: names no dataset", GIVE_DATASET)
-        if entries[1:]:
-            raise several_datasets(key, [str(one.get("path")) if isinstance(one, dict) else "?" for one in entries])
-        if entries[0].get("path") in ("json", "csv", "parquet", "arrow", "text"):
-            raise UserError(f"{key}[0].path: is a kind of file", GIVE_DATASET)
-        return entries[0]
+        for number, entry in enumerate(entries):
+            if entry.get("path") in ("json", "csv", "parquet", "arrow", "text"):
+                raise UserError(f"{key}[{number}].path: is a kind of file", GIVE_DATASET)
+        return entries
 
-    def set_format(self, keys: Mapping[str, Any]) -> None:
-        """Set the dataset's format, unless --format has another."""
-        for key, value in {} if self.format_given else keys.items():
-            self.draft.set(f"dataset.{key}", value)
-
-    def set_split(self, key: str, split: str) -> None:
-        """Set the part of the dataset that is used: a split, or a slice of one."""
-        if split == "train":
-            return  # as the kit does
-        if re.fullmatch(SPLIT, split, re.ASCII):
-            self.draft.set("dataset.split", split)
+    def set_sources(self, described: Sequence[Mapping[str, Any]]) -> None:
+        """Set the sources of the data, each by its keys of section dataset; --format takes the place of formats."""
+        formats = ("format", "prompt_template", "completion_template")
+        kept = [
+            {key: value for key, value in one.items() if not (self.format_given and key in formats)}
+            for one in described
+        ]
+        if len(kept) == 1:
+            for key, value in kept[0].items():
+                self.draft.set(f"dataset.{key}", value)
         else:
-            self.changes[key] = "dataset.split takes one split, or a slice of one; all of `train` is used"
+            self.draft.set("dataset.sources", kept)
+
+    def split(self, key: str, split: str) -> dict[str, str]:
+        """The key for the part of a dataset that is used, a split or a slice of one; none for `train`, the default."""
+        if split == "train":
+            return {}
+        if re.fullmatch(SPLIT, split, re.ASCII):
+            return {"split": split}
+        self.changes[key] = "dataset.split takes one split, or a slice of one; all of `train` is used"
+        return {}
 
     def set_target_modules(self, key: str, value: Any) -> None:
         """Set the modules that have adapters: names, or what stands for all linear layers."""

@@ -13,7 +13,6 @@ from hyperpod_ft.authoring.conversion.foreign_file import (
     changes,
     is_unset,
     number,
-    several_datasets,
     switch,
     text,
     used,
@@ -28,6 +27,14 @@ OBJECTIVES = {
     "use_asft_loss": "with anchored fine-tuning",
     "use_eaft_loss": "with entropy-adaptive fine-tuning",
 }
+_MIXED = "an epoch has every example once; parts of it are the weights of dataset.sources"
+
+
+def _mix(conversion: Conversion, key: str) -> None:
+    if conversion.values[key] != "concat":
+        conversion.changes[key] = _MIXED
+
+
 # keys that another rule, or `finish`, reads
 _READ_ELSEWHERE = (
     "stage finetuning_type dataset dataset_dir max_samples val_size packing neat_packing"
@@ -39,7 +46,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_READ_ELSEWHERE.split(), used),
     "model_name_or_path": text("model.source"),
     "model_revision": text("model.revision"),
-    "eval_dataset": changes("validation rows are held out of the training data: set dataset.validation_share"),
+    "eval_dataset": changes("set dataset.validation_source, or dataset.validation_share"),
     "cutoff_len": number("dataset.max_length"),
     "train_on_prompt": switch("dataset.loss_on", "all"),
     "mask_history": changes("of a chat, every answer counts in the loss"),
@@ -53,6 +60,8 @@ RULES: Mapping[str, Rule] = {
     "loraplus_lr_ratio": number("lora.plus_ratio"),
     "pref_beta": number("dpo.beta"),
     "dpo_label_smoothing": number("dpo.label_smoothing"),
+    "mix_strategy": _mix,
+    "interleave_probs": changes(_MIXED),
     "adapter_name_or_path": changes("the kit starts new adapters; merge the earlier one into model.source first"),
     "ref_model": changes("the reference of DPO is the base model"),
     "additional_target": changes("the kit trains adapters of linear layers and embeddings: see lora.target_modules"),
@@ -104,7 +113,7 @@ def finish(conversion: Conversion) -> None:
     training_arguments.set_packing(conversion, ("wrapped" if stage == "pt" else "bfd") if packed else "none")
     training_arguments.set_validation_share(conversion, "val_size")
     if conversion.dataset_given:
-        conversion.set_format({"format": "text"} if stage == "pt" else {})
+        conversion.set_sources([{"format": "text"} if stage == "pt" else {}])
     else:
         _set_dataset(conversion, stage)
     training_arguments.finish(conversion)
@@ -126,34 +135,26 @@ def _set_lora(conversion: Conversion) -> None:
 
 
 def _set_dataset(conversion: Conversion, stage: str) -> None:
-    """The dataset, as dataset_info.json describes it; several when they are files of one directory and format."""
-    draft, named = conversion.draft, conversion.values.get("dataset")
+    """The datasets, as dataset_info.json describes them."""
+    named = conversion.values.get("dataset")
     names = [str(name).strip() for name in (named if isinstance(named, list) else str(named or "").split(","))]
     if names == [""]:
         raise UserError("dataset: names no dataset", GIVE_DATASET)
     info = Path(str(conversion.values.get("dataset_dir") or "data")) / "dataset_info.json"
     entries = _described(conversion, info, names)
-    formats = [_format(entry, stage) for entry in entries]
-    splits = [str(entry.get("split") or "train") for entry in entries]
-    # the tool too prefers the Hub
-    files = ["" if entry.get("hf_hub_url") else str(entry.get("file_name") or "") for entry in entries]
     directory = (conversion.find(str(info)) or info).parent
     most = conversion.values.get("max_samples")
-    if len(names) > 1:
-        if not all(files) or len({str(one) for one in zip(formats, splits, strict=True)}) > 1:
-            raise several_datasets("dataset", names)
-        draft.set("dataset.files", files)
-        draft.set("dataset.source", str(directory))
-    elif files[0]:
-        draft.set("dataset.source", str(directory / files[0]))
-    else:
-        draft.set("dataset.source", str(entries[0].get("hf_hub_url") or entries[0].get("cloud_file_name") or ""))
-    if not is_unset(most) and len(names) > 1:
-        conversion.changes["max_samples"] = "all rows of these files are used: it is a number of rows of each"
-    elif not is_unset(most):
-        splits = [f"{splits[0]}[:{conversion.number('max_samples')}]"]
-    conversion.set_split("dataset", splits[0])
-    conversion.set_format(formats[0])
+    sources = []
+    for entry in entries:
+        split = str(entry.get("split") or "train")
+        if not is_unset(most):
+            split = f"{split}[:{conversion.number('max_samples')}]"
+        # the tool too prefers the Hub
+        file = "" if entry.get("hf_hub_url") else str(entry.get("file_name") or "")
+        elsewhere = str(entry.get("hf_hub_url") or entry.get("cloud_file_name") or "")
+        source = {"source": str(directory / file) if file else elsewhere}
+        sources.append(source | conversion.split("dataset", split) | _format(entry, stage))
+    conversion.set_sources(sources)
     for key in sorted({key for entry in entries for key in ("subset", "folder", "num_samples") if entry.get(key)}):
         conversion.changes[f"dataset_info.json: {key}"] = "has no counterpart: choose files with dataset.files"
     for key in sorted({key for entry in entries for key in ("system", "history") if _columns(entry).get(key)}):

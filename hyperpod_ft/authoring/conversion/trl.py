@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from hyperpod_ft.authoring.conversion import training_arguments
 from hyperpod_ft.authoring.conversion.foreign_file import (
+    GIVE_DATASET,
     Conversion,
     Rule,
     changes,
@@ -51,7 +52,7 @@ RULES: Mapping[str, Rule] = {
     "model_name_or_path": text("model.source"),
     "model_revision": text("model.revision"),
     "dataset_config": changes("all files of the dataset are read: choose some with dataset.files"),
-    "dataset_test_split": changes("validation rows are held out of the training data: set dataset.validation_share"),
+    "dataset_test_split": changes("set dataset.validation_source, or dataset.validation_share"),
     "num_train_epochs": number("training.epochs"),
     "max_length": number("dataset.max_length"),
     "max_seq_length": number("dataset.max_length"),
@@ -132,20 +133,21 @@ def _set_lora(conversion: Conversion) -> None:
 def _set_dataset(conversion: Conversion, dpo: bool) -> None:
     values = conversion.values
     split, where = values.get("dataset_train_split"), "dataset_train_split"
-    if is_unset(values.get("datasets")):
-        conversion.draft.set("dataset.source", str(values.get("dataset_name") or ""))
-    else:
-        entry = conversion.only_dataset("datasets")
-        conversion.draft.set("dataset.source", str(entry.get("path", "")))
+    source = str(values.get("dataset_name") or "")
+    if not is_unset(values.get("datasets")):
+        entry, *others = conversion.listed_datasets("datasets")
+        if others:
+            raise UserError(
+                f"datasets: does not tell the formats of these {len(others) + 1}",
+                f"list them as dataset.sources in the run file, and {GIVE_DATASET}",
+            )
+        source = str(entry.get("path", ""))
         split, where = entry.get("split"), "datasets[0].split"
         for key in entry.keys() - {"path", "split"}:
             conversion.changes[f"datasets[0].{key}"] = "has no counterpart: choose files with dataset.files"
-    conversion.set_split(where, str(split or "train"))
     field = values.get("dataset_text_field")
-    if dpo:
-        conversion.set_format({"format": "preference"})
-    elif not is_unset(field):
-        conversion.set_format(text_of(str(field)))
+    keys = {"format": "preference"} if dpo else {} if is_unset(field) else text_of(str(field))
+    conversion.set_sources([{"source": source, **conversion.split(where, str(split or "train")), **keys}])
 
 
 def _set_loss(conversion: Conversion) -> None:

@@ -202,6 +202,8 @@ def results(run: Run) -> None:
         print(line)
     if loss := samples.validation_loss:
         print(f"validation loss: base {loss.base.mean:.4f}, tuned {loss.tuned.mean:.4f}")
+    for name, loss in samples.source_losses.items():
+        print(f"validation loss, {name}: base {loss.base.mean:.4f}, tuned {loss.tuned.mean:.4f}")
     print(f"All answers: {shown(run.paths.samples_path)}")
     scores(evaluations(run))
     # written a moment after the record that ends the watching

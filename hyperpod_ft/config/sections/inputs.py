@@ -1,4 +1,4 @@
-"""What a run starts from: sections `model` and `dataset`."""
+"""What a run starts from: section `model`, and one source of section `dataset`, which data.py has."""
 
 from typing import Annotated, Literal
 
@@ -14,6 +14,7 @@ from hyperpod_ft.config.fields import (
     matches,
     shortened,
 )
+from hyperpod_ft.config.sources import Asset
 
 
 class Model(Section):
@@ -32,12 +33,16 @@ class Model(Section):
 SPLIT = r"\w+(\.\w+)*(\[(-?\d{1,18}%?)?:(-?\d{1,18}%?)?\])?"
 
 
-class Dataset(Section):
-    """The training data, and how it is tokenized and packed."""
+Format = Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "template", "preference"]
 
-    source: Source = Field(
+
+class SourceSettings(Section):
+    """What is read of a source, and what its rows are."""
+
+    source: Source | None = Field(
+        None,
         description="A Hub dataset id, an `s3://` URI, a local file or directory (absolute, or starting with `.`),"
-        " `example:requests`, `example:preferences` or `example:qa`."
+        " `example:requests`, `example:preferences` or `example:qa`.",
     )
     revision: Revision | None = Field(None, description="Hub commit, tag or branch. Only for Hub ids.")
     files: tuple[str, ...] = Field(
@@ -56,15 +61,61 @@ class Dataset(Section):
         description="Which files are read, by split names in their names or directories (docs/your-own-data.md): a"
         " split, `all`, or some rows, as in `train[:90%]` and `train[:500]`.",
     )
-    format: Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "template", "preference"] = Field(
+    format: Format | None = Field(
+        None,
         description="`dolly` (instruction, context, response), `alpaca` (instruction, input, output),"
         " `prompt-completion` (prompt, completion), `chat` (messages or conversations,"
         " with tools; the tokenizer's chat template),"
         " `text` (text), `template` (the two templates below), or `preference` (prompt, chosen, rejected:"
-        " strings or chat messages, for training.objective dpo)."
+        " strings or chat messages, for training.objective dpo).",
     )
     prompt_template: str | None = Field(None, description="Format `template`: Jinja template of the row's fields.")
     completion_template: str | None = Field(None, description="The same for the completion.")
+
+    @model_validator(mode="after")
+    def _templates_belong_to_their_format(self) -> "SourceSettings":
+        given = self.prompt_template is not None or self.completion_template is not None
+        if self.format is None:
+            return self
+        if self.format == "template" and self.completion_template is None:
+            raise ValueError("format template needs completion_template (and usually prompt_template); add it")
+        if self.format != "template" and given:
+            raise ValueError(f"prompt_template and completion_template are for format template, not {self.format}")
+        if given:
+            self._check_templates()
+        return self
+
+    def _check_templates(self) -> None:
+        from jinja2 import Environment, TemplateSyntaxError  # noqa: PLC0415 - only this format needs it
+
+        for key in ("prompt_template", "completion_template"):
+            try:
+                Environment().parse(getattr(self, key) or "")  # noqa: S701 - only parsed
+            except RecursionError as error:
+                raise ValueError(f"{key}: is nested too deeply") from error
+            except TemplateSyntaxError as error:
+                raise ValueError(f"{key}: line {error.lineno}: {shortened(str(error.message))}") from error
+
+
+class DataSource(SourceSettings):
+    """One source."""
+
+    source: Source
+    format: Format
+
+    @property
+    def asset(self) -> Asset:
+        return Asset(self.source, self.revision or "")
+
+    @property
+    def split_name(self) -> str:
+        """The split without its slice."""
+        return self.split.partition("[")[0]
+
+
+class Preparation(Section):
+    """How rows are tokenized and packed, of whatever source."""
+
     ignored_columns: tuple[str, ...] = Field(
         (),
         description="Columns to ignore that would change the training, such as `images`, or `tools` of conversations."
@@ -118,9 +169,13 @@ class Dataset(Section):
     )
 
     @property
-    def split_name(self) -> str:
-        """The split without its slice."""
-        return self.split.partition("[")[0]
+    def row_tokens(self) -> int:
+        """The number of positions of a packed row, the decoder's included."""
+        return self.max_length + (self.max_target_length or 0)
+
+
+class Dataset(Preparation, DataSource):
+    """One source, and how its rows are tokenized and packed."""
 
     @property
     def may_have_messages(self) -> bool:
@@ -131,11 +186,6 @@ class Dataset(Section):
     def documents_per_example(self) -> int:
         """The number of documents that a raw row becomes: two for a preference, chosen and rejected."""
         return 2 if self.format == "preference" else 1
-
-    @property
-    def row_tokens(self) -> int:
-        """The number of positions of a packed row, the decoder's included."""
-        return self.max_length + (self.max_target_length or 0)
 
     @model_validator(mode="after")
     def _suits_an_encoder_decoder(self) -> "Dataset":
@@ -151,33 +201,3 @@ class Dataset(Section):
         if self.packing == "wrapped":
             raise ValueError("packing wrapped: would separate sources from their targets; set it to bfd or none")
         return self
-
-    @model_validator(mode="after")
-    def _conversations_belong_to_their_format(self) -> "Dataset":
-        for key in ("train_on", "reasoning", "chat_template_kwargs"):
-            formats = ("chat", "preference") if key == "chat_template_kwargs" else ("chat",)
-            if self.format not in formats and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} is for format {' and '.join(formats)}, not {self.format}")
-        return self
-
-    @model_validator(mode="after")
-    def _templates_belong_to_their_format(self) -> "Dataset":
-        given = self.prompt_template is not None or self.completion_template is not None
-        if self.format == "template" and self.completion_template is None:
-            raise ValueError("format template needs completion_template (and usually prompt_template); add it")
-        if self.format != "template" and given:
-            raise ValueError(f"prompt_template and completion_template are for format template, not {self.format}")
-        if given:
-            self._check_templates()
-        return self
-
-    def _check_templates(self) -> None:
-        from jinja2 import Environment, TemplateSyntaxError  # noqa: PLC0415 - only this format needs it
-
-        for key in ("prompt_template", "completion_template"):
-            try:
-                Environment().parse(getattr(self, key) or "")  # noqa: S701 - only parsed
-            except RecursionError as error:
-                raise ValueError(f"{key}: is nested too deeply") from error
-            except TemplateSyntaxError as error:
-                raise ValueError(f"{key}: line {error.lineno}: {shortened(str(error.message))}") from error

@@ -1,12 +1,13 @@
 """Which pairs of a source and a target are in which row, and the rows' arrays."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperpod_ft.data.packing import IGNORED, Integers, Packing, shuffled, token_positions
+from hyperpod_ft.data.packing import IGNORED, Integers, Packing, merged, shuffled, token_positions
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ def pack_seq2seq(
         placed, rows, count = shuffled(bins, seed)
         starts, sources, targets = starts[placed], sources[placed], targets[placed]
     return Seq2SeqPacking(Packing(starts, sources, rows, count), Packing(starts + sources, targets, rows, count))
+
+
+def merged_seq2seq(packings: Sequence[Seq2SeqPacking]) -> Seq2SeqPacking:
+    """The rows of several packings as one, as `merged` does it."""
+    return Seq2SeqPacking(merged([one.sources for one in packings]), merged([one.targets for one in packings]))
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,13 @@ from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
 from hyperpod_ft.engines.torch.model import context_parallel
 from hyperpod_ft.engines.torch.objectives import reference
 from hyperpod_ft.engines.torch.objectives.objective import objective_of
-from hyperpod_ft.engines.torch.objectives.validation import validation_of
+from hyperpod_ft.engines.torch.objectives.validation import Means, validation_of
 from hyperpod_ft.engines.torch.optimizer.adamw import AdamW
 from hyperpod_ft.engines.torch.pipeline import pipeline_of
 from hyperpod_ft.engines.torch.steps import LaunchedStep, Step
 from hyperpod_ft.engines.torch.training_state import TrainingState
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.results.metrics import OF_SOURCE
 
 
 def train(task: TrainingTask, ranks: Ranks) -> TrainingResult:
@@ -147,7 +148,9 @@ class TrainingLoop:
             )
         with collect_signals() as signals:
             if validate_every and progress.step == 0:
-                progress = replace(progress, base_validation_loss=self._validate(log)[0])
+                loss, measured = self._validate(log)
+                by_source = {f"base_{name}": value for name, value in measured.items() if name.startswith(OF_SOURCE)}
+                progress = replace(progress, base_validation_loss=loss, metrics={**progress.metrics, **by_source})
             launched: deque[LaunchedStep] = deque()
             stopping = False
             while progress.step < self.total_steps and not progress.stopped_early:
@@ -214,14 +217,16 @@ class TrainingLoop:
         self.step(1, [])
 
     def _validate(self, log: metrics.MetricsLog) -> tuple[float, dict[str, float]]:
-        """The validation loss, and the objective's other metrics by name."""
+        """The validation loss, and by name the objective's other metrics and the loss over each of several sources."""
         begun = time.monotonic()
-        loss, *others = self._means()
+        means = self._means()
         log.leave_out(time.monotonic() - begun)
+        loss, *others = means.overall
         names = (f"validation_{name}" for name in self.objective.metrics)
-        return loss, dict(zip(names, others, strict=True))
+        of_sources = {f"{OF_SOURCE}{name}": values[0] for name, values in means.of_sources.items()}
+        return loss, dict(zip(names, others, strict=True)) | of_sources
 
-    def _means(self, rows: int | None = None) -> list[float]:
+    def _means(self, rows: int | None = None) -> Means:
         assert self.validation is not None
         module = self.model.module
         sums = self.pipeline.sums if self.pipeline else partial(self.objective.sums, module)

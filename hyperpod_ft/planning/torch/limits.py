@@ -257,7 +257,7 @@ def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
 
 def _check_own_attention(config: RunConfig, degrees: Degrees, family: str) -> None:
     """Refuse what a family that keeps transformers' own attention cannot have."""
-    if config.dataset.format == "preference":
+    if config.dataset.has_preferences:
         raise UserError(
             f"training.objective: dpo has both completions of a pair in one row, and engine torch is not known to"
             f" separate them in models of type {family}",

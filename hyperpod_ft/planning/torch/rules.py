@@ -62,7 +62,7 @@ def variables(config: RunConfig, cache: Path) -> dict[str, str]:
 def graph_settings(config: RunConfig) -> dict[str, str]:
     found = trainium.node_settings(config) | config.cluster.environment
     chosen = {name: value for name, value in found.items() if name.startswith(_COMPILER_VARIABLES)}
-    return chosen | {"validates": str(config.dataset.validation_share > 0)}
+    return chosen | {"validates": str(config.dataset.validates)}
 
 
 def environment_name(config: RunConfig) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hyperpod_ft.runs.results.log_text import growing_tails
 
+OF_SOURCE = "validation_loss/"  # begins the keys of validation losses over one source, whose name follows
 _TOO_LARGE = 1 << 63  # no count, and much above it no number that a float holds
 _TAIL_BYTES = 1 << 14  # some dozens of rows
 

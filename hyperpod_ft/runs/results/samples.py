@@ -1,7 +1,7 @@
 """`samples.json`: both models' answers to the same prompts, and their losses; the result of stage generate."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -115,6 +115,8 @@ class Samples:
     answers_changed: int
     prompts: tuple[RecordedAnswers, ...]
     samples: tuple[SampledRow, ...]
+    source_losses: Mapping[str, Losses] = field(default_factory=dict)
+    """The validation losses over each of several sources, by name."""
 
     @classmethod
     def of(
@@ -123,6 +125,7 @@ class Samples:
         samples: Sequence[SampledRow],
         answers_changed: int,
         validation_loss: Losses | None,
+        source_losses: Mapping[str, Losses] = {},
     ) -> "Samples":
         return cls(
             exact_match={split: _count(samples, split, "exact") for split in SPLITS},
@@ -132,6 +135,7 @@ class Samples:
             answers_changed=answers_changed,
             prompts=tuple(prompts),
             samples=tuple(samples),
+            source_losses=source_losses,
         )
 
     @property

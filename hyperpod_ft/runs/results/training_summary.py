@@ -1,7 +1,7 @@
 """A training, by a run's records: how many steps it takes; its results, columns of `compare` and a line of `status`."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -10,7 +10,7 @@ from hyperpod_ft.config.sections.training import rows_per_step, total_steps
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
-from hyperpod_ft.runs.results.metrics import is_number
+from hyperpod_ft.runs.results.metrics import OF_SOURCE, is_number
 from hyperpod_ft.runs.results.samples import AnswerCount, Split
 from hyperpod_ft.runs.run import Run
 
@@ -70,6 +70,7 @@ class TrainingSummary:
     exact_validation: Annotated[AnswerCount | None, _Line("exact answers, validation", _answers)]
     pattern_train: Annotated[AnswerCount | None, _Line("answers by pattern, train", _answers)]
     pattern_validation: Annotated[AnswerCount | None, _Line("answers by pattern, validation", _answers)]
+    validation_losses: Mapping[str, float] = field(default_factory=dict)  # of several sources, a line for each
     evaluations: tuple[EvaluationResult, ...] = ()  # a line of the table for each score
 
 
@@ -110,6 +111,9 @@ def summary_of(run: Run) -> TrainingSummary | None:
         "validation_reward_accuracy": facts.get("validation_rewards/accuracies"),
         "precompile_seconds": precompiled.seconds if precompiled else None,
         "cost": facts.get("cost") if cost is None else cost,
+        "validation_losses": {
+            name.removeprefix(OF_SOURCE): value for name, value in facts.items() if name.startswith(OF_SOURCE)
+        },
         "evaluations": evaluations(run),
         **counts,
     }
@@ -138,10 +142,13 @@ _ANSWER_COUNTS = TypeAdapter(dict[Split, AnswerCount])
 def table(compared: Sequence[TrainingSummary]) -> Iterator[tuple[str, ...]]:
     """Lines of a table with a column for each training, its head first. Lines without any value are left out."""
     yield ("", *(training.run for training in compared))
-    for field, shown in _LINES.items():
-        values = [getattr(training, field) for training in compared]
+    for name, shown in _LINES.items():
+        values = [getattr(training, name) for training in compared]
         if any(value is not None for value in values):
             yield (shown.name, *("" if value is None else shown.cell(value) for value in values))
+    for source in dict.fromkeys(source for training in compared for source in training.validation_losses):
+        losses = [training.validation_losses.get(source) for training in compared]
+        yield (f"final validation loss, {source}", *("" if loss is None else f"{loss:.4f}" for loss in losses))
     scores = [_scores(training) for training in compared]
     for label in dict.fromkeys(label for of_training in scores for label in of_training):
         yield (label, *(of_training.get(label, "") for of_training in scores))
@@ -167,7 +174,7 @@ def line(training: TrainingSummary) -> str:
         ("accelerator_hours", "{} accelerator-hours"),
         ("cost", "cost {}"),
     )
-    known = ((form, _LINES[field].cell, getattr(training, field)) for field, form in parts)
+    known = ((form, _LINES[name].cell, getattr(training, name)) for name, form in parts)
     return ", ".join(form.format(cell(value)) for form, cell, value in known if value is not None)
 
 

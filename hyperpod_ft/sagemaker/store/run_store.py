@@ -20,7 +20,7 @@ from hyperpod_ft.digests import files_below
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.snapshot import snapshot
 from hyperpod_ft.publish import partial_of
-from hyperpod_ft.runs.assets import dataset_asset, model_asset
+from hyperpod_ft.runs.assets import assets
 from hyperpod_ft.runs.records import Record
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.sagemaker.groups import FROZEN
@@ -215,7 +215,7 @@ class RunStore:
         )
         places = [
             run.paths.base_model,
-            run.paths.raw_dataset,
+            *run.paths.raw_datasets,
             run.paths.dataset_path,
             *(run.paths.directory / place for place in own),
         ]
@@ -228,8 +228,9 @@ class RunStore:
 
     def _local_assets(self) -> list[Path]:
         """The directories of what stage download takes from the machine that submits."""
-        found = {self._run.paths.base_model: model_asset, self._run.paths.raw_dataset: dataset_asset}
-        return [directory for directory, asset in found.items() if asset(self._run.config).kind == "local"]
+        directories = (self._run.paths.base_model, *self._run.paths.raw_datasets)
+        found = zip(directories, assets(self._run.config), strict=True)
+        return list(dict.fromkeys(directory for directory, (_, _, asset) in found if asset.kind == "local"))
 
     def _push(self, files: Iterable[Path], what: str) -> None:
         trees.push(self._client, self._url, self._run.paths.root, files, f"push {what}")

@@ -14,7 +14,10 @@ from hyperpod_ft.runs.run import Run
 STORE = "s3://bucket/store"
 
 
-def make_run(root: Path, **training: Any) -> Run:
+ONE_SOURCE = {"source": "org/data", "revision": "0" * 40, "format": "dolly"}
+
+
+def make_run(root: Path, dataset: dict[str, Any] = ONE_SOURCE, **training: Any) -> Run:
     """The same run on each machine, at the same path as the others see it."""
     values = {
         "name": "test",
@@ -23,7 +26,7 @@ def make_run(root: Path, **training: Any) -> Run:
         "parallelism": {"ranks_per_node": 1},
         "env": {"python": "current"},
         "model": {"source": "org/model", "revision": "0" * 40},
-        "dataset": {"source": "org/data", "revision": "0" * 40, "format": "dolly"},
+        "dataset": dataset,
         "training": training,
         "sagemaker": {"region": "us-west-2", "role": "arn:aws:iam::111122223333:role/r", "store": STORE},
     }

@@ -21,15 +21,25 @@ from hyperpod_ft.sagemaker.store import run_store
 from hyperpod_ft.sagemaker.store.run_store import RunStore
 from tests.aws.conftest import Aws
 from tests.aws.killing import killed
-from tests.aws.run_store.stored_runs import CONTENT, STORE, below, make_checkpoint, stored, write
+from tests.aws.run_store.stored_runs import (
+    CONTENT,
+    ONE_SOURCE,
+    STORE,
+    below,
+    make_checkpoint,
+    make_run,
+    stored,
+    write,
+)
 from tests.unit.stage_runs import finish, tree
 
 
 def finish_download(run: Run) -> None:
     write(run.paths.base_model / "model.safetensors", os.urandom(100_000))
     write(run.paths.base_model / ".hyperpod-ft.json", b"{}")
-    write(run.paths.raw_dataset / "rows/train.jsonl", b"{}\n")
-    finish(run, "download", run.paths.base_model, run.paths.raw_dataset)
+    for directory in run.paths.raw_datasets:
+        write(directory / "rows/train.jsonl", b"{}\n")
+    finish(run, "download", run.paths.base_model, *run.paths.raw_datasets)
 
 
 def test_a_stage_gives_its_outputs_and_the_next_one_gets_them(client: Any, run: Run, other: Run) -> None:
@@ -40,6 +50,17 @@ def test_a_stage_gives_its_outputs_and_the_next_one_gets_them(client: Any, run: 
     assert other.journal.is_done("download")
     with pytest.raises(UserError, match=r"dataset-.*\.json: is not a record of this run; run stage dataset first"):
         RunStore(other, client).pull_needs("train")
+
+
+def test_every_source_of_the_data_travels(client: Any, tmp_path: Path) -> None:
+    sources = [{**ONE_SOURCE, "source": name} for name in ("org/one", "org/two")]
+    run, other = (make_run(tmp_path / place, {"sources": sources}) for place in ("here", "there"))
+    finish_download(run)
+    RunStore(run, client).push_stage("download")
+    RunStore(other, client).pull_needs("dataset")
+    assert len({*other.paths.raw_datasets}) == 2
+    for ours, theirs in zip(run.paths.raw_datasets, other.paths.raw_datasets, strict=True):
+        assert tree(theirs) == tree(ours) != {}
 
 
 def test_the_record_comes_last(client: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

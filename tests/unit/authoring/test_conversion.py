@@ -273,7 +273,7 @@ def test_dataset_info_is_found_above_the_file_or_where_the_tool_was_started(
     assert config.dataset.source == str(directory / "data" / "birds.jsonl")
 
 
-def test_several_datasets_are_files_of_one_or_refused(directory: Path) -> None:
+def test_several_datasets_are_sources(directory: Path) -> None:
     described = {
         "birds": {"file_name": "birds.jsonl"},
         "more": {"file_name": "birds.json"},
@@ -288,12 +288,19 @@ def test_several_datasets_are_files_of_one_or_refused(directory: Path) -> None:
     def with_datasets(names: str, more: str = "") -> tuple[Conversion, RunConfig]:
         return converted(directory, LLAMA_FACTORY.replace("dataset: birds", f"dataset: {names}") + more)
 
-    _, config = with_datasets("birds, more")
-    assert (config.dataset.source, config.dataset.files) == (str(directory), ("birds.jsonl", "birds.json"))
-    found, _ = with_datasets("birds, more", "max_samples: 10\n")
-    assert "max_samples" in found.changes
+    found, config = with_datasets("birds, more, hub", "max_samples: 10\nmix_strategy: concat\n")
+    assert [part.dataset.source for part in config.dataset.parts] == [
+        str(directory / "birds.jsonl"),
+        str(directory / "birds.json"),
+        "org/rows",
+    ]
+    assert [part.name for part in config.dataset.parts] == ["birds", "birds-2", "rows"]
+    assert {part.dataset.split for part in config.dataset.parts} == {"train[:10]"}
+    assert {part.dataset.format for part in config.dataset.parts} == {"alpaca"}
+    assert not {"max_samples", "mix_strategy"} & found.changes.keys()
+    found, _ = with_datasets("birds, more", "mix_strategy: interleave_under\ninterleave_probs: 0.3,0.7\n")
+    assert {"mix_strategy", "interleave_probs"} <= found.changes.keys()
     for names, said in (
-        ("birds,hub", "these are 2: birds, hub"),
         ("seen", "seen has images"),
         ("human", "messages of role and content"),
         ("missing", "does not describe it"),
@@ -303,8 +310,11 @@ def test_several_datasets_are_files_of_one_or_refused(directory: Path) -> None:
     with pytest.raises(UserError, match="prompt, chosen and rejected"):
         converted(directory, LLAMA_FACTORY.replace("stage: sft", "stage: dpo").replace("birds", "pairs"))
     other = AXOLOTL.replace("adapter:", "  - path: ./more.jsonl\n    type: alpaca\nadapter:")
-    with pytest.raises(UserError, match=r"these are 2: \./birds\.jsonl, \./more\.jsonl.*--dataset"):
-        converted(directory, other)
+    (directory / "more.jsonl").write_text((directory / "birds.jsonl").read_text())
+    _, config = converted(directory, other)
+    assert [part.name for part in config.dataset.parts] == ["birds", "more"]
+    with pytest.raises(UserError, match="type completion beside others"):
+        converted(directory, other.replace("more.jsonl\n    type: alpaca", "more.jsonl\n    type: completion"))
     (directory / "other.yaml").write_text(other)
     given = Supplement("p5.48xlarge", dataset=str(directory / "birds.jsonl"))
     found = convert(directory / "other.yaml", given, directory / "run.yaml")

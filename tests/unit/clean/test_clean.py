@@ -37,7 +37,7 @@ def existing(run: Run, *, finished: bool) -> Run:
     run.freeze()
     for path in (
         run.paths.base_model,
-        run.paths.raw_dataset,
+        run.paths.raw_datasets[0],
         run.paths.dataset_path,
         run.paths.checkpoint(1),
         run.paths.logs,
@@ -60,6 +60,19 @@ def removed(root: Path, *names: str, kinds: tuple[str, ...] = ()) -> list[str]:
 
 def name(run: Run, path: Path) -> str:
     return run.paths.relative(path)
+
+
+def test_a_run_needs_the_files_of_all_its_sources(make_run: MakeRun, tmp_path: Path) -> None:
+    here = tmp_path / "rows.jsonl"
+    here.write_text("{}\n")
+    sources = [{"source": "org/one", "format": "text"}, {"source": str(here), "format": "chat"}]
+    held_out = {"source": "org/two", "format": "text"}
+    waiting = existing(make_run(dataset={"sources": sources, "validation_source": held_out}), finished=False)
+    for directory in waiting.paths.raw_datasets:
+        publish.write_text(directory / "content", "x")
+    found = items(waiting.paths.root)
+    assert len(waiting.paths.raw_datasets) == 3
+    assert all(waiting.paths.full_name in found[name(waiting, path)].kept for path in waiting.paths.raw_datasets)
 
 
 def test_what_needs_it_decides(make_run: MakeRun) -> None:

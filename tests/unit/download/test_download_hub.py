@@ -85,7 +85,7 @@ def test_only_what_is_needed_whole_and_without_links(tmp_path: Path, hub: Hub) -
         "files": {name: len(content) for name, content in sorted(MODEL.items())},
         "content": "",
     }
-    assert tree(run.paths.raw_dataset).keys() == {".hyperpod-ft.json", "train.jsonl", "data/train-more.jsonl"}
+    assert tree(run.paths.raw_datasets[0]).keys() == {".hyperpod-ft.json", "train.jsonl", "data/train-more.jsonl"}
     assert not any(path.is_symlink() for path in run.paths.root.rglob("*"))
     assert not list(run.paths.root.rglob(".cache"))
     assert not list(run.paths.root.rglob("*.partial"))

@@ -43,7 +43,7 @@ def test_large_files_are_hard_links_and_small_ones_copies(tmp_path: Path, monkey
     }
     assert (run.paths.base_model / "model.safetensors").samefile(tmp_path / "model" / "model.safetensors")
     assert not (run.paths.base_model / "config.json").samefile(tmp_path / "model" / "config.json")
-    assert (run.paths.raw_dataset / "rows.txt.jsonl").read_bytes() == ROWS
+    assert (run.paths.raw_datasets[0] / "rows.txt.jsonl").read_bytes() == ROWS
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM])
@@ -71,13 +71,40 @@ def test_files_of_other_splits_are_not_fetched(tmp_path: Path, capsys: pytest.Ca
     default, tests, some = run(), run(split="test"), run(split="train[:10%]")
     for one in (default, tests, some):
         perform(one, "download", stage.work)
-    assert tree(default.paths.raw_dataset).keys() == {".hyperpod-ft.json", "train-00000-of-00001.jsonl"}
-    assert tree(tests.paths.raw_dataset).keys() == {".hyperpod-ft.json", "test-00000-of-00001.jsonl"}
+    assert tree(default.paths.raw_datasets[0]).keys() == {".hyperpod-ft.json", "train-00000-of-00001.jsonl"}
+    assert tree(tests.paths.raw_datasets[0]).keys() == {".hyperpod-ft.json", "test-00000-of-00001.jsonl"}
     assert "not of it: test-00000-of-00001.jsonl, validation.jsonl" in capsys.readouterr().out
-    assert some.paths.raw_dataset == default.paths.raw_dataset, "a slice fetches the same files"
+    assert some.paths.raw_datasets[0] == default.paths.raw_datasets[0], "a slice fetches the same files"
     assert len({one.plan.run_id for one in (default, tests, some)}) == 3
     with pytest.raises(UserError, match=r"dataset\.split: .* test, train, validation"):
         check_run(run(split="dev"))
+
+
+def test_each_source_has_a_directory_and_those_of_the_same_files_share_one(tmp_path: Path) -> None:
+    model, here = local_run(tmp_path).config.model.source, str(tmp_path / "rows.txt.jsonl")
+    (tmp_path / "more.jsonl").write_bytes(ROWS * 2)
+    dataset = {
+        "sources": [
+            {"source": here, "format": "dolly", "split": "train[:50%]"},
+            {"source": here, "format": "dolly", "split": "train[50%:]", "name": "rest"},
+        ],
+        "validation_source": {"source": str(tmp_path / "more.jsonl"), "format": "dolly"},
+    }
+    run = make_run(tmp_path, model, dataset)
+    perform(run, "download", stage.work)
+    first, rest, more = run.paths.raw_datasets
+    assert first == rest != more
+    assert (first / "rows.txt.jsonl").read_bytes() == ROWS and (more / "more.jsonl").read_bytes() == ROWS * 2
+    record = run.journal.record("download")
+    assert record is not None
+    assert [*record.facts] == ["model", "dataset.sources.0", "dataset.sources.1", "dataset.validation_source.0"]
+    outputs = [output.path for output in record.outputs]
+    assert len(outputs) == len(set(outputs)) and sum(path.startswith("datasets/raw/") for path in outputs) == 4
+    (tmp_path / "more.jsonl").write_bytes(ROWS)
+    changed = make_run(tmp_path, model, dataset)
+    (tmp_path / "more.jsonl").write_bytes(b"")
+    with pytest.raises(UserError, match=r"dataset\.validation_source\.0\.source: \S+ changed since the run was"):
+        perform(changed, "download", stage.work)
 
 
 def test_links_in_the_source_become_files(tmp_path: Path) -> None:

@@ -74,14 +74,14 @@ def test_directories_of_objects(tmp_path: Path) -> None:
     found = tree(run.paths.base_model)
     found.pop(".hyperpod-ft.json")
     assert found == MODEL
-    assert tree(run.paths.raw_dataset).keys() == {".hyperpod-ft.json", "train.jsonl", "b/train-more.jsonl"}
+    assert tree(run.paths.raw_datasets[0]).keys() == {".hyperpod-ft.json", "train.jsonl", "b/train-more.jsonl"}
 
 
 @pytest.mark.usefixtures("s3")
 def test_one_object(tmp_path: Path) -> None:
     run = s3_run(tmp_path, dataset="s3://models/data/train.jsonl")
     perform(run, "download", stage.work)
-    assert (run.paths.raw_dataset / "train.jsonl").read_bytes() == ROWS
+    assert (run.paths.raw_datasets[0] / "train.jsonl").read_bytes() == ROWS
 
 
 def test_changed_objects_are_not_taken_for_those_that_were_fetched(

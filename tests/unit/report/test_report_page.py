@@ -68,6 +68,34 @@ def test_headings_say_what_was_found(tmp_path: Path) -> None:
     assert "start of its stage program" in cost, "node-hours are fewer than the timeline shows"
 
 
+def test_several_sources_have_their_shares_and_losses(tmp_path: Path) -> None:
+    sources = [{"source": f"org/{name}", "format": "text"} for name in ("chats", "books", "notes")]
+    run = recorded_run(tmp_path, dataset={"sources": sources})
+    record = run.journal.record("dataset")
+    assert record is not None
+    chats = {"name": "chats", "examples": 10, "train_examples": 60, "duplicates": 4, "validation_examples": 5}
+    chats |= {"rows_read": 15, "rows_used": 15, "bad_rows": 0, "train_tokens": 900, "validation_rows": 2}
+    known = {**record.facts, "sources": [chats, {"name": "damaged"}]}
+    replace(record, facts=known).write(run.paths.record_path("dataset"))
+    assert "Source chats" not in report_page([gather(run)]), "damaged facts are left out"
+    known = {**record.facts, "sources": [chats], "validation_in_training": 3}
+    replace(record, facts=known).write(run.paths.record_path("dataset"))
+    rows = [json.loads(line) for line in run.paths.metrics_path.read_text().splitlines()]
+    for row in rows:
+        if row["validation_loss"] is not None:
+            row |= {"validation_loss/chats": row["validation_loss"] - 1, "validation_loss/books": 7.0}
+    publish.write_text(run.paths.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
+    report = gather(run)
+    assert "with org/chats, org/books and org/notes, on" in headings.lead(report)
+    assert report.subject["Dataset"] == "org/chats @ main, org/books @ main, org/notes @ main"
+    page = report_page([report])
+    chart = data_of(page)["validation_loss_of_sources"]
+    assert isinstance(chart, dict)
+    assert [(series["label"], len(series["y"])) for series in chart["series"]] == [("books", 10), ("chats", 10)]
+    assert "60 training examples, 66.7% of an epoch, 50 of them repeats; 5 validation; 4 duplicates removed" in page
+    assert "Validation examples that training has too" in page
+
+
 def test_answers_that_are_right_by_pattern_are_counted_and_marked(tmp_path: Path) -> None:
     row = SampledRow.of("validation", RecordedAnswers("q", False, "#1", "see #7"), "so #7", lambda text: text[-2:])
     report = replace(gather(recorded_run(tmp_path)), samples=Samples.of([], [row], 1, None))

@@ -39,11 +39,11 @@ def test_sources_are_brought_once_a_download_passes_all_checks(
     with pytest.raises(UserError, match=r"generate\.prompts"):
         submitted(generate__prompts=[{"nothing": "of dolly"}])
     run = submitted("env")
-    assert not run.paths.base_model.exists() and not run.paths.raw_dataset.exists()
+    assert not run.paths.base_model.exists() and not run.paths.raw_datasets[0].exists()
     submit.cancel(run, Launchers())
     (model / "model.safetensors").write_bytes(weights[:-1])
     with pytest.raises(UserError, match=r"model\.source: the model is damaged"):
         submitted()
     (model / "model.safetensors").write_bytes(weights)
     run = submitted()
-    assert (run.paths.base_model / "model.safetensors").read_bytes() == weights and run.paths.raw_dataset.exists()
+    assert (run.paths.base_model / "model.safetensors").read_bytes() == weights and run.paths.raw_datasets[0].exists()

@@ -11,7 +11,6 @@ import pytest
 
 from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.data.prepared import PreparedDataset
-from hyperpod_ft.data.samples import draw
 from hyperpod_ft.data.tokenizer import encode, prompt_ids
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.stages import dataset as stage
@@ -120,11 +119,6 @@ def test_no_validation(tmp_path: Path) -> None:
     assert found.report()["validation_rows"] == 0
 
 
-def test_one_row_is_never_all_validation() -> None:
-    drawn = draw(1, 0.9, 0)
-    assert (drawn.train.tolist(), drawn.validation.tolist()) == ([0], [])
-
-
 def test_workers_and_chunks_do_not_change_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = b'{"bad": 1}\n'.join([dolly(300), dolly(200), dolly(100)])
     trees = []
@@ -135,12 +129,6 @@ def test_workers_and_chunks_do_not_change_a_byte(tmp_path: Path, monkeypatch: py
         trees.append(tree(run.paths.dataset_path))
     assert trees[0] == trees[1] == trees[2]
     assert json.loads(trees[0]["report.json"])["bad_reasons"] == {"missing field 'instruction'": 2}
-
-
-def test_the_seed_decides_split_and_order(tmp_path: Path) -> None:
-    drawn = [draw(50, 0.2, seed) for seed in (1, 1, 2)]
-    assert drawn[0].train.tolist() == drawn[1].train.tolist() != drawn[2].train.tolist()
-    assert sorted([*drawn[2].train, *drawn[2].validation]) == list(range(50))
 
 
 BAD = (

@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
+from hyperpod_ft.data.mixing.mixture import spread
+from hyperpod_ft.data.mixing.source_report import SourceReport
 from hyperpod_ft.data.packing import PackedRows
+from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.answers import as_text
@@ -257,6 +260,31 @@ def test_without_questions_only_losses_are_compared(
     generate.work(run)
     assert "comparing only the losses" in capsys.readouterr().out
     assert json.loads(run.paths.samples_path.read_text())["validation_loss"] is not None
+
+
+def test_losses_of_sources_make_the_loss_of_all(base: Path, other: Path, tmp_path: Path) -> None:
+    run = prepared_run(tmp_path, base, other, train_samples=0, validation_samples=0)
+    generate.work(run)
+    alone = Samples.read(run.paths.samples_path)
+    split = PreparedDataset.open(run.paths.dataset_path).split("validation")
+    assert isinstance(split, PackedRows) and not alone.source_losses and alone.validation_loss
+    rows = {"chats": len(split) - 1, "books": 1, "none": 0}
+    counts = dict.fromkeys((field.name for field in fields(SourceReport)), 0)
+    sources = [counts | {"name": name, "validation_rows": count} for name, count in rows.items()]
+    (run.paths.dataset_path / "report.json").write_text(json.dumps({"sources": sources}))
+    generate.work(run)
+    found = Samples.read(run.paths.samples_path)
+    assert found.validation_loss and [*found.source_losses] == ["chats", "books"]
+    for model in ("base", "tuned"):
+        of_all, before = getattr(found.validation_loss, model), getattr(alone.validation_loss, model)
+        assert of_all.mean == pytest.approx(before.mean, rel=1e-6)
+        assert replace(of_all, mean=0.0) == replace(before, mean=0.0)
+        own = spread([len(split) - 1, 1]) == 1
+        part = PackedRows(split.input_ids[own], split.labels[own], split.position_ids[own])
+        directory = {"base": run.paths.base_model, "tuned": run.paths.tuned_model}[model]
+        expected = mean_loss(AutoModelForCausalLM.from_pretrained(directory).eval(), part, 1)
+        assert getattr(found.source_losses["books"], model).mean == pytest.approx(expected.mean, rel=1e-5)
+    assert "validation loss, books: base" in as_text(found)
 
 
 def test_without_validation_the_loss_is_null(base: Path, other: Path, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_the_stages_that_bring_model_and_interpreter_refuse(
     run = run_of(mixtral)
     with pytest.raises(UserError, match=r"lora\.target_modules"):
         stage(run)
-    assert not run.paths.raw_dataset.exists(), "before a dataset is fetched"
+    assert not run.paths.raw_datasets[0].exists(), "before a dataset is fetched"
 
 
 def test_points_of_a_sweep_ask_once_and_leave_nothing(

@@ -130,6 +130,15 @@ def test_a_record_of_an_earlier_version_has_fewer(make_run: MakeRun) -> None:
     assert [name for name, _ in lines] == ["method", "instances", "steps", "tokens/s", "minutes"]
 
 
+def test_several_sources_have_validation_losses(make_run: MakeRun) -> None:
+    run = make_run()
+    finish(run, "train", FACTS | {"validation_loss/chats": 1.5, "validation_loss/books": 2.25})
+    found = training_summary.summary_of(run)
+    assert found is not None
+    cells = dict(list(training_summary.table([found]))[1:])
+    assert cells["final validation loss, chats"] == "1.5000" and cells["final validation loss, books"] == "2.2500"
+
+
 def test_preferences_have_rewards(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(training__objective="dpo", dataset__format="preference")
     rewards = {"rewards/margins": 1.5, "rewards/accuracies": 0.75, "validation_rewards/accuracies": 0.7}

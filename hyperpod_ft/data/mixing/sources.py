@@ -1,0 +1,122 @@
+"""A source of a run's data: its rows become tokens once, and text again where a reader wants to see some."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperpod_ft.config.sections.data import Part
+from hyperpod_ft.data import reading, workers
+from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.inspection import examples as inspection
+from hyperpod_ft.data.inspection.shown import ShownExample
+from hyperpod_ft.data.mixing.mixture import Examples
+from hyperpod_ft.data.reading import Chunk, RawRow
+from hyperpod_ft.data.report import RawRowCount
+from hyperpod_ft.data.text import formats
+from hyperpod_ft.data.text.example import Example
+from hyperpod_ft.data.tokenization import TokenStream, separated
+from hyperpod_ft.errors import UserError
+
+_PROGRESS_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source whose examples are `first` to `stop` of all tokens.
+
+    `origins`: for each chunk, from which of its raw rows they are, as TokenizedChunk has it; `before`: how many raw
+    rows the chunks before it have.
+    """
+
+    part: Part
+    name: str  # empty if it is the only one
+    directory: Path
+    chunks: list[Chunk]
+    first: int
+    counts: RawRowCount = field(default_factory=RawRowCount)
+    origins: list[NDArray[np.int32]] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+
+    @property
+    def stop(self) -> int:
+        return self.first + sum(map(len, self.origins))
+
+    def examples(self, kept: NDArray[np.bool_]) -> Examples:
+        """Those of `kept`, bool [examples of all sources], that are this source's."""
+        chosen = kept[self.first : self.stop]
+        numbers = (origins[:, 0] + np.int64(before) for origins, before in zip(self.origins, self.before, strict=True))
+        groups = np.concatenate([np.empty(0, np.int64), *numbers])
+        indices = np.arange(self.first, self.stop)
+        return Examples(indices[chosen], groups[chosen], self.part.trains, self.part.weight, self.part.rows)
+
+
+@dataclass(frozen=True)
+class ReadExample:
+    """An example as text: its documents, and the raw row and the source that they are from."""
+
+    documents: tuple[Example, ...]
+    row: RawRow
+    source: Source
+
+    def shown(self, encoder: Encoder) -> ShownExample:
+        """The example token by token."""
+        return inspection.shown(self.row.where, self.documents, self.source.part.dataset, encoder)
+
+
+def tokenized(part: Part, directory: Path, encoder: Encoder, stream: TokenStream, first: int, *, named: bool) -> Source:
+    """Add all tokens of a source to `stream`, which has `first` examples of others. Raises UserError."""
+    name = part.name if named else ""
+    try:
+        chunks = reading.sliced(directory, reading.chunks(directory), part.dataset.split)
+        source = Source(part, name, directory, chunks, first)
+        _tokenize(source, encoder, stream)
+    except UserError as error:
+        if not name:
+            raise
+        raise UserError(f"{part.key} ({name}): {error.problem}", error.remedy) from error
+    return source
+
+
+def _tokenize(source: Source, encoder: Encoder, stream: TokenStream) -> None:
+    name, counts, chunks = source.name, source.counts, source.chunks
+    started = reported = time.monotonic()
+    done = workers.tokenize_all(source.directory, chunks, source.part.dataset, encoder)
+    for number, chunk in enumerate(done, 1):
+        source.origins.append(chunk.origins)
+        source.before.append(counts.rows_read)
+        counts.add(chunk, f"{name}/" if name else "")
+        stream.add(chunk.tokens)
+        now = time.monotonic()
+        if now - reported >= _PROGRESS_SECONDS or number == len(chunks):
+            reported = now
+            rate = counts.rows_read / max(now - started, 1e-9)
+            print(
+                f"{name}{': ' if name else ''}tokenized {counts.rows_read:,} rows, {number / len(chunks):.0%} of the"
+                f" data, {rate:,.0f} rows/s",
+                flush=True,
+            )
+
+
+def read(sources: Sequence[Source], wanted: NDArray[np.int64], encoder: Encoder) -> dict[int, ReadExample]:
+    """Examples by their numbers among those of all sources; no run holds all text in memory, so it is read again."""
+    found: dict[int, ReadExample] = {}
+    for source in sources:
+        own = wanted[(wanted >= source.first) & (wanted < source.stop)] - source.first
+        ends = np.cumsum([len(origins) for origins in source.origins])
+        chunk_of = np.searchsorted(ends, own, side="right")
+        for number in np.unique(chunk_of).tolist():
+            here = np.unique(own[chunk_of == number])
+            origins = source.origins[number][here - (ends[number] - len(source.origins[number]))]
+            ordinals = np.unique(origins[:, 0]).tolist()
+            rows = reading.read(source.directory, source.chunks[number], frozenset(ordinals))
+            read_rows = dict(zip(ordinals, rows, strict=True))  # in the order of the file
+            for example, (ordinal, place) in zip(here.tolist(), origins.tolist(), strict=True):
+                row = read_rows[ordinal]
+                assert isinstance(row, RawRow)  # it became an example the first time
+                made = formats.examples(source.part.dataset, row.values, encoder.tokenizer)
+                found[source.first + example] = ReadExample(separated([made], encoder)[0][place], row, source)
+    return found
