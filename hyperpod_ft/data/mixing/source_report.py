@@ -36,7 +36,9 @@ class SourceReport:
 
     def described(self, epoch: int) -> str:
         """In one line; `epoch`: the examples of all sources in an epoch."""
-        parts = [f"{self.train_examples:,} training examples, {self.train_examples / epoch:.1%} of an epoch"]
+        parts = ["no training examples"]
+        if self.examples:
+            parts = [f"{self.train_examples:,} training examples, {self.train_examples / epoch:.1%} of an epoch"]
         if self.repeated:
             parts[0] += f", {self.repeated:,} of them repeats"
         if self.left_out:

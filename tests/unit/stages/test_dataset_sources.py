@@ -145,10 +145,11 @@ def test_the_same_bytes_with_any_number_of_processes(tmp_path: Path, monkeypatch
     assert trees[0] == trees[1]
 
 
-def test_validation_sources_are_not_trained_on(tmp_path: Path) -> None:
+def test_validation_sources_are_not_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sources = three() | {"held": ("alpaca", list(alpacas(7, "held")), {"validates": True})}
     found = prepared(mixed_run(tmp_path, sources, validation_share=0))
     assert not of(learned(found.split("train")), "held")
+    assert "  held: no training examples; 7 validation\n" in capsys.readouterr().out
     assert learned(found.split("validation")) == Counter({f"held {number}": 1 for number in range(7)})
     assert by_name(found)["held"] | {"train_tokens": 0} == {
         "name": "held",
