@@ -30,7 +30,7 @@ def chat_report(
 ) -> ChatReport:
     """The report on conversations. Raises UserError where one of `found` would be trained otherwise than it is served.
 
-    `found`: sampled examples by their number, of which conversations are compared, 100 at most; `tokens`: of all.
+    `found`: sampled examples by their number, whose first 100 conversations are compared; `tokens`: of all examples.
     """
     assert encoder.tokenizer is not None
     stops = {encoder.eos, *model_directory.stop_ids(base_model)}

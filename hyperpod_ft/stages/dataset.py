@@ -91,7 +91,8 @@ def work(run: Run) -> Result:
         of_sources = _source_reports(dataset, sources, examples, kept, drawn, validation) if dataset.mixes else ()
         report = _report(counts, examples, drawn, packings, dataset, encoder.unknown, texts, of_sources)
         if "chat" in dataset.formats:
-            chats = context_check.chat_report(counts.chats, run.paths.base_model, encoder, found, examples)
+            drawn_order = {number: found[number] for chosen in splits.values() for number in chosen.tolist()}
+            chats = context_check.chat_report(counts.chats, run.paths.base_model, encoder, drawn_order, examples)
             report = replace(report, chats=chats)
         prepared.write_samples(directory, _samples(splits, found))
         shown.write(directory, [found[number].shown(encoder) for number in splits["train"][:_SHOWN].tolist()])

@@ -57,8 +57,8 @@ def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
         subprocess.run([KIT, "local", "down"], env=reader(tmp_path), check=False, capture_output=True)
     counts = re.findall(r"unseen (.+): base (\d+)/32, tuned (\d+)/32", quickstart)
     assert [kind for kind, *_ in counts] == ["pairs of values", "phrasings"], quickstart
-    # with four ways to round, as processors differ, 31 or 32 and 26 to 28 were seen
-    for (_, base, tuned), least in zip(counts, (0.9, 0.7), strict=True):
+    # with four ways to round, as processors differ, all of 32 and 29 to 31 were seen
+    for (_, base, tuned), least in zip(counts, (0.9, 0.8), strict=True):
         assert int(base) == 0 and int(tuned) >= least * 32, quickstart
     assert "Done, and the private Slurm is stopped" in quickstart
     assert "Nothing to submit" in used, "the same run file"

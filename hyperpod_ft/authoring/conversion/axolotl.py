@@ -48,6 +48,13 @@ _FIELDS: dict[str, dict[str, Any]] = {
     },
     "preference": {"field_messages": "prompt", "field_chosen": "chosen", "field_rejected": "rejected"},
 }
+# the same of ShareGPT's conversations
+_SHAREGPT: dict[str, Any] = {
+    "field_messages": "conversations",
+    "message_field_role": "from",
+    "message_field_content": "value",
+    "message_property_mappings": {"role": "from", "content": "value"},
+}
 _KERNEL_PLUGIN = re.compile(r"axolotl\.integrations\.(cut_cross_entropy|liger|kernels|expert_parallel|swanlab)\.\w+")
 
 
@@ -226,7 +233,10 @@ def _format(conversion: Conversion, where: str, entry: Mapping[str, Any], dpo: b
         fields = {"field_messages": "messages", **entry} if kind == "chat_template.default" else entry
     else:
         keys, fields = _FORMATS.get(kind), entry
-    for field, name in _FIELDS.get((keys or {}).get("format", ""), {}).items():
+    of_format = _FIELDS.get((keys or {}).get("format", ""), {})
+    if all(fields.get(field) in (None, name) for field, name in _SHAREGPT.items()) and "field_messages" in fields:
+        of_format = _SHAREGPT if not dpo else of_format
+    for field, name in of_format.items():
         if fields.get(field) not in (None, name):
             raise UserError(
                 f"{where}.{field}: rows of format {keys['format'] if keys else ''} have {_names(name)}",

@@ -69,6 +69,8 @@ RULES: Mapping[str, Rule] = {
 }
 _ALPACA = ("instruction", "input", "output")
 _OPENAI_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+_SHAREGPT_TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
+_SHARED = ("system", "tools")  # columns that belong to messages, under these names
 
 
 def check_objective(conversion: Conversion) -> None:
@@ -157,7 +159,7 @@ def _set_dataset(conversion: Conversion, stage: str) -> None:
     conversion.set_sources(sources)
     for key in sorted({key for entry in entries for key in ("subset", "folder", "num_samples") if entry.get(key)}):
         conversion.changes[f"dataset_info.json: {key}"] = "has no counterpart: choose files with dataset.files"
-    for key in sorted({key for entry in entries for key in ("system", "history") if _columns(entry).get(key)}):
+    for key in sorted({key for entry in entries for key in ("system", "history") if _leaves_out(entry, key)}):
         conversion.changes[f"dataset_info.json: {key}"] = "is not in the prompt"
 
 
@@ -179,11 +181,17 @@ def _described(conversion: Conversion, info: Path, names: Sequence[str]) -> list
     for name, entry in zip(names, entries, strict=True):
         if media := {"images", "videos", "audios"} & _columns(entry).keys():
             raise UserError(f"dataset: {name} has {min(media)}; the kit trains on text", GIVE_DATASET)
-        if _columns(entry).get("tools"):
-            raise UserError(f"dataset: {name} contains tool calls; only plain text is supported", GIVE_DATASET)
+        if _leaves_out(entry, "tools"):
+            raise UserError(f"dataset: {name}: its tools are not in a column tools of conversations", GIVE_DATASET)
         if not (entry.keys() & {"file_name", "hf_hub_url"} or str(entry.get("cloud_file_name")).startswith("s3://")):
             raise UserError(f"dataset: {name} is neither a file nor on the Hugging Face Hub", GIVE_DATASET)
     return entries
+
+
+def _leaves_out(entry: Mapping[str, Any], key: str) -> bool:
+    """Whether a column would not be read."""
+    name, is_chat = _columns(entry).get(key), entry.get("formatting", "alpaca") != "alpaca"
+    return bool(name) and not (is_chat and key in _SHARED and name == key)
 
 
 def _columns(entry: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -204,9 +212,15 @@ def _format(entry: Mapping[str, Any], stage: str) -> dict[str, Any]:
             raise _other_rows("prompt, chosen and rejected")
         return {"format": "preference"}
     if shared:
-        tags = {**({} if entry["formatting"] == "sharegpt" else _OPENAI_TAGS), **(entry.get("tags") or {})}
-        if columns.get("messages") != "messages" or any(tags.get(key) != value for key, value in _OPENAI_TAGS.items()):
-            raise _other_rows("messages of role and content")
+        usual, named = (
+            ("messages", _OPENAI_TAGS) if entry["formatting"] == "openai" else ("conversations", _SHAREGPT_TAGS)
+        )
+        tags = {key: (entry.get("tags") or {}).get(key, value) for key, value in named.items()}
+        if (columns.get("messages", usual), tags) not in (
+            ("messages", _OPENAI_TAGS),
+            ("conversations", _SHAREGPT_TAGS),
+        ):
+            raise _other_rows("messages of role and content, or conversations of from and value")
         return {"format": "chat"}
     fields = [columns.get(key) for key in ("prompt", "query", "response")] if columns else [*_ALPACA]
     if fields == [*_ALPACA]:

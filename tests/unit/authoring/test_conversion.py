@@ -279,7 +279,8 @@ def test_several_datasets_are_sources(directory: Path) -> None:
         "more": {"file_name": "birds.json"},
         "hub": {"hf_hub_url": "org/rows"},
         "seen": {"file_name": "seen.json", "formatting": "openai", "columns": {"messages": "messages", "images": "i"}},
-        "human": {"file_name": "human.json", "formatting": "sharegpt"},
+        "human": {"file_name": "human.json", "formatting": "sharegpt", "columns": {"tools": "tools"}},
+        "renamed": {"file_name": "human.json", "formatting": "sharegpt", "tags": {"user_tag": "person"}},
         "pairs": {"file_name": "pairs.jsonl", "ranking": True, "columns": {"chosen": "chosen", "rejected": "rejected"}},
     }
     (directory / "dataset_info.json").write_text(json.dumps(described))
@@ -302,11 +303,15 @@ def test_several_datasets_are_sources(directory: Path) -> None:
     assert {"mix_strategy", "interleave_probs"} <= found.changes.keys()
     for names, said in (
         ("seen", "seen has images"),
-        ("human", "messages of role and content"),
+        ("renamed", "messages of role and content"),
         ("missing", "does not describe it"),
     ):
         with pytest.raises(UserError, match=said):
             with_datasets(names)
+    talk = [{"from": "human", "value": "Name a bird."}, {"from": "gpt", "value": "A tit."}]
+    (directory / "human.json").write_text(json.dumps([{"conversations": talk, "tools": "[]"}]))
+    _, config = with_datasets("human")
+    assert config.dataset.format == "chat"
     with pytest.raises(UserError, match="prompt, chosen and rejected"):
         converted(directory, LLAMA_FACTORY.replace("stage: sft", "stage: dpo").replace("birds", "pairs"))
     other = AXOLOTL.replace("adapter:", "  - path: ./more.jsonl\n    type: alpaca\nadapter:")
@@ -322,7 +327,10 @@ def test_several_datasets_are_sources(directory: Path) -> None:
 
 
 def test_rows_with_other_fields_than_the_kit_reads_are_refused(directory: Path) -> None:
-    for kind, field in (("chat_template", "field_messages: conversations"), ("chat_template.default", "")):
+    fields = "field_messages: conversations\n    message_property_mappings: {role: from, content: value}"
+    _, config = converted(directory, AXOLOTL.replace("type: alpaca", f"type: chat_template\n    {fields}"))
+    assert config.dataset.format == "chat"
+    for kind, field in (("chat_template", "field_messages: talk"), ("chat_template.default", "")):
         text = AXOLOTL.replace("type: alpaca", f"type: {kind}\n    {field}") + ("" if field else "rl: dpo\n")
         with pytest.raises(UserError, match=r"datasets\[0\]\.field_messages: rows of format"):
             converted(directory, text)
