@@ -46,7 +46,7 @@ def eval_command(
     Submits stages `tasks` and `eval`; the run stays the same. `status` and `compare` show the scores.
     """
     from hyperpod_ft.cli.output import show_runs
-    from hyperpod_ft.cli.watch.following import submit_and_follow
+    from hyperpod_ft.cli.submitting import submit_and_follow
     from hyperpod_ft.launch.finished import with_evaluation
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references

@@ -135,7 +135,7 @@ def submit(
     """Submit the stages that must run, as a chain of jobs. Stages that are done are skipped."""
     import shlex
 
-    from hyperpod_ft.cli.watch.following import submit_and_follow
+    from hyperpod_ft.cli.submitting import submit_and_follow
     from hyperpod_ft.download.assets import look_up
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs.selection import Selection
@@ -156,7 +156,7 @@ def resume(
     watch: Watch = False,
 ) -> None:
     """Submit the rest of a run that failed, was cancelled or was interrupted. Training resumes from its checkpoint."""
-    from hyperpod_ft.cli.watch.following import submit_and_follow
+    from hyperpod_ft.cli.submitting import submit_and_follow
     from hyperpod_ft.launch.launchers import Launchers
     from hyperpod_ft.runs import references
     from hyperpod_ft.runs.selection import Selection

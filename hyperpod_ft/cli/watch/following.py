@@ -1,24 +1,17 @@
-"""Submitting a run, and following it until none of its jobs is active: in a view on a terminal, elsewhere in lines."""
+"""Following a run until none of its jobs is active: in a view on a terminal, elsewhere in lines."""
 
 import sys
 import time
 from collections.abc import Iterable
 
-import typer
-
-from hyperpod_ft import publish
 from hyperpod_ft.cli.output import show_runs
 from hyperpod_ft.cli.output.tables import clock, console, shown
 from hyperpod_ft.cli.watch import session, terminal
-from hyperpod_ft.download import assets
-from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.follow import follow
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.status import RunStatus, StageStatus
-from hyperpod_ft.runs import references
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.run_paths import RunPaths
-from hyperpod_ft.runs.selection import Selection
 
 _PROGRESS_SECONDS = 10.0
 
@@ -85,23 +78,3 @@ def _progress(current: RunStatus, stage: StageStatus) -> str:
     if stage.stage == "train" and current.training:
         return show_runs.training_progress(current)
     return stage.progress.text if stage.progress else ""
-
-
-def submit_and_follow(
-    run: Run, launchers: Launchers, launcher: str, selection: Selection, *, watch: bool, origin: str = ""
-) -> None:
-    """`origin`: the arguments of `submit`, if it was. With `watch`, the command fails unless its stages end well.
-
-    Where there is nothing to do, another run stays the one that was submitted last.
-    """
-    if origin:  # `resume` continues with what was fetched
-        launchers.bring_small_files(run, also=launcher)
-        assets.refuse_changes([run])
-    jobs = submit.submit(run, launchers, selection, launcher, assets.copy_local_sources)
-    if origin:
-        publish.write_text(run.paths.origin, origin)
-    if jobs:
-        references.set_last("run", run.paths.directory)
-    show_runs.submitted(run, launchers, jobs, selection.only)
-    if watch and not follow_run(run, launchers) and not all(run.journal.is_done(job.stage) for job in jobs):
-        raise typer.Exit(1)

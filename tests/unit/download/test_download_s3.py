@@ -12,7 +12,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from hyperpod_ft.cli.main import app
-from hyperpod_ft.cli.watch.following import submit_and_follow
+from hyperpod_ft.cli.submitting import submit_and_follow
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs.run import Run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ft.cli.watch.following import submit_and_follow
+from hyperpod_ft.cli.submitting import submit_and_follow
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import submit
 from hyperpod_ft.launch.launchers import Launchers
