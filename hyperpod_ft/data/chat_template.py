@@ -20,7 +20,7 @@ import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hyperpod_ft.config.sections.inputs import Dataset
-from hyperpod_ft.data import tokenization
+from hyperpod_ft.data import tokenization, tokenizer
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.text import prompts
 from hyperpod_ft.errors import UserError
@@ -73,11 +73,11 @@ def of(dataset: Dataset, model: Path) -> ChatTemplate | None:
     """The template for a model that was trained on this dataset, from the base model `model`.
 
     None where the base model's own stays: the rows were chats, which it wrote; preferences, which refine a model that
-    already answers; or texts without questions. Where no list of messages gives the training prompt, the template
-    refuses every question with the reason.
+    already answers; or texts without questions. With `chat_template_kwargs`, it begins with them as defaults. Where no
+    list of messages gives the training prompt, the template refuses every question with the reason.
     """
     if dataset.format in ("chat", "preference", "text"):
-        return None
+        return _with_defaults(dataset.chat_template_kwargs, model) if dataset.chat_template_kwargs else None
     try:
         encoder = Encoder.load(model, chat=False)
         return ChatTemplate(_proved(dataset, _form(dataset), encoder, _special_tokens(encoder, model)))
@@ -88,10 +88,25 @@ def of(dataset: Dataset, model: Path) -> ChatTemplate | None:
         return ChatTemplate(f"{{{{- raise_exception({refusing}) -}}}}\n", reason)
 
 
+def _with_defaults(values: Mapping[str, str | int | float | bool], model: Path) -> ChatTemplate | None:
+    """The model's own template, in which a server's request has these values unless it names others."""
+    own: Any = tokenizer.load(model)
+    if not isinstance(own.chat_template, str):  # several, of which a request chooses
+        return None
+    defaults = ""
+    for name, value in values.items():
+        literal = _literal(value) if isinstance(value, str) else json.dumps(value)
+        defaults += f"{{% set {name} = {name} if {name} is defined else {literal} %}}"
+    return ChatTemplate(defaults + own.chat_template)
+
+
 def describe(template: ChatTemplate | None, dataset: Dataset) -> str:
     """What the template does, for logs and model cards."""
     if template is None:
         return "the base model's own"
+    if dataset.may_have_messages:
+        values = ", ".join(f"{name}: {json.dumps(value)}" for name, value in dataset.chat_template_kwargs.items())
+        return f"the base model's own, by default with {values}"
     return f"none: {template.refusal}" if template.refusal else f"writes a question as rows of format {dataset.format}"
 
 

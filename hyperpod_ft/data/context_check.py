@@ -1,4 +1,4 @@
-"""The proof that conversations are trained as they are served: contexts are compared with a server's prompts by id."""
+"""The proof, on prepared tokens, that conversations are trained as they are served: contexts, masks, ends of turns."""
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -67,7 +67,8 @@ def check(
     """Compare each turn's context in a prepared example with the ids that `serve` reads for the same messages.
 
     ids (int32 [tokens]) and trained (bool [tokens]) are those of the example, which may be cut. Returns how many turns
-    were compared. Raises UserError for a difference, for a context that is trained, and for an answer that is not.
+    were compared. Raises UserError for a difference, for a context that is trained, for an answer that is not, and for
+    one whose last token is none at which a server could stop.
     """
     given = formats.conversation_of(dataset, row.values)
     learned, compared = ids.tolist(), 0
@@ -83,6 +84,10 @@ def check(
             raise UserError(f"{where}: the last token of the prompt is trained", _REMEDY)
         if dataset.reasoning != "context" and not trained[start]:
             raise UserError(f"{where}: the first token of the answer is not trained", _REMEDY)
+        stop = start + int(np.argmin(np.append(trained[start:], False)))
+        comparable = dataset.loss_on == "completion" and dataset.reasoning != "context" and stop < len(learned)
+        if comparable and learned[stop - 1] not in tokenizer.all_special_ids:
+            raise UserError(f"{where}: the last token of the answer is not a special one", _REMEDY)
         compared += 1
     return compared
 

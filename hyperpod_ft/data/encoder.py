@@ -68,6 +68,12 @@ class Encoder:
         bos = described.opening if described.opening == (described.bos,) else ()
         return cls(ranked, bos, described.eos, described.eos if described.pad is None else described.pad, None)
 
+    @property
+    def special_ids(self) -> NDArray[np.int32]:
+        """Those of the tokenizer's special tokens, which end turns; only of an encoder that renders chats."""
+        assert self.tokenizer is not None
+        return np.array(self.tokenizer.all_special_ids, np.int32)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text with special tokens; only of an encoder that renders chats."""
         assert self.tokenizer is not None

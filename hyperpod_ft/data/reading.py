@@ -235,13 +235,20 @@ def _read_parquet(path: Path, chunk: Chunk) -> Iterator[RawRow | BadRow]:
 
 def _values(batch: Any) -> list[dict[str, Any] | None]:
     try:
-        return list(batch.to_pylist())
+        return [{name: _without_nulls(value) for name, value in row.items()} for row in batch.to_pylist()]
     except UnicodeDecodeError:  # find the row
         return [_value(batch.slice(index, 1)) for index in range(batch.num_rows)]
 
 
 def _value(batch: Any) -> dict[str, Any] | None:
     try:
-        return dict(batch.to_pylist()[0])
+        return {name: _without_nulls(value) for name, value in batch.to_pylist()[0].items()}
     except UnicodeDecodeError:
         return None
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value whose objects lack the keys that are null: a struct of parquet has those of all rows."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value

@@ -130,14 +130,21 @@ class ChatCount:
 
     @classmethod
     def of(
-        cls, made: Sequence[Sequence[tuple[Example, ...]]], kept: NDArray[np.bool_], used: set[int], tokens: Tokens
+        cls,
+        made: Sequence[Sequence[tuple[Example, ...]]],
+        kept: NDArray[np.bool_],
+        used: set[int],
+        tokens: Tokens,
+        encoder: Encoder,
     ) -> "ChatCount":
         """Of the raw rows `made`, of which the examples `kept` (bool [examples]) and the raw rows `used` are used."""
         examples = [(number, example) for number, of_row in enumerate(made) for (example,) in of_row]
         chosen = [example for (_, example), use in zip(examples, kept.tolist(), strict=True) if use]
         after = np.append(tokens.trained[1:], False)
         after[(tokens.starts + tokens.lengths - 1)] = False
-        ends, counts = np.unique(tokens.ids[tokens.trained & ~after], return_counts=True)
+        last = tokens.ids[tokens.trained & ~after]
+        # a cut answer ends with any token
+        ends, counts = np.unique(last[np.isin(last, encoder.special_ids)], return_counts=True)
         return cls(
             turns=sum(segment.trained for example in chosen for segment in example.segments),
             unrolled=sum(len(made[number]) > 1 for number in used),
@@ -191,7 +198,7 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
         raw_rows=len(found),
         truncated=int((fitted.truncated & kept).sum()),
         emptied=int(fitted.emptied.sum()),
-        chats=ChatCount.of(made, kept, used, left) if dataset.format == "chat" else ChatCount(),
+        chats=ChatCount.of(made, kept, used, left, encoder) if dataset.format == "chat" else ChatCount(),
         unused=frozenset(unused.names),
         bad=Counter(row.reason for _, row in bad),
         listed=tuple(row for _, row in bad[:LISTED_PER_CHUNK]),
@@ -216,7 +223,7 @@ def separated(made: Sequence[Sequence[tuple[Example, ...]]], encoder: Encoder) -
             texts += [left, right, left + right]
     encoded = encoder.backend.encode(texts)
     ids, edges = encoded.ids.tolist(), np.concatenate([np.zeros(1, np.int64), encoded.lengths.cumsum()]).tolist()
-    special, first = frozenset(encoder.tokenizer.all_special_ids), 0
+    special, first = frozenset(encoder.special_ids.tolist()), 0
     inexact: set[int] = set()
     for example in several:
         for number in range(len(example.segments) - 2):
@@ -387,15 +394,9 @@ def _adds_eos(
     """Whether to add EOS to each example. Most chat templates close the last turn, with EOS or their own token."""
     with_eos = np.ones(len(ends), np.bool_)
     if templated.any():
-        assert encoder.tokenizer is not None
-        special = np.array(encoder.tokenizer.all_special_ids, np.int32)
-        for back in range(1, _CLOSING_TOKENS + 1):
-            there = templated & (ends - back >= begins)
-            with_eos[there] &= ~np.isin(ids[(ends - back)[there]], special)
+        there = templated & (ends > begins)
+        with_eos[there] = ~np.isin(ids[(ends - 1)[there]], encoder.special_ids)
     return with_eos
-
-
-_CLOSING_TOKENS = 2  # `<|im_end|>` and a line break
 
 
 def kept_tokens(

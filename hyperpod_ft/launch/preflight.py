@@ -9,7 +9,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import rows_per_step
 from hyperpod_ft.config.sources import kind_of
 from hyperpod_ft.data import source_files
-from hyperpod_ft.data.text.prompts import check_prompt, is_chat
+from hyperpod_ft.data.text.prompts import check_prompt
 from hyperpod_ft.digests import names_below
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.decision import decide
@@ -105,7 +105,7 @@ def check_run(run: Run) -> TrainingFit | None:
     asked = run.config.dataset.questions
     for number, prompt in enumerate(run.config.generate.prompts):
         # a chat takes the model's own template
-        if isinstance(prompt, dict) and not is_chat(asked, prompt):
+        if isinstance(prompt, dict):
             check_prompt(asked, prompt, f"generate.prompts.{number}")
     if run.config.env.python:
         _check_python(run.config, Path(run.config.env.python))

@@ -44,6 +44,7 @@ from hyperpod_ft.data.seq2seq.packing import (
     merged_seq2seq,
     pack_seq2seq,
 )
+from hyperpod_ft.data.text import rendering
 from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -62,6 +63,7 @@ def work(run: Run) -> Result:
     dataset = run.config.dataset
     start = _decoder_start(run)
     encoder = Encoder.load(run.paths.base_model, chat=dataset.may_have_messages)
+    rendering.fix_date()
     run.paths.dataset_path.parent.mkdir(parents=True, exist_ok=True)
     stream = TokenStream(run.paths.dataset_path.parent)
     sources: list[Source] = []

@@ -151,6 +151,11 @@ class Data(Preparation, SourceSettings):
                 self.formats
             ):
                 raise ValueError(f"{key}: is for format {' and '.join(wanted)}, not {', '.join(self.formats)}")
+        if self.loss_on == "all" and (self.train_on != "all_turns" or self.reasoning == "context"):
+            raise ValueError("loss_on all: trains whole conversations; leave train_on out, and reasoning context")
+        for name in self.chat_template_kwargs:
+            if not name.isidentifier():
+                raise ValueError(f"chat_template_kwargs: {name!r} is not a name that a template can have")
         self._check_names()
         self._check_weights()
         return self

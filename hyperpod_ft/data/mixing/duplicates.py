@@ -1,4 +1,4 @@
-"""Examples with the same text: the same tokens, as the model reads them."""
+"""Examples with the same text: the same tokens, of which the same are trained."""
 
 import numpy as np
 import xxhash
@@ -32,7 +32,9 @@ def _digests(tokens: Tokens, documents: int) -> NDArray[np.uint64]:
     for first in range(0, len(ends), step):
         stops = ends[first : first + step]
         begin = int(ends[first - 1]) if first else 0
-        block = memoryview(tokens.ids[begin : int(stops[-1])].tobytes())
+        # a token and whether it is trained, as one number
+        marked = tokens.ids[begin : int(stops[-1])] * np.int32(2) + tokens.trained[begin : int(stops[-1])]
+        block = memoryview(marked.tobytes())
         edges = [0, *((stops - begin) * tokens.ids.itemsize).tolist()]
         for place in range(0, len(stops), documents):
             # the ends say which tokens are of which document

@@ -62,6 +62,8 @@ def examples(
     renderer = rendering.of(tokenizer, given)
     found = turns(given, renderer, train_on=train_on, reasoning_trained=reasoning_trained)
     if all_trained:
+        if given.untrained.intersection(_answers(given)):
+            raise RowError("an answer of weight 0, where dataset.loss_on trains everything")
         last = _example([found[-1]], given, renderer)
         return [replace(last, segments=tuple(replace(segment, trained=True) for segment in last.segments))]
     return [_example(row, given, renderer) for row in examples_of(found)]
@@ -137,17 +139,40 @@ def turns(
     places = [place for place in places if place not in given.untrained]
     if not places:
         raise RowError("no answer to learn", "no trained message of the assistant follows one of the user or a tool")
+    for place in places:
+        message = given.messages[place]
+        if not (message["content"].strip() or "tool_calls" in message or _REASONING in message):
+            raise RowError("empty completion", f"message {place + 1}")
     shown = renderer.presentation.messages(given.messages)
     found = [_turn(given, renderer, shown, place, reasoning_trained) for place in places]
+    _check_context(given, found[-1])
     if renderer.marks_turns:
         for row in examples_of(found):
-            _compare_with_marks(row, given, renderer.marked(shown[: row[-1].place + 1], given))
+            _compare_with_marks(row, given, renderer, shown)
     return found
 
 
-def _compare_with_marks(row: Sequence[Turn], given: Conversation, marked: tuple[str, Spans]) -> None:
+def _check_context(given: Conversation, last: Turn) -> None:
+    """Raises RowError for tools, and messages other than answers, that the template leaves out of the context."""
+    for tool in given.tools or ():
+        if tool["function"]["name"] not in last.context:
+            raise RowError("chat template omits the tools")
+    for place, message in enumerate(given.messages[: last.place]):
+        lines = [line.strip() for line in message["content"].splitlines() if line.strip()]
+        if lines and message["role"] != "assistant" and not _is_written(lines[0], last.context):
+            raise RowError("chat template omits a message", f"message {place + 1}, of role {message['role']}")
+
+
+def _is_written(line: str, text: str) -> bool:
+    """Whether a text has a line as it is, as a part of a JSON string, or word by word in another notation."""
+    return line in text or json.dumps(line)[1:-1] in text or all(word in text for word in re.findall(r"\w+", line)[:8])
+
+
+def _compare_with_marks(
+    row: Sequence[Turn], given: Conversation, renderer: ChatRenderer, shown: Sequence[Mapping[str, Any]]
+) -> None:
     """Raises RowError where the template's own marks leave out a part of a turn, or include a part of its request."""
-    text, spans = marked
+    text, spans = renderer.marked(shown[: row[-1].place + 1], given)
     for turn in row:
         where, start = f"message {turn.place + 1}", len(turn.context)
         if not text.startswith(turn.text):
@@ -160,7 +185,8 @@ def _compare_with_marks(row: Sequence[Turn], given: Conversation, marked: tuple[
                 "chat template's {% generation %} leaves out a part of an answer", f"{where}: {missing[:40]!r}"
             )
         request = given.messages[turn.place - 1]["content"]
-        asked_at = turn.context.rfind(request) if request.strip() else -1
+        asked = _shared(turn.context, renderer.text(shown[: turn.place], given))  # before the generation prompt
+        asked_at = turn.context.rfind(request, 0, asked) if request.strip() else -1
         if asked_at >= 0 and _outside(text, (asked_at, asked_at + len(request)), spans) != request:
             raise RowError("chat template's {% generation %} marks a part of a request", f"{where}: {request[:40]!r}")
 
@@ -230,11 +256,12 @@ def _continuation(
     """What `after`, the text with the turn, has after `context`, the text that asks for it; None if there is none."""
     if after.startswith(context):
         return after[len(context) :]
+    asks = len(context) - _shared(context, renderer.text(shown[:place], given))
     # The turn made the template rewrite what is before it: the last request and the generation prompt are still there.
-    if (kept := _common_tail(context, after)) and _has_request(kept, given.messages[place - 1]["content"]):
+    kept, request = _common_tail(context, after), given.messages[place - 1]["content"].strip()
+    if request and len(kept) > asks and _has_request(kept[: len(kept) - asks], request):
         return after[after.rindex(kept) + len(kept) :]
     shared = _shared(context, after)
-    asks = len(context) - _shared(context, renderer.text(shown[:place], given))
     if shared < len(context) - asks:
         return None
     if not context[shared:].strip():
@@ -261,12 +288,16 @@ def _shared(one: str, other: str) -> int:
 
 
 def _has_request(text: str, content: str) -> bool:
-    return content.strip() in text or json.dumps(content)[1:-1] in text
+    return content in text or json.dumps(content)[1:-1] in text
 
 
 def _check_shown(message: Mapping[str, Any], target: str, where: str) -> None:
-    answer = answer_of(message)
-    if not target.strip() or (answer and answer.splitlines()[-1].strip() not in target):
+    answer, at = answer_of(message), 0
+    for line in () if answer in target else answer.splitlines():
+        at = target.find(line.strip(), at)
+        if at < 0:
+            raise RowError("chat template omits a part of the answer", f"{where}: {line.strip()[:40]!r}")
+    if not target.strip():
         raise RowError("chat template omits the answer", where)
     for call in message.get("tool_calls", ()):
         if call["function"]["name"] not in target:

@@ -7,8 +7,8 @@ arguments of tool calls as objects.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 from hyperpod_ft.data.text.example import RowError
 
@@ -19,7 +19,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _OF_ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "function_call"), "assistant"),
-    **dict.fromkeys(("observation", "tool", "function_response"), "tool"),
+    **dict.fromkeys(("observation", "tool", "function", "function_response"), "tool"),
     **{role: role for role in ("system", "developer")},
 }
 _TRAINED_KEYS = ("weight", "train", "training")  # OpenAI's; axolotl's
@@ -37,23 +37,23 @@ class Conversation:
 
 def of_row(row: Mapping[str, Any]) -> Conversation:
     """The conversation of a raw row of format `chat`. Raises RowError."""
-    if isinstance(row.get("conversations"), list) and "messages" not in row:
-        given, before = [_of_sharegpt(message, number) for number, message in enumerate(row["conversations"], 1)], 0
-    elif "messages" not in row and isinstance(row.get("completion"), list):
+    before = 0
+    if row.get("messages") is None and isinstance(row.get("completion"), list):
         prompt = _listed(row, "prompt")
         given, before = [*prompt, *_listed(row, "completion")], len(prompt)
     else:
-        given, before = _listed(row, "messages"), 0
-    if isinstance(row.get("system"), str) and row["system"].strip():
-        given, before = [{"role": "system", "content": row["system"]}, *given], before + 1
+        given = _listed(row, "conversations" if row.get("messages") is None and "conversations" in row else "messages")
+    if system := row.get("system"):
+        given, before = [{"role": "system", "content": system}, *given], before + (before > 0)
     found = of_messages(given, tools=row.get("tools"), template_kwargs=row.get("chat_template_kwargs"))
-    return Conversation(
-        found.messages, found.tools, found.template_kwargs, found.untrained.union(range(before) if before else ())
-    )
+    return replace(found, untrained=found.untrained.union(range(before)))
 
 
 def of_messages(messages: Sequence[Any], *, tools: Any = None, template_kwargs: Any = None) -> Conversation:
     """A conversation of messages as OpenAI's API takes them; `tools` may also be JSON text. Raises RowError."""
+    if not messages:
+        raise RowError("no messages")
+    messages = [_of_sharegpt(message, number) for number, message in enumerate(messages, 1)]
     untrained = frozenset(
         place for place, message in enumerate(messages) if isinstance(message, dict) and not _trained(message, place)
     )
@@ -75,7 +75,7 @@ def _listed(row: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _of_sharegpt(message: Any, number: int) -> Any:
-    if not isinstance(message, dict) or "from" not in message:
+    if not isinstance(message, dict) or message.get("from") is None:
         return message  # written with role and content, or an error for `_message`
     role, text = _OF_ROLES.get(str(message["from"])), message.get("value")
     if role is None:
@@ -102,19 +102,21 @@ def _message(given: Any, number: int) -> Mapping[str, Any]:
         raise RowError("message without a role", f"message {number}")
     # parquet files have every key in every row, most of them null
     message = {key: value for key, value in given.items() if value is not None and key not in _TRAINED_KEYS}
+    message["role"] = _OF_ROLES.get(message["role"], message["role"])
     reasoning = [message.pop(name) for name in REASONING if name in message]
     if any(not isinstance(text, str) for text in reasoning):
         raise RowError("reasoning that is not a string", f"message {number}")
-    if reasoning and reasoning[0].strip():
-        message[REASONING[0]] = reasoning[0]
-    if calls := message.pop("tool_calls", None):
+    if thought := next((text for text in reasoning if text.strip()), ""):
+        message[REASONING[0]] = thought
+    calls = message.pop("tool_calls", None) or []
+    if function := message.pop("function_call", None):  # OpenAI's older form
+        calls = [function]
+    if calls:
         if not isinstance(calls, list):
             raise RowError("tool_calls that are not a list", f"message {number}")
         message["tool_calls"] = [_tool_call(call, number) for call in calls]
     says_more = "tool_calls" in message or REASONING[0] in message
     message["content"] = _text(message.get("content"), number, may_be_missing=says_more)
-    if message["role"] == "assistant" and not message["content"].strip() and not says_more:
-        raise RowError("empty completion", f"message {number}")
     return message
 
 
@@ -127,7 +129,7 @@ def _text(content: Any, number: int, *, may_be_missing: bool) -> str:
         raise RowError("message whose content is neither a string nor a list of text parts", f"message {number}")
     texts = []
     for place, part in enumerate(content, 1):
-        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        kind = (part.get("type") or "text") if isinstance(part, dict) else "text"
         text = part.get("text") if isinstance(part, dict) else part
         if kind not in _TEXT_PARTS or not isinstance(text, str):
             raise RowError(
@@ -139,10 +141,11 @@ def _text(content: Any, number: int, *, may_be_missing: bool) -> str:
 
 def _tool_call(call: Any, number: int) -> dict[str, Any]:
     """A tool call in OpenAI's shape; the arguments are an object, unless their text is not one."""
-    function = call.get("function", call) if isinstance(call, dict) else None
+    function = (call.get("function") or call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RowError("tool call without a name", f"message {number}")
-    arguments = function.get("arguments", function.get("parameters"))
+    arguments = function.get("arguments")
+    arguments = function.get("parameters") if arguments is None else arguments
     if isinstance(arguments, str):
         arguments = _json(arguments or "{}", f"message {number}: the arguments of {function['name']}")
     if not isinstance(arguments, dict | None):
@@ -158,10 +161,13 @@ def _tools(given: Any) -> list[Mapping[str, Any]] | None:
         return None
     if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
         raise RowError("tools that are not a list of objects", f"they are {type(given).__name__}")
-    for tool in given:
-        if not isinstance(tool.get("function", tool).get("name"), str):
-            raise RowError("tool without a name")
-    return [tool if "function" in tool else {"type": "function", "function": tool} for tool in given]
+    functions = [tool.get("function") or tool for tool in given]
+    if not all(isinstance(function, dict) and isinstance(function.get("name"), str) for function in functions):
+        raise RowError("tool without a name")
+    return [
+        tool if tool.get("function") else {"type": "function", "function": function}
+        for tool, function in zip(given, functions, strict=True)
+    ]
 
 
 def _template_kwargs(given: Any) -> Mapping[str, Any]:
@@ -176,6 +182,10 @@ def _template_kwargs(given: Any) -> Mapping[str, Any]:
 
 def _json(text: Any, what: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError, TypeError) as error:
         raise RowError("invalid JSON in a message", f"{what}: {str(error)[:100]}") from error
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")

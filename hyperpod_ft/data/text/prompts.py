@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.data.text import conversation
 from hyperpod_ft.data.text.example import Example, RowError, Segment
 from hyperpod_ft.errors import UserError
 
@@ -40,9 +41,13 @@ def is_chat(dataset: Dataset, row: Mapping[str, Any]) -> bool:
 
 
 def check_prompt(dataset: Dataset, row: Mapping[str, Any], where: str) -> None:
-    """Raises UserError when `prompt` does, or is blank."""
+    """Raises UserError when `prompt` does, or is blank; of a chat, when it has no messages that can be read."""
     try:
-        if not prompt(dataset, row).strip():
+        if is_chat(dataset, row):
+            messages = row.get("messages" if dataset.format == "chat" else "prompt")
+            if not isinstance(messages, str):  # a string is the user's message
+                conversation.of_row(row if dataset.format == "chat" else {"messages": messages})
+        elif not prompt(dataset, row).strip():
             raise RowError("empty prompt", "there is nothing to answer")
     except RowError as error:
         raise UserError(

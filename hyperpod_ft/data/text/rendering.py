@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
@@ -26,6 +27,12 @@ _RESERVED = frozenset(
     | {"continue_final_message", "return_assistant_tokens_mask", "bos_token", "eos_token", "pad_token", "unk_token"}
 )
 Spans = list[tuple[int, int]]
+_fixed: dict[str, Any] = {}  # what templates find beside messages
+
+
+def fix_date() -> None:
+    """Give all rows of a program one date: some templates write today's, such as those of Llama 3.2 and gpt-oss."""
+    _fixed["strftime_now"] = datetime.now().strftime
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,7 @@ class ChatRenderer:
                 chat_template=self.template,
                 **options,
                 **self.special_tokens,
+                **_fixed,
                 **conversation.template_kwargs,
             )
         except TemplateError as error:  # a template's own raise_exception("roles must alternate")

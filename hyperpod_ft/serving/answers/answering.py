@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.data import tokenizer as tokenizers
-from hyperpod_ft.data.text import answer_format, chat
+from hyperpod_ft.data.text import answer_format, chat, prompts
 from hyperpod_ft.data.text.answer_format import AnswerFormat
 from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.data.tokenizer import Tokenizer
@@ -128,11 +128,11 @@ class Answering:
             return list(request.prompt)
         encoder_decoder = self._models[name].model.config.is_encoder_decoder
         encode = tokenizers.source_ids if encoder_decoder else tokenizers.prompt_ids
-        return encode(self._tokenizer, request.prompt or "")
+        return encode(self._tokenizer, _checked("prompt", request.prompt or ""))
 
     def _chat_prompt(self, request: Request) -> str:
         try:
-            return chat.prompt(
+            text = chat.prompt(
                 request.messages or (),
                 self._tokenizer,
                 tools=list(request.callable_tools) or None,
@@ -144,6 +144,7 @@ class Answering:
             raise HttpError(
                 400, "messages: this model has no chat template; send the whole prompt to /v1/completions instead"
             ) from error
+        return _checked("messages", text)
 
     def _check_ids(self, ids: Sequence[int], name: str) -> None:
         """Raise HttpError for an id without an embedding, since looking it up ends the process's use of a GPU."""
@@ -275,3 +276,12 @@ def _with_adapters(model: PreTrainedModel, adapters: Mapping[str, Path]) -> Call
         current[:] = [name]
 
     return switch
+
+
+def _checked(name: str, text: str) -> str:
+    """Raises HttpError for lone surrogates, which no tokenizer encodes."""
+    try:
+        prompts.check_unicode(text)
+    except RowError as error:
+        raise HttpError(400, f"{name}: {error.problem}") from error
+    return text

@@ -63,7 +63,10 @@ def read_xml(text: str, tools: Tools) -> ToolCall | None:
 def _call(name: Any, arguments: Any) -> ToolCall | None:
     if not isinstance(name, str) or not name.strip() or not name.isprintable() or not isinstance(arguments, dict):
         return None
-    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # 1e999 is read as infinity
+        return None
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a character, from an escape such as \ud83d

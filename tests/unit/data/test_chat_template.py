@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from benchmarks.conversations import templates
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import chat_template, tokenization
@@ -188,3 +189,19 @@ def test_the_published_file_is_the_only_template(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path).chat_template == "{{- 'new' -}}"
     assert sorted(path.name for path in tmp_path.glob("chat_template*")) == ["chat_template.jinja"]
     assert "chat_template" not in (tmp_path / "tokenizer_config.json").read_text()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "gptoss", "nemotron_3_nano", "glm4moe", "llama3_1"])
+def test_settings_of_the_run_are_the_tuned_models_defaults(tmp_path: Path, name: str) -> None:
+    values: dict[str, Any] = {"enable_thinking": False, "reasoning_effort": "low", "budget": 3}
+    tokenizer: Any = tiny_tokenizer.make(templates()[name])
+    tiny_tokenizer.save(tmp_path, tokenizer)
+    config = Dataset(source="./rows.jsonl", format="chat", chat_template_kwargs=values)
+    made = chat_template.of(config, tmp_path)
+    assert made is not None and "enable_thinking: false" in chat_template.describe(made, config)
+    messages, options = [{"role": "user", "content": "Hi"}], {"tokenize": False, "add_generation_prompt": True}
+    wanted = tokenizer.apply_chat_template(messages, **options, **values)
+    other = tokenizer.apply_chat_template(messages, **options, enable_thinking=True, reasoning_effort="low")
+    tuned: Any = tiny_tokenizer.make(made.text)
+    assert tuned.apply_chat_template(messages, **options) == wanted
+    assert tuned.apply_chat_template(messages, **options, enable_thinking=True) == other

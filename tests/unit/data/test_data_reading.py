@@ -112,3 +112,15 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, me
 def test_no_file_at_all(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no data files; correct dataset\.files"):
         rows(tmp_path)
+
+
+def test_structs_of_parquet_have_no_keys_of_other_rows(tmp_path: Path) -> None:
+    calls = [[{"name": "weather", "arguments": {"place": "Bern"}}], [{"name": "search", "arguments": {"query": None}}]]
+    table = pyarrow.table(
+        {"calls": [*calls, [{"name": "search", "arguments": {"query": "fox"}}]], "note": ["a", None, ""]}
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    found = [row.values for row in read(tmp_path, chunks(tmp_path)[0]) if isinstance(row, RawRow)]
+    assert found[0] == {"calls": [{"name": "weather", "arguments": {"place": "Bern"}}], "note": "a"}
+    assert found[2]["calls"] == [{"name": "search", "arguments": {"query": "fox"}}]
+    assert found[1]["note"] is None, "a column is there, whatever it holds"

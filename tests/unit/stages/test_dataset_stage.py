@@ -288,3 +288,12 @@ def test_ten_examples_are_shown_as_they_are_trained(tmp_path: Path, capsys: pyte
     assert sum(one["trained"] for one in by_reason.values()) == report["label_tokens"]
     assert sum(one["tokens"] for one in by_reason.values()) == report["tokens"]
     assert "tokens of these examples: user" in capsys.readouterr().out
+
+
+def test_only_special_tokens_count_as_ends_of_turns(tmp_path: Path) -> None:
+    rows = [{"messages": [CHAT[0], {"role": "assistant", "content": "the quick brown fox " * n}]} for n in (1, 40)]
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    run = prepared_run(tmp_path, text, format="chat", max_length=32, overlong="truncate", validation_share=0)
+    perform(run, "dataset", stage.work)
+    (end,) = PreparedDataset.open(run.paths.dataset_path).report()["chats"]["ends"]
+    assert (end["text"], end["turns"]) == ("<|im_end|>", 1), "of a cut answer, the last token is any"

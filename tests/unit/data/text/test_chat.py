@@ -214,6 +214,9 @@ def test_settings_of_the_run_and_of_the_row() -> None:
         ({"messages": [user("x"), answer("", tool_calls=call("[1]"))]}, "arguments of a tool call that are not an ob"),
         ({"messages": TWO, "tools": "{"}, "invalid JSON in a message: tools"),
         ({"messages": TWO, "tools": [{"type": "function"}]}, "tool without a name"),
+        ({"messages": TWO, "tools": [{"type": "function", "name": "f", "function": "x"}]}, "tool without a name"),
+        ({"messages": [user("x"), answer("", tool_calls=call('{"x": NaN}'))]}, "NaN is not JSON"),
+        ({"messages": []}, "field 'messages' is not a list of messages"),
         ({"messages": TWO, "chat_template_kwargs": [1]}, "chat_template_kwargs that are not an object"),
         ({"conversations": [{"from": "martian", "value": "x"}]}, "message from an unknown role: message 1: 'martian'"),
         ({"messages": [user("x"), answer("y", reasoning_content=["z"])]}, "reasoning that is not a string"),
@@ -249,7 +252,10 @@ MARKED = (
             "marks a part of a request: message 2: 'Hi'",
         ),
         # an answer is trimmed where it is not asked for
-        (MARKED.replace("{% generation %}{{ m.content", "{% generation %}{{ m.content[1:]"), "omits the answer"),
+        (
+            MARKED.replace("{% generation %}{{ m.content", "{% generation %}{{ m.content[1:]"),
+            "omits a part of the answer",
+        ),
         # nothing is marked
         (
             "{% if false %}{% generation %}{% endgeneration %}{% endif %}"
@@ -279,3 +285,72 @@ def test_a_template_is_asked_once_how_it_wants_messages() -> None:
 def test_the_table_in_the_docs_is_what_becomes_of_each_kind() -> None:
     text = conversations.DOCUMENT.read_text(encoding="utf-8")
     assert text == conversations.document(text), "run: python -m benchmarks.conversations"
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1_distill", "deepseekv3", "qwen3", "nemotron_3_nano", "glm4moe"])
+@pytest.mark.parametrize("asked", ["", "\n", "a"])
+def test_an_answer_is_trained_whole_whatever_was_asked(name: str, asked: str) -> None:
+    (trained,) = learned({"messages": [user(asked), answer("line one\nline two\nline three")]}, TEMPLATES[name])
+    assert "line one\nline two\nline three" in trained and "assistant" not in trained.lower()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm4moe", "qwen3_6", "deepseekv3"])
+@pytest.mark.parametrize("said", ["A tag <think> is closed by </think> here.\nEnd.", "First </think> then.\nEnd."])
+def test_markup_within_an_answer_loses_none_of_it(name: str, said: str) -> None:
+    try:
+        (trained,) = learned({"messages": [user("Q"), answer(said)]}, TEMPLATES[name])
+    except RowError as error:
+        assert error.reason == "chat template omits a part of the answer"
+    else:
+        assert said in trained
+
+
+def test_what_a_template_leaves_out_of_the_context_is_a_bad_row() -> None:
+    with pytest.raises(RowError, match="chat template omits the tools"):
+        made({"messages": TWO, "tools": TOOLS}, TEMPLATES["llama3"])
+    assert made({"messages": TWO, "tools": TOOLS}, TEMPLATES["llama3"], ignored_columns=("tools",))
+    notes = [user("Q1"), {"role": "narrator", "content": "Later."}, answer("ANS1")]
+    with pytest.raises(RowError, match="chat template omits a message: message 2, of role narrator"):
+        made({"messages": notes}, TEMPLATES["qwen3"])
+    assert learned({"messages": [{"role": "human", "content": "Hi"}, {"role": "gpt", "content": "Yo"}]}, QWEN)
+
+
+def test_other_names_of_the_same() -> None:
+    function = {"name": "get_weather", "arguments": json.dumps(PLACE)}
+    for row in (
+        [user("Q1"), answer("", function_call=function)],
+        [user("Q1"), answer(None, tool_calls=[{"function": {**function, "arguments": None, "parameters": PLACE}}])],
+    ):
+        (trained,) = learned({"messages": row, "tools": TOOLS}, QWEN)
+        assert '"arguments": {"place": "Bern", "days": 2}' in trained
+    (trained,) = learned({"messages": [user("Q"), answer("A", reasoning_content="", reasoning="WHY")]}, QWEN)
+    assert "WHY" in trained
+    assert made({"messages": None, "conversations": SHAREGPT}) == made({"messages": TWO})
+    with pytest.raises(RowError, match="neither a string nor a list of text parts"):
+        made({"conversations": SHAREGPT, "system": {"text": "x"}})
+
+
+def test_an_empty_answer_is_refused_only_where_it_would_be_trained() -> None:
+    messages = [user("Hi"), answer(""), user("Bye"), answer("So long.")]
+    with pytest.raises(RowError, match="empty completion: message 2"):
+        made({"messages": messages})
+    assert learned({"messages": messages}, train_on="last_turn") == ["So long.<|im_end|>"]
+    tokenizer: Any = make(CHATML)
+    assert chat.prompt(messages[:3], tokenizer).endswith("Bye<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_everything_is_trained_or_an_answer_is_not() -> None:
+    with pytest.raises(RowError, match="an answer of weight 0, where"):
+        made({"messages": [TWO[0], {**TWO[1], "weight": 0}, *TWO[2:]]}, loss_on="all")
+
+
+HEADED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}<|im_start|>assistant\n"
+    "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("asked", ["a", "s", "assistant"])
+def test_a_short_request_is_not_looked_for_in_the_generation_prompt(asked: str) -> None:
+    assert learned({"messages": [user(asked), answer("Yes")]}, HEADED) == ["Yes<|im_end|>"]
