@@ -23,8 +23,8 @@ _LIMITS = (
     f" expanded),",
     f"and {yaml_text.MAX_DEPTH} levels of nesting.",
     "",
-    "Each key is shown with its default, as in YAML. Other values are in brackets where its text does not name them. A",
-    "key without a default is not set, or marked as required.",
+    "Each key is shown with its default; other values are in brackets unless its text names them. A key without a",
+    "default is unset, unless marked as required.",
 )
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -117,7 +117,7 @@ def init(
     ] = None,
     other: Annotated[
         Path | None,
-        typer.Option("--from", metavar="FILE", help="Convert a file of axolotl, LLaMA-Factory or `trl sft --config`."),
+        typer.Option("--from", metavar="FILE", help="Convert a file of axolotl, LLaMA-Factory or TRL."),
     ] = None,
 ) -> None:
     """Write a run file: from a recipe, for a model and an instance type, or from another tool's file.

@@ -65,10 +65,9 @@ class Cluster(Section):
     cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of every other stage.")
     max_restarts: NonNegativeInt = Field(
         3,
-        description="How often, at most, the ranks of a job are restarted from the newest checkpoint after a crash"
-        " before the job fails. Time limits and Slurm's requeues of lost nodes do not count. SageMaker training jobs"
-        " count crashes and lost instances over all jobs of a submission, and SageMaker retries each job"
-        " this often after its own internal errors.",
+        description="How often, at most, a job's ranks restart after a crash. Time limits and Slurm's requeues of lost"
+        " nodes do not count. SageMaker training jobs count crashes and lost instances over all jobs of a submission,"
+        " and SageMaker retries each job this often after its own internal errors.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
         8,
@@ -80,8 +79,7 @@ class Cluster(Section):
     )
     price_per_node_hour: PositiveFloat | None = Field(
         None,
-        description="Price of a training node per hour, in your currency. With it, `status`, `compare` and the report"
-        " show costs.",
+        description="Price of a training node per hour, in your currency, for `status`, `compare` and the report.",
     )
     mail_user: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}", "an e-mail address")] | None = Field(
         None,
@@ -140,13 +138,12 @@ class PythonEnvironment(Section):
 
 
 class Tracking(Section):
-    """Experiment trackers that show a training run's metrics while it runs. Changes nothing in the run."""
+    """Experiment trackers (docs/seeing-a-run.md). Changes nothing in the run."""
 
     trackers: tuple[Tracker, ...] = Field(
         (),
-        description="Where metrics, the run file and the final figures are published: any of `tensorboard`, `wandb`"
-        " (Weights & Biases), `mlflow`, `trackio`. Each has its own environment variables"
-        " (docs/seeing-a-run.md).",
+        description="Where metrics, the run file and final figures are published: any of `tensorboard`, `wandb`"
+        " (Weights & Biases), `mlflow`, `trackio`.",
     )
     project: Annotated[str, matches(PROJECT, PROJECT_CHARACTERS)] | None = Field(
         None, description="Project (W&B, Trackio) or experiment (MLflow); the run's `name` if not set."

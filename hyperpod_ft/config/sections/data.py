@@ -18,7 +18,7 @@ class NamedSource(DataSource):
     """A source, or a list of them, whose examples are for validation alone; keys as in `dataset.sources`."""
 
     name: Annotated[str, matches(_NAME, "at most 64 lower-case letters, digits, hyphens and underscores")] | None = (
-        Field(None, description="In reports; by default the last part of the source.")
+        Field(None, description="Name in reports; by default the last part of the source.")
     )
 
     @property
@@ -31,9 +31,9 @@ class TrainingSource(NamedSource):
     """Several sources, in place of `source`: a list, each with its own `source` to `completion_template`, and:"""
 
     weight: PositiveFloat | None = Field(
-        None, description="Its share of an epoch's examples, beside the weights of the others."
+        None, description="Its share of an epoch's examples, relative to the other weights."
     )
-    rows: PositiveInt | None = Field(None, description="How many examples an epoch has of it.")
+    rows: PositiveInt | None = Field(None, description="Number of its examples in an epoch.")
 
 
 def default_name(source: str, split: str) -> str:
@@ -67,7 +67,7 @@ class Data(Preparation, SourceSettings):
     validation_source: Annotated[tuple[NamedSource, ...], BeforeValidator(_listed)] = ()
     deduplicate: bool = Field(
         False,
-        description="Keeps one of examples with the same text: that of validation, or of the first source.",
+        description="Keep only one of several examples with the same text: validation's, or else the first source's.",
     )
 
     @property

@@ -58,8 +58,8 @@ class SourceSettings(Section):
         ),
     ] = Field(
         "train",
-        description="Which files are read, by split names in their names or directories (docs/your-own-data.md): a"
-        " split, `all`, or some rows, as in `train[:90%]` and `train[:500]`.",
+        description="Which files are read, by split names in their paths (docs/your-own-data.md): a split, `all`, or"
+        " some rows, as in `train[:90%]` and `train[:500]`.",
     )
     format: Format | None = Field(
         None,
@@ -118,8 +118,8 @@ class Preparation(Section):
 
     ignored_columns: tuple[str, ...] = Field(
         (),
-        description="Columns to ignore that would change the training, such as `images`, or `tools` of conversations."
-        " Stage `dataset` stops at others like these.",
+        description="Columns to ignore although they would change the training, such as `images`, or `tools` of"
+        " conversations.",
     )
     max_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] = Field(
         2048,
@@ -127,7 +127,7 @@ class Preparation(Section):
     )
     max_target_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] | None = Field(
         None,
-        description="Length of the decoder's part of a packed row, in tokens. Required for encoder-decoders (T5,"
+        description="Length of the decoder's part of a packed row, in tokens: required for encoder-decoders (T5,"
         " Flan-T5), and only for them.",
     )
     loss_on: Literal["completion", "all"] = Field(
@@ -140,8 +140,8 @@ class Preparation(Section):
     )
     reasoning: Literal["train", "context", "drop"] = Field(
         "train",
-        description="Format `chat`: what becomes of the reasoning before an answer. `context`: it does not count in the"
-        " loss; `drop`: it is removed.",
+        description="Format `chat`: what becomes of reasoning. `context`: it does not count in the loss; `drop`: it is"
+        " removed.",
     )
     chat_template_kwargs: dict[str, str | int | float | bool] = Field(
         {},
@@ -161,7 +161,7 @@ class Preparation(Section):
     validation_share: Share = Field(0.02, description="Fraction of the raw rows held out for validation.")
     max_bad_rows: NonNegativeInt = Field(
         0,
-        description="How many unusable raw rows are skipped and listed before the stage fails.",
+        description="How many unusable raw rows are skipped before stage `dataset` fails.",
     )
     workers: NonNegativeInt = Field(
         0,

@@ -40,8 +40,7 @@ class Generate(Section):
         None,
         max_length=500,
         description="Regular expression (Python's) for the part of an answer that counts: its first group, or the"
-        " whole match. Samples whose part equals the expected answer's count beside the exact ones."
-        " Example: `#### (-?[0-9.,]+)`.",
+        " whole match. Example: `#### (-?[0-9.,]+)` (docs/your-own-data.md).",
     )
 
     @field_validator("prompts")
@@ -81,7 +80,7 @@ class Eval(Section):
     )
     limit: PositiveInt | None = Field(
         None,
-        description="Only the first questions of each task, for a trial: such scores are no benchmark results.",
+        description="Only the first questions of each task: for trials, not for benchmark results.",
     )
     batch_size: PositiveInt | Literal["auto"] = Field(
         1, description="Questions that the model reads at once; `auto`: the most that fit an accelerator."

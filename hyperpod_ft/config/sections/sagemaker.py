@@ -70,8 +70,7 @@ class SageMaker(Section):
     )
     spot: bool = Field(
         False,
-        description="Train on spot instances: cheaper, but AWS may take them back. Training then resumes from its"
-        " newest checkpoint.",
+        description="Train on spot instances: cheaper, but AWS may take them back; training then resumes.",
     )
     max_wait: TimeLimit = Field(
         "1-00:00:00",
@@ -79,8 +78,8 @@ class SageMaker(Section):
     )
     keep_alive: Annotated[NonNegativeInt, Field(le=360)] = Field(
         0,
-        description="Minutes that the training's instances wait afterwards for another training, such as one that"
-        " resumes this one (a warm pool). They cost as much as busy ones. Not with `spot`.",
+        description="Minutes that the training's instances wait for another training, such as one that resumes this"
+        " one (a warm pool). They cost as much as busy ones. Not with `spot`.",
     )
     training_plan: TrainingPlanArn | None = Field(
         None, description="Training plan that reserves the instances of the training."

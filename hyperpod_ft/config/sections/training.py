@@ -87,12 +87,12 @@ class Training(Section):
     )
     validate_every_steps: PositiveInt | None = Field(
         None,
-        description="Steps between validation losses, over the rows held out by dataset.validation_share; the base"
-        " model's comes first. If not set: once, at the end (engine torch).",
+        description="Steps between validation losses; the base model's comes first. If not set: once, at the end"
+        " (engine torch).",
     )
     keep_best: bool = Field(
         False,
-        description="Keep the weights with the lowest validation loss and make the tuned model from them; needs"
+        description="Make the tuned model from the weights with the lowest validation loss; needs"
         " validate_every_steps (engine torch).",
     )
     early_stopping_patience: PositiveInt | None = Field(
