@@ -17,7 +17,8 @@ from hyperpod_ft.data.reading import RawRow
 from hyperpod_ft.data.report import ChatReport, EndOfTurn
 from hyperpod_ft.data.text import chat, formats
 from hyperpod_ft.data.text.example import Example
-from hyperpod_ft.data.tokenization import ChatCount, Tokens
+from hyperpod_ft.data.token_stream import StoredTokens
+from hyperpod_ft.data.tokenization import ChatCount
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError, printable
 
@@ -26,7 +27,7 @@ _AROUND = 12  # tokens of each text around a difference
 
 
 def chat_report(
-    counts: ChatCount, base_model: Path, encoder: Encoder, found: Mapping[int, ReadExample], tokens: Tokens
+    counts: ChatCount, base_model: Path, encoder: Encoder, found: Mapping[int, ReadExample], tokens: StoredTokens
 ) -> ChatReport:
     """The report on conversations. Raises UserError where one of `found` would be trained otherwise than it is served.
 
@@ -35,12 +36,11 @@ def chat_report(
     assert encoder.tokenizer is not None
     stops = {encoder.eos, *model_directory.stop_ids(base_model)}
     chats = [number for number, one in found.items() if one.source.part.dataset.format == "chat"][:ROWS]
-    starts, compared = tokens.starts, 0
+    compared = 0
     for number in chats:
-        one, within = found[number], slice(starts[number], starts[number] + tokens.lengths[number])
+        one, own = found[number], tokens.of(np.array([number]))
         (example,) = one.documents
-        ids, trained = tokens.ids[within], tokens.trained[within]
-        compared += check(one.row, example, one.source.part.dataset, encoder.tokenizer, ids, trained)
+        compared += check(one.row, example, one.source.part.dataset, encoder.tokenizer, own.ids, own.trained)
     return ChatReport(
         turns=counts.turns,
         unrolled=counts.unrolled,

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft.data.best_fit import best_fit
-from hyperpod_ft.data.mixing.mixture import spread
 
 Integers = NDArray[np.int64]
 
@@ -30,30 +29,26 @@ def pack(
     how: Literal["bfd", "wrapped", "none"],
     starts: Integers,
     lengths: Integers,
-    order: Integers,
     max_length: int,
     seed: int,
-    documents: int = 1,
+    group: int = 0,
 ) -> Packing:
-    """Lay out the examples `order` in rows of `max_length` tokens. The result depends only on the arguments.
+    """Lay out a group of examples in rows of `max_length` tokens. The result depends only on the arguments.
 
-    order: int64 indices of examples; starts, lengths: int64, of their documents, as many as `documents` each, which
-    follow one another in one row. `bfd` and `none` need examples of <= max_length tokens, `wrapped` one document each.
+    starts, lengths: int64 [examples, documents]; the documents of an example follow one another in one row. `bfd` and
+    `none` need examples of <= max_length tokens, `wrapped` one document each.
     """
-    starts, lengths = starts.reshape(-1, documents)[order], lengths.reshape(-1, documents)[order]
     if how == "wrapped":
         return _wrapped(starts.ravel(), lengths.ravel(), max_length)
+    count, documents = lengths.shape
     if how == "none":
-        rows = np.arange(len(order), dtype=np.int64)
-        return Packing(starts.ravel(), lengths.ravel(), np.repeat(rows, documents), len(order))
-    bins = best_fit(lengths.sum(1), max_length)
-    placed, rows, count = shuffled(bins, seed)
+        return Packing(starts.ravel(), lengths.ravel(), np.repeat(np.arange(count), documents), count)
+    placed, rows, count = shuffled(best_fit(lengths.sum(1), max_length), seed, group)
     return Packing(starts[placed].ravel(), lengths[placed].ravel(), np.repeat(rows, documents), count)
 
 
-def merged(packings: Sequence[Packing]) -> Packing:
-    """The rows of several packings as one: row k is of packing `spread([their row counts])[k]`."""
-    packing_of = spread([packed.row_count for packed in packings])
+def merged(packings: Sequence[Packing], packing_of: NDArray[np.integer[Any]]) -> Packing:
+    """The rows of several packings as one: row k is the next one of packing `packing_of[k]`."""
     places = [np.flatnonzero(packing_of == number)[packed.rows] for number, packed in enumerate(packings)]
     rows = np.concatenate(places)
     order = np.argsort(rows, kind="stable")
@@ -63,14 +58,14 @@ def merged(packings: Sequence[Packing]) -> Packing:
     return Packing(starts, lengths, rows[order], len(packing_of))
 
 
-def shuffled(bins: Integers, seed: int) -> tuple[Integers, Integers, int]:
+def shuffled(bins: Integers, seed: int, group: int) -> tuple[Integers, Integers, int]:
     """Examples in the order of their rows, the row of each, and the number of rows; `bins`: the bin of each example.
 
     The first bins have the longest examples; training needs them shuffled.
     """
     count = int(bins.max(initial=-1)) + 1
-    rows = np.random.default_rng([seed, 2]).permutation(count)[bins]
-    placed = np.lexsort((np.arange(len(bins)), rows))
+    rows = np.random.default_rng([seed, 2, group]).permutation(count)[bins]
+    placed = np.argsort(rows, kind="stable")
     return placed, rows[placed], count
 
 

@@ -1,12 +1,11 @@
 """Counts of the raw rows and tokens of a dataset, for report.json, the record and the log."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hyperpod_ft.config.sections.data import Part
 from hyperpod_ft.config.sections.inputs import Preparation
@@ -29,6 +28,8 @@ class RawRowCount:
     rows_used: int = 0
     truncated: int = 0
     emptied: int = 0
+    unknown_tokens: int = 0
+    unknown_in: int = 0
     chats: ChatCount = field(default_factory=ChatCount)
     unused: set[str] = field(default_factory=set)
     bad: Counter[str] = field(default_factory=Counter)
@@ -40,6 +41,8 @@ class RawRowCount:
         self.rows_used += len(np.unique(chunk.origins[:, 0]))
         self.truncated += chunk.truncated
         self.emptied += chunk.emptied
+        self.unknown_tokens += chunk.unknown_tokens
+        self.unknown_in += chunk.unknown_in
         self.chats += chunk.chats
         self.unused |= chunk.unused
         self.bad += chunk.bad
@@ -55,6 +58,8 @@ class RawRowCount:
             total.rows_used += one.rows_used
             total.truncated += one.truncated
             total.emptied += one.emptied
+            total.unknown_tokens += one.unknown_tokens
+            total.unknown_in += one.unknown_in
             total.chats += one.chats
             total.unused |= one.unused
             total.bad += one.bad
@@ -109,15 +114,20 @@ class Lengths:
     counts: tuple[int, ...]
 
     @classmethod
-    def of(cls, lengths: NDArray[np.int64]) -> "Lengths":
-        """`lengths`: of all documents, at least one."""
-        width = int(lengths.max()) // _LENGTH_BINS + 1
+    def of(cls, found: Mapping[int, int]) -> "Lengths":
+        """`found`: how many documents have each length, at least one."""
+        lengths, counts = np.array(sorted(found.items()), np.int64).T
+        ends, longest = counts.cumsum(), int(lengths[-1])
+        middle = np.searchsorted(ends, [(ends[-1] - 1) // 2, ends[-1] // 2], side="right")
+        width = longest // _LENGTH_BINS + 1
+        bins = np.zeros(longest // width + 1, np.int64)
+        np.add.at(bins, lengths // width, counts)
         return cls(
-            median=float(np.median(lengths)),
-            mean=round(float(lengths.mean()), 2),
-            longest=int(lengths.max()),
+            median=float(lengths[middle].mean()),
+            mean=round(int((lengths * counts).sum()) / int(ends[-1]), 2),
+            longest=longest,
             bin_width=width,
-            counts=tuple(np.bincount(lengths // width).tolist()),
+            counts=tuple(bins.tolist()),
         )
 
 

@@ -1,6 +1,5 @@
 """The raw rows of a chunk to token arrays: parse, render, tokenize, and count every one."""
 
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -74,31 +73,6 @@ class Tokens:
         return Tokens(self.ids[kept], self.trained[kept], np.add.reduceat(kept, self.starts, dtype=np.int64))
 
 
-class TokenStream:
-    """Tokens appended chunk by chunk to unnamed files, so that they need not fit in memory."""
-
-    def __init__(self, directory: Path) -> None:
-        """The files use space in `directory` until the process ends."""
-        self._ids, self._trained = (tempfile.TemporaryFile(dir=directory) for _ in range(2))  # noqa: SIM115 - open until the process ends
-        self._lengths = bytearray()
-
-    def add(self, tokens: Tokens) -> None:
-        # written, not mapped: on a full volume a write raises an error, but a mapping gets a signal
-        self._ids.write(tokens.ids.data)
-        self._trained.write(tokens.trained.data)
-        self._lengths += tokens.lengths.data
-
-    def tokens(self) -> Tokens:
-        """All tokens; there must be at least one."""
-        self._ids.flush()
-        self._trained.flush()
-        return Tokens(
-            np.memmap(self._ids, np.int32, "r"),
-            np.memmap(self._trained, np.bool_, "r"),
-            np.frombuffer(self._lengths, np.int64),
-        )
-
-
 @dataclass(frozen=True)
 class TokenizedChunk:
     """A chunk's examples and bad rows. `tokens` are those of their documents, `dataset.documents_per_example` each.
@@ -113,6 +87,8 @@ class TokenizedChunk:
     truncated: int
     emptied: int  # left without a completion by truncation, and so not examples
     chats: "ChatCount"
+    unknown_tokens: int  # that stand for text for which the tokenizer has none
+    unknown_in: int  # examples
     unused: frozenset[str]  # columns that the format does not use
     bad: Counter[str]  # by reason
     listed: tuple[BadRow, ...]
@@ -192,6 +168,8 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
     bad += [(rows[number][0], row) for number, row in unusable.items()]
     bad.sort(key=lambda entry: entry[0])
     left = fitted.left
+    unknown = np.flatnonzero(left.ids == encoder.unknown) if encoder.unknown is not None else np.empty(0, np.int64)
+    unknown_in = np.searchsorted(left.lengths.cumsum(), unknown, side="right") // dataset.documents_per_example
     return TokenizedChunk(
         tokens=left,
         origins=np.array([(rows[number][0], place) for number, place in origins], np.int32).reshape(-1, 2)[kept],
@@ -199,6 +177,8 @@ def tokenize_chunk(directory: Path, chunk: Chunk, dataset: Dataset, encoder: Enc
         truncated=int((fitted.truncated & kept).sum()),
         emptied=int(fitted.emptied.sum()),
         chats=ChatCount.of(made, kept, used, left, encoder) if dataset.format == "chat" else ChatCount(),
+        unknown_tokens=len(unknown),
+        unknown_in=len(np.unique(unknown_in)),
         unused=frozenset(unused.names),
         bad=Counter(row.reason for _, row in bad),
         listed=tuple(row for _, row in bad[:LISTED_PER_CHUNK]),

@@ -15,48 +15,44 @@ if __name__ == "__main__":
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # searched for in every installed package
     gc.set_threshold(50_000)  # a raw row makes many objects, none of them in a cycle
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, read_config
-from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.data import Data
-from hyperpod_ft.data import context_check, packing, prepared, tokenizer
+from hyperpod_ft.data import context_check, layout, packing, prepared, tokenizer
 from hyperpod_ft.data.columns import LISTED
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.inspection import shown
+from hyperpod_ft.data.layout import GROUP, AnyPacking, Layout
 from hyperpod_ft.data.mixing import duplicates, mixture
-from hyperpod_ft.data.mixing.mixture import Draw
+from hyperpod_ft.data.mixing.mixture import Draw, Numbers
 from hyperpod_ft.data.mixing.source_report import SourceReport
 from hyperpod_ft.data.mixing.sources import ReadExample, Source, read, tokenized
-from hyperpod_ft.data.packing import PackedRows, Packing, merged
+from hyperpod_ft.data.packing import PackedRows, Packing
 from hyperpod_ft.data.prepared import Sample, SplitName
 from hyperpod_ft.data.report import DatasetReport, Lengths, RawRowCount
-from hyperpod_ft.data.seq2seq.packing import (
-    Seq2SeqPacking,
-    Seq2SeqRows,
-    fill_seq2seq,
-    merged_seq2seq,
-    pack_seq2seq,
-)
+from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows, fill_seq2seq, pack_seq2seq
 from hyperpod_ft.data.text import rendering
-from hyperpod_ft.data.tokenization import TOO_LONG, Tokens, TokenStream
+from hyperpod_ft.data.token_stream import StoredTokens, TokenStream
+from hyperpod_ft.data.tokenization import TOO_LONG, Tokens
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 _TOKENS_PER_BLOCK = 1 << 17  # written at once: a block that fits the processor's cache takes half the time
+_TOKENS_IN_MEMORY = 1 << 21  # read at once: the more, the fewer of the files' pages are read again
+_COUNTED = 1 << 16  # examples whose tokens are counted at once
 _SAMPLES_PER_SPLIT = 256
 _SHOWN = 10  # examples that the report shows token by token
 
-Fill = Callable[[int, int], PackedRows | Seq2SeqRows]
-"""The arrays of rows `first` to `stop`."""
-AnyPacking = Packing | Seq2SeqPacking
+Fill = Callable[[AnyPacking, Tokens, int, int], PackedRows | Seq2SeqRows]
+"""The arrays of rows `first` to `stop`, from a packing of these tokens."""
 
 
 def work(run: Run) -> Result:
@@ -65,7 +61,7 @@ def work(run: Run) -> Result:
     encoder = Encoder.load(run.paths.base_model, chat=dataset.may_have_messages)
     rendering.fix_date()
     run.paths.dataset_path.parent.mkdir(parents=True, exist_ok=True)
-    stream = TokenStream(run.paths.dataset_path.parent)
+    stream = TokenStream(run.paths.dataset_path.parent, dataset.documents_per_example)
     sources: list[Source] = []
     for part, directory in zip(dataset.parts, run.paths.raw_datasets, strict=True):
         first = sources[-1].stop if sources else 0
@@ -79,19 +75,24 @@ def work(run: Run) -> Result:
     drawn = mixture.draw([source.examples(kept) for source in sources], dataset.validation_share, run.config.seed)
     _require_training(sources, drawn)
     with publish.new_directory(run.paths.dataset_path) as directory:
-        train = _pack(run.config, examples, drawn.train, start)
-        validation = [_pack(run.config, examples, chosen, start) for chosen in drawn.validation]
-        packings: dict[SplitName, AnyPacking] = {"train": train, "validation": _merged(validation)}
-        for name, packed in packings.items():
-            fill = _filling(run.config, packed, examples, encoder.pad, start)
-            _write(directory, name, packed.row_count, dataset, fill)
-        splits: dict[SplitName, NDArray[np.int64]] = {
+        layouts: dict[SplitName, list[Layout]] = {
+            "train": [_pack(run, examples, drawn.train, start)],
+            "validation": [_pack(run, examples, chosen, start) for chosen in drawn.validation],
+        }
+        rows = {name: sum(layout.row_count for layout in of_split) for name, of_split in layouts.items()}
+        for name, of_split in layouts.items():
+            fill = _filling(dataset, encoder.pad, start)
+            prepared.write_split(directory, name, _blocks(of_split, examples, dataset, fill), rows[name])
+        splits: dict[SplitName, Numbers] = {
             "train": drawn.train[:_SAMPLES_PER_SPLIT],
             "validation": mixture.mixed(drawn.validation)[:_SAMPLES_PER_SPLIT],
         }
         found = read(sources, np.concatenate(list(splits.values())), encoder)
-        of_sources = _source_reports(dataset, sources, examples, kept, drawn, validation) if dataset.mixes else ()
-        report = _report(counts, examples, drawn, packings, dataset, encoder.unknown, texts, of_sources)
+        of_sources: tuple[SourceReport, ...] = ()
+        if dataset.mixes:
+            held_out = [layout.row_count for layout in layouts["validation"]]
+            of_sources = _source_reports(sources, examples, kept, drawn, held_out)
+        report = _report(counts, examples, drawn, rows, dataset, texts, of_sources)
         if "chat" in dataset.formats:
             drawn_order = {number: found[number] for chosen in splits.values() for number in chosen.tolist()}
             chats = context_check.chat_report(counts.chats, run.paths.base_model, encoder, drawn_order, examples)
@@ -105,18 +106,17 @@ def work(run: Run) -> Result:
 
 
 def _texts(
-    dataset: Data, sources: Sequence[Source], examples: Tokens
-) -> tuple[NDArray[np.int64] | None, NDArray[np.bool_]]:
+    dataset: Data, sources: Sequence[Source], examples: StoredTokens
+) -> tuple[Numbers | None, NDArray[np.bool_]]:
     """The number of each example's text, None where nobody asks, and which examples are kept."""
     count = sources[-1].stop
     kept = np.ones(count, np.bool_)
     if not (dataset.deduplicate or dataset.validates):
         return None, kept
-    texts = duplicates.texts(examples, dataset.documents_per_example)
+    texts = duplicates.texts(examples.blocks(), dataset.documents_per_example)
     if dataset.deduplicate:
         validation_first = sorted(sources, key=lambda source: source.part.trains)
-        order = np.concatenate([np.arange(source.first, source.stop) for source in validation_first])
-        kept = duplicates.first_of_each(texts, order)
+        kept = duplicates.first_of_each(texts, [(source.first, source.stop) for source in validation_first])
     return texts, kept
 
 
@@ -130,39 +130,48 @@ def _require_training(sources: Sequence[Source], drawn: Draw) -> None:
             )
 
 
-def _pack(config: RunConfig, examples: Tokens, chosen: NDArray[np.int64], decoder_start: int | None) -> AnyPacking:
+def _pack(run: Run, examples: StoredTokens, chosen: Numbers, decoder_start: int | None) -> Layout:
     """Where the `chosen` examples lie in rows.
 
     `decoder_start`: of an encoder-decoder, whose rows have two parts; None for other models.
     """
-    dataset, seed, length = config.dataset, config.seed, config.dataset.max_length
-    starts, lengths = examples.starts, examples.lengths
-    if decoder_start is None:
-        return packing.pack(dataset.packing, starts, lengths, chosen, length, seed, dataset.documents_per_example)
-    assert dataset.max_target_length is not None and dataset.packing != "wrapped"
-    widths = length, dataset.max_target_length
-    return pack_seq2seq(dataset.packing, starts, lengths, examples.label_tokens, chosen, widths, seed)
+    dataset, seed = run.config.dataset, run.config.seed
+    found = Layout(run.paths.dataset_path.parent, pairs=decoder_start is not None)
+    label_tokens = examples.label_tokens() if decoder_start is not None else None
+    for group, (first, stop) in enumerate(prepared.blocks_of(len(chosen), GROUP)):
+        starts, lengths = examples.spans(chosen[first:stop])
+        if label_tokens is None:
+            found.add(packing.pack(dataset.packing, starts, lengths, dataset.max_length, seed, group))
+            continue
+        assert dataset.max_target_length is not None and dataset.packing != "wrapped"
+        widths = dataset.max_length, dataset.max_target_length
+        targets = label_tokens[chosen[first:stop]].ravel().astype(np.int64)
+        found.add(pack_seq2seq(dataset.packing, starts.ravel(), lengths.ravel(), targets, widths, seed, group))
+    return found
 
 
-def _merged(packings: Sequence[AnyPacking]) -> AnyPacking:
-    pairs = [packed for packed in packings if isinstance(packed, Seq2SeqPacking)]
-    return merged_seq2seq(pairs) if pairs else merged([one for one in packings if isinstance(one, Packing)])
-
-
-def _filling(config: RunConfig, packed: AnyPacking, examples: Tokens, pad: int, decoder_start: int | None) -> Fill:
+def _filling(dataset: Data, pad: int, decoder_start: int | None) -> Fill:
     """What makes the arrays of packed rows."""
-    dataset, ids = config.dataset, examples.ids
-    if isinstance(packed, Packing):
-        return lambda first, stop: packing.fill(packed, ids, examples.trained, first, stop, dataset.max_length, pad)
-    assert dataset.max_target_length is not None and decoder_start is not None
-    widths = dataset.max_length, dataset.max_target_length
-    return lambda first, stop: fill_seq2seq(packed, ids, first, stop, widths, pad, decoder_start)
+
+    def fill(packed: AnyPacking, tokens: Tokens, first: int, stop: int) -> PackedRows | Seq2SeqRows:
+        if isinstance(packed, Packing):
+            return packing.fill(packed, tokens.ids, tokens.trained, first, stop, dataset.max_length, pad)
+        assert dataset.max_target_length is not None and decoder_start is not None
+        widths = dataset.max_length, dataset.max_target_length
+        return fill_seq2seq(packed, tokens.ids, first, stop, widths, pad, decoder_start)
+
+    return fill
 
 
-def _write(directory: Path, name: SplitName, row_count: int, dataset: Data, fill: Fill) -> None:
-    rows = max(1, _TOKENS_PER_BLOCK // (dataset.max_length + (dataset.max_target_length or 0)))
-    blocks = (fill(first, stop) for first, stop in prepared.blocks_of(row_count, rows))
-    prepared.write_split(directory, name, blocks, row_count)
+def _blocks(
+    layouts: Sequence[Layout], examples: StoredTokens, dataset: Data, fill: Fill
+) -> Iterator[PackedRows | Seq2SeqRows]:
+    """The arrays of a split's rows, a few rows at a time."""
+    width = dataset.max_length + (dataset.max_target_length or 0)
+    for stored in layout.blocks(layouts, max(1, _TOKENS_IN_MEMORY // width)):
+        packed, tokens = layout.in_memory(stored, examples)
+        for first, stop in prepared.blocks_of(packed.row_count, max(1, _TOKENS_PER_BLOCK // width)):
+            yield fill(packed, tokens, first, stop)
 
 
 def _decoder_start(run: Run) -> int | None:
@@ -170,7 +179,7 @@ def _decoder_start(run: Run) -> int | None:
     return decoder_start(read_config(run.paths.base_model)) if run.config.dataset.max_target_length else None
 
 
-def _samples(splits: Mapping[SplitName, NDArray[np.int64]], found: Mapping[int, ReadExample]) -> list[Sample]:
+def _samples(splits: Mapping[SplitName, Numbers], found: Mapping[int, ReadExample]) -> list[Sample]:
     """Those with a prompt, which a model can be asked; of preferences, the chosen documents."""
     return [
         Sample.of(split, found[number].documents[0], found[number].source.name)
@@ -181,17 +190,19 @@ def _samples(splits: Mapping[SplitName, NDArray[np.int64]], found: Mapping[int, 
 
 
 def _source_reports(
-    dataset: Data,
     sources: Sequence[Source],
-    examples: Tokens,
+    examples: StoredTokens,
     kept: NDArray[np.bool_],
     drawn: Draw,
-    validation: Sequence[AnyPacking],
+    validation_rows: Sequence[int],
 ) -> tuple[SourceReport, ...]:
-    lengths = examples.lengths.reshape(-1, dataset.documents_per_example).sum(1)
+    tokens = np.zeros(len(sources), np.int64)
+    for first, stop in prepared.blocks_of(len(drawn.train), _COUNTED):
+        chosen = drawn.train[first:stop]
+        source_of = np.searchsorted([source.stop for source in sources], chosen, side="right")
+        np.add.at(tokens, source_of, examples.spans(chosen)[1].sum(1))
     reports = []
     for number, source in enumerate(sources):
-        of_source = (drawn.train >= source.first) & (drawn.train < source.stop)
         reports.append(
             SourceReport(
                 name=source.part.name,
@@ -201,9 +212,9 @@ def _source_reports(
                 duplicates=int((~kept[source.first : source.stop]).sum()),
                 examples=drawn.available[number],
                 train_examples=drawn.taken[number],
-                train_tokens=int(lengths[drawn.train[of_source]].sum()),
+                train_tokens=int(tokens[number]),
                 validation_examples=len(drawn.validation[number]),
-                validation_rows=validation[number].row_count,
+                validation_rows=validation_rows[number],
             )
         )
     return tuple(reports)
@@ -211,21 +222,22 @@ def _source_reports(
 
 def _report(
     counts: RawRowCount,
-    examples: Tokens,
+    examples: StoredTokens,
     drawn: Draw,
-    packings: dict[SplitName, AnyPacking],
+    rows: Mapping[SplitName, int],
     dataset: Data,
-    unknown: int | None,
-    texts: NDArray[np.int64] | None,
+    texts: Numbers | None,
     sources: tuple[SourceReport, ...],
 ) -> DatasetReport:
-    unspelled = np.flatnonzero(examples.ids == unknown) if unknown is not None else np.empty(0, np.int64)
-    documents = np.unique(np.searchsorted(examples.lengths.cumsum(), unspelled, side="right"))
+    label_tokens, labels = examples.label_tokens(), 0
+    lengths: Counter[int] = Counter()
+    for split in (drawn.train, *drawn.validation):
+        for first, stop in prepared.blocks_of(len(split), _COUNTED):
+            found, times = np.unique(examples.spans(split[first:stop])[1], return_counts=True)
+            lengths.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
+            labels += int(label_tokens[split[first:stop]].sum())
+    tokens = sum(length * times for length, times in lengths.items())
     validation = np.concatenate(drawn.validation)
-    chosen, shape = np.concatenate([drawn.train, validation]), (-1, dataset.documents_per_example)
-    lengths = examples.lengths.reshape(shape)[chosen].ravel()
-    tokens, labels = int(lengths.sum()), int(examples.label_tokens.reshape(shape)[chosen].sum())
-    rows = {name: packed.row_count for name, packed in packings.items()}
     width, target_width = dataset.max_length, dataset.max_target_length
     in_rows = tokens - labels if target_width else tokens  # the others are in the decoder's part
     return DatasetReport(
@@ -239,8 +251,8 @@ def _report(
         validation_rows=rows["validation"],
         padding_share=round(1 - in_rows / (sum(rows.values()) * width), 6),
         target_padding_share=round(1 - labels / (sum(rows.values()) * target_width), 6) if target_width else None,
-        unknown_tokens=len(unspelled),
-        unknown_in=len(np.unique(documents // dataset.documents_per_example)),
+        unknown_tokens=counts.unknown_tokens,
+        unknown_in=counts.unknown_in,
         unused_columns=tuple(sorted(counts.unused)[:LISTED]),
         truncated=counts.truncated,
         dropped=counts.bad[TOO_LONG] + counts.emptied,
@@ -248,7 +260,7 @@ def _report(
         bad_reasons=dict(counts.bad.most_common()),
         bad_listed=tuple(str(row) for row in counts.listed),
         lengths=Lengths.of(lengths),
-        validation_in_training=0 if texts is None else int(np.isin(texts[validation], texts[drawn.train]).sum()),
+        validation_in_training=0 if texts is None else duplicates.in_both(texts, validation, drawn.train),
         sources=sources,
     )
 

@@ -47,7 +47,9 @@ def write_pairs(directory: Path, pairs: int, seed: int) -> None:
             trained += [np.zeros(len(prompt), np.bool_), np.ones(len(completion), np.bool_)]
             lengths.append(len(prompt) + len(completion))
     counts = np.array(lengths, np.int64)
-    layout = pack("bfd", counts.cumsum() - counts, counts, random.permutation(pairs), LENGTH, seed, documents=2)
+    order = random.permutation(pairs)
+    spans = ((counts.cumsum() - counts).reshape(-1, 2)[order], counts.reshape(-1, 2)[order])
+    layout = pack("bfd", *spans, LENGTH, seed)
     stream = np.concatenate(ids).astype(np.int32), np.concatenate(trained)
     rows = fill(layout, *stream, 0, layout.row_count, LENGTH, PAD)
     directory.mkdir(parents=True)

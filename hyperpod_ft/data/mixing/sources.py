@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,14 @@ from hyperpod_ft.data import reading, workers
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.inspection import examples as inspection
 from hyperpod_ft.data.inspection.shown import ShownExample
-from hyperpod_ft.data.mixing.mixture import Examples
+from hyperpod_ft.data.mixing.mixture import Examples, Numbers, number_type
 from hyperpod_ft.data.reading import Chunk, RawRow
 from hyperpod_ft.data.report import RawRowCount
+from hyperpod_ft.data.spool import Spool
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.example import Example
-from hyperpod_ft.data.tokenization import TokenStream, separated
+from hyperpod_ft.data.token_stream import TokenStream
+from hyperpod_ft.data.tokenization import separated
 from hyperpod_ft.errors import UserError
 
 _PROGRESS_SECONDS = 5.0
@@ -28,8 +31,8 @@ _PROGRESS_SECONDS = 5.0
 class Source:
     """A source whose examples are `first` to `stop` of all tokens.
 
-    `origins`: for each chunk, from which of its raw rows they are, as TokenizedChunk has it; `before`: how many raw
-    rows the chunks before it have.
+    `origins`: from which of its chunk's raw rows each is, as TokenizedChunk has it; `ends`: how many examples there are
+    up to the end of each chunk.
     """
 
     part: Part
@@ -37,21 +40,28 @@ class Source:
     directory: Path
     chunks: list[Chunk]
     first: int
+    origins: Spool[np.int32]
     counts: RawRowCount = field(default_factory=RawRowCount)
-    origins: list[NDArray[np.int32]] = field(default_factory=list)
-    before: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
     @property
     def stop(self) -> int:
-        return self.first + sum(map(len, self.origins))
+        return self.first + (self.ends[-1] if self.ends else 0)
 
     def examples(self, kept: NDArray[np.bool_]) -> Examples:
         """Those of `kept`, bool [examples of all sources], that are this source's."""
-        chosen = kept[self.first : self.stop]
-        numbers = (origins[:, 0] + np.int64(before) for origins, before in zip(self.origins, self.before, strict=True))
-        groups = np.concatenate([np.empty(0, np.int64), *numbers])
-        indices = np.arange(self.first, self.stop)
-        return Examples(indices[chosen], groups[chosen], self.part.trains, self.part.weight, self.part.rows)
+        kind, edges = number_type(self.stop + 1), []
+        for number, (first, stop) in enumerate(pairwise([self.first, *(self.first + end for end in self.ends)])):
+            chosen = np.flatnonzero(kept[first:stop])
+            rows = self.origins_of(number)[chosen, 0]
+            edges.append((first + chosen[np.diff(rows, prepend=-1) != 0]).astype(kind))
+        edges.append(np.array([self.stop], kind))
+        return Examples(np.concatenate(edges), kept, self.part.trains, self.part.weight, self.part.rows)
+
+    def origins_of(self, chunk: int) -> NDArray[np.int32]:
+        """Those of one chunk: int32 [examples, 2]."""
+        first = self.ends[chunk - 1] if chunk else 0
+        return self.origins.read(2 * first, 2 * self.ends[chunk]).reshape(-1, 2)
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ def tokenized(part: Part, directory: Path, encoder: Encoder, stream: TokenStream
     name = part.name if named else ""
     try:
         chunks = reading.sliced(directory, reading.chunks(directory), part.dataset.split)
-        source = Source(part, name, directory, chunks, first)
+        source = Source(part, name, directory, chunks, first, Spool(stream.directory, np.int32))
         _tokenize(source, encoder, stream)
     except UserError as error:
         if not name:
@@ -87,7 +97,7 @@ def _tokenize(source: Source, encoder: Encoder, stream: TokenStream) -> None:
     done = workers.tokenize_all(source.directory, chunks, source.part.dataset, encoder)
     for number, chunk in enumerate(done, 1):
         source.origins.append(chunk.origins)
-        source.before.append(counts.rows_read)
+        source.ends.append(len(source.origins) // 2)
         counts.add(chunk, f"{name}/" if name else "")
         stream.add(chunk.tokens)
         now = time.monotonic()
@@ -101,16 +111,16 @@ def _tokenize(source: Source, encoder: Encoder, stream: TokenStream) -> None:
             )
 
 
-def read(sources: Sequence[Source], wanted: NDArray[np.int64], encoder: Encoder) -> dict[int, ReadExample]:
+def read(sources: Sequence[Source], wanted: Numbers, encoder: Encoder) -> dict[int, ReadExample]:
     """Examples by their numbers among those of all sources; no run holds all text in memory, so it is read again."""
     found: dict[int, ReadExample] = {}
     for source in sources:
         own = wanted[(wanted >= source.first) & (wanted < source.stop)] - source.first
-        ends = np.cumsum([len(origins) for origins in source.origins])
-        chunk_of = np.searchsorted(ends, own, side="right")
+        chunk_of = np.searchsorted(source.ends, own, side="right")
         for number in np.unique(chunk_of).tolist():
             here = np.unique(own[chunk_of == number])
-            origins = source.origins[number][here - (ends[number] - len(source.origins[number]))]
+            of_chunk = source.origins_of(number)
+            origins = of_chunk[here - (source.ends[number] - len(of_chunk))]
             ordinals = np.unique(origins[:, 0]).tolist()
             rows = reading.read(source.directory, source.chunks[number], frozenset(ordinals))
             read_rows = dict(zip(ordinals, rows, strict=True))  # in the order of the file

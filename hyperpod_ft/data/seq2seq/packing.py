@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,29 +27,29 @@ def pack_seq2seq(
     starts: Integers,
     lengths: Integers,
     targets: Integers,
-    order: Integers,
     capacities: tuple[int, int],
     seed: int,
+    group: int = 0,
 ) -> Seq2SeqPacking:
-    """Lay out the pairs `order` in rows; a pair is its source, then its target, in one stream of tokens.
+    """Lay out a group of pairs in rows; a pair is its source, then its target, in one stream of tokens.
 
     starts, lengths, targets: int64 [pairs], where each begins, its tokens, and those of its target. `capacities`: of a
     row's parts; every pair fits. The result depends only on the arguments.
     """
-    starts, lengths, targets = starts[order], lengths[order], targets[order]
     sources = lengths - targets
     if how == "none":
-        rows, count = np.arange(len(order), dtype=np.int64), len(order)
+        rows, count = np.arange(len(starts)), len(starts)
     else:
         bins = best_fit_pairs(np.stack([sources, targets], axis=1), capacities)
-        placed, rows, count = shuffled(bins, seed)
+        placed, rows, count = shuffled(bins, seed, group)
         starts, sources, targets = starts[placed], sources[placed], targets[placed]
     return Seq2SeqPacking(Packing(starts, sources, rows, count), Packing(starts + sources, targets, rows, count))
 
 
-def merged_seq2seq(packings: Sequence[Seq2SeqPacking]) -> Seq2SeqPacking:
+def merged_seq2seq(packings: Sequence[Seq2SeqPacking], packing_of: NDArray[np.integer[Any]]) -> Seq2SeqPacking:
     """The rows of several packings as one, as `merged` does it."""
-    return Seq2SeqPacking(merged([one.sources for one in packings]), merged([one.targets for one in packings]))
+    sources, targets = [one.sources for one in packings], [one.targets for one in packings]
+    return Seq2SeqPacking(merged(sources, packing_of), merged(targets, packing_of))
 
 
 @dataclass(frozen=True)

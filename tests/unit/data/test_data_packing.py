@@ -20,7 +20,7 @@ def packed(how: How, lengths: list[int], max_length: int, seed: int = 0) -> tupl
     ids = np.arange(1000, 1000 + starts[-1], dtype=np.int32)
     trained = np.random.default_rng(seed).random(len(ids)) < 0.5
     order = np.random.default_rng(seed + 1).permutation(len(lengths))
-    layout = pack(how, starts[:-1], np.diff(starts), order, max_length, seed)
+    layout = pack(how, starts[order, None], np.diff(starts)[order, None], max_length, seed)
     # in two blocks, as the stage writes
     middle = layout.row_count // 2
     blocks = [
@@ -136,9 +136,9 @@ def test_the_seed_decides_the_order() -> None:
 
 
 def test_no_example_at_all() -> None:
-    nothing = np.empty(0, np.int64)
+    nothing = np.empty((0, 1), np.int64)
     for how in ("bfd", "wrapped", "none"):
-        assert pack(how, nothing, nothing, nothing, 8, 0).row_count == 0
+        assert pack(how, nothing, nothing, 8, 0).row_count == 0
 
 
 @pytest.mark.parametrize(

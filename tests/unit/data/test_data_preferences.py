@@ -180,7 +180,7 @@ def test_both_documents_of_a_pair_are_in_one_row_in_order(how: Any) -> None:
     # a token's id is the number of its document
     ids = np.repeat(np.arange(60), lengths).astype(np.int32)
     order = random.permutation(30)[:20]
-    layout = pack(how, starts, lengths, order, 32, 0, documents=2)
+    layout = pack(how, starts.reshape(-1, 2)[order], lengths.reshape(-1, 2)[order], 32, 0)
     rows = fill(layout, ids, np.ones(len(ids), np.bool_), 0, layout.row_count, 32, 99)
     found: list[int] = []
     for row, positions, labels in zip(rows.input_ids, rows.position_ids, rows.labels, strict=True):

@@ -94,7 +94,8 @@ def packed(how: Any, seed: int, pairs: int, widths: tuple[int, int]) -> tuple[Se
     sources, targets = (random.integers(1, width, pairs, endpoint=True) for width in widths)
     lengths = sources + targets
     starts = lengths.cumsum() - lengths
-    layout = pack_seq2seq(how, starts, lengths, targets, random.permutation(pairs), widths, seed)
+    order = random.permutation(pairs)
+    layout = pack_seq2seq(how, starts[order], lengths[order], targets[order], widths, seed)
     stream = np.arange(1000, 1000 + lengths.sum(), dtype=np.int32)
     middle = layout.row_count // 2
     blocks = [
@@ -133,7 +134,7 @@ def test_packing_depends_on_its_arguments_only_and_leaves_little_padding() -> No
     sources = random.geometric(1 / 40, 6000).clip(1, widths[0])
     targets = random.geometric(1 / 15, 6000).clip(1, widths[1])
     lengths, order = sources + targets, random.permutation(6000)
-    arguments = (lengths.cumsum() - lengths, lengths, targets, order, widths)
+    arguments = ((lengths.cumsum() - lengths)[order], lengths[order], targets[order], widths)
     one, again = pack_seq2seq("bfd", *arguments, 5), pack_seq2seq("bfd", *arguments, 5)
     assert np.array_equal(one.sources.starts, again.sources.starts) and one.row_count == again.row_count
     bound = max(sources.sum() / widths[0], targets.sum() / widths[1])

@@ -17,10 +17,10 @@ SEED = st.integers(0, 2**31 - 1)
 
 def sources(counts: list[int], documents: int = 1, **settings: list[float] | list[int]) -> list[Examples]:
     """Sources one after the other; each raw row has `documents` examples."""
-    found, first = [], 0
+    found, first, kept = [], 0, np.ones(sum(counts), np.bool_)
     for number, count in enumerate(counts):
         own = {key: values[number] for key, values in settings.items()}
-        found.append(Examples(np.arange(first, first + count), np.arange(count) // documents, **own))
+        found.append(Examples(np.array([*range(first, first + count, documents), first + count]), kept, **own))
         first += count
     return found
 
@@ -62,7 +62,7 @@ def test_another_seed_is_another_draw_and_sources_are_drawn_differently() -> Non
 def test_the_examples_of_a_raw_row_are_in_one_split(count: int, documents: int, share: float, seed: int) -> None:
     (source,) = sources([count], documents)
     drawn = mixture.draw([source], share, seed)
-    train, validation = (set(source.groups[indices].tolist()) for indices in (drawn.train, drawn.validation[0]))
+    train, validation = (set((indices // documents).tolist()) for indices in (drawn.train, drawn.validation[0]))
     assert train.isdisjoint(validation) and len(train | validation) == -(-count // documents)
     assert sorted([*drawn.train, *drawn.validation[0]]) == list(range(count))
     assert train or not count, "something is left to train on"
@@ -105,7 +105,7 @@ def test_the_largest_remainders_get_one_more() -> None:
 
 def test_a_source_for_validation_alone_is_never_trained_on() -> None:
     trained, only = sources([20, 6])
-    drawn = mixture.draw([trained, Examples(only.indices, only.groups, trains=False)], 0.25, 5)
+    drawn = mixture.draw([trained, Examples(only.edges, only.kept, trains=False)], 0.25, 5)
     assert (drawn.available, drawn.taken) == ((15, 0), (15, 0))
     assert sorted(drawn.validation[1]) == list(range(20, 26)) and len(drawn.validation[0]) == 5
     assert set(drawn.train) < set(range(20))
@@ -125,3 +125,20 @@ def test_sources_are_spread_evenly(counts: list[int]) -> None:
 @pytest.mark.parametrize("counts", [[], [0], [0, 0]])
 def test_nothing_is_spread_over_nothing(counts: list[int]) -> None:
     assert mixture.spread(counts).tolist() == []
+
+
+@settings(deadline=None)
+@given(counts=COUNTS, share=st.floats(0, 0.9), seed=SEED, at_once=st.integers(1, 50))
+def test_parts_of_any_size_are_the_same_draw(counts: list[int], share: float, seed: int, at_once: int) -> None:
+    whole = mixture.draw(sources(counts, 2), share, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixture, "_AT_ONCE", at_once)
+        assert same(mixture.draw(sources(counts, 2), share, seed), whole)
+
+
+def test_only_kept_examples_are_drawn() -> None:
+    (source,) = sources([30], 3)
+    source.kept[[0, 1, 2, 4, 29]] = False
+    edges = np.delete(source.edges, 0)  # the first raw row has no example that is kept
+    drawn = mixture.draw([Examples(edges, source.kept)], 0.3, 1)
+    assert sorted([*drawn.train, *drawn.validation[0]]) == np.flatnonzero(source.kept).tolist()

@@ -1,0 +1,80 @@
+"""Where the tokens of all rows come from, in unnamed files: packed group by group, and read block by block."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from hyperpod_ft.data.mixing.mixture import spread
+from hyperpod_ft.data.packing import Packing, merged
+from hyperpod_ft.data.prepared import blocks_of
+from hyperpod_ft.data.seq2seq.packing import Seq2SeqPacking, merged_seq2seq
+from hyperpod_ft.data.spool import Spool
+from hyperpod_ft.data.token_stream import StoredTokens
+from hyperpod_ft.data.tokenization import Tokens
+
+# Examples that are packed together: few enough that it takes little memory, so many that it costs no row.
+GROUP = 1 << 20
+
+AnyPacking = Packing | Seq2SeqPacking
+
+
+class Layout:
+    """The packings of consecutive groups of examples, one after the other."""
+
+    def __init__(self, directory: Path, *, pairs: bool) -> None:
+        """`pairs`: of sources and targets. The files use space in `directory` until the process ends."""
+        self._pairs = pairs
+        self._starts = Spool(directory, np.int64)
+        self._lengths, self._targets = Spool(directory, np.int32), Spool(directory, np.int32)
+        self._ends = Spool(directory, np.int64)  # spans up to the end of each row
+
+    @property
+    def row_count(self) -> int:
+        return len(self._ends)
+
+    def add(self, packed: AnyPacking) -> None:
+        spans = packed if isinstance(packed, Packing) else packed.sources
+        ends = np.bincount(spans.rows, minlength=spans.row_count).cumsum()
+        self._ends.append(len(self._starts) + ends)
+        self._starts.append(spans.starts)
+        self._lengths.append(spans.lengths)
+        if isinstance(packed, Seq2SeqPacking):
+            self._targets.append(packed.targets.lengths)
+
+    def rows(self, first: int, stop: int) -> AnyPacking:
+        """The rows `first` to `stop`, numbered from 0."""
+        ends = np.concatenate([self._ends.read(first - 1, first) if first else [0], self._ends.read(first, stop)])
+        low, high = int(ends[0]), int(ends[-1])
+        rows = np.repeat(np.arange(stop - first), np.diff(ends))
+        lengths = self._lengths.read(low, high).astype(np.int64)
+        spans = Packing(self._starts.read(low, high), lengths, rows, stop - first)
+        if not self._pairs:
+            return spans
+        targets = self._targets.read(low, high).astype(np.int64)
+        return Seq2SeqPacking(spans, replace(spans, starts=spans.starts + lengths, lengths=targets))
+
+
+def blocks(layouts: Sequence[Layout], at_once: int) -> Iterator[AnyPacking]:
+    """The rows of several layouts as one, a block at a time: row k is of layout `spread([their row counts])[k]`."""
+    layout_of = spread([layout.row_count for layout in layouts])
+    done = [0] * len(layouts)
+    for first, stop in blocks_of(len(layout_of), at_once):
+        here = layout_of[first:stop]
+        stops = [before + int((here == number).sum()) for number, before in enumerate(done)]
+        parts = [layout.rows(*rows) for layout, *rows in zip(layouts, done, stops, strict=True)]
+        done = stops
+        pairs = [part for part in parts if isinstance(part, Seq2SeqPacking)]
+        yield merged_seq2seq(pairs, here) if pairs else merged([one for one in parts if isinstance(one, Packing)], here)
+
+
+def in_memory(packed: AnyPacking, stored: StoredTokens) -> tuple[AnyPacking, Tokens]:
+    """The same rows, and the tokens that they have, in their order."""
+    if isinstance(packed, Packing):
+        tokens = stored.copied(packed.starts, packed.lengths)
+        return replace(packed, starts=tokens.starts), tokens
+    sources, targets = packed.sources, packed.targets
+    tokens = stored.copied(sources.starts, sources.lengths + targets.lengths)
+    starts = tokens.starts
+    return Seq2SeqPacking(replace(sources, starts=starts), replace(targets, starts=starts + sources.lengths)), tokens
