@@ -86,7 +86,7 @@ def test_an_endpoint_is_deployed_asked_compared_and_deleted(deploy: Deploy) -> N
     assert "$1.25 an hour" in output
     proof = json.loads(deploy.run.paths.endpoint_proof.read_text())
     assert proof["equal"] == proof["answers"] == 3
-    assert proof["distinguishing"] == proof["like_tuned"] == 2
+    assert proof["distinguishing"] == proof["like_tuned"] == 3
     bundle = f"kit/endpoints/{deploy.name}/{deploy.run.plan['merge'].fingerprint[:12]}-"
     assert any(key.startswith(bundle) and key.endswith("/model.safetensors") for key in deploy.objects())
     (listed,) = json.loads(deploy("list", "--json"))
@@ -272,7 +272,7 @@ def test_what_answers_like_the_base_model_is_no_proof(deploy: Deploy) -> None:
     deploy.recorded("base")
     output = deploy(deploy.directory, status=1)
     assert "does not answer like the tuned model" in output
-    assert "1 of 3 answers equal" in output
+    assert "0 of 3 answers equal" in output
     assert json.loads(deploy.run.paths.endpoint_proof.read_text())["like_tuned"] == 0
 
 
