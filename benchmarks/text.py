@@ -65,7 +65,7 @@ def prepare(
                 stream.write(text)
     tokenizer = learn([part for pair in pairs for part in pair])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.chat_template = templates()["qwen2_5_training"]  # marks the answers, which TRL needs
+    tokenizer.chat_template = templates()["qwen2_5"]  # TRL takes its own copy, which marks the answers
     model = directory / "model"
     write_model(model, len(tokenizer))
     tokenizer.save_pretrained(model)

@@ -185,10 +185,18 @@ def _compare_with_marks(
                 "chat template's {% generation %} leaves out a part of an answer", f"{where}: {missing[:40]!r}"
             )
         request = given.messages[turn.place - 1]["content"]
-        asked = _shared(turn.context, renderer.text(shown[: turn.place], given))  # before the generation prompt
-        asked_at = turn.context.rfind(request, 0, asked) if request.strip() else -1
-        if asked_at >= 0 and _outside(text, (asked_at, asked_at + len(request)), spans) != request:
-            raise RowError("chat template's {% generation %} marks a part of a request", f"{where}: {request[:40]!r}")
+        if request.strip() and _is_marked(request, turn.context, spans):
+            # or a part of the generation prompt: `a` is one of `assistant`
+            asked = _shared(turn.context, renderer.text(shown[: turn.place], given))
+            if _is_marked(request, turn.context[:asked], spans):
+                raise RowError(
+                    "chat template's {% generation %} marks a part of a request", f"{where}: {request[:40]!r}"
+                )
+
+
+def _is_marked(request: str, context: str, spans: Spans) -> bool:
+    at = context.rfind(request)
+    return at >= 0 and _outside(context, (at, at + len(request)), spans) != request
 
 
 def _outside(text: str, within: tuple[int, int], spans: Spans) -> str:
@@ -284,7 +292,11 @@ def _common_tail(context: str, after: str) -> str:
 
 def _shared(one: str, other: str) -> int:
     """How many characters both begin with."""
-    return next((place for place, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low
 
 
 def _has_request(text: str, content: str) -> bool:
