@@ -15,9 +15,9 @@ from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.data.mixing.sources import ReadExample
 from hyperpod_ft.data.reading import RawRow
 from hyperpod_ft.data.report import ChatReport, EndOfTurn
+from hyperpod_ft.data.stored.token_stream import StoredTokens
 from hyperpod_ft.data.text import chat, formats
 from hyperpod_ft.data.text.example import Example
-from hyperpod_ft.data.token_stream import StoredTokens
 from hyperpod_ft.data.tokenization import ChatCount
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError, printable

@@ -25,21 +25,22 @@ from numpy.typing import NDArray
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, read_config
 from hyperpod_ft.config.sections.data import Data
-from hyperpod_ft.data import context_check, layout, packing, prepared, tokenizer
+from hyperpod_ft.data import context_check, packing, prepared, tokenizer
 from hyperpod_ft.data.columns import LISTED
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.inspection import shown
-from hyperpod_ft.data.layout import GROUP, AnyPacking, Layout
 from hyperpod_ft.data.mixing import duplicates, mixture
 from hyperpod_ft.data.mixing.mixture import Draw, Numbers
 from hyperpod_ft.data.mixing.source_report import SourceReport
-from hyperpod_ft.data.mixing.sources import ReadExample, Source, read, tokenized
+from hyperpod_ft.data.mixing.sources import ReadExample, TokenizedSource, read, tokenized
 from hyperpod_ft.data.packing import PackedRows, Packing
 from hyperpod_ft.data.prepared import Sample, SplitName
 from hyperpod_ft.data.report import DatasetReport, Lengths, RawRowCount
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows, fill_seq2seq, pack_seq2seq
+from hyperpod_ft.data.stored import packings as stored_packings
+from hyperpod_ft.data.stored.packings import GROUP, AnyPacking, StoredPackings
+from hyperpod_ft.data.stored.token_stream import StoredTokens, TokenStream
 from hyperpod_ft.data.text import rendering
-from hyperpod_ft.data.token_stream import StoredTokens, TokenStream
 from hyperpod_ft.data.tokenization import TOO_LONG, Tokens
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -62,7 +63,7 @@ def work(run: Run) -> Result:
     rendering.fix_date()
     run.paths.dataset_path.parent.mkdir(parents=True, exist_ok=True)
     stream = TokenStream(run.paths.dataset_path.parent, dataset.documents_per_example)
-    sources: list[Source] = []
+    sources: list[TokenizedSource] = []
     for part, directory in zip(dataset.parts, run.paths.raw_datasets, strict=True):
         first = sources[-1].stop if sources else 0
         sources.append(tokenized(part, directory, encoder, stream, first, named=len(dataset.parts) > 1))
@@ -75,12 +76,12 @@ def work(run: Run) -> Result:
     drawn = mixture.draw([source.examples(kept) for source in sources], dataset.validation_share, run.config.seed)
     _require_training(sources, drawn)
     with publish.new_directory(run.paths.dataset_path) as directory:
-        layouts: dict[SplitName, list[Layout]] = {
+        packings: dict[SplitName, list[StoredPackings]] = {
             "train": [_pack(run, examples, drawn.train, start)],
             "validation": [_pack(run, examples, chosen, start) for chosen in drawn.validation],
         }
-        rows = {name: sum(layout.row_count for layout in of_split) for name, of_split in layouts.items()}
-        for name, of_split in layouts.items():
+        rows = {name: sum(one.row_count for one in of_split) for name, of_split in packings.items()}
+        for name, of_split in packings.items():
             fill = _filling(dataset, encoder.pad, start)
             prepared.write_split(directory, name, _blocks(of_split, examples, dataset, fill), rows[name])
         splits: dict[SplitName, Numbers] = {
@@ -90,7 +91,7 @@ def work(run: Run) -> Result:
         found = read(sources, np.concatenate(list(splits.values())), encoder)
         of_sources: tuple[SourceReport, ...] = ()
         if dataset.mixes:
-            held_out = [layout.row_count for layout in layouts["validation"]]
+            held_out = [one.row_count for one in packings["validation"]]
             of_sources = _source_reports(sources, examples, kept, drawn, held_out)
         report = _report(counts, examples, drawn, rows, dataset, texts, of_sources)
         if "chat" in dataset.formats:
@@ -106,7 +107,7 @@ def work(run: Run) -> Result:
 
 
 def _texts(
-    dataset: Data, sources: Sequence[Source], examples: StoredTokens
+    dataset: Data, sources: Sequence[TokenizedSource], examples: StoredTokens
 ) -> tuple[Numbers | None, NDArray[np.bool_]]:
     """The number of each example's text, None where nobody asks, and which examples are kept."""
     count = sources[-1].stop
@@ -120,7 +121,7 @@ def _texts(
     return texts, kept
 
 
-def _require_training(sources: Sequence[Source], drawn: Draw) -> None:
+def _require_training(sources: Sequence[TokenizedSource], drawn: Draw) -> None:
     """Raises UserError for a source that is to be trained on and has nothing left, or when none has."""
     for source, available, taken in zip(sources, drawn.available, drawn.taken, strict=True):
         if (taken or not len(drawn.train)) and source.part.trains and not available:
@@ -130,13 +131,13 @@ def _require_training(sources: Sequence[Source], drawn: Draw) -> None:
             )
 
 
-def _pack(run: Run, examples: StoredTokens, chosen: Numbers, decoder_start: int | None) -> Layout:
+def _pack(run: Run, examples: StoredTokens, chosen: Numbers, decoder_start: int | None) -> StoredPackings:
     """Where the `chosen` examples lie in rows.
 
     `decoder_start`: of an encoder-decoder, whose rows have two parts; None for other models.
     """
     dataset, seed = run.config.dataset, run.config.seed
-    found = Layout(run.paths.dataset_path.parent, pairs=decoder_start is not None)
+    found = StoredPackings(run.paths.dataset_path.parent, pairs=decoder_start is not None)
     label_tokens = examples.label_tokens() if decoder_start is not None else None
     for group, (first, stop) in enumerate(prepared.blocks_of(len(chosen), GROUP)):
         starts, lengths = examples.spans(chosen[first:stop])
@@ -164,12 +165,12 @@ def _filling(dataset: Data, pad: int, decoder_start: int | None) -> Fill:
 
 
 def _blocks(
-    layouts: Sequence[Layout], examples: StoredTokens, dataset: Data, fill: Fill
+    packings: Sequence[StoredPackings], examples: StoredTokens, dataset: Data, fill: Fill
 ) -> Iterator[PackedRows | Seq2SeqRows]:
     """The arrays of a split's rows, a few rows at a time."""
     width = dataset.max_length + (dataset.max_target_length or 0)
-    for stored in layout.blocks(layouts, max(1, _TOKENS_IN_MEMORY // width)):
-        packed, tokens = layout.in_memory(stored, examples)
+    for stored in stored_packings.blocks(packings, max(1, _TOKENS_IN_MEMORY // width)):
+        packed, tokens = stored_packings.in_memory(stored, examples)
         for first, stop in prepared.blocks_of(packed.row_count, max(1, _TOKENS_PER_BLOCK // width)):
             yield fill(packed, tokens, first, stop)
 
@@ -190,7 +191,7 @@ def _samples(splits: Mapping[SplitName, Numbers], found: Mapping[int, ReadExampl
 
 
 def _source_reports(
-    sources: Sequence[Source],
+    sources: Sequence[TokenizedSource],
     examples: StoredTokens,
     kept: NDArray[np.bool_],
     drawn: Draw,

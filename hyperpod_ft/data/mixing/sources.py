@@ -17,10 +17,10 @@ from hyperpod_ft.data.inspection.shown import ShownExample
 from hyperpod_ft.data.mixing.mixture import Examples, Numbers, number_type
 from hyperpod_ft.data.reading import Chunk, RawRow
 from hyperpod_ft.data.report import RawRowCount
-from hyperpod_ft.data.spool import Spool
+from hyperpod_ft.data.stored.spool import Spool
+from hyperpod_ft.data.stored.token_stream import TokenStream
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.example import Example
-from hyperpod_ft.data.token_stream import TokenStream
 from hyperpod_ft.data.tokenization import separated
 from hyperpod_ft.errors import UserError
 
@@ -28,7 +28,7 @@ _PROGRESS_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Source:
+class TokenizedSource:
     """A source whose examples are `first` to `stop` of all tokens.
 
     `origins`: from which of its chunk's raw rows each is, as TokenizedChunk has it; `ends`: how many examples there are
@@ -70,19 +70,21 @@ class ReadExample:
 
     documents: tuple[Example, ...]
     row: RawRow
-    source: Source
+    source: TokenizedSource
 
     def shown(self, encoder: Encoder) -> ShownExample:
         """The example token by token."""
         return inspection.shown(self.row.where, self.documents, self.source.part.dataset, encoder)
 
 
-def tokenized(part: Part, directory: Path, encoder: Encoder, stream: TokenStream, first: int, *, named: bool) -> Source:
+def tokenized(
+    part: Part, directory: Path, encoder: Encoder, stream: TokenStream, first: int, *, named: bool
+) -> TokenizedSource:
     """Add all tokens of a source to `stream`, which has `first` examples of others. Raises UserError."""
     name = part.name if named else ""
     try:
         chunks = reading.sliced(directory, reading.chunks(directory), part.dataset.split)
-        source = Source(part, name, directory, chunks, first, Spool(stream.directory, np.int32))
+        source = TokenizedSource(part, name, directory, chunks, first, Spool(stream.directory, np.int32))
         _tokenize(source, encoder, stream)
     except UserError as error:
         if not name:
@@ -91,7 +93,7 @@ def tokenized(part: Part, directory: Path, encoder: Encoder, stream: TokenStream
     return source
 
 
-def _tokenize(source: Source, encoder: Encoder, stream: TokenStream) -> None:
+def _tokenize(source: TokenizedSource, encoder: Encoder, stream: TokenStream) -> None:
     name, counts, chunks = source.name, source.counts, source.chunks
     started = reported = time.monotonic()
     done = workers.tokenize_all(source.directory, chunks, source.part.dataset, encoder)
@@ -111,7 +113,7 @@ def _tokenize(source: Source, encoder: Encoder, stream: TokenStream) -> None:
             )
 
 
-def read(sources: Sequence[Source], wanted: Numbers, encoder: Encoder) -> dict[int, ReadExample]:
+def read(sources: Sequence[TokenizedSource], wanted: Numbers, encoder: Encoder) -> dict[int, ReadExample]:
     """Examples by their numbers among those of all sources; no run holds all text in memory, so it is read again."""
     found: dict[int, ReadExample] = {}
     for source in sources:

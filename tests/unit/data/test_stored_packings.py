@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperpod_ft.data import layout, token_stream
-from hyperpod_ft.data.layout import Layout
 from hyperpod_ft.data.packing import Packing, pack
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqPacking, pack_seq2seq
-from hyperpod_ft.data.token_stream import StoredTokens, TokenStream
+from hyperpod_ft.data.stored import packings as stored_packings
+from hyperpod_ft.data.stored import token_stream
+from hyperpod_ft.data.stored.packings import StoredPackings
+from hyperpod_ft.data.stored.token_stream import StoredTokens, TokenStream
 from hyperpod_ft.data.tokenization import Tokens
 
 
@@ -57,7 +58,7 @@ def test_groups_follow_one_another(tmp_path: Path, how: str) -> None:
     groups = [
         pack(how, starts[first : first + 40], lengths[first : first + 40], 32, 5, first // 40) for first in (0, 40, 80)
     ]  # type: ignore[arg-type]
-    written, before, expected = Layout(tmp_path, pairs=False), 0, []
+    written, before, expected = StoredPackings(tmp_path, pairs=False), 0, []
     for group in groups:
         written.add(group)
         expected += [(before + row, *span) for row, *span in spans(group)]
@@ -77,17 +78,17 @@ def test_the_groups_of_a_split_are_shuffled_differently() -> None:
 def test_rows_of_several_layouts_are_the_same_in_blocks_of_any_size(tmp_path: Path, *, seq2seq: bool) -> None:
     lengths = np.random.default_rng(4).integers(2, 16, 120)
     tokens, files = stored(tmp_path, lengths)
-    layouts = [Layout(tmp_path, pairs=seq2seq) for _ in range(3)]
+    packings = [StoredPackings(tmp_path, pairs=seq2seq) for _ in range(3)]
     for number, stop in enumerate((70, 70, 120)):  # the second has no rows
         own = slice([0, 70, 70][number], stop)
         if seq2seq:
-            layouts[number].add(pack_seq2seq("bfd", tokens.starts[own], lengths[own], lengths[own] // 2, (24, 12), 1))
+            packings[number].add(pack_seq2seq("bfd", tokens.starts[own], lengths[own], lengths[own] // 2, (24, 12), 1))
         else:
-            layouts[number].add(pack("bfd", tokens.starts[own, None], lengths[own, None], 32, 1))
-    (whole,) = layout.blocks(layouts, 1000)
+            packings[number].add(pack("bfd", tokens.starts[own, None], lengths[own, None], 32, 1))
+    (whole,) = stored_packings.blocks(packings, 1000)
     found, before = [], 0
-    for block in layout.blocks(layouts, 4):
-        packed, near = layout.in_memory(block, files)
+    for block in stored_packings.blocks(packings, 4):
+        packed, near = stored_packings.in_memory(block, files)
         ids = [near.ids[start : start + length].tolist() for _, start, length in spans(packed)]
         assert ids == [list(range(start, start + length)) for _, start, length in spans(block)]
         found += [(before + row, *span) for row, *span in spans(block)]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft.data.mixing.mixture import Numbers
-from hyperpod_ft.data.spool import Spool
+from hyperpod_ft.data.stored.spool import Spool
 from hyperpod_ft.data.tokenization import Tokens
 
 Integers = NDArray[np.int64]

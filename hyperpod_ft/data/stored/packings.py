@@ -10,8 +10,8 @@ from hyperpod_ft.data.mixing.mixture import spread
 from hyperpod_ft.data.packing import Packing, merged
 from hyperpod_ft.data.prepared import blocks_of
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqPacking, merged_seq2seq
-from hyperpod_ft.data.spool import Spool
-from hyperpod_ft.data.token_stream import StoredTokens
+from hyperpod_ft.data.stored.spool import Spool
+from hyperpod_ft.data.stored.token_stream import StoredTokens
 from hyperpod_ft.data.tokenization import Tokens
 
 # Examples that are packed together: few enough that it takes little memory, so many that it costs no row.
@@ -20,7 +20,7 @@ GROUP = 1 << 20
 AnyPacking = Packing | Seq2SeqPacking
 
 
-class Layout:
+class StoredPackings:
     """The packings of consecutive groups of examples, one after the other."""
 
     def __init__(self, directory: Path, *, pairs: bool) -> None:
@@ -56,14 +56,14 @@ class Layout:
         return Seq2SeqPacking(spans, replace(spans, starts=spans.starts + lengths, lengths=targets))
 
 
-def blocks(layouts: Sequence[Layout], at_once: int) -> Iterator[AnyPacking]:
-    """The rows of several layouts as one, a block at a time: row k is of layout `spread([their row counts])[k]`."""
-    layout_of = spread([layout.row_count for layout in layouts])
-    done = [0] * len(layouts)
-    for first, stop in blocks_of(len(layout_of), at_once):
-        here = layout_of[first:stop]
+def blocks(packings: Sequence[StoredPackings], at_once: int) -> Iterator[AnyPacking]:
+    """The rows of several packings as one, a block at a time: row k is of packing `spread([their row counts])[k]`."""
+    packing_of = spread([one.row_count for one in packings])
+    done = [0] * len(packings)
+    for first, stop in blocks_of(len(packing_of), at_once):
+        here = packing_of[first:stop]
         stops = [before + int((here == number).sum()) for number, before in enumerate(done)]
-        parts = [layout.rows(*rows) for layout, *rows in zip(layouts, done, stops, strict=True)]
+        parts = [one.rows(*rows) for one, *rows in zip(packings, done, stops, strict=True)]
         done = stops
         pairs = [part for part in parts if isinstance(part, Seq2SeqPacking)]
         yield merged_seq2seq(pairs, here) if pairs else merged([one for one in parts if isinstance(one, Packing)], here)
