@@ -65,7 +65,7 @@ def override(kind: FileKind[Any], values: dict[str, Any], text: str) -> None:
 
 
 def _number(key: str, part: str, section: list[Any]) -> int:
-    """The number of an item of a list, from 0, as errors count them. Raises UserError when there is none."""
+    """The index of a list's item, from 0. Raises UserError if the list has no such item."""
     if re.fullmatch(r"[0-9]{1,4}", part, re.ASCII) and int(part) < len(section):
         return int(part)
     raise UserError(

@@ -68,7 +68,7 @@ def check(
 
     ids (int32 [tokens]) and trained (bool [tokens]) are those of the example, which may be cut. Returns how many turns
     were compared. Raises UserError for a difference, for a context that is trained, for an answer that is not, and for
-    one whose last token is none at which a server could stop.
+    one that does not end with a special token, at which a server stops.
     """
     given = formats.conversation_of(dataset, row.values)
     learned, compared = ids.tolist(), 0

@@ -9,10 +9,11 @@ import numpy as np
 
 from hyperpod_ft.config.sections.data import Part
 from hyperpod_ft.config.sections.inputs import Preparation
+from hyperpod_ft.data.fitting import TOO_LONG
 from hyperpod_ft.data.inspection.shown import Tally
 from hyperpod_ft.data.mixing.source_report import SourceReport
 from hyperpod_ft.data.reading import BadRow
-from hyperpod_ft.data.tokenization import TOO_LONG, ChatCount, TokenizedChunk
+from hyperpod_ft.data.tokenization import ChatCount, TokenizedChunk
 from hyperpod_ft.errors import UserError, printable
 
 LISTED = 50  # bad rows named in report.json
@@ -39,15 +40,7 @@ class RawRowCount:
         """`source`: what comes before the names of its files, if there are several."""
         self.rows_read += chunk.raw_rows
         self.rows_used += len(np.unique(chunk.origins[:, 0]))
-        self.truncated += chunk.truncated
-        self.emptied += chunk.emptied
-        self.unknown_tokens += chunk.unknown_tokens
-        self.unknown_in += chunk.unknown_in
-        self.chats += chunk.chats
-        self.unused |= chunk.unused
-        self.bad += chunk.bad
-        listed = chunk.listed[: LISTED - len(self.listed)]
-        self.listed += [replace(row, where=f"{source}{row.where}") for row in listed]
+        self._add(chunk, source)
 
     @classmethod
     def total(cls, counts: Iterable["RawRowCount"]) -> "RawRowCount":
@@ -56,15 +49,20 @@ class RawRowCount:
         for one in counts:
             total.rows_read += one.rows_read
             total.rows_used += one.rows_used
-            total.truncated += one.truncated
-            total.emptied += one.emptied
-            total.unknown_tokens += one.unknown_tokens
-            total.unknown_in += one.unknown_in
-            total.chats += one.chats
-            total.unused |= one.unused
-            total.bad += one.bad
-            total.listed += one.listed[: LISTED - len(total.listed)]
+            total._add(one)
         return total
+
+    def _add(self, other: "TokenizedChunk | RawRowCount", source: str = "") -> None:
+        """What a chunk and a count both have."""
+        self.truncated += other.truncated
+        self.emptied += other.emptied
+        self.unknown_tokens += other.unknown_tokens
+        self.unknown_in += other.unknown_in
+        self.chats += other.chats
+        self.unused |= other.unused
+        self.bad += other.bad
+        listed = other.listed[: LISTED - len(self.listed)]
+        self.listed += [replace(row, where=f"{source}{row.where}") for row in listed]
 
     def require_some(self, part: Part) -> None:
         """Raises UserError when no row of the source can be used, with any `max_bad_rows`."""

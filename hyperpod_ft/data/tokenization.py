@@ -13,64 +13,14 @@ from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import reading
 from hyperpod_ft.data.columns import UnusedColumns
 from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.fitting import Fitted
 from hyperpod_ft.data.reading import BadRow, Chunk, RawRow
 from hyperpod_ft.data.text import chat, formats
 from hyperpod_ft.data.text.example import Example, RowError
+from hyperpod_ft.data.tokens import Tokens
 
-TOO_LONG = "longer than max_length"
-NOTHING_TO_LEARN = "no token to learn"
-_COUNTED_DOCUMENTS = 1 << 14  # at once, whose tokens fit in memory
 # Bad rows of a chunk that are listed with their line; all are counted.
 LISTED_PER_CHUNK = 50
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Documents end to end; for an encoder-decoder, each is its source, then its target, whose tokens are the trained.
-
-    ids: int32 [tokens]; trained: bool [tokens], whether the token counts in the loss; lengths: int64 [documents].
-    """
-
-    ids: NDArray[np.int32]
-    trained: NDArray[np.bool_]
-    lengths: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        return self.lengths.cumsum() - self.lengths
-
-    @property
-    def label_tokens(self) -> NDArray[np.int64]:
-        """How many tokens of each document are trained: int64 [documents]."""
-        edges = np.concatenate([np.zeros(1, np.int64), self.lengths.cumsum()])
-        counts = np.empty(len(self), np.int64)
-        for first in range(0, len(self), _COUNTED_DOCUMENTS):
-            inner = edges[first : first + _COUNTED_DOCUMENTS + 1]
-            before = np.zeros(inner[-1] - inner[0] + 1, np.int64)
-            np.cumsum(self.trained[inner[0] : inner[-1]], out=before[1:])
-            counts[first : first + _COUNTED_DOCUMENTS] = np.diff(before[inner - inner[0]])
-        return counts
-
-    def cut(self, lengths: NDArray[np.int64]) -> "Tokens":
-        """The first `lengths` tokens of each document; documents of length 0 are removed."""
-        if np.array_equal(lengths, self.lengths) and lengths.all():
-            return self
-        kept = self.first(lengths)
-        return Tokens(self.ids[kept], self.trained[kept], lengths[lengths > 0])
-
-    def first(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which tokens are the first `lengths` of each document: bool [tokens]."""
-        within = np.arange(len(self.ids)) - np.repeat(self.starts, self.lengths)
-        return np.asarray(within < np.repeat(lengths, self.lengths))
-
-    def only(self, kept: NDArray[np.bool_]) -> "Tokens":
-        """These tokens (bool [tokens]), at least one of each document."""
-        if kept.all():
-            return self
-        return Tokens(self.ids[kept], self.trained[kept], np.add.reduceat(kept, self.starts, dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -224,87 +174,6 @@ def separated(made: Sequence[Sequence[tuple[Example, ...]]], encoder: Encoder) -
     ]
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Examples and the lengths that they may have.
-
-    within: bool [tokens], which tokens remain when each example is cut to its length; shortened: these tokens; the
-    others bool [examples]: without a token to learn; dropped as too long; cut; cut, and no completion is left.
-    """
-
-    tokens: Tokens
-    dataset: Dataset
-    within: NDArray[np.bool_]
-    shortened: Tokens
-    nothing: NDArray[np.bool_]
-    dropped: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    emptied: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, tokens: Tokens, dataset: Dataset) -> "Fitted":
-        within, shape = _within(tokens, dataset), (-1, dataset.documents_per_example)
-        shortened = tokens.only(within)
-        nothing = (tokens.label_tokens.reshape(shape) == 0).any(1)
-        overlong = ~nothing & (shortened.lengths < tokens.lengths).reshape(shape).any(1)
-        dropped = overlong & (dataset.overlong == "drop")
-        truncated = overlong & ~dropped
-        emptied = truncated & (shortened.label_tokens.reshape(shape) == 0).any(1)
-        return cls(tokens, dataset, within, shortened, nothing, dropped, truncated, emptied)
-
-    @property
-    def kept(self) -> NDArray[np.bool_]:
-        """Which examples are trained."""
-        return np.asarray(~(self.nothing | self.dropped | self.emptied))
-
-    @property
-    def left(self) -> Tokens:
-        """The documents of the examples that are trained, as they are trained."""
-        lengths = self.shortened.lengths.reshape(-1, self.dataset.documents_per_example)
-        return self.shortened.cut(np.where(self.kept[:, None], lengths, 0).ravel())
-
-    def why_unusable(self, example: int, where: str) -> BadRow:
-        """The bad row of an example with nothing to learn, or one that is dropped."""
-        length = int(self.tokens.lengths.reshape(-1, self.dataset.documents_per_example)[example].sum())
-        if self.dropped[example]:
-            return BadRow(where, TOO_LONG, _too_long(length, self.tokens.label_tokens[example], self.dataset))
-        return BadRow(where, NOTHING_TO_LEARN, f"{length} tokens")
-
-
-def _within(tokens: Tokens, dataset: Dataset) -> NDArray[np.bool_]:
-    """Which tokens remain of examples that are cut to the length that each may have."""
-    lengths = tokens.lengths
-    if dataset.packing == "wrapped":
-        return np.ones(len(tokens.ids), np.bool_)
-    if dataset.max_target_length is not None:
-        longest = dataset.max_length, dataset.max_target_length
-        return kept_tokens(tokens.trained, lengths, tokens.label_tokens, longest)
-    fitting = _cut_to_fit(lengths.reshape(-1, dataset.documents_per_example), dataset.max_length).ravel()
-    return tokens.first(fitting)
-
-
-def _cut_to_fit(documents: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
-    """Lengths of documents, int64 [examples, documents], cut so that those of an example have `limit` in sum.
-
-    Of two, the longer one is cut first.
-    """
-    if documents.shape[1] == 1:
-        return np.minimum(documents, limit)
-    first, second = documents.T
-    first = np.minimum(first, np.maximum(limit - second, limit // 2))
-    return np.stack([first, np.minimum(second, limit - first)], axis=1)
-
-
-def _too_long(length: int, target: int, dataset: Dataset) -> str:
-    """Describes an example of that many tokens; `target`: those of the target, for an encoder-decoder."""
-    if dataset.max_target_length is None:
-        return f"{length} tokens, dataset.max_length is {dataset.max_length}"
-    return (
-        f"{length - target} tokens of source and {target} of target, dataset.max_length is {dataset.max_length} and"
-        f" max_target_length {dataset.max_target_length}"
-    )
-
-
 def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) -> Tokens:
     """The documents' tokens: [BOS] prompt completion EOS; for an encoder-decoder, prompt EOS completion EOS.
 
@@ -377,18 +246,3 @@ def _adds_eos(
         there = templated & (ends > begins)
         with_eos[there] = ~np.isin(ids[(ends - 1)[there]], encoder.special_ids)
     return with_eos
-
-
-def kept_tokens(
-    is_target: NDArray[np.bool_], lengths: NDArray[np.int64], targets: NDArray[np.int64], longest: tuple[int, int]
-) -> NDArray[np.bool_]:
-    """Which tokens remain, bool [tokens], of pairs that lie end to end, each its source and then its target.
-
-    is_target: bool [tokens]; lengths, targets: int64 [pairs], tokens of each pair and of its target. `longest`: of
-    sources and of targets, in tokens. A source keeps its first tokens and its EOS, which the encoder always reads; a
-    target its first tokens, and so no EOS, which would teach the model to stop there.
-    """
-    sources = np.repeat(lengths - targets, lengths)
-    within = np.arange(len(is_target)) - np.repeat(lengths.cumsum() - lengths, lengths)
-    of_source = (within < longest[0] - 1) | (within == sources - 1)
-    return np.where(is_target, within - sources < longest[1], of_source)

@@ -40,7 +40,7 @@ class Inspection:
         return inspect(self.rows.numbered(number), self.dataset, self.encoder)
 
     def first(self) -> ShownRow:
-        """The first row that is used. Raises UserError when there is none."""
+        """The first usable row. Raises UserError if there is none."""
         unused = None
         for found in self._all():
             if found.is_used:

@@ -28,6 +28,7 @@ from hyperpod_ft.config.sections.data import Data
 from hyperpod_ft.data import context_check, packing, prepared, tokenizer
 from hyperpod_ft.data.columns import LISTED
 from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.fitting import TOO_LONG
 from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.data.mixing import duplicates, mixture
 from hyperpod_ft.data.mixing.mixture import Draw, Numbers
@@ -41,7 +42,7 @@ from hyperpod_ft.data.stored import packings as stored_packings
 from hyperpod_ft.data.stored.packings import GROUP, AnyPacking, StoredPackings
 from hyperpod_ft.data.stored.token_stream import StoredTokens, TokenStream
 from hyperpod_ft.data.text import rendering
-from hyperpod_ft.data.tokenization import TOO_LONG, Tokens
+from hyperpod_ft.data.tokens import Tokens
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
@@ -95,8 +96,7 @@ def work(run: Run) -> Result:
             of_sources = _source_reports(sources, examples, kept, drawn, held_out)
         report = _report(counts, examples, drawn, rows, dataset, texts, of_sources)
         if "chat" in dataset.formats:
-            drawn_order = {number: found[number] for chosen in splits.values() for number in chosen.tolist()}
-            chats = context_check.chat_report(counts.chats, run.paths.base_model, encoder, drawn_order, examples)
+            chats = context_check.chat_report(counts.chats, run.paths.base_model, encoder, found, examples)
             report = replace(report, chats=chats)
         prepared.write_samples(directory, _samples(splits, found))
         shown.write(directory, [found[number].shown(encoder) for number in splits["train"][:_SHOWN].tolist()])
@@ -109,7 +109,7 @@ def work(run: Run) -> Result:
 def _texts(
     dataset: Data, sources: Sequence[TokenizedSource], examples: StoredTokens
 ) -> tuple[Numbers | None, NDArray[np.bool_]]:
-    """The number of each example's text, None where nobody asks, and which examples are kept."""
+    """A number for the text of each example (None if not needed), and which examples are kept."""
     count = sources[-1].stop
     kept = np.ones(count, np.bool_)
     if not (dataset.deduplicate or dataset.validates):

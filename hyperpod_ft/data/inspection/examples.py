@@ -9,12 +9,13 @@ import numpy as np
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.columns import UnusedColumns
 from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.fitting import Fitted
 from hyperpod_ft.data.inspection import reasons
 from hyperpod_ft.data.inspection.shown import Reason, ShownDocument, ShownExample, ShownToken
 from hyperpod_ft.data.reading import BadRow, RawRow
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.example import Example, RowError
-from hyperpod_ft.data.tokenization import Fitted, separated, tokenize
+from hyperpod_ft.data.tokenization import separated, tokenize
 
 _PREFERENCE = ("chosen", "rejected")
 

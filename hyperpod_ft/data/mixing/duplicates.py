@@ -7,7 +7,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from hyperpod_ft.data.mixing.mixture import Numbers, number_type
-from hyperpod_ft.data.tokenization import Tokens
+from hyperpod_ft.data.tokens import Tokens
 
 _EXAMPLES = 1 << 20  # at once
 

@@ -114,7 +114,10 @@ def _tokenize(source: TokenizedSource, encoder: Encoder, stream: TokenStream) ->
 
 
 def read(sources: Sequence[TokenizedSource], wanted: Numbers, encoder: Encoder) -> dict[int, ReadExample]:
-    """Examples by their numbers among those of all sources; no run holds all text in memory, so it is read again."""
+    """Examples by their numbers among those of all sources, in the order wanted.
+
+    No run holds all text in memory, so it is read again.
+    """
     found: dict[int, ReadExample] = {}
     for source in sources:
         own = wanted[(wanted >= source.first) & (wanted < source.stop)] - source.first
@@ -131,4 +134,4 @@ def read(sources: Sequence[TokenizedSource], wanted: Numbers, encoder: Encoder) 
                 assert isinstance(row, RawRow)  # it became an example the first time
                 made = formats.examples(source.part.dataset, row.values, encoder.tokenizer)
                 found[source.first + example] = ReadExample(separated([made], encoder)[0][place], row, source)
-    return found
+    return {number: found[number] for number in wanted.tolist()}

@@ -12,7 +12,7 @@ from hyperpod_ft.data.prepared import blocks_of
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqPacking, merged_seq2seq
 from hyperpod_ft.data.stored.spool import Spool
 from hyperpod_ft.data.stored.token_stream import StoredTokens
-from hyperpod_ft.data.tokenization import Tokens
+from hyperpod_ft.data.tokens import Tokens
 
 # Examples that are packed together: few enough that it takes little memory, so many that it costs no row.
 GROUP = 1 << 20

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hyperpod_ft.data.mixing.mixture import Numbers
 from hyperpod_ft.data.stored.spool import Spool
-from hyperpod_ft.data.tokenization import Tokens
+from hyperpod_ft.data.tokens import Tokens
 
 Integers = NDArray[np.int64]
 

@@ -1,4 +1,4 @@
-"""How a model writes what is not text for the reader: calls of tools, and reasoning. Its chat template shows it.
+"""How a model writes what is not text for the reader: tool calls, and reasoning. Its chat template shows it.
 
 A template writes earlier answers in the form that the model was taught, and most tell the model this form as well.
 """
@@ -58,7 +58,7 @@ class AnswerFormat:
 def of_template(text: str) -> AnswerFormat:
     """The format of a chat template, given as its Jinja text."""
     found = [tools for tools, mark in _MARKS.items() if mark.search(text)]
-    # a template that shows several lets the request choose; its answers cannot be told in advance
+    # a template with several forms lets the request choose one: its answers cannot be predicted
     return AnswerFormat(found[0] if len(found) == 1 else None, THINK_END in text)
 
 

@@ -261,7 +261,7 @@ def _continuation(
     context: str,
     after: str,
 ) -> str | None:
-    """What `after`, the text with the turn, has after `context`, the text that asks for it; None if there is none."""
+    """How `after`, the text with the turn, continues `context`, the text that asks for it; None if it does not."""
     if after.startswith(context):
         return after[len(context) :]
     asks = len(context) - _shared(context, renderer.text(shown[:place], given))

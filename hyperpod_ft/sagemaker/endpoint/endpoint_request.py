@@ -146,7 +146,7 @@ def environment(target: Target) -> dict[str, str]:
 
 
 def _answer_options(prefix: str, target: Target) -> dict[str, str]:
-    """What makes the server read calls of tools and reasoning in the answers."""
+    """What makes the server read tool calls and reasoning in the answers."""
     options = target.answers.vllm_options
     return {prefix + option.upper().replace("-", "_"): value for option, value in options.items()}
 

@@ -1,1 +1,1 @@
-"""What a model writes besides text for the reader: reasoning and calls of tools. Pure; what is malformed stays text."""
+"""What a model writes besides text for the reader: reasoning and tool calls. Pure; what is malformed stays text."""

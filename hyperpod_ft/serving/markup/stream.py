@@ -1,7 +1,7 @@
 """An answer's text, in the pieces in which it is made, as its parts.
 
-Reasoning stands first, in <think>; a call is given once it is complete; no markup is given as content. What looks like
-a call and is none is content as it stands.
+Reasoning stands first, in <think>; a call is given once it is complete; no markup is given as content. Text that looks
+like a call but is not one is content.
 """
 
 from collections.abc import Collection

@@ -11,7 +11,8 @@ from hyperpod_ft.data.context_check import check
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.reading import RawRow
 from hyperpod_ft.data.text import formats
-from hyperpod_ft.data.tokenization import Tokens, separated, tokenize
+from hyperpod_ft.data.tokenization import separated, tokenize
+from hyperpod_ft.data.tokens import Tokens
 from hyperpod_ft.errors import UserError
 from tests.unit.tiny_tokenizer import CHATML, END, make
 

@@ -10,11 +10,12 @@ from pydantic import ValidationError
 
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.encoder import Encoder
+from hyperpod_ft.data.fitting import TOO_LONG
 from hyperpod_ft.data.reading import chunks
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows, fill_seq2seq, pack_seq2seq
 from hyperpod_ft.data.text.example import Example
 from hyperpod_ft.data.text.formats import examples
-from hyperpod_ft.data.tokenization import TOO_LONG, TokenizedChunk, tokenize, tokenize_chunk
+from hyperpod_ft.data.tokenization import TokenizedChunk, tokenize, tokenize_chunk
 from hyperpod_ft.data.tokenizer import encode, source_ids
 from tests.unit.tiny_tokenizer import make
 

@@ -11,7 +11,7 @@ from hyperpod_ft.data.stored import packings as stored_packings
 from hyperpod_ft.data.stored import token_stream
 from hyperpod_ft.data.stored.packings import StoredPackings
 from hyperpod_ft.data.stored.token_stream import StoredTokens, TokenStream
-from hyperpod_ft.data.tokenization import Tokens
+from hyperpod_ft.data.tokens import Tokens
 
 
 def stored(directory: Path, lengths: np.ndarray, documents: int = 1) -> tuple[Tokens, StoredTokens]:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyperpod_ft.data.mixing import duplicates
-from hyperpod_ft.data.tokenization import Tokens
+from hyperpod_ft.data.tokens import Tokens
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=40)
 

@@ -1,4 +1,4 @@
-"""Which form a model's calls of tools have, by its chat template; and what vLLM is told of it."""
+"""The form of a model's tool calls, found from its chat template, and vLLM's options for it."""
 
 import json
 from pathlib import Path
