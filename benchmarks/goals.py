@@ -216,7 +216,7 @@ def _training_goal(case: str, what: str, must: float, aim: float) -> Goal:
 
 
 def _gpu_goals(case: str, what: str, must_mfu: float, aim_mfu: float, aim_rate: float | None) -> Iterator[Goal]:
-    title, sizes = f"one H200, {what}", (case,)
+    title, sizes = f"one GPU, {what}", (case,)
     yield Goal(f"{title}, over TRL's", "gpu", sizes, training_ratio, "{:.2f}x", 1.3, is_rate=True, over_peers=True)
     yield Goal(f"{title}, MFU", "gpu", sizes, mfu_percent, "{:.0f} %", must_mfu, aim_mfu, is_rate=True)
     if aim_rate:
@@ -253,7 +253,7 @@ GOALS = (
         for case, what in EPOCHS.items()
     ),
     *_gpu_goals("lora-8b-4096", "8B LoRA, bf16, packed 4096", 45, 52, 14_000),
-    Goal("one H200, 8B LoRA, packed 4096, memory", "gpu", ("lora-8b-4096",), device_gib, "{:.0f} GiB", None, 75),
+    Goal("one GPU, 8B LoRA, packed 4096, memory", "gpu", ("lora-8b-4096",), device_gib, "{:.0f} GiB", None, 75),
     *_gpu_goals("lora-8b-8192", "8B LoRA, bf16, packed 8192", 45, 52, 12_000),
     *_gpu_goals("full-1b-4096", "1B, all parameters, packed 4096", 40, 50, None),
     *_checkpoint_goals("merge", 1.15, 400, 150),

@@ -1,11 +1,11 @@
-"""Benchmarks engine torch on one GPU of a p5en.48xlarge (H200): tokens per second, MFU and memory; needs no network.
+"""Benchmarks engine torch on one H100 or H200: tokens per second, MFU and memory; needs no network.
 
 python -m benchmarks.gpu [CASE ...]
 
 Runs in the environment it is started in. If TRL is installed there, it is compared as it comes, with gradient
-checkpointing, and without: with Liger's kernels and torch's attention, and compiled (flash attention 2 and 3 are not
-tried). Weights and tokens are random: zeros would make the GPU 13 % too fast. Writes benchmarks/results/gpu.json, and
-16 GB of weights below `--work` for the time of an 8B case. Exits with 1 when a goal is missed.
+checkpointing, and without: compiled, and with Liger's kernels (flash attention 2 and 3 are not tried). Weights and
+tokens are random: zeros would make the GPU 13 % too fast. Writes benchmarks/results/gpu.json, and 16 GB of weights
+below `--work` for the time of an 8B case. Exits with 1 when a goal is missed.
 """
 
 import importlib.util
@@ -27,9 +27,9 @@ CASES = {
     "full-1b-4096": Case("full", "bf16", 4096, 8, 4, LLAMA_1B, INSTANCE),
 }
 PEERS: dict[str, dict[str, Any]] = {
+    "trl, flex, compiled": {"fused_head": True, "attention": "flex_attention", "compile": True},
     "trl, liger, flex": {"fused_head": True, "liger": True, "attention": "flex_attention"},
     "trl, liger": {"fused_head": True, "liger": True},
-    "trl, flex, compiled": {"fused_head": True, "attention": "flex_attention", "compile": True},
     "trl, as it comes": {"fused_head": True, "gradient_checkpointing": True},
 }
 
