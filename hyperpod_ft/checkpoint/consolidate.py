@@ -135,7 +135,7 @@ def consolidate_model(
     written_as = {name: tensor.dtype for name, tensor in tensors.items()}
     weights = {tensor.name: tensor for tensor in read_model(base)} if base else {}
     if base is not None:
-        tensors = _match(where, tensors, weights, _is_tied(base, weights))
+        tensors = _match(checkpoint, tensors, weights, _is_tied(base, weights))
         written_as = {name: weights[name].dtype for name in tensors}
     if dtype != "base":
         written_as = {
@@ -166,7 +166,7 @@ def check_fit(checkpoint: ShardedCheckpoint, base: Path) -> None:
     for adapter in checkpoint.adapters:
         lora.check_fit(checkpoint.directory, adapter.config, adapter.tensors, weights, is_tied)
     if not checkpoint.adapters:
-        _match(checkpoint.directory, {tensor.name: tensor for tensor in checkpoint.model}, weights, is_tied)
+        _match(checkpoint, {tensor.name: tensor for tensor in checkpoint.model}, weights, is_tied)
 
 
 def _is_tied(base: Path, weights: Mapping[str, LogicalTensor]) -> bool:
@@ -186,9 +186,13 @@ def _identity(tensors: Collection[LogicalTensor]) -> dict[str, Any]:
 
 
 def _match(
-    where: Path, trained: Mapping[str, LogicalTensor], base: Mapping[str, LogicalTensor], is_tied: bool
+    checkpoint: ShardedCheckpoint,
+    trained: Mapping[str, LogicalTensor],
+    base: Mapping[str, LogicalTensor],
+    is_tied: bool,
 ) -> dict[str, LogicalTensor]:
     """The tensor to write for each name of the base, in the base's order."""
+    where = checkpoint.directory
     both = (
         {model_directory.OUTPUT, model_directory.embedding(base) or model_directory.embedding(trained) or ""}
         if is_tied
@@ -201,7 +205,7 @@ def _match(
         trained = {**trained, **{name: shared.renamed(name) for name in model_directory.SHARED_ALIASES if name in base}}
     sources = {}
     for name, tensor in base.items():
-        source = trained.get(name) or (tensor if name.endswith(_UNUSED) else None)
+        source = trained.get(name) or (tensor if name in checkpoint.left or name.endswith(_UNUSED) else None)
         if source is None:
             raise UserError(
                 f"{where}: tensor {name} of the base model is missing",

@@ -37,9 +37,15 @@ from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.consolidate import check_fit
 from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
 from hyperpod_ft.checkpoint.sharded import description
-from hyperpod_ft.checkpoint.sharded.description import BaseModelSource, Description, LoraDescription, RankDegrees
+from hyperpod_ft.checkpoint.sharded.description import (
+    BaseModelSource,
+    Description,
+    HeldParts,
+    LoraDescription,
+    RankDegrees,
+)
 from hyperpod_ft.checkpoint.sharded.sharded import of_engine
-from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.errors import UserError
@@ -122,7 +128,11 @@ class CheckpointFile:
 
 
 def write_description(
-    task: TrainingTask, progress: TrainingProgress, directory: Path, files: Mapping[str, CheckpointFile]
+    task: TrainingTask,
+    progress: TrainingProgress,
+    directory: Path,
+    files: Mapping[str, CheckpointFile],
+    held: HeldParts | None = None,
 ) -> None:
     """Write the description of an otherwise complete checkpoint; `files`: all of its files, by name."""
     config = task.config
@@ -137,6 +147,7 @@ def write_description(
         progress=asdict(progress),
         files={name: file.size for name, file in files.items()},
         sha256={name: file.sha256 for name, file in files.items()},
+        held=dict(held or {}),
     )
     description.write(directory, described)
 
@@ -156,20 +167,27 @@ def describe_lora(lora: Lora, base_model: Path) -> LoraDescription:
     )
 
 
-def check_consolidable(trained: Mapping[str, Sequence[int]], lora: Lora | None, base_model: Path) -> None:
+def check_consolidable(
+    trained: Mapping[str, Sequence[int]], lora: Lora | None, base_model: Path, held: HeldParts
+) -> None:
     """Raise UserError unless stage consolidate will find what it needs in a checkpoint, by names and shapes.
 
-    `trained`: the shape of each parameter that is trained, by its name in checkpoints; `lora`: None with method full.
-    transformers arranges some tensors of files differently: it has the experts of a mixture in one.
+    `trained`: the shape of each parameter that is trained, by its name in checkpoints; `lora`: None with method full;
+    `held`: as in checkpoint.json.
     """
     described = describe_lora(lora, base_model) if lora else None
-    tensors = [LogicalTensor(name, "F32", tuple(shape), ()) for name, shape in trained.items()]
+    tensors = [LogicalTensor(name, "F32", tuple(shape), (_whole(shape),)) for name, shape in trained.items()]
     source = BaseModelSource(source="", revision=None)
     try:
-        check_fit(of_engine(base_model, described, source, tensors), base_model)
+        check_fit(of_engine(base_model, described, source, tensors, held), base_model)
     except UserError as error:
         raise UserError(
             f"model.source: what this model's training saves could not be consolidated: {error.problem}",
             "set training.method to lora, and lora.target_modules to linear layers that transformers and the model's"
             " files name alike, such as those of attention",
         ) from error
+
+
+def _whole(shape: Sequence[int]) -> Piece:
+    """All of a tensor that is not stored anywhere."""
+    return Piece(Path(), 0, (0,) * len(shape), tuple(shape), contiguous_strides(tuple(shape)))

@@ -41,7 +41,7 @@ from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows, fill_seq2seq, pack_seq
 from hyperpod_ft.data.stored import packings as stored_packings
 from hyperpod_ft.data.stored.packings import GROUP, AnyPacking, StoredPackings
 from hyperpod_ft.data.stored.token_stream import StoredTokens, TokenStream
-from hyperpod_ft.data.text import rendering
+from hyperpod_ft.data.text import rendering, run_prompts
 from hyperpod_ft.data.tokens import Tokens
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -96,9 +96,14 @@ def work(run: Run) -> Result:
             of_sources = _source_reports(sources, examples, kept, drawn, held_out)
         report = _report(counts, examples, drawn, rows, dataset, texts, of_sources)
         if "chat" in dataset.formats:
-            chats = context_check.chat_report(counts.chats, run.paths.base_model, encoder, found, examples)
-            report = replace(report, chats=chats)
-        prepared.write_samples(directory, _samples(splits, found))
+            in_chats = context_check.chat_report(counts.chats, run.paths.base_model, encoder, found, examples)
+            report = replace(report, chats=in_chats)
+        samples = _samples(splits, found)
+        if encoder.tokenizer is not None:
+            # stage generate asks them after the training
+            chats = any(sample.templated for sample in samples)
+            run_prompts.as_asked(run.config.generate.prompts, dataset.questions, encoder.tokenizer, chats=chats)
+        prepared.write_samples(directory, samples)
         shown.write(directory, [found[number].shown(encoder) for number in splits["train"][:_SHOWN].tolist()])
         prepared.write_report(directory, report.as_dict())
     for line in report.lines():

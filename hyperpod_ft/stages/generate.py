@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,13 +25,11 @@ from transformers.utils import logging as transformers_logging
 
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import tokenizer as tokenizers
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
-from hyperpod_ft.data.text import formats
-from hyperpod_ft.data.text.prompts import is_chat
+from hyperpod_ft.data.text import run_prompts
 from hyperpod_ft.data.tokenizer import Tokenizer
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.answers import as_text, found_in
@@ -117,16 +115,7 @@ def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenize
         return tokenizers.prompt_ids(tokenizer, text, chat=chat)
 
     questions = []
-    for number, given in enumerate(wanted.prompts):
-        prompt = _as_chat(asked, given) if chats else given
-        if isinstance(prompt, str):
-            questions.append(_Question("prompts", prompt, ids_of(prompt, chat=False)))
-            continue
-        try:
-            text = formats.prompt_of(asked, prompt, tokenizer)
-        except UserError as error:
-            raise UserError(f"generate.prompts.{number}: {error}", "write it as a row of the dataset") from error
-        templated = is_chat(asked, prompt)
+    for text, templated in run_prompts.as_asked(wanted.prompts, asked, tokenizer, chats=chats):
         questions.append(_Question("prompts", text, ids_of(text, chat=templated), templated=templated))
     splits: tuple[tuple[Literal["train", "validation"], int], ...] = (
         ("train", wanted.train_samples),
@@ -145,15 +134,6 @@ def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenize
     if empty := [question for question in questions if not question.text.strip()]:
         raise UserError(f"generate: a prompt from {empty[0].origin} is empty", "write a prompt with text")
     return questions
-
-
-def _as_chat(dataset: Dataset, prompt: str | dict[str, Any]) -> dict[str, Any]:
-    """A prompt for raw rows that are chats: a string is the user's message."""
-    key = "messages" if dataset.format == "chat" else "prompt"
-    row = {key: prompt} if isinstance(prompt, str) else prompt
-    if isinstance(row.get(key), str):
-        return row | {key: [{"role": "user", "content": row[key]}]}
-    return row
 
 
 def _ask(

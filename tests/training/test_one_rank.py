@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, GPTNeoConfig, MixtralConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GPTNeoConfig
 
 from hyperpod_ft import publish
 from hyperpod_ft.engines import checkpoint_directory
@@ -230,9 +230,9 @@ def test_a_model_of_another_family_trains_with_one_document_a_row(make_run: Make
     assert facts["steps"] == 4
 
 
-@pytest.mark.parametrize("model_type", ["gpt_neox", "granitemoe", "gpt2"])
+@pytest.mark.parametrize("model_type", ["gpt_neox", "gpt2"])
 def test_tensors_that_transformers_renames_keep_their_names_in_files(make_run: MakeRun, model_type: str) -> None:
-    config = AutoConfig.for_model(model_type, **SIZES | {"vocab_size": 128, "num_local_experts": 4})
+    config = AutoConfig.for_model(model_type, **SIZES | {"vocab_size": 128})
     settings = {"training.method": "full", "training.learning_rate": 1e-4, "training.save_every_steps": 2}
     run = make_run(model=config, settings=settings)
     if model_type == "gpt2":
@@ -250,10 +250,3 @@ def test_tensors_that_transformers_renames_keep_their_names_in_files(make_run: M
     for name, tensor in tuned.items():
         # a little changed by training: not another tensor of the same shape
         assert 0 < (tensor - base[name]).abs().max() < 1e-3, name
-
-
-def test_a_mixture_that_could_not_be_consolidated_does_not_begin(make_run: MakeRun) -> None:
-    sizes = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
-    model = MixtralConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)
-    with pytest.raises(UserError, match=r"could not be consolidated: .*experts\.0\."):
-        train_here(make_run(model=model, settings={"training.method": "full"}))

@@ -20,6 +20,23 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+# what a type of mixtures of experts needs besides
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_DEEPSEEK = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+_LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+_LATENT |= {"head_dim": 4, "num_key_value_heads": 4}
+MIXTURES = {
+    "mixtral": _EXPERTS | {"num_local_experts": 4},
+    "granitemoe": {"num_experts_per_tok": 2, "num_local_experts": 4},
+    "olmoe": _EXPERTS | {"num_experts": 4},
+    "qwen2_moe": _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 16},
+    "qwen3_moe": _EXPERTS | {"num_experts": 4},
+    "qwen3_next": _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 16, "num_hidden_layers": 4},
+    "glm4_moe": _EXPERTS | _DEEPSEEK,
+    "deepseek_v3": _EXPERTS | _DEEPSEEK | _LATENT,
+    "gpt_oss": {"num_experts_per_tok": 2, "num_local_experts": 4},
+    "ernie4_5_moe": _EXPERTS | {"moe_num_experts": 4, "moe_k": 2},
+}
 
 
 def as_published(gpt2: Path) -> None:

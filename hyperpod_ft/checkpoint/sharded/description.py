@@ -61,10 +61,25 @@ class RankDegrees(_Part):
     tensor_parallel: int
 
 
+class HeldPart(_Part):
+    """A box of a checkpoint's tensor that is one of the model files' too: an expert, of a tensor of all experts."""
+
+    tensor: str  # the checkpoint's
+    start: tuple[int, ...]  # in the checkpoint's tensor, as is the shape
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]  # for each axis of the files' tensor, the checkpoint's
+    at: tuple[int, ...]  # where the box begins in the files' tensor
+
+
+HeldParts = Mapping[str, tuple[HeldPart, ...]]
+
+
 class Description(_Part):
     """`fingerprint`: of the run's stage `train`. `files`: sizes in bytes; `sha256`: hex digests of the same files.
 
     `lora` is None with method `full`. `progress` belongs to the engine: the counters that a restart continues from.
+    `held`: what each tensor of the base model's files consists of that transformers arranges otherwise; nothing, for
+    one that training leaves as it is.
     """
 
     format: Literal[4] = FORMAT
@@ -78,6 +93,7 @@ class Description(_Part):
     progress: dict[str, Any]
     files: dict[str, int]
     sha256: dict[str, str]
+    held: dict[str, tuple[HeldPart, ...]] = {}
 
     @model_validator(mode="after")
     def _consistent(self) -> "Description":

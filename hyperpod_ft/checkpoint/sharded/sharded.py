@@ -4,7 +4,7 @@ Two kinds are known: neuronx-distributed's as optimum-neuron writes them (nxd), 
 with engine torch's checkpoint.json or without.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class ShardedCheckpoint:
     """A checkpoint: adapters, or the whole model by Hugging Face's names.
 
     `files`: the directory of a whole model's config.json and tokenizer, if the checkpoint has them. `archives`: the
-    files of the tensors, with checksums.
+    files of the tensors, with checksums. `left`: the base's tensors that training leaves as they are.
     """
 
     directory: Path
@@ -46,6 +46,7 @@ class ShardedCheckpoint:
     model: tuple[LogicalTensor, ...]
     files: Path | None
     archives: tuple[Archive, ...] = ()
+    left: frozenset[str] = frozenset()
 
     @property
     def tensors(self) -> tuple[LogicalTensor, ...]:
@@ -113,7 +114,7 @@ def _own(directory: Path, tensors: Sequence[LogicalTensor]) -> ShardedCheckpoint
             f"{directory / dcp.INDEX}: is damaged: its SHA-256 differs from the one in {description.NAME}",
             "use an earlier checkpoint",
         )
-    return of_engine(directory, described.lora, described.base_model, tensors)
+    return of_engine(directory, described.lora, described.base_model, tensors, described.held)
 
 
 def of_engine(
@@ -121,10 +122,12 @@ def of_engine(
     lora: description.LoraDescription | None,
     base: description.BaseModelSource,
     tensors: Sequence[LogicalTensor],
+    held: description.HeldParts,
 ) -> ShardedCheckpoint:
     """A checkpoint of engine torch with these trained parameters. Raises UserError when one is not the adapter's."""
     if lora is None:
-        return ShardedCheckpoint(directory, (), tuple(tensors), None)
+        left = frozenset(name for name, parts in held.items() if not parts)
+        return ShardedCheckpoint(directory, (), tuple(_as_in_files(tensors, held)), None, left=left)
     config = AdapterConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
@@ -138,6 +141,21 @@ def of_engine(
     named = tuple(tensor.renamed(PREFIX + tensor.name) for tensor in tensors)
     values = config.as_peft(base.source, base.revision, lora.dropout, lora.task, lora.fan_in_fan_out)
     return ShardedCheckpoint(directory, (ShardedAdapter("default", values, named),), (), None)
+
+
+def _as_in_files(tensors: Sequence[LogicalTensor], held: description.HeldParts) -> Iterator[LogicalTensor]:
+    """The tensors under the names and in the form of the base model's files."""
+    holders = {part.tensor for parts in held.values() for part in parts}
+    by_name = {tensor.name: tensor for tensor in tensors}
+    yield from (tensor for tensor in tensors if tensor.name not in holders)
+    for name, parts in held.items():
+        if parts and all(part.tensor in by_name for part in parts):
+            boxes = [
+                by_name[part.tensor].part(part.start, part.shape).with_axes(part.axes).moved(part.at) for part in parts
+            ]
+            shape = tuple(max(sizes) for sizes in zip(*(box.shape for box in boxes), strict=True))
+            pieces = tuple(piece for box in boxes for piece in box.pieces)
+            yield LogicalTensor(name, boxes[0].dtype, shape, pieces)
 
 
 def _with_adapter(directory: Path, config: dict[str, Any], tensors: Sequence[LogicalTensor]) -> ShardedCheckpoint:

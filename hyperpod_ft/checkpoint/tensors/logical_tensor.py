@@ -113,6 +113,27 @@ class LogicalTensor:
         assert sum(math.prod(piece.shape) for piece in pieces) == math.prod(shape), self.name
         return LogicalTensor(self.name, self.dtype, shape, pieces)
 
+    def with_axes(self, axes: Sequence[int]) -> "LogicalTensor":
+        """The same elements with these axes, in this order; what is left out has length 1. Without replicas."""
+
+        def taken(values: Sequence[int]) -> tuple[int, ...]:
+            return tuple(values[axis] for axis in axes)
+
+        pieces = tuple(
+            replace(piece, start=taken(piece.start), shape=taken(piece.shape), strides=taken(piece.strides))
+            for piece in self.pieces
+        )
+        return LogicalTensor(self.name, self.dtype, taken(self.shape), pieces)
+
+    def moved(self, by: Sequence[int]) -> "LogicalTensor":
+        """The same elements in a larger tensor, from `by` to its end; what is before them is missing."""
+
+        def added(values: Sequence[int]) -> tuple[int, ...]:
+            return tuple(one + other for one, other in zip(values, by, strict=True))
+
+        pieces = tuple(replace(piece, start=added(piece.start)) for piece in self.pieces)
+        return LogicalTensor(self.name, self.dtype, added(self.shape), pieces)
+
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides in elements."""

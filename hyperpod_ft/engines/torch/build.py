@@ -20,7 +20,7 @@ from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
-from hyperpod_ft.engines.torch.loading.weights import locate, names_in_files
+from hyperpod_ft.engines.torch.loading.weights import held_parts, locate, names_in_files
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import (
@@ -77,7 +77,8 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
         total_parameters += trainable_parameters
     stored_names = names_in_files(weights)
     lora = config.lora if config.training.method == "lora" else None
-    checkpoint_directory.check_consolidable(trained_shapes(model, stored_names), lora, task.base_model)
+    parts = {} if lora else held_parts(model, weights, task.base_model)
+    checkpoint_directory.check_consolidable(trained_shapes(model, stored_names), lora, task.base_model, parts)
     cut = _stages(task.layout, model)
     splits = _divide(model, task.layout, mesh["tp"], cut) if mesh["tp"].size() > 1 else {}
     own_stages = cut[mesh.get_local_rank("pp") :: mesh["pp"].size()]
@@ -98,7 +99,7 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
         trained_weights = ShardedWeights(model, shards, mesh, sharding, several_stages=len(own_stages) > 1)
     else:
         trained_weights = _replicated(model, weights, shards, mesh, offload=sharding.offload == "optimizer")
-    trained_weights.stored_names = stored_names
+    trained_weights.stored_names, trained_weights.held = stored_names, parts
     return ShardedModel(model.train(), trained_weights, own_stages, trainable_parameters, total_parameters)
 
 

@@ -22,7 +22,7 @@ from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.checkpoint_directory import check_consolidable
 from hyperpod_ft.engines.torch.build import trained_shapes, whole_model
-from hyperpod_ft.engines.torch.loading.weights import locate, names_in_files
+from hyperpod_ft.engines.torch.loading.weights import held_parts, locate, names_in_files
 from hyperpod_ft.engines.torch.lora.adapters import adapt
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 
@@ -38,14 +38,16 @@ def check(directory: Path, lora: Lora | None) -> None:
         if lora:
             adapt(model, lora, seed=0)
         if located:
-            check_consolidable(trained_shapes(model, names_in_files(located)), lora, directory)
+            check_consolidable(
+                trained_shapes(model, names_in_files(located)), lora, directory, held_parts(model, located, directory)
+            )
     except UserError as error:
         if joined is None or not targets or (lora and lora.target_modules and error.problem.startswith("lora.")):
             raise
         raise UserError(
             f"model.source: transformers keeps several tensors of this model's files in one, {joined} (such as all"
-            " experts of a layer), which can be neither adapted nor consolidated yet",
-            f"train the other layers: set training.method to lora and lora.target_modules to [{targets}]",
+            " experts of a layer), which LoRA cannot adapt",
+            f"set lora.target_modules to the other layers, [{targets}], or training.method to full",
         ) from error
 
 

@@ -238,3 +238,15 @@ def test_errors_name_the_source(tmp_path: Path, sources: Sources, keys: dict[str
         stage.work(run)
     assert problem in str(error.value) and "\n" not in str(error.value)
     assert not run.paths.dataset_path.exists()
+
+
+def test_a_prompt_that_the_template_refuses_is_known_before_the_training(tmp_path: Path) -> None:
+    said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "how many"}]
+    more = {"generate": {"prompts": ["how many", {"messages": said}]}}
+    run = mixed_run(tmp_path, {"chat": ("chat", chats(9), {})}, more, validation_share=0)
+    template = run.paths.base_model / "chat_template.jinja"
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    template.write_text(refusing + template.read_text())
+    with pytest.raises(UserError, match=r"generate\.prompts\.1: .*no system role"):
+        stage.work(run)
+    assert not run.paths.dataset_path.exists()

@@ -20,7 +20,7 @@ from hyperpod_ft.data.mixing.mixture import spread
 from hyperpod_ft.data.mixing.source_report import SourceReport
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.prepared import PreparedDataset
-from hyperpod_ft.data.text import formats
+from hyperpod_ft.data.text import formats, run_prompts
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.evaluation.answers import as_text
 from hyperpod_ft.evaluation.greedy import answers
@@ -246,7 +246,7 @@ def test_a_text_is_what_the_user_says_where_rows_are_chats(dataset_format: str) 
     key = "messages" if dataset_format == "chat" else "prompt"
     said = [{"role": "user", "content": "hello"}]
     for prompt in ("hello", {key: "hello"}, {key: said}):
-        row = generate._as_chat(dataset, prompt)  # type: ignore[arg-type]
+        row = run_prompts.as_chat(dataset, prompt)  # type: ignore[arg-type]
         assert row == {key: said}
         assert formats.prompt_of(dataset, row, make()) == make().apply_chat_template(
             said, tokenize=False, add_generation_prompt=True

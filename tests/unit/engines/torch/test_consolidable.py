@@ -18,16 +18,9 @@ from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import download, env
 from tests.unit import tiny_t5
-from tests.unit.tiny_families import SIZES, as_published
+from tests.unit.tiny_families import MIXTURES, SIZES, as_published
 
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-MIXTURES: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {"num_experts": 4},
-    "mixtral": {},
-    "olmoe": {"num_experts": 4},
-    "glm4_moe": {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
-    "qwen3_next": {"num_experts": 4, "shared_expert_intermediate_size": 16, "num_hidden_layers": 4},
-}
+IN_FILES_AS_ONE = {"granitemoe", "gpt_oss"}
 OTHER_NAMES = ("gpt_neo", "phi")  # than Llama's
 DENSE = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "granite", "olmo2"),
@@ -45,21 +38,24 @@ def save(directory: Path, model_type: str, **values: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("model") / "mixtral", "mixtral", **EXPERTS)
+    return save(tmp_path_factory.mktemp("model") / "mixtral", "mixtral", **MIXTURES["mixtral"])
 
 
-@pytest.mark.parametrize("model_type", MIXTURES)
-def test_mixtures_are_refused_but_for_their_attention(model_type: str, tmp_path: Path) -> None:
-    directory = save(tmp_path, model_type, **EXPERTS | MIXTURES[model_type])
+@pytest.mark.parametrize("model_type", sorted(MIXTURES.keys() - IN_FILES_AS_ONE))
+def test_an_adapter_of_experts_is_refused_and_all_else_is_not(model_type: str, tmp_path: Path) -> None:
+    directory = save(tmp_path, model_type, **MIXTURES[model_type])
+    check(directory, None)
     targets = needed_targets(directory)
-    assert targets and {"q_proj", "k_proj", "v_proj", "o_proj"} <= {*targets} and "lm_head" not in targets
-    for lora in (None, Lora()):
-        with pytest.raises(UserError, match=r"model\.source: .*\.experts\.") as refused:
-            check(directory, lora)
-        remedy = refused.value.remedy
-        assert "training.method to lora" in remedy and f"lora.target_modules to [{', '.join(targets)}]" in remedy
+    assert targets and "o_proj" in targets and "lm_head" not in targets
+    with pytest.raises(UserError, match=r"model\.source: .*\.experts\.") as refused:
+        check(directory, Lora())
+    remedy = refused.value.remedy
+    assert (
+        "training.method to full" in remedy
+        and f"lora.target_modules to the other layers, [{', '.join(targets)}]" in remedy
+    )
     check(directory, Lora(target_modules=tuple(targets)))
-    with pytest.raises(UserError, match=r"lora\.target_modules: 'wqkv' .* q_proj"):
+    with pytest.raises(UserError, match=r"lora\.target_modules: 'wqkv' .* o_proj"):
         check(directory, Lora(target_modules=("wqkv",)))
 
 
@@ -103,7 +99,7 @@ def run_of(make_run: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
 
 def test_a_submission_is_refused(mixtral: Path, run_of: Callable[[Path], Run]) -> None:
     run = run_of(mixtral)
-    with pytest.raises(UserError, match=r"experts.*; .*lora\.target_modules to \[q_proj") as refused:
+    with pytest.raises(UserError, match=r"experts.*; .*lora\.target_modules to the other layers, \[q_proj") as refused:
         check_run(run)
     assert len(str(refused.value).splitlines()) == 1
     output = run.paths.root / "run.yaml"
@@ -114,11 +110,10 @@ def test_a_submission_is_refused(mixtral: Path, run_of: Callable[[Path], Run]) -
     check_run(Run.of(config))
 
 
-def test_a_mixture_whose_files_have_its_experts_as_one_is_refused_but_for_its_attention(
+def test_an_adapter_of_experts_that_the_files_have_as_one_is_refused(
     run_of: Callable[..., Run], tmp_path: Path
 ) -> None:
-    """Its experts are trained and consolidated, but no linear modules that an adapter could change."""
-    directory = save(tmp_path / "granitemoe", "granitemoe", num_local_experts=4, num_experts_per_tok=2)
+    directory = save(tmp_path / "granitemoe", "granitemoe", **MIXTURES["granitemoe"])
     with pytest.raises(UserError, match=r"lora\.target_modules: 'gate_proj' matches no module"):
         check_run(run_of(directory))
     targets = needed_targets(directory)

@@ -1,0 +1,58 @@
+"""Mixtures of experts, all parameters trained: the tuned model's files are arranged as the base model's are."""
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.planning.families import SEPARATING_FAMILIES
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import consolidate
+from tests.training.conftest import VOCABULARY, Jobs, MakeRun, train_here
+from tests.unit.tiny_families import MIXTURES, SIZES
+
+pytestmark = pytest.mark.training
+
+SETTINGS = {"training.method": "full", "training.learning_rate": 1e-4, "training.save_every_steps": 2}
+
+
+def config_of(model_type: str) -> PretrainedConfig:
+    return AutoConfig.for_model(model_type, **SIZES | MIXTURES[model_type] | {"vocab_size": VOCABULARY})
+
+
+def assert_tuned(run: Run) -> None:
+    """Every parameter has changed a little, as training changes it: it is not another one of the same shape."""
+    directories = run.paths.base_model, run.paths.tuned_model
+    base_files, tuned_files = ({(each.name, each.dtype, each.shape) for each in read_model(one)} for one in directories)
+    assert tuned_files == base_files
+    models = [AutoModelForCausalLM.from_pretrained(directory) for directory in directories]
+    base, tuned = (dict(model.named_parameters()) for model in models)
+    # transformers itself freezes this one
+    for name, tensor in ((name, tuned[name]) for name in tuned if "e_score_correction_bias" not in name):
+        change = (tensor - base[name]).abs().flatten(1 if ".experts." in name and tensor.ndim == 3 else 0)
+        # of each expert
+        assert change.amax(-1).min() > 0 and change.max() < 1e-3, name
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_a_mixture_is_trained_and_consolidated(make_run: MakeRun, model_type: str) -> None:
+    packing = "bfd" if model_type in SEPARATING_FAMILIES else "none"
+    run = make_run(model=config_of(model_type), settings=SETTINGS | {"dataset.packing": packing})
+    train_here(run)
+    consolidate.work(run)
+    assert_tuned(run)
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero3"])
+def test_experts_divided_over_ranks_are_consolidated(make_run: MakeRun, jobs: Jobs, sharding: str) -> None:
+    divided: dict[str, Any] = {"parallelism": {"ranks_per_node": 2, "sharding": sharding}}
+    run = make_run(model=config_of("qwen3_moe"), settings=SETTINGS | divided)
+    jobs.train(run)
+    consolidate.work(run)
+    assert_tuned(run)
+    run.paths.record_path("train").unlink()
+    (run.paths.checkpoints / "step-00000004" / "checkpoint.json").unlink()
+    jobs.train(run)
+    record = run.journal.record("train")
+    assert record is not None and record.facts["resumed_from"] == [2]
