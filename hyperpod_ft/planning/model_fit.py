@@ -13,6 +13,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.engine_rules import limits_of, rules_of
+from hyperpod_ft.planning.families import not_packed, packing_of
 from hyperpod_ft.planning.layout import Degrees, Layout, divisors
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
@@ -33,6 +34,7 @@ class TrainingFit:
     sharding: str  # what data-parallel ranks divide, in words
     memory: Memory | None  # None: unknown, or no accelerators
     pipeline: str | None = None  # how it is cut, in words; None without one
+    not_packed: str | None = None  # why a row has one example, where the run file leaves that open
 
 
 def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> TrainingFit:
@@ -44,9 +46,13 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
     shape, rules = check_trainable(config, degrees, model_config), rules_of(config.engine)
     memory = check_memory(config, degrees, shape) if shape else None
-    layout = rules.layout(config, degrees, str(model_config.get("model_type", "")), shape)
+    model_type = str(model_config.get("model_type", ""))
+    layout = rules.layout(config, degrees, model_type, shape)
     pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
-    return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, pipeline)
+    packs = config.dataset.packing != "auto" or packing_of("auto", config.engine, model_type) != "none"
+    return TrainingFit(
+        layout, rules.sharding(config, degrees, shape), memory, pipeline, None if packs else not_packed(model_type)
+    )
 
 
 def check_trainable(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> ModelShape | None:

@@ -216,7 +216,7 @@ _STAGES: dict[StageName, _Definition] = {
         shared=True,
         cpus=2,
     ),
-    "dataset": _Definition(3, ("env", "download"), lambda config, _: _settings(config, "dataset", "seed"), shared=True),
+    "dataset": _Definition(4, ("env", "download"), lambda config, _: _settings(config, "dataset", "seed"), shared=True),
     # before the training: a name that the harness does not know is found in time
     "tasks": _Definition(
         1,

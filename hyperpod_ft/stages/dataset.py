@@ -44,6 +44,7 @@ from hyperpod_ft.data.stored.token_stream import StoredTokens, TokenStream
 from hyperpod_ft.data.text import rendering, run_prompts
 from hyperpod_ft.data.tokens import Tokens
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning import families
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -60,6 +61,7 @@ Fill = Callable[[AnyPacking, Tokens, int, int], PackedRows | Seq2SeqRows]
 def work(run: Run) -> Result:
     dataset = run.config.dataset
     start = _decoder_start(run)
+    how = _packing_of(run)
     encoder = Encoder.load(run.paths.base_model, chat=dataset.may_have_messages)
     rendering.fix_date()
     run.paths.dataset_path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,8 +80,8 @@ def work(run: Run) -> Result:
     _require_training(sources, drawn)
     with publish.new_directory(run.paths.dataset_path) as directory:
         packings: dict[SplitName, list[StoredPackings]] = {
-            "train": [_pack(run, examples, drawn.train, start)],
-            "validation": [_pack(run, examples, chosen, start) for chosen in drawn.validation],
+            "train": [_pack(run, how, examples, drawn.train, start)],
+            "validation": [_pack(run, how, examples, chosen, start) for chosen in drawn.validation],
         }
         rows = {name: sum(one.row_count for one in of_split) for name, of_split in packings.items()}
         for name, of_split in packings.items():
@@ -136,7 +138,18 @@ def _require_training(sources: Sequence[TokenizedSource], drawn: Draw) -> None:
             )
 
 
-def _pack(run: Run, examples: StoredTokens, chosen: Numbers, decoder_start: int | None) -> StoredPackings:
+def _packing_of(run: Run) -> families.Packing:
+    """How examples fill rows; where the model decides that, a line says so."""
+    chosen, model_type = run.config.dataset.packing, str(read_config(run.paths.base_model).get("model_type", ""))
+    how = families.packing_of(chosen, run.config.engine, model_type)
+    if how != chosen and how == "none":
+        print(f"one example a row: {families.not_packed(model_type)}", flush=True)
+    return how
+
+
+def _pack(
+    run: Run, how: families.Packing, examples: StoredTokens, chosen: Numbers, decoder_start: int | None
+) -> StoredPackings:
     """Where the `chosen` examples lie in rows.
 
     `decoder_start`: of an encoder-decoder, whose rows have two parts; None for other models.
@@ -147,12 +160,12 @@ def _pack(run: Run, examples: StoredTokens, chosen: Numbers, decoder_start: int 
     for group, (first, stop) in enumerate(prepared.blocks_of(len(chosen), GROUP)):
         starts, lengths = examples.spans(chosen[first:stop])
         if label_tokens is None:
-            found.add(packing.pack(dataset.packing, starts, lengths, dataset.max_length, seed, group))
+            found.add(packing.pack(how, starts, lengths, dataset.max_length, seed, group))
             continue
-        assert dataset.max_target_length is not None and dataset.packing != "wrapped"
+        assert dataset.max_target_length is not None and how != "wrapped"
         widths = dataset.max_length, dataset.max_target_length
         targets = label_tokens[chosen[first:stop]].ravel().astype(np.int64)
-        found.add(pack_seq2seq(dataset.packing, starts.ravel(), lengths.ravel(), targets, widths, seed, group))
+        found.add(pack_seq2seq(how, starts.ravel(), lengths.ravel(), targets, widths, seed, group))
     return found
 
 

@@ -47,7 +47,7 @@ def test_a_container_that_may_not_create_the_next_job_says_so_and_watch_does(aws
 @pytest.fixture
 def in_store(aws: "Aws", tmp_path: Path) -> Command:
     section = Jobs(aws).section
-    values = training_run.values(tmp_path / "root", section, nodes=1, max_steps=200, save_every_steps=1000)
+    values = training_run.values(tmp_path / "root", section, nodes=1, max_steps=40, save_every_steps=1000)
     values["cluster"]["time_limit"] = "2"  # minutes, with notice 24 s before the end
     values["parallelism"] = {"ranks_per_node": 1}
     for section, example in (("model", "tiny-llama"), ("dataset", "qa.jsonl")):  # which no container sees
@@ -68,7 +68,7 @@ def test_a_run_in_a_store_continues_unwatched(in_store: Command, tmp_path: Path)
     freeze_until_notice(command)
     text, _ = following.communicate(timeout=300)
     assert following.returncode == 0, text
-    assert "step 200/200" in text
+    assert "step 40/40" in text
     assert "train: done" in text
     assert "generate: done" in command.run("logs", "generate", "-f")
     created = command.created()
@@ -80,7 +80,7 @@ def test_a_run_in_a_store_continues_unwatched(in_store: Command, tmp_path: Path)
     run = command.opened
     assert not run.paths.tuned_model.exists(), "the model is in the store, not here"
     assert "trained" in command.run("status")
-    assert json.loads(command.run("compare", str(run.paths.directory), "--json"))["runs"][0]["steps"] == 200
+    assert json.loads(command.run("compare", str(run.paths.directory), "--json"))["runs"][0]["steps"] == 40
     first, second = (training_run.log(command.aws, job) for job in command.jobs()[1:3])
     saved = re.search(r"close to the time limit; the next job resumes from step (\d+)", first)
     assert saved, first
@@ -90,7 +90,7 @@ def test_a_run_in_a_store_continues_unwatched(in_store: Command, tmp_path: Path)
 def freeze_until_notice(command: Command) -> None:
     """Suspend the training rank until the notice of the time limit has reached it."""
     wait_for(
-        lambda: "train-1" in command.created() and "\nstep 1/200" in training_run.log(command.aws, command.jobs()[1]),
+        lambda: "train-1" in command.created() and "\nstep 1/40" in training_run.log(command.aws, command.jobs()[1]),
         600,
         every=0.5,
     )

@@ -6,7 +6,6 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.planning.families import SEPARATING_FAMILIES
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, train_here
@@ -37,8 +36,7 @@ def assert_tuned(run: Run) -> None:
 
 @pytest.mark.parametrize("model_type", MIXTURES)
 def test_a_mixture_is_trained_and_consolidated(make_run: MakeRun, model_type: str) -> None:
-    packing = "bfd" if model_type in SEPARATING_FAMILIES else "none"
-    run = make_run(model=config_of(model_type), settings=SETTINGS | {"dataset.packing": packing})
+    run = make_run(model=config_of(model_type), settings=SETTINGS)
     train_here(run)
     consolidate.work(run)
     assert_tuned(run)

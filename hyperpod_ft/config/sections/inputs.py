@@ -148,10 +148,11 @@ class Preparation(Section):
         description="Formats `chat` and `preference`: values for the chat template, such as `enable_thinking: false`. A"
         " row may have its own.",
     )
-    packing: Literal["bfd", "wrapped", "none"] = Field(
-        "bfd",
+    packing: Literal["auto", "bfd", "wrapped", "none"] = Field(
+        "auto",
         description="`bfd` packs whole examples by best fit, `wrapped` concatenates all examples and cuts them into"
-        " rows, `none` pads each example to a row.",
+        " rows, `none` pads each example to a row. `auto`: `bfd`, or `none` for models whose examples"
+        " the engine cannot keep apart.",
     )
     overlong: Literal["drop", "truncate"] = Field(
         "drop",

@@ -18,6 +18,7 @@ from hyperpod_ft.planning.families import (
     Family,
     divisible_types,
     family_of,
+    not_packed,
 )
 from hyperpod_ft.planning.layout import Degrees, listed_divisors
 from hyperpod_ft.planning.lora import adapted_linears
@@ -263,10 +264,10 @@ def _check_own_attention(config: RunConfig, degrees: Degrees, family: str) -> No
             f" separate them in models of type {family}",
             "choose a model of another family",
         )
-    if config.dataset.packing != "none":
+    if config.dataset.packing in ("bfd", "wrapped"):
         raise UserError(
-            f"model.source: engine torch is not known to separate packed documents in models of type {family}",
-            "set dataset.packing: none",
+            f"model.source: {not_packed(family)}",
+            "set dataset.packing to auto",
         )
     if degrees.context_parallel > 1:
         raise UserError(

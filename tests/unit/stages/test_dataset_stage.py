@@ -297,3 +297,16 @@ def test_only_special_tokens_count_as_ends_of_turns(tmp_path: Path) -> None:
     perform(run, "dataset", stage.work)
     (end,) = PreparedDataset.open(run.paths.dataset_path).report()["chats"]["ends"]
     assert (end["text"], end["turns"]) == ("<|im_end|>", 1), "of a cut answer, the last token is any"
+
+
+def test_a_row_has_one_example_where_packed_ones_are_not_known_to_be_kept_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {}
+    for model_type in ("llama", "qwen3_next"):
+        run = prepared_run(tmp_path / model_type, dolly(20), validation_share=0)
+        (run.paths.base_model / "config.json").write_text(json.dumps({"model_type": model_type}))
+        perform(run, "dataset", stage.work)
+        rows[model_type] = PreparedDataset.open(run.paths.dataset_path).report()["train_rows"]
+        assert ("one example a row" in capsys.readouterr().out) == (model_type == "qwen3_next")
+    assert rows["llama"] < rows["qwen3_next"] == 20

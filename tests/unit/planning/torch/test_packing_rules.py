@@ -12,7 +12,7 @@ from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.model import attention, language_model
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.families import SEPARATING_FAMILIES
+from hyperpod_ft.planning.families import SEPARATING_FAMILIES, packing_of
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.parallelism import degrees_of
@@ -144,13 +144,13 @@ def test_a_family_with_its_window_in_a_mask_is_refused(make_run: MakeRun) -> Non
     """Its documents would be apart, but its attention would see beyond its window."""
     assert difference(packed("qwen2_moe", "cpu"), alone("qwen2_moe")) > 0.1
     with pytest.raises(UserError, match="qwen2_moe"):
-        check_family(make_run().config, ONE_RANK, "qwen2_moe")
+        check_family(make_run(dataset__packing="bfd").config, ONE_RANK, "qwen2_moe")
 
 
 @pytest.mark.parametrize("family", ["codegen", "opt", "bloom", "gpt_oss", "jamba", "qwen3_next", ""])
 def test_other_families_are_refused(make_run: MakeRun, family: str) -> None:
     with pytest.raises(UserError, match=family or "none"):
-        check_family(make_run().config, ONE_RANK, family)
+        check_family(make_run(dataset__packing="bfd").config, ONE_RANK, family)
 
 
 @pytest.mark.parametrize("packing", ["bfd", "wrapped"])
@@ -159,7 +159,7 @@ def test_a_model_is_refused_when_its_config_is_read(make_run: MakeRun, tmp_path:
     config = make_run(dataset__packing=packing).config
     with pytest.raises(UserError) as raised:
         check_model_directory(config, degrees_of(config), tmp_path)
-    assert all(fact in str(raised.value) for fact in ("model.source", "opt", "dataset.packing: none"))
+    assert all(fact in str(raised.value) for fact in ("model.source", "opt", "dataset.packing to auto"))
 
 
 def test_pairs_need_a_family_that_is_known(make_run: MakeRun) -> None:
@@ -170,10 +170,22 @@ def test_pairs_need_a_family_that_is_known(make_run: MakeRun) -> None:
         check_family(config, ONE_RANK, "gpt_neo")
 
 
-def test_without_packing_every_family_may_train(make_run: MakeRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packing", ["none", "auto"])
+def test_without_packing_every_family_may_train(make_run: MakeRun, tmp_path: Path, packing: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt"}))
-    config = make_run(dataset__packing="none", parallelism={"ranks_per_node": 2, "tensor_parallel": 1}).config
-    assert check_model_directory(config, degrees_of(config), tmp_path).memory is None
+    config = make_run(dataset__packing=packing, parallelism={"ranks_per_node": 2, "tensor_parallel": 1}).config
+    fit = check_model_directory(config, degrees_of(config), tmp_path)
+    assert fit.memory is None and (fit.not_packed is None) == (packing == "none")
+
+
+def test_the_model_decides_how_examples_fill_rows() -> None:
+    assert [packing_of("auto", "torch", family) for family in ("llama", "t5", "opt", "")] == [
+        "bfd",
+        "bfd",
+        "none",
+        "none",
+    ]
+    assert packing_of("auto", "neuron", "") == packing_of("bfd", "torch", "opt") == "bfd"
 
 
 def test_the_documented_families_are_those_that_are_packed() -> None:
