@@ -4,6 +4,7 @@ One checkpoint is a directory in `task.checkpoints`. Engine torch writes (neuron
 
     step-00000400/
         checkpoint.json       written last; a checkpoint without it, or with another size or digest, is ignored
+    held.json             which parts of its tensors are the base model's, where transformers arranges those otherwise
         .metadata             torch.distributed.checkpoint's index (a pickle of its Metadata class)
         __0_0.distcp ...      one file per rank: tensors only, readable with torch.load(weights_only=True)
 
@@ -33,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hyperpod_ft import publish
+from hyperpod_ft import digests, publish
 from hyperpod_ft.checkpoint.consolidate import check_fit
 from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
 from hyperpod_ft.checkpoint.sharded import description
@@ -134,8 +135,12 @@ def write_description(
     files: Mapping[str, CheckpointFile],
     held: HeldParts | None = None,
 ) -> None:
-    """Write the description of an otherwise complete checkpoint; `files`: all of its files, by name."""
+    """Write the description of an otherwise complete checkpoint, and `held`; `files`: its other files, by name."""
     config = task.config
+    if held:
+        description.write_held(directory, held)
+        file = directory / description.HELD
+        files = {**files, description.HELD: CheckpointFile.of(file, digests.file_sha256(file))}
     described = Description(
         engine=config.engine,
         step=progress.step,
@@ -147,7 +152,6 @@ def write_description(
         progress=asdict(progress),
         files={name: file.size for name, file in files.items()},
         sha256={name: file.sha256 for name, file in files.items()},
-        held=dict(held or {}),
     )
     description.write(directory, described)
 
@@ -173,7 +177,7 @@ def check_consolidable(
     """Raise UserError unless stage consolidate will find what it needs in a checkpoint, by names and shapes.
 
     `trained`: the shape of each parameter that is trained, by its name in checkpoints; `lora`: None with method full;
-    `held`: as in checkpoint.json.
+    `held`: as in held.json.
     """
     described = describe_lora(lora, base_model) if lora else None
     tensors = [LogicalTensor(name, "F32", tuple(shape), (_whole(shape),)) for name, shape in trained.items()]

@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, train_here
@@ -54,3 +55,7 @@ def test_experts_divided_over_ranks_are_consolidated(make_run: MakeRun, jobs: Jo
     jobs.train(run)
     record = run.journal.record("train")
     assert record is not None and record.facts["resumed_from"] == [2]
+    held = run.paths.checkpoint(4) / "held.json"
+    held.write_text(held.read_text().replace("experts.0.", "experts.9.").replace("experts.1.", "experts.0."))
+    with pytest.raises(UserError, match=r"held\.json: is damaged"):
+        consolidate.work(run)

@@ -23,6 +23,7 @@ MIXED = "files of different checkpoints are mixed: use an earlier checkpoint"
 
 
 NAME = "checkpoint.json"
+HELD = "held.json"  # only where there are such tensors: megabytes, for a model with thousands of experts
 FORMAT: Literal[4] = 4
 _REMEDY = "use an earlier checkpoint"
 
@@ -72,14 +73,20 @@ class HeldPart(_Part):
 
 
 HeldParts = Mapping[str, tuple[HeldPart, ...]]
+"""What each tensor of the base model's files consists of that transformers arranges otherwise, by its name there.
+
+Nothing, for one that training leaves as it is.
+"""
+
+
+class _Held(_Part):
+    tensors: dict[str, tuple[HeldPart, ...]]
 
 
 class Description(_Part):
     """`fingerprint`: of the run's stage `train`. `files`: sizes in bytes; `sha256`: hex digests of the same files.
 
     `lora` is None with method `full`. `progress` belongs to the engine: the counters that a restart continues from.
-    `held`: what each tensor of the base model's files consists of that transformers arranges otherwise; nothing, for
-    one that training leaves as it is.
     """
 
     format: Literal[4] = FORMAT
@@ -93,7 +100,6 @@ class Description(_Part):
     progress: dict[str, Any]
     files: dict[str, int]
     sha256: dict[str, str]
-    held: dict[str, tuple[HeldPart, ...]] = {}
 
     @model_validator(mode="after")
     def _consistent(self) -> "Description":
@@ -120,6 +126,15 @@ def read(directory: Path) -> Description:
 
 def write(directory: Path, description: Description) -> None:
     publish.write_json(directory / NAME, description.model_dump(mode="json"))
+
+
+def read_held(directory: Path) -> HeldParts:
+    """Raises UserError when the file is missing or damaged."""
+    return validate(directory / HELD, read_object(directory / HELD, _REMEDY), _Held, _REMEDY).tensors
+
+
+def write_held(directory: Path, held: HeldParts) -> None:
+    publish.write_text(directory / HELD, _Held(tensors=dict(held)).model_dump_json())
 
 
 def why_damaged(directory: Path, sha256: Mapping[str, str]) -> str:

@@ -109,12 +109,15 @@ def _dcp(directory: Path, stored: Sequence[LogicalTensor]) -> ShardedCheckpoint:
 def _own(directory: Path, tensors: Sequence[LogicalTensor]) -> ShardedCheckpoint:
     """What engine torch wrote."""
     described = description.read(directory)
-    if digests.file_sha256(directory / dcp.INDEX) != described.sha256.get(dcp.INDEX):
-        raise UserError(
-            f"{directory / dcp.INDEX}: is damaged: its SHA-256 differs from the one in {description.NAME}",
-            "use an earlier checkpoint",
-        )
-    return of_engine(directory, described.lora, described.base_model, tensors, described.held)
+    has_held = description.HELD in described.files
+    for name in (dcp.INDEX, *([description.HELD] if has_held else [])):
+        if digests.file_sha256(directory / name) != described.sha256.get(name):
+            raise UserError(
+                f"{directory / name}: is damaged: its SHA-256 differs from the one in {description.NAME}",
+                "use an earlier checkpoint",
+            )
+    held = description.read_held(directory) if has_held else {}
+    return of_engine(directory, described.lora, described.base_model, tensors, held)
 
 
 def of_engine(

@@ -32,7 +32,7 @@ class Checkpoints:
     """
 
     def __init__(self, task: TrainingTask, ranks: Ranks, device: torch.device, held: HeldParts) -> None:
-        """`held`: as in checkpoint.json."""
+        """`held`: as in held.json."""
         self._task, self._device, self._held = task, device, held
         self.volume = volume_of(task.checkpoints, ranks)
         # a separate connection: what waits in a thread would make others of the same connection wait

@@ -46,7 +46,7 @@ class TrainedWeights(ABC):
         self.shards = {name: shards[name] for name in self.parameters}
         self.mesh = mesh
         self.stored_names: Mapping[str, str] = {}  # those in checkpoints, where they are not the module's
-        self.held: HeldParts = {}  # as in checkpoint.json
+        self.held: HeldParts = {}  # as in held.json
         # names of parameters, in the order in which their gradients become known
         self.buckets: list[list[str]] = []
         self._gradients: dict[str, torch.Tensor] = {}
