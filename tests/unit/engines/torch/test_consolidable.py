@@ -107,19 +107,17 @@ def test_a_submission_is_refused(mixtral: Path, run_of: Callable[[Path], Run]) -
     output.write_text(new_run(NewRun(str(mixtral), run.config.dataset.source, "local"), output).text())
     config = run_file.load(output)
     assert config.lora.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
-    check_run(Run.of(config))
+    check(mixtral, config.lora)
 
 
-def test_an_adapter_of_experts_that_the_files_have_as_one_is_refused(
-    run_of: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_an_adapter_of_experts_that_the_files_have_as_one_is_refused(tmp_path: Path) -> None:
     directory = save(tmp_path / "granitemoe", "granitemoe", **MIXTURES["granitemoe"])
+    check(directory, None)
     with pytest.raises(UserError, match=r"lora\.target_modules: 'gate_proj' matches no module"):
-        check_run(run_of(directory))
+        check(directory, Lora())
     targets = needed_targets(directory)
     assert targets == ["q_proj", "k_proj", "v_proj", "o_proj"]
-    check_run(run_of(directory, lora={"target_modules": targets}))
-    check_run(run_of(directory, training__method="full"))
+    check(directory, Lora(target_modules=tuple(targets)))
 
 
 @pytest.mark.parametrize("stage", [download.work, env.work])
