@@ -27,7 +27,7 @@ from hyperpod_ft.download.assets import look_up_source
 from hyperpod_ft.download.listing import Listing
 from hyperpod_ft.download.sources import source_of
 from hyperpod_ft.errors import UserError, last_line
-from hyperpod_ft.planning.families import ENCODER_DECODERS, SEPARATING_FAMILIES, family_of, not_packed
+from hyperpod_ft.planning.families import family_of, why_not_packed
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.runs.assets import config_directory
@@ -240,9 +240,9 @@ def _set_lengths(draft: Draft, model_config: Mapping[str, Any]) -> None:
 
 
 def _set_packing(draft: Draft, family: str) -> None:
-    separates = family in SEPARATING_FAMILIES or family in ENCODER_DECODERS
-    if draft.get("engine") == "torch" and not separates and draft.get("dataset.packing") in ("bfd", "wrapped"):
-        draft.set("dataset.packing", "none", f"one example a row: {not_packed(family)}")
+    reason = why_not_packed(draft.get("engine"), family)
+    if reason and draft.get("dataset.packing") in ("bfd", "wrapped"):
+        draft.set("dataset.packing", "none", f"one example a row: {reason}")
 
 
 def _set_targets(draft: Draft, model: Path) -> None:

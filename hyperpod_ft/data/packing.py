@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from hyperpod_ft.data.best_fit import best_fit
 
 Integers = NDArray[np.int64]
+How = Literal["bfd", "wrapped", "none"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Packing:
 
 
 def pack(
-    how: Literal["bfd", "wrapped", "none"],
+    how: How,
     starts: Integers,
     lengths: Integers,
     max_length: int,

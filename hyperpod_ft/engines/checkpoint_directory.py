@@ -4,7 +4,8 @@ One checkpoint is a directory in `task.checkpoints`. Engine torch writes (neuron
 
     step-00000400/
         checkpoint.json       written last; a checkpoint without it, or with another size or digest, is ignored
-    held.json             which parts of its tensors are the base model's, where transformers arranges those otherwise
+        held.json             which boxes of its tensors are tensors of the base model's files, where transformers
+                              arranges those otherwise
         .metadata             torch.distributed.checkpoint's index (a pickle of its Metadata class)
         __0_0.distcp ...      one file per rank: tensors only, readable with torch.load(weights_only=True)
 

@@ -17,7 +17,6 @@ from typing import Literal
 # What a part of a linear's outputs is: heads of queries; heads of keys or values; heads, each with its query, key and
 # value side by side; units of the MLP.
 Outputs = Literal["queries", "keys", "triples", "units"]
-Packing = Literal["bfd", "wrapped", "none"]
 Biased = Literal["columns", "output", "mlp", "norms", "head"]
 
 
@@ -159,16 +158,10 @@ def family_of(model_type: str) -> Family | None:
     return _BY_TYPE.get(model_type)
 
 
-def packing_of(chosen: Literal["auto", "bfd", "wrapped", "none"], engine: str, model_type: str) -> Packing:
-    """How a run's examples fill rows. `chosen`: the run file's."""
-    if chosen != "auto":
-        return chosen
-    known = engine != "torch" or model_type in SEPARATING_FAMILIES or model_type in ENCODER_DECODERS
-    return "bfd" if known else "none"
-
-
-def not_packed(model_type: str) -> str:
-    """Why models of this type are trained on one example a row."""
+def why_not_packed(engine: str, model_type: str) -> str:
+    """Why models of this type cannot train on packed rows; empty when they can."""
+    if engine != "torch" or model_type in SEPARATING_FAMILIES or model_type in ENCODER_DECODERS:
+        return ""
     return f"engine torch is not known to separate packed documents in models of type {model_type or '(none)'}"
 
 

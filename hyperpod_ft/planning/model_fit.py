@@ -13,7 +13,7 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.engine_rules import limits_of, rules_of
-from hyperpod_ft.planning.families import not_packed, packing_of
+from hyperpod_ft.planning.families import why_not_packed
 from hyperpod_ft.planning.layout import Degrees, Layout, divisors
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
@@ -34,7 +34,7 @@ class TrainingFit:
     sharding: str  # what data-parallel ranks divide, in words
     memory: Memory | None  # None: unknown, or no accelerators
     pipeline: str | None = None  # how it is cut, in words; None without one
-    not_packed: str | None = None  # why a row has one example, where the run file leaves that open
+    not_packed: str = ""  # why a row has one example, where `packing: auto` decides that
 
 
 def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> TrainingFit:
@@ -49,10 +49,8 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     model_type = str(model_config.get("model_type", ""))
     layout = rules.layout(config, degrees, model_type, shape)
     pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
-    packs = config.dataset.packing != "auto" or packing_of("auto", config.engine, model_type) != "none"
-    return TrainingFit(
-        layout, rules.sharding(config, degrees, shape), memory, pipeline, None if packs else not_packed(model_type)
-    )
+    not_packed = why_not_packed(config.engine, model_type) if config.dataset.packing == "auto" else ""
+    return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, pipeline, not_packed)
 
 
 def check_trainable(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> ModelShape | None:

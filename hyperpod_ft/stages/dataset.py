@@ -44,7 +44,7 @@ from hyperpod_ft.data.stored.token_stream import StoredTokens, TokenStream
 from hyperpod_ft.data.text import rendering, run_prompts
 from hyperpod_ft.data.tokens import Tokens
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning import families
+from hyperpod_ft.planning.families import why_not_packed
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -64,6 +64,8 @@ def work(run: Run) -> Result:
     how = _packing_of(run)
     encoder = Encoder.load(run.paths.base_model, chat=dataset.may_have_messages)
     rendering.fix_date()
+    if encoder.tokenizer is not None and dataset.questions.format == "chat":
+        run_prompts.as_asked(run.config.generate.prompts, dataset.questions, encoder.tokenizer, chats=True)
     run.paths.dataset_path.parent.mkdir(parents=True, exist_ok=True)
     stream = TokenStream(run.paths.dataset_path.parent, dataset.documents_per_example)
     sources: list[TokenizedSource] = []
@@ -100,12 +102,7 @@ def work(run: Run) -> Result:
         if "chat" in dataset.formats:
             in_chats = context_check.chat_report(counts.chats, run.paths.base_model, encoder, found, examples)
             report = replace(report, chats=in_chats)
-        samples = _samples(splits, found)
-        if encoder.tokenizer is not None:
-            # stage generate asks them after the training
-            chats = any(sample.templated for sample in samples)
-            run_prompts.as_asked(run.config.generate.prompts, dataset.questions, encoder.tokenizer, chats=chats)
-        prepared.write_samples(directory, samples)
+        prepared.write_samples(directory, _samples(splits, found))
         shown.write(directory, [found[number].shown(encoder) for number in splits["train"][:_SHOWN].tolist()])
         prepared.write_report(directory, report.as_dict())
     for line in report.lines():
@@ -138,17 +135,19 @@ def _require_training(sources: Sequence[TokenizedSource], drawn: Draw) -> None:
             )
 
 
-def _packing_of(run: Run) -> families.Packing:
-    """How examples fill rows; where the model decides that, a line says so."""
-    chosen, model_type = run.config.dataset.packing, str(read_config(run.paths.base_model).get("model_type", ""))
-    how = families.packing_of(chosen, run.config.engine, model_type)
-    if how != chosen and how == "none":
-        print(f"one example a row: {families.not_packed(model_type)}", flush=True)
-    return how
+def _packing_of(run: Run) -> packing.How:
+    """How examples fill rows; where the model decides that against packing, a line says why."""
+    if run.config.dataset.packing != "auto":
+        return run.config.dataset.packing
+    model_type = str(read_config(run.paths.base_model).get("model_type", ""))
+    reason = why_not_packed(run.config.engine, model_type)
+    if reason:
+        print(f"one example a row: {reason}", flush=True)
+    return "none" if reason else "bfd"
 
 
 def _pack(
-    run: Run, how: families.Packing, examples: StoredTokens, chosen: Numbers, decoder_start: int | None
+    run: Run, how: packing.How, examples: StoredTokens, chosen: Numbers, decoder_start: int | None
 ) -> StoredPackings:
     """Where the `chosen` examples lie in rows.
 

@@ -104,10 +104,7 @@ def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenize
     encoder_decoder = config.dataset.max_target_length is not None
     asked = config.dataset.questions
     formats_of = {part.name: part.dataset.format for part in config.dataset.parts}
-    # the raw rows of preferences may be texts or chats
-    chats = asked.format == "chat" or (
-        asked.format == "preference" and any(sample.templated for sample in prepared.samples("train"))
-    )
+    chats = run_prompts.are_chats(asked, prepared.samples("train"))
 
     def ids_of(text: str, *, chat: bool) -> list[int]:
         if encoder_decoder:

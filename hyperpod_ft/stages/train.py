@@ -37,6 +37,9 @@ from typing import Any, NoReturn
 
 from hyperpod_ft import publish
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.data import tokenizer
+from hyperpod_ft.data.prepared import PreparedDataset
+from hyperpod_ft.data.text import run_prompts
 from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.interface import Engine, TrainingResult, TrainingTask
@@ -87,6 +90,7 @@ def _run_rank_0(ranks: Ranks) -> None:
         chosen = _engine(run.config)
         layout = plan_layout(run)
         check_data(run.journal)
+        check_prompts(run)
         with _counted_graphs(run) as graphs, usage.recording_usage(run):
             _give_layout(layout, run.paths, ranks)
             trained: TrainingResult = chosen.train(training_task(run, layout), ranks)
@@ -139,6 +143,17 @@ def _trial(run: Run, ranks: Ranks) -> None:
         _exit_for_user_error(error, ranks)
     if ranks.is_rank_0:
         publish.write_json(run.paths.trial_facts, facts)
+
+
+def check_prompts(run: Run) -> None:
+    """Raise UserError when stage generate would refuse a prompt after the training.
+
+    Stage dataset checks those of the run that prepared the rows; other runs share them.
+    """
+    asked = run.config.dataset.questions
+    if run.config.generate.prompts and asked.may_have_messages:
+        chats = run_prompts.are_chats(asked, PreparedDataset.open(run.paths.dataset_path).samples("train"))
+        run_prompts.as_asked(run.config.generate.prompts, asked, tokenizer.load(run.paths.base_model), chats=chats)
 
 
 def _give_layout(layout: Layout, paths: RunPaths, ranks: Ranks) -> None:

@@ -23,7 +23,7 @@ MIXED = "files of different checkpoints are mixed: use an earlier checkpoint"
 
 
 NAME = "checkpoint.json"
-HELD = "held.json"  # only where there are such tensors: megabytes, for a model with thousands of experts
+HELD = "held.json"  # HeldParts, if there are any: megabytes, for a model with thousands of experts
 FORMAT: Literal[4] = 4
 _REMEDY = "use an earlier checkpoint"
 

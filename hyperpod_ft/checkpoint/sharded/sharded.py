@@ -111,6 +111,8 @@ def _own(directory: Path, tensors: Sequence[LogicalTensor]) -> ShardedCheckpoint
     described = description.read(directory)
     has_held = description.HELD in described.files
     for name in (dcp.INDEX, *([description.HELD] if has_held else [])):
+        if not (directory / name).is_file():
+            raise UserError(f"{directory / name}: is missing", description.INCOMPLETE)
         if digests.file_sha256(directory / name) != described.sha256.get(name):
             raise UserError(
                 f"{directory / name}: is damaged: its SHA-256 differs from the one in {description.NAME}",

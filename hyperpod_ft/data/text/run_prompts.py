@@ -1,9 +1,10 @@
 """The prompts of a run file's section `generate`, as the models are asked them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.data.prepared import Sample
 from hyperpod_ft.data.text import formats
 from hyperpod_ft.data.text.prompts import is_chat
 from hyperpod_ft.data.tokenizer import Tokenizer
@@ -28,6 +29,11 @@ def as_asked(
         except UserError as error:
             raise UserError(f"generate.prompts.{number}: {error}", "write it as a row of the dataset") from error
     return found
+
+
+def are_chats(dataset: Dataset, samples: Iterable[Sample]) -> bool:
+    """Whether the raw rows are chats, which those of preferences may be; `samples`: of the prepared dataset."""
+    return dataset.format == "chat" or (dataset.format == "preference" and any(one.templated for one in samples))
 
 
 def as_chat(dataset: Dataset, prompt: str | dict[str, Any]) -> dict[str, Any]:

@@ -38,11 +38,10 @@ def check(directory: Path, lora: Lora | None) -> None:
         if lora:
             adapt(model, lora, seed=0)
         if located:
-            check_consolidable(
-                trained_shapes(model, names_in_files(located)), lora, directory, held_parts(model, located, directory)
-            )
+            held = {} if lora else held_parts(model, located, directory)
+            check_consolidable(trained_shapes(model, names_in_files(located)), lora, directory, held)
     except UserError as error:
-        if joined is None or not targets or (lora and lora.target_modules and error.problem.startswith("lora.")):
+        if lora is None or joined is None or not targets or (lora.target_modules and error.problem.startswith("lora.")):
             raise
         raise UserError(
             f"model.source: transformers keeps several tensors of this model's files in one, {joined} (such as all"

@@ -18,7 +18,7 @@ from hyperpod_ft.planning.families import (
     Family,
     divisible_types,
     family_of,
-    not_packed,
+    why_not_packed,
 )
 from hyperpod_ft.planning.layout import Degrees, listed_divisors
 from hyperpod_ft.planning.lora import adapted_linears
@@ -189,6 +189,11 @@ def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mappin
     family = str(model_config.get("model_type", ""))
     _check_kind(config, family, model_config)
     check_family(config, degrees, family)
+    if config.training.method == "full" and model_config.get("output_router_logits"):
+        raise UserError(
+            "model.source: its config.json asks for the router's balancing loss, which engine torch does not compute",
+            "set output_router_logits to false there, or adapt attention with training.method lora",
+        )
     if degrees.context_parallel == 1:
         return
     if found := _rope_types(model_config) & {"dynamic", "longrope"}:
@@ -266,7 +271,7 @@ def _check_own_attention(config: RunConfig, degrees: Degrees, family: str) -> No
         )
     if config.dataset.packing in ("bfd", "wrapped"):
         raise UserError(
-            f"model.source: {not_packed(family)}",
+            f"model.source: {why_not_packed('torch', family)}",
             "set dataset.packing to auto",
         )
     if degrees.context_parallel > 1:

@@ -2,18 +2,21 @@
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hyperpod_ft.config.sections.results import Generate
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.data.prepared import PreparedDataset
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset as stage
+from hyperpod_ft.stages import train
 from hyperpod_ft.stages.stage import perform
 from tests.unit import tiny_t5
 from tests.unit.stage_runs import tree
@@ -250,3 +253,8 @@ def test_a_prompt_that_the_template_refuses_is_known_before_the_training(tmp_pat
     with pytest.raises(UserError, match=r"generate\.prompts\.1: .*no system role"):
         stage.work(run)
     assert not run.paths.dataset_path.exists()
+    others = replace(run, config=run.config.model_copy(update={"generate": Generate()}))
+    perform(others, "dataset", stage.work)
+    train.check_prompts(others)
+    with pytest.raises(UserError, match=r"generate\.prompts\.1: .*no system role"):
+        train.check_prompts(run)

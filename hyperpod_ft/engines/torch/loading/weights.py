@@ -70,21 +70,24 @@ def held_parts(
 ) -> dict[str, tuple[HeldPart, ...]]:
     """What the files' tensors consist of that transformers arranges otherwise, by their names in the files.
 
-    Nothing, for those that are not trained when all parameters are: buffers, and what transformers itself freezes.
+    Nothing, for those that are not trained when all parameters are: buffers, what transformers itself freezes, and what
+    its class does not have, such as layers that predict several tokens (`mtp`).
     """
     stored = read_model(directory)
     names = {tensor.name for tensor in stored}
     starts = sorted((str(tensor.pieces[0].file), tensor.pieces[0].offset, tensor) for tensor in stored if tensor.pieces)
     keys = [start[:2] for start in starts]
     parts: defaultdict[str, list[HeldPart]] = defaultdict(list)
+    used = set()
     for holder, tensor in located.items():
-        if tensor.name in names:
-            continue
-        for piece in tensor.pieces:
+        for piece in tensor.stored:
             *_, source = starts[bisect_right(keys, (str(piece.file), piece.offset)) - 1]
-            parts[source.name].append(_held_part(holder, piece, source))
+            used.add(source.name)
+            if tensor.name not in names:
+                parts[source.name].append(_held_part(holder, piece, source))
     values: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
     left = [located[name].name for name, value in values.items() if not value.requires_grad]
+    left += sorted(names - used)
     return dict.fromkeys(left, ()) | {name: tuple(found) for name, found in parts.items()}
 
 

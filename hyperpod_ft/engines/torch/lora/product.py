@@ -97,7 +97,7 @@ def _backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.
     of_b = (wide.T @ flat(narrow)).to(b.dtype)
     of_x = of_dropped = None
     if ctx.needs_input_grad[0]:
-        of_x = _input_gradient(wide, None if ctx.has_dropout else through_b, weight, scales, a, b)
+        of_x = _input_gradient_operation(wide, None if ctx.has_dropout else through_b, weight, scales, a, b)
         of_x = of_x.view(adapted.shape).to(adapted.dtype)
     if ctx.needs_input_grad[1]:
         of_dropped = (through_b @ a.to(dtype)).view(adapted.shape).to(adapted.dtype)
@@ -112,15 +112,20 @@ def input_gradient(
     a: torch.Tensor,
     b: torch.Tensor,
 ) -> torch.Tensor:
-    """g W + (s g B) A for the output's gradient g [tokens, out]; `through_b` is s g B, None where dropout differs."""
+    """g W + (s g B) A for the output's gradient g [tokens, out].
+
+    `through_b`: s g B; None with dropout, since what was dropped has a gradient of its own.
+    """
     of_x = gradient @ _decoded(weight, scales, a, b, gradient.dtype)
     return of_x if through_b is None else of_x.addmm_(through_b, a.to(gradient.dtype))
 
 
 # An operation too: of torch's own ones the compiler makes a sum that first copies what it adds to, 2.5 % of the step of
 # an 8B model on a GPU.
-_input_gradient = torch.library.custom_op("hyperpod_ft::lora_input_gradient", input_gradient, mutates_args=())
-_input_gradient.register_fake(lambda gradient, _, __, ___, a, ____: gradient.new_empty(len(gradient), a.shape[1]))
+_input_gradient_operation = torch.library.custom_op("hyperpod_ft::lora_input_gradient", input_gradient, mutates_args=())
+_input_gradient_operation.register_fake(
+    lambda gradient, _, __, ___, a, ____: gradient.new_empty(len(gradient), a.shape[1])
+)
 
 # one operation, so that selective checkpointing can keep its results: it cannot keep what is changed in place
 _operation = torch.library.custom_op("hyperpod_ft::lora_product", forward, mutates_args=())

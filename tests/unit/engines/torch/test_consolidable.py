@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.authoring.new_run import NewRun, new_run
@@ -18,7 +20,7 @@ from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import download, env
 from tests.unit import tiny_t5
-from tests.unit.tiny_families import MIXTURES, SIZES, as_published
+from tests.unit.tiny_families import FILE, MIXTURES, SIZES, as_published
 
 IN_FILES_AS_ONE = {"granitemoe", "gpt_oss"}
 OTHER_NAMES = ("gpt_neo", "phi")  # than Llama's
@@ -66,6 +68,13 @@ def test_dense_models_are_not_refused(model_type: str, tmp_path: Path) -> None:
     targets = needed_targets(directory)
     check(directory, Lora(target_modules=tuple(targets) if targets else None))
     assert bool(targets) == (model_type in OTHER_NAMES), targets
+
+
+def test_tensors_that_the_class_does_not_have_are_left_as_they_are(tmp_path: Path) -> None:
+    save(tmp_path, "llama")
+    save_file(load_file(tmp_path / FILE) | {"mtp.fc.weight": torch.zeros(3, 5)}, tmp_path / FILE, {"format": "pt"})
+    check(tmp_path, None)
+    check(tmp_path, Lora())
 
 
 def test_a_gpt2_as_published_is_not_refused(tmp_path: Path) -> None:

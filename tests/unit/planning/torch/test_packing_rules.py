@@ -12,11 +12,11 @@ from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.model import attention, language_model
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.families import SEPARATING_FAMILIES, packing_of
+from hyperpod_ft.planning.families import SEPARATING_FAMILIES, why_not_packed
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.parallelism import degrees_of
-from hyperpod_ft.planning.torch.limits import check_family
+from hyperpod_ft.planning.torch.limits import check_family, check_model_config
 from tests.conftest import MakeRun
 from tests.unit.tiny_families import SIZES
 
@@ -175,17 +175,20 @@ def test_without_packing_every_family_may_train(make_run: MakeRun, tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt"}))
     config = make_run(dataset__packing=packing, parallelism={"ranks_per_node": 2, "tensor_parallel": 1}).config
     fit = check_model_directory(config, degrees_of(config), tmp_path)
-    assert fit.memory is None and (fit.not_packed is None) == (packing == "none")
+    assert fit.memory is None and bool(fit.not_packed) == (packing == "auto")
 
 
 def test_the_model_decides_how_examples_fill_rows() -> None:
-    assert [packing_of("auto", "torch", family) for family in ("llama", "t5", "opt", "")] == [
-        "bfd",
-        "bfd",
-        "none",
-        "none",
-    ]
-    assert packing_of("auto", "neuron", "") == packing_of("bfd", "torch", "opt") == "bfd"
+    refused = {family for family in ("llama", "t5", "opt", "") if why_not_packed("torch", family)}
+    assert refused == {"opt", ""}
+    assert not why_not_packed("neuron", "opt")
+
+
+def test_a_routers_balancing_loss_is_refused_with_all_parameters(make_run: MakeRun) -> None:
+    model = {"model_type": "qwen3_moe", "output_router_logits": True}
+    with pytest.raises(UserError, match="balancing loss"):
+        check_model_config(make_run(training__method="full").config, ONE_RANK, model)
+    check_model_config(make_run().config, ONE_RANK, model)
 
 
 def test_the_documented_families_are_those_that_are_packed() -> None:
