@@ -98,6 +98,9 @@ class RawRowCount:
         return f", or for long ones raise dataset.{lengths}{truncate}"
 
 
+_MOSTLY = 0.5  # of all positions
+
+
 @dataclass(frozen=True)
 class Lengths:
     """How long the documents of both splits are, in tokens after truncation.
@@ -250,3 +253,8 @@ class DatasetReport:
         if targets is not None:
             padding += f", {targets:.2%} of targets"
         yield f"packed rows: {self.train_rows:,} train, {self.validation_rows:,} validation; padding {padding}"
+        if self.padding_share > _MOSTLY and targets is None:
+            yield (
+                f"warning: rows are mostly padding, which is trained as long as text: the longest example has"
+                f" {self.lengths.longest:,} tokens; lower dataset.max_length to that"
+            )

@@ -10,13 +10,18 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages import consolidate
+from hyperpod_ft.stages import consolidate, merge
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, train_here
 from tests.unit.tiny_families import FILE, MIXTURES, SIZES
 
 pytestmark = pytest.mark.training
 
 CORRECTION = "e_score_correction_bias"  # transformers itself freezes it, or has it as a buffer
+# types, and the layer whose copy, under another name, is such a one
+PREDICTORS = [
+    ("glm4_moe", "model.layers.1.", "model.layers.2."),
+    ("qwen3_next", "model.layers.3.", "mtp.layers.0."),
+]
 SETTINGS = {"training.method": "full", "training.learning_rate": 1e-4, "training.save_every_steps": 2}
 
 
@@ -54,6 +59,25 @@ def test_a_mixture_is_trained_and_consolidated(make_run: MakeRun, model_type: st
     train_here(run)
     consolidate.work(run)
     assert_tuned(run)
+
+
+@pytest.mark.parametrize(("model_type", "copied", "copy"), PREDICTORS)
+def test_layers_that_predict_several_tokens_stay_as_they_are(
+    make_run: MakeRun, model_type: str, copied: str, copy: str
+) -> None:
+    """transformers' classes do not have them: they have no adapters, though their modules have targets' names."""
+    settings = {"training.method": "lora", "lora.target_modules": ["q_proj", "v_proj"]}
+    run = make_run(model=config_of(model_type), settings=SETTINGS | settings)
+    tensors = load_file(run.paths.base_model / FILE)
+    extra = {name.replace(copied, copy): value.clone() for name, value in tensors.items() if name.startswith(copied)}
+    save_file(tensors | extra, run.paths.base_model / FILE, {"format": "pt"})
+    train_here(run)
+    consolidate.work(run)
+    merge.work(run)
+    merged = load_file(run.paths.tuned_model / FILE)
+    assert merged.keys() == tensors.keys() | extra.keys()
+    changed = {name for name, value in merged.items() if not torch.equal(value, (tensors | extra)[name])}
+    assert changed and not changed & extra.keys()
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "zero3"])

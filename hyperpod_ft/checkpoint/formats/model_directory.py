@@ -4,6 +4,7 @@ Its configuration also says whether the embedding and the output layer are one p
 transformers' `tie_word_embeddings` the files usually have the embedding only.
 """
 
+import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ BESIDE_WEIGHTS = (
 OUTPUT = "lm_head.weight"
 # T5's embedding. Its encoder and decoder use it too; files may hold it again under their names.
 SHARED, SHARED_ALIASES = "shared.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+_PREDICTOR, _LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:model\.)?layers\.(\d+)\.")
 # Names of the embedding in transformers' other language models: Llama and most others, GPT-2, GPT-NeoX, BLOOM.
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 
@@ -171,6 +173,21 @@ def is_tied(config: Mapping[str, Any], names: Collection[str]) -> bool:
         # transformers 5 always writes true, and here what the original key said: v1.0 scales, and ties
         return OUTPUT not in names or bool(config.get("scale_decoder_outputs", stated is not False))
     return bool(stated) if stated is not None else OUTPUT not in names and embedding(names) is not None
+
+
+def without_predictors(config: Mapping[str, Any], tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
+    """The tensors but for layers that predict several tokens ahead, which transformers' classes do not have.
+
+    They are called `mtp` (Qwen3-Next), or follow the last layer (DeepSeek-V3, GLM-4.5). `config`: config.json.
+    """
+    layers = config.get("num_hidden_layers")
+
+    def predicts(name: str) -> bool:
+        layer = _LAYER.match(name)
+        after_the_last = layer is not None and isinstance(layers, int) and int(layer[1]) >= layers
+        return after_the_last or _PREDICTOR.search(name) is not None
+
+    return {name: tensor for name, tensor in tensors.items() if not predicts(name)}
 
 
 def with_tied_output(tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:

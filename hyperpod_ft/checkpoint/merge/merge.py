@@ -134,7 +134,8 @@ def _refuse_repeated(adapters: Sequence[Path]) -> None:
 
 def _classified(files: AdapterFiles, model: Base) -> AdapterEffect:
     """Raises UserError when the adapter does not fit the base, or cannot change it."""
-    adapter = classify_tensors(files.directory, files.config, files.tensors, model.tensors, conv1d=model.is_conv1d)
+    adaptable = model_directory.without_predictors(model.config, model.tensors)
+    adapter = classify_tensors(files.directory, files.config, files.tensors, adaptable, conv1d=model.is_conv1d)
     adapter = without_unchanged(adapter, model)
     learned = adapter.replaced or any(
         update.magnitude or not {update.b.name, *([update.a.name] if update.a else [])} & files.zero

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from hyperpod_ft.checkpoint.formats.model_directory import read_config, without_predictors
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, read_model
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.config.sections.training import Lora
@@ -31,7 +32,7 @@ def check(directory: Path, lora: Lora | None) -> None:
     """Raise UserError when the model cannot be trained, or what is trained cannot be consolidated."""
     model = whole_model(directory, torch.float32)
     located = locate(model, directory) if _has_weights(directory) else {}
-    stored = {tensor.name: tensor for tensor in read_model(directory)} if located else {}
+    stored = _stored(directory) if located else {}
     joined = next((tensor.name for tensor in located.values() if tensor.name not in stored), None)
     targets = ", ".join(_targets(model, located, stored))
     try:
@@ -57,13 +58,17 @@ def needed_targets(directory: Path) -> list[str] | None:
     except UserError:
         model = whole_model(directory, torch.float32)
         if _has_weights(directory):
-            stored = {tensor.name: tensor for tensor in read_model(directory)}
-            return _targets(model, locate(model, directory), stored) or None
+            return _targets(model, locate(model, directory), _stored(directory)) or None
     return None
 
 
 def _has_weights(directory: Path) -> bool:
     return any((directory / name).is_file() for name in (INDEX, SINGLE))
+
+
+def _stored(directory: Path) -> dict[str, LogicalTensor]:
+    """The tensors in the files of which the module tree may have some."""
+    return without_predictors(read_config(directory), {tensor.name: tensor for tensor in read_model(directory)})
 
 
 def _targets(

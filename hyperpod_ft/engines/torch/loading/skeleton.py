@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel, initialization
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel, initialization
 from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.pretrained import auto_class
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.engines.torch.sharding.shards import Box, RankShard, local
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import UserError, printable
 
 _REMEDY = "make or download the model again"
 
@@ -34,6 +36,15 @@ def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrai
     """
     # it warns, on every rank, that a directory named model@revision is not a Python module
     logging.set_verbosity_error()
+    described = read_config(directory)
+    model_type = str(described.get("model_type", ""))
+    # of one with code of its own, transformers says so
+    if model_type and model_type not in CONFIG_MAPPING and "auto_map" not in described:
+        raise UserError(
+            f"{directory}: engine torch's transformers {transformers.__version__} does not know models of type"
+            f" {printable(model_type)}",
+            "choose another model, or a release of hyperpod-ft with a newer transformers",
+        )
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         quantization = getattr(config, "quantization_config", None)

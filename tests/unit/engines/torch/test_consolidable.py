@@ -71,10 +71,19 @@ def test_dense_models_are_not_refused(model_type: str, tmp_path: Path) -> None:
 
 
 def test_tensors_that_the_class_does_not_have_are_left_as_they_are(tmp_path: Path) -> None:
-    save(tmp_path, "llama")
-    save_file(load_file(tmp_path / FILE) | {"mtp.fc.weight": torch.zeros(3, 5)}, tmp_path / FILE, {"format": "pt"})
+    save(tmp_path, "qwen3_next", **MIXTURES["qwen3_next"])
+    expected = needed_targets(tmp_path)
+    extra = {"mtp.fc.weight": torch.zeros(3, 5), "mtp.layers.0.self_attn.q_proj.weight": torch.zeros(3, 5)}
+    save_file(load_file(tmp_path / FILE) | extra, tmp_path / FILE, {"format": "pt"})
     check(tmp_path, None)
-    check(tmp_path, Lora())
+    check(tmp_path, Lora(target_modules=("q_proj",)))
+    assert needed_targets(tmp_path) == expected and expected and "q_proj" in expected
+
+
+def test_a_type_that_transformers_does_not_know_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen9_moe"}')
+    with pytest.raises(UserError, match="does not know models of type qwen9_moe; choose another model"):
+        check(tmp_path, None)
 
 
 def test_a_gpt2_as_published_is_not_refused(tmp_path: Path) -> None:
