@@ -255,6 +255,6 @@ class DatasetReport:
         yield f"packed rows: {self.train_rows:,} train, {self.validation_rows:,} validation; padding {padding}"
         if self.padding_share > _MOSTLY and targets is None:
             yield (
-                f"warning: rows are mostly padding, which is trained as long as text: the longest example has"
-                f" {self.lengths.longest:,} tokens; lower dataset.max_length to that"
+                "warning: rows are mostly padding, which takes as much time as text: the longest document has"
+                f" {self.lengths.longest:,} tokens; lower dataset.max_length"
             )
