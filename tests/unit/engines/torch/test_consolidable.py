@@ -80,6 +80,13 @@ def test_tensors_that_the_class_does_not_have_are_left_as_they_are(tmp_path: Pat
     assert needed_targets(tmp_path) == expected and expected and "q_proj" in expected
 
 
+def test_a_convolution_over_each_channel_is_not_refused(tmp_path: Path) -> None:
+    """Its weight has an axis of length 1, in the files under another name."""
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8}
+    kinds = {"layer_types": ["linear_attention", "full_attention"], "linear_value_head_dim": 8}
+    check(save(tmp_path, "olmo_hybrid", **linear | kinds), None)
+
+
 def test_a_type_that_transformers_does_not_know_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen9_moe"}')
     with pytest.raises(UserError, match="does not know models of type qwen9_moe; choose another model"):
