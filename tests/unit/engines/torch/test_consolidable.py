@@ -18,7 +18,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import trainability
 from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages import download, env
+from hyperpod_ft.stages import certify, download
 from tests.unit import tiny_t5
 from tests.unit.tiny_families import FILE, MIXTURES, SIZES, as_published
 
@@ -145,14 +145,11 @@ def test_an_adapter_of_experts_that_the_files_have_as_one_is_refused(tmp_path: P
     check(directory, Lora(target_modules=tuple(targets)))
 
 
-@pytest.mark.parametrize("stage", [download.work, env.work])
-def test_the_stages_that_bring_model_and_interpreter_refuse(
-    mixtral: Path, run_of: Callable[[Path], Run], stage: Callable[[Run], object]
-) -> None:
+def test_stage_certify_refuses_what_was_not_here_at_submission(mixtral: Path, run_of: Callable[[Path], Run]) -> None:
     run = run_of(mixtral)
-    with pytest.raises(UserError, match=r"lora\.target_modules"):
-        stage(run)
-    assert not run.paths.raw_datasets[0].exists(), "before a dataset is fetched"
+    download.work(run)
+    with pytest.raises(UserError, match=r"experts.*; .*lora\.target_modules to the other layers"):
+        certify.work(run)
 
 
 def test_points_of_a_sweep_ask_once_and_leave_nothing(
