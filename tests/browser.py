@@ -60,12 +60,15 @@ class Browser:
         actions = [{"type": kind, "value": key} for kind in ("keyDown", "keyUp")]
         self.call("POST", "actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 
-    def point(self, selector: str, *shares: float) -> None:
-        """Move the mouse over an element, at this share of its width and half its height; drag to each further one."""
+    def point(self, selector: str, *shares: float, height: float = 0.5) -> None:
+        """Move the mouse over an element, at these shares of its width and height; drag to each further one."""
         found = self.call("POST", "element", {"using": "css selector", "value": selector})
-        width = self.run("return arguments[0].getBoundingClientRect().width", found)
+        box = "return arguments[0].getBoundingClientRect()"
+        size = {side: self.run(f"{box}.{side}", found) for side in ("width", "height")}
+        y = round((height - 0.5) * size["height"])
         first, *others = (
-            {"type": "pointerMove", "x": round((share - 0.5) * width), "y": 0, "origin": found} for share in shares
+            {"type": "pointerMove", "x": round((share - 0.5) * size["width"]), "y": y, "origin": found}
+            for share in shares
         )
         drag = [{"type": "pointerDown", "button": 0}, *others, {"type": "pointerUp", "button": 0}] if others else []
         actions = {"type": "pointer", "id": "mouse", "actions": [first, *drag]}

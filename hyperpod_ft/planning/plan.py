@@ -200,7 +200,9 @@ def _certified(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     found = _settings(config, *sections, *asked)
     return {
         **{key: value for key, value in found.items() if key not in _CERTIFICATE_UNCHANGED},
-        "divides_rows": degrees.context_parallel > 1,
+        "divided": [
+            degree > 1 for degree in (degrees.tensor_parallel, degrees.pipeline_parallel, degrees.context_parallel)
+        ],
         "packages": _packages(config),
     }
 

@@ -5,12 +5,15 @@ python -m hyperpod_ft.stages.certify RUN_DIR
 Its record is the certificate (planning/certificate.py); runs with the same model, adapters and packages share it.
 """
 
+import contextlib
+import io
 import os
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from hyperpod_ft.engines.torch.certificate.certify import certify
+from hyperpod_ft.engines.torch.certificate.certify import SMALL, certify
+from hyperpod_ft.engines.torch.certificate.division import check_division
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -19,7 +22,11 @@ def work(run: Run) -> Result:
     lora = run.config.lora if run.config.training.method == "lora" else None
     with tempfile.TemporaryDirectory(prefix="hyperpod-ft-certify-") as scratch:
         found = certify(run.paths.base_model, lora, Path(scratch))
-    found.check(run.config, run.plan.degrees)
+        found.check(run.config, run.plan.degrees)
+        small = Path(scratch, SMALL)
+        if small.exists() and not found.not_proven:
+            with contextlib.redirect_stdout(io.StringIO()):
+                check_division(small, lora, Path(scratch), run.plan.degrees, packed=not found.not_packed)
     print(f"certify: {found}", flush=True)
     return Result(facts=asdict(found))
 

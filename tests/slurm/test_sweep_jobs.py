@@ -97,8 +97,8 @@ def test_a_sweep_that_is_killed_at_every_job_loses_and_doubles_nothing(killing: 
     assert submit_in_a_process(planned), "nothing is left to submit"
     jobs = Counter(queue("%j|%k"))
     assert max(jobs.values()) == 1, jobs
-    # env, download and dataset once; train, consolidate, merge and generate of three runs
-    assert len(jobs) == 3 + 3 * 4
+    # env, download, certify and dataset once; train, consolidate, merge and generate of three runs
+    assert len(jobs) == 4 + 3 * 4
     assert {job.job_id for run in planned.runs for job in run.journal.jobs()} == set(queue("%i"))
 
     # a shared stage fails: what waits for it is cancelled, and resume submits it again, once

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from benchmarks.models import write_config
 from hyperpod_ft.config.sections.training import Lora
-from hyperpod_ft.engines.torch.certificate import round_trip
+from hyperpod_ft.engines.torch.certificate import division, round_trip
 from hyperpod_ft.engines.torch.certificate.certify import certify
 from hyperpod_ft.engines.torch.model import attention
 from hyperpod_ft.errors import UserError
@@ -205,3 +205,24 @@ def test_the_stage_decides_how_rows_are_filled(make_run: MakeRun) -> None:
         with pytest.raises(UserError, match=words):
             stage.perform(other, "certify", stage_certify.work)
         assert other.journal.certificate() is None
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_ranks_that_divide_a_model_train_as_one(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    degrees = {"tensor_parallel": 4} if method == "lora" else {"context_parallel": 2}
+    run = make_run(settings={"training.method": method, "parallelism": {"ranks_per_node": 8, **degrees}})
+    run.paths.record_path("certify").unlink()
+    stage.perform(run, "certify", stage_certify.work)
+    assert run.journal.certificate() == Certificate()
+
+    measured = division._measured
+
+    def another(directory: Path) -> list[dict[str, float]]:
+        factor = 1.001 if directory.name == "together" else 1.0
+        return [row | {"loss": row["loss"] * factor} for row in measured(directory)]
+
+    monkeypatch.setattr(division, "_measured", another)
+    with pytest.raises(UserError, match=r"^parallelism: with .*, a small model of this type has loss"):
+        stage_certify.work(run)

@@ -72,10 +72,10 @@ def recorded_run(base: Path, steps: int = 100, prompt: str = "What is up?", **ov
     checkpoint = steps * 6 // 10
     rows = [json.dumps(_row(step, steps, checkpoint)) + "\n" for step in range(1, steps + 1)]
     publish.write_text(run.paths.metrics_path, "".join(rows))
-    crash = Attempt("4", at(40), 1, False, (NodeFailure("a", 1, 137, 0.0),), 0, 0, checkpoint, checkpoint + 5)
+    crash = Attempt("5", at(40), 1, False, (NodeFailure("a", 1, 137, 0.0),), 0, 0, checkpoint, checkpoint + 5)
     attempts.add(run.paths, "train", crash)
     for started, seconds in ((10, 25.0), (50, 40.0)):
-        attempt = Usage("4", at(started), seconds, 1, 0)
+        attempt = Usage("5", at(started), seconds, 1, 0)
         publish.write_json(run.paths.usage_path / f"{started}.json", asdict(attempt))
     _samples(prompt).write(run.paths.samples_path)
     run.paths.dataset_path.mkdir(parents=True)
@@ -108,7 +108,7 @@ def _row(step: int, steps: int, checkpoint: int) -> dict[str, Any]:
 def _record(run: Run, stage: str, job_id: str) -> None:
     """Its job is submitted at once, starts 5 s after the one before it, and works from then on; train for 85 s."""
     number = int(job_id)
-    started = 2 if number == 1 else 5 if number < 5 else 90 + 5 * (number - 4)
+    started = 2 if number == 1 else 5 if number < 6 else 90 + 5 * (number - 5)
     facts: dict[str, Any] = {}
     seconds = 1.0
     if stage == "train":

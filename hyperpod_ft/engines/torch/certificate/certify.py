@@ -13,6 +13,7 @@ from hyperpod_ft.engines.torch.certificate.round_trip import check_round_trip
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.certificate import Certificate
 
+SMALL = "model"  # the directory of the small model, below `scratch`
 _REMEDY = "choose a model of another type"
 
 
@@ -26,7 +27,7 @@ def certify(source: Path, lora: Lora | None, scratch: Path) -> Certificate:
     consolidable.check(source, lora)
     if is_encoder_decoder(read_config(source)):
         return Certificate()
-    small = scratch / "model"
+    small = scratch / SMALL
     try:
         save_small(source, small)
         alone = packing.alone(small)

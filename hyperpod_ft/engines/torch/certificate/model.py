@@ -71,9 +71,3 @@ def rows(texts: list[torch.Tensor], *, packed: bool) -> PackedRows:
     trained[starts] = False  # nothing of a document predicts its first token
     placed = Packing(starts, lengths, np.zeros_like(lengths) if packed else np.arange(count), count)
     return fill(placed, ids, trained, 0, count, len(ids), 0)
-
-
-def write_rows(directory: Path, found: PackedRows) -> None:
-    directory.mkdir(parents=True)
-    for name, array in vars(found).items():
-        np.save(directory / f"{name}.npy", array)

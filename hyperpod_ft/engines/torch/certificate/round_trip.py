@@ -14,21 +14,15 @@ from transformers import PreTrainedModel
 from hyperpod_ft.checkpoint.consolidate import consolidate_checkpoint
 from hyperpod_ft.checkpoint.formats.pretrained import auto_class
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
-from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Lora, last_parts
-from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.ranks import Ranks
-from hyperpod_ft.engines.torch.certificate.model import LENGTHS, documents, rows, write_rows
+from hyperpod_ft.engines.torch.certificate.model import documents
 from hyperpod_ft.engines.torch.certificate.packing import TOLERANCE, difference
+from hyperpod_ft.engines.torch.certificate.task import small_task
 from hyperpod_ft.engines.torch.loop import training_loop
 from hyperpod_ft.engines.torch.model import attention
 from hyperpod_ft.errors import UserError, printable
-from hyperpod_ft.planning.layout import Degrees, Layout, Sharding
 
-# The first step changes lora_B, and only then lora_A gets a gradient. Rates are high, so that what is lost is seen.
-_STEPS = 2
-_SMALL_ADAPTERS = {"r": 4, "alpha": 8, "dropout": 0.0, "plus_ratio": 1.0, "quantization": "none"}
-_ADAPTERS_RATE, _WEIGHTS_RATE = 5e-2, 1e-2
 _REMEDY = "choose a model of another type"
 
 
@@ -38,8 +32,7 @@ def check_round_trip(base: Path, lora: Lora | None, directory: Path, *, packed: 
     `packed`: documents share rows. Raises UserError when an adapter gets no gradient, or what transformers or PEFT load
     is not what was trained.
     """
-    task = _task(base, lora, directory, packed=packed)
-    write_rows(task.dataset / "train", rows(documents(), packed=packed))
+    task = small_task(base, lora, directory / "run", packed=packed)
     with training_loop(task, Ranks(0, 1, 0, dist.HashStore())) as loop:
         model = loop.model.module
         start = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
@@ -57,44 +50,6 @@ def check_round_trip(base: Path, lora: Lora | None, directory: Path, *, packed: 
         merge(base, [WeightedAdapter(result)], directory / "merged")
         result = directory / "merged"
     _check_alike(_loaded(result), after, "transformers loads")
-
-
-def _task(base: Path, lora: Lora | None, directory: Path, *, packed: bool) -> TrainingTask:
-    length = sum(LENGTHS)
-    training: dict[str, Any] = {
-        "method": "lora" if lora else "full",
-        "precision": "fp32",
-        "max_steps": _STEPS,
-        "micro_batch_size": 1 if packed else len(LENGTHS),
-        "learning_rate": _ADAPTERS_RATE if lora else _WEIGHTS_RATE,
-        "schedule": "constant",
-        "warmup_share": 0.0,
-        "weight_decay": 0.0,
-        "sanity_steps": 0,
-    }
-    adapters = {"lora": lora.model_dump() | _SMALL_ADAPTERS} if lora else {}
-    config = RunConfig.model_validate(
-        {
-            "name": "certificate",
-            "engine": "torch",
-            "cluster": {"root": str(directory), "instance_type": "local"},
-            "model": {"source": str(base)},
-            "dataset": {"source": str(base), "format": "text", "max_length": length},
-            "training": training,
-            "parallelism": {"ranks_per_node": 1},
-            **adapters,
-        }
-    )
-    return TrainingTask(
-        config=config,
-        layout=Layout(Degrees(1, 1, 1, 1), Sharding("replicated", 1), own_attention=packed),
-        fingerprint="certificate",
-        base_model=base,
-        dataset=directory / "rows",
-        documents_per_row=None,
-        directory=directory / "run",
-        compile_cache=directory / "compile-cache",
-    )
 
 
 @torch.no_grad()
