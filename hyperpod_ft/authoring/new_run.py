@@ -15,7 +15,7 @@ from hyperpod_ft.authoring import dataset_format
 from hyperpod_ft.authoring.dataset_format import FormatUnclearError, FoundFormat, LocalFiles
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.fit import fit
-from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, is_encoder_decoder, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, is_encoder_decoder, of_language_model, read_config
 from hyperpod_ft.config import run_file, sources, yaml_text
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.instances import CATALOGUE, Instance, alternatives
@@ -217,8 +217,9 @@ def complete(draft: Draft, output: Path, *, keep_batch: bool = False) -> None:
         directory = _model_directory(config, Path(scratch), draft)
         model_config = read_config(directory) if directory else None
         if model_config is not None:
-            _set_lengths(draft, model_config)
-            family = str(model_config.get("model_type", ""))
+            described = of_language_model(model_config)
+            _set_lengths(draft, described)
+            family = str(described.get("model_type", ""))
             _set_packing(draft, family)
             if directory and config.engine == "torch" and not (family_of(family) or is_encoder_decoder(model_config)):
                 _set_targets(draft, directory)

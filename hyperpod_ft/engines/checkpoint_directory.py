@@ -36,8 +36,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperpod_ft import digests, publish
+from hyperpod_ft.checkpoint.adapters.lora_config import in_language_model
 from hyperpod_ft.checkpoint.consolidate import check_fit
-from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import (
+    is_encoder_decoder,
+    is_image_text,
+    of_language_model,
+    read_config,
+)
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import (
     BaseModelSource,
@@ -159,13 +165,15 @@ def write_description(
 
 def describe_lora(lora: Lora, base_model: Path) -> LoraDescription:
     """The adapters that training with the section `lora` of a run file gives a model."""
-    model_config = read_config(base_model)
+    whole_config = read_config(base_model)
+    model_config = of_language_model(whole_config)
     model_type = str(model_config.get("model_type", ""))
     family = family_of(model_type)
+    wanted = targets(lora, model_type)
     return LoraDescription.model_validate(
         lora.model_dump()
         | {
-            "target_modules": targets(lora, model_type),
+            "target_modules": in_language_model(wanted) if is_image_text(whole_config) else wanted,
             "fan_in_fan_out": family is not None and family.transposed,
             "task": "SEQ_2_SEQ_LM" if is_encoder_decoder(model_config) else "CAUSAL_LM",
         }

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.model_directory import of_language_model, read_config
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.errors import UserError
@@ -46,7 +46,7 @@ def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) 
     model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
     shape, rules = check_trainable(config, degrees, model_config), rules_of(config.engine)
     memory = check_memory(config, degrees, shape) if shape else None
-    model_type = str(model_config.get("model_type", ""))
+    model_type = str(of_language_model(model_config).get("model_type", ""))
     layout = rules.layout(config, degrees, model_type, shape)
     pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
     not_packed = why_not_packed(config.engine, model_type) if config.dataset.packing == "auto" else ""

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, of_language_model, read_config
 from hyperpod_ft.config.sections.data import Data
 from hyperpod_ft.data import context_check, packing, prepared, tokenizer
 from hyperpod_ft.data.columns import LISTED
@@ -139,7 +139,7 @@ def _packing_of(run: Run) -> packing.How:
     """How examples fill rows; where the model decides that against packing, a line says why."""
     if run.config.dataset.packing != "auto":
         return run.config.dataset.packing
-    model_type = str(read_config(run.paths.base_model).get("model_type", ""))
+    model_type = str(of_language_model(read_config(run.paths.base_model)).get("model_type", ""))
     reason = why_not_packed(run.config.engine, model_type)
     if reason:
         print(f"one example a row: {reason}", flush=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, ends_with, parse_config
-from hyperpod_ft.checkpoint.formats.model_directory import with_tied_output
+from hyperpod_ft.checkpoint.formats.model_directory import OUTPUT, with_tied_output
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
@@ -36,6 +36,7 @@ PREFIX = "base_model.model."  # of every name in the file
 _PART = re.compile(
     r"(?P<module>.+)\.lora_(?P<part>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B|magnitude_vector)(\.weight)?"
 )
+_CONTAINERS = re.compile(r"^(?:(?:model|language_model|text_model)\.)+")
 _INCOMPLETE = "the adapter is incomplete: save it again"
 _WRONG_BASE = "use the base that the adapter was trained on"
 
@@ -111,13 +112,42 @@ def modules(tensors: Iterable[LogicalTensor]) -> set[str]:
 def with_live_names(modules: Iterable[str], stored: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
     """A base's tensors by the live model's names; `modules`: names of some of its modules.
 
-    The names of a model saved without its head lack a prefix, which transformers adds when loading.
+    The names of a model saved without its head lack a prefix, which transformers adds when loading. The language model
+    of an image-text model has several names: one in published files, one in the live model, one when it is loaded
+    alone.
     """
+    if not any(f"{module}.weight" in stored for module in modules):
+        plain = {_plain(name): name for name in stored}
+        known = [module for module in modules if f"{_plain(module)}.weight" in plain]
+        for module in sorted(known, key=lambda module: f"{_plain(module)}.weight" == OUTPUT):
+            before, prefix = (_lead(name) for name in (plain[f"{_plain(module)}.weight"], module))
+            return {_live(name, before, prefix): tensor for name, tensor in stored.items()}
     for module in modules:
         prefix, _, rest = module.partition(".")
         if f"{rest}.weight" in stored and not any(name.startswith(f"{prefix}.") for name in stored):
             return {f"{prefix}.{name}": tensor.renamed(f"{prefix}.{name}") for name, tensor in stored.items()}
     return dict(stored)
+
+
+def _plain(name: str) -> str:
+    """A name in an image-text model's language model, without what leads to that; other names keep a part that differs.
+
+    >>> _plain("model.language_model.layers.0.mlp"), _plain("language_model.model.layers.0.mlp")
+    ('layers.0.mlp', 'layers.0.mlp')
+    """
+    return _CONTAINERS.sub("", name)
+
+
+def _lead(name: str) -> str:
+    return name.removesuffix(_plain(name))
+
+
+def _live(name: str, before: str, prefix: str) -> str:
+    """`before`, `prefix`: what leads to the decoder in the files, and in the live model."""
+    plain = _plain(name)
+    if plain == OUTPUT:
+        return plain
+    return prefix + plain if _lead(name) == before else name
 
 
 def check_fit(

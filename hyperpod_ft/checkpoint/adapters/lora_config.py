@@ -9,7 +9,7 @@ Sources: PEFT 0.17, tuners/lora/config.py, tuners/tuners_utils.py (`check_target
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -163,6 +163,7 @@ class AdapterConfig(BaseModel):
         self, base_model: str, revision: str | None, dropout: float, task: str, fan_in_fan_out: bool
     ) -> dict[str, Any]:
         """adapter_config.json for PEFT, of a configuration whose optional fields have their defaults."""
+        modules = self.target_modules
         return {
             "peft_type": "LORA",
             "task_type": task,
@@ -180,8 +181,17 @@ class AdapterConfig(BaseModel):
             "modules_to_save": None,
             "rank_pattern": {},
             "alpha_pattern": {},
-            "target_modules": sorted(self.target_modules),
+            "target_modules": modules if isinstance(modules, str) else sorted(modules),
         }
+
+
+def in_language_model(names: Iterable[str]) -> str:
+    """`target_modules` for modules of an image-text model's language model whose names end with one of `names`.
+
+    The tower that reads images may have modules of the same names.
+    """
+    ends = "|".join(re.escape(name) for name in names)
+    return rf"(?:.*\.)?(?:(?:language_model|text_model)\.(?:.*\.)?|(?=lm_head$))(?:{ends})"
 
 
 def ends_with(module: str, name: str) -> bool:

@@ -93,7 +93,7 @@ def merge(
         plan = make_plan(model, list(zip(classified, weights, strict=True)))
         dtypes = {name: _written_as(model, name, dtype) for name in plan.tensors}
         outgoing = [
-            Outgoing(name, dtypes[name], tensor.source.shape, partial(tensor.fill, dtypes[name]))
+            Outgoing(model.written_as(name), dtypes[name], tensor.source.shape, partial(tensor.fill, dtypes[name]))
             for name, tensor in plan.tensors.items()
         ]
         template = _chat_template(files)
@@ -172,7 +172,7 @@ def _chat_template(files: Sequence[AdapterFiles]) -> str | None:
 def _lost_in_rounding(model: Base, plan: MergePlan, directory: Path) -> int:
     """How many of the tensors that adapters change still equal the base's, in the dtype that was written."""
     written = {tensor.name: tensor for tensor in read_model(directory)}
-    return sum(same_values(model.tensors[name], written[name]) for name in plan.touched)
+    return sum(same_values(model.tensors[name], written[model.written_as(name)]) for name in plan.touched)
 
 
 def _copy_other_files(directory: Path, model: Base, files: Sequence[AdapterFiles], plan: MergePlan, dtype: str) -> None:

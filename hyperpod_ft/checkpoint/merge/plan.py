@@ -22,15 +22,19 @@ _CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 
 @dataclass(frozen=True)
 class Base:
-    """The base model. `stored`: its tensors by the live model's names."""
+    """The base model. `stored`: its tensors by the live model's names; their own are those that a merge writes."""
 
     directory: Path
     config: Mapping[str, Any]
     stored: Mapping[str, LogicalTensor]
 
+    def written_as(self, name: str) -> str:
+        """The name in files of a live model's tensor."""
+        return self.stored[name].name if name in self.stored else name
+
     @property
     def is_conv1d(self) -> bool:
-        return self.config.get("model_type") in _CONV1D
+        return model_directory.of_language_model(self.config).get("model_type") in _CONV1D
 
     @property
     def is_tied(self) -> bool:
@@ -142,8 +146,6 @@ def _settle_outer_layers(
         )
     if rows != {tensors[embedding].shape[0]}:
         config["vocab_size"] = rows.pop()
-    if config and "text_config" in base.config:
-        raise UserError(f"{base.directory}: has a text_config, and its embedding would change", _WITH_PEFT)
     return settled, config
 
 

@@ -33,7 +33,7 @@ Change = Callable[[LogicalTensor, int, torch.Tensor], None]
 
 
 def skeleton(directory: Path) -> PreTrainedModel:
-    """The language model that config.json describes, causal or an encoder-decoder.
+    """The model that config.json describes.
 
     Its parameters are on the meta device, its buffers are real.
 
@@ -44,7 +44,7 @@ def skeleton(directory: Path) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         if getattr(config, "quantization_config", None):
             raise UserError(f"{directory}: its weights are quantized", "compare logits of unquantized models")
-        loader = auto_class(is_encoder_decoder=config.is_encoder_decoder)
+        loader = auto_class(config.to_dict())
         with init_empty_weights(include_buffers=False):
             model: PreTrainedModel = loader.from_config(
                 config, trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"

@@ -20,7 +20,7 @@ from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
-from hyperpod_ft.engines.torch.loading.weights import held_parts, locate, names_in_files
+from hyperpod_ft.engines.torch.loading.weights import held_parts, locate, names_in_checkpoints
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import (
@@ -75,7 +75,7 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
         adapters.adapt(model, config.lora, config.seed)
         trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total_parameters += trainable_parameters
-    stored_names = names_in_files(weights)
+    stored_names = names_in_checkpoints(model, weights, task.base_model)
     lora = config.lora if config.training.method == "lora" else None
     parts = {} if lora else held_parts(model, weights, task.base_model)
     checkpoint_directory.check_consolidable(trained_shapes(model, stored_names), lora, task.base_model, parts)

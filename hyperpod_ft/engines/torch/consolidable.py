@@ -23,7 +23,7 @@ from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.checkpoint_directory import check_consolidable
 from hyperpod_ft.engines.torch.build import trained_shapes, whole_model
-from hyperpod_ft.engines.torch.loading.weights import held_parts, locate, names_in_files
+from hyperpod_ft.engines.torch.loading.weights import held_parts, locate, names_in_checkpoints
 from hyperpod_ft.engines.torch.lora.adapters import adapt
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 
@@ -40,7 +40,8 @@ def check(directory: Path, lora: Lora | None) -> None:
             adapt(model, lora, seed=0)
         if located:
             held = {} if lora else held_parts(model, located, directory)
-            check_consolidable(trained_shapes(model, names_in_files(located)), lora, directory, held)
+            names = names_in_checkpoints(model, located, directory)
+            check_consolidable(trained_shapes(model, names), lora, directory, held)
     except UserError as error:
         if lora is None or joined is None or not targets or (lora.target_modules and error.problem.startswith("lora.")):
             raise

@@ -20,6 +20,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.pretrained import auto_class
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.engines.torch import devices
+from hyperpod_ft.engines.torch.loading import image_text
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.engines.torch.sharding.shards import Box, RankShard, local
 from hyperpod_ft.errors import UserError, printable
@@ -29,6 +30,8 @@ _REMEDY = "make or download the model again"
 
 def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
     """The language model of `directory`, causal or an encoder-decoder, with its parameters on the meta device.
+
+    Of an image-text model, the language model alone (image_text.py).
 
     Buffers that no file holds are real. Parameters have `dtype`, except those that the model's class keeps in fp32. The
     model's own code is not run. Raises UserError when config.json describes no model that can be built, or a quantized
@@ -49,13 +52,17 @@ def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrai
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         quantization = getattr(config, "quantization_config", None)
         if quantization is None:
-            loader = auto_class(is_encoder_decoder=config.is_encoder_decoder)
+            inner = image_text.language_model(directory)
+            config = inner.config if inner else config
+            loader = auto_class(config.to_dict())
             with torch.device("meta"), initialization.meta_device_safe_creation_ops():
                 model: PreTrainedModel = loader.from_config(
                     config, trust_remote_code=False, attn_implementation=attention, dtype=dtype
                 )
             _keep_in_fp32(model, dtype)
             _compute_buffers(model)
+    except UserError:
+        raise
     except Exception as error:  # a damaged config.json raises errors of any type
         reason = " ".join(str(error).split())
         raise UserError(f"{directory}: cannot load the model: {type(error).__name__}: {reason}", _REMEDY) from error

@@ -29,6 +29,7 @@ from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.sharded.description import HeldPart
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_BYTES, LogicalTensor, Piece
+from hyperpod_ft.engines.torch.loading import image_text
 from hyperpod_ft.errors import UserError
 
 _REMEDY = "make or download the model again"
@@ -42,7 +43,7 @@ def locate(model: PreTrainedModel, directory: Path) -> dict[str, LogicalTensor]:
     or a dtype that cannot be computed with, or needs a conversion that this module lacks.
     """
     expected: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
-    stored = _converted(model, {tensor.name: tensor for tensor in read_model(directory)}, expected, directory)
+    stored = _stored(model, expected, directory)
     names_of: defaultdict[int, list[str]] = defaultdict(list)
     for name, value in expected.items():
         names_of[id(value)].append(name)
@@ -60,9 +61,28 @@ def locate(model: PreTrainedModel, directory: Path) -> dict[str, LogicalTensor]:
     return located
 
 
-def names_in_files(located: Mapping[str, LogicalTensor]) -> dict[str, str]:
-    """The names in the files of tensors that transformers only renames, by their names in the model."""
-    return {name: tensor.name for name, tensor in located.items() if tensor.name not in located}
+def _stored(model: PreTrainedModel, expected: dict[str, torch.Tensor], directory: Path) -> dict[str, LogicalTensor]:
+    """The stored tensors that the model has, by their names in it."""
+    files = {tensor.name: tensor for tensor in read_model(directory)}
+    inner = image_text.language_model(directory)
+    if inner is None:
+        return _converted(model, files, expected, directory)
+    names = {inner.name_in_whole(name): name for name in expected}
+    found = _converted(inner.whole, files, {whole: expected[name] for whole, name in names.items()}, directory)
+    # what the files do not have like this is known by its name in the language model
+    return {names[whole]: one if one.name in files else one.renamed(names[whole]) for whole, one in found.items()}
+
+
+def names_in_checkpoints(
+    model: PreTrainedModel, located: Mapping[str, LogicalTensor], directory: Path
+) -> dict[str, str]:
+    """What parameters are called in checkpoints, where it is not their name in the model.
+
+    Those that transformers only renames have the files' names, adapters in an image-text model those in the whole.
+    """
+    renamed = {name: tensor.name for name, tensor in located.items() if tensor.name not in located}
+    adapters = [name for name, _ in model.named_parameters() if name not in located]
+    return renamed | image_text.names_in_whole(directory, adapters)
 
 
 def held_parts(
