@@ -73,6 +73,24 @@ def read_config(directory: Path, remedy: str = "download the model again") -> di
     return read_object(directory / CONFIG, remedy)
 
 
+def quantization(config: Mapping[str, Any]) -> str:
+    """How the weights are quantized, by config.json; empty when they are not."""
+    described = config.get("quantization_config")
+    return str(described.get("quant_method", "unknown")) if isinstance(described, Mapping) else ""
+
+
+def refuse_undecodable(config: Mapping[str, Any]) -> None:
+    """Raise UserError when the weights are quantized in a way that quantized.py does not know."""
+    described = config.get("quantization_config") or {}
+    found = quantization(config)
+    in_8_bits = found == "bitsandbytes" and not described.get("load_in_4bit", described.get("_load_in_4bit"))
+    if found not in ("", "mxfp4", "fp8", "bitsandbytes") or in_8_bits:
+        raise UserError(
+            f"model.source: its weights are quantized ({found}{' in 8 bits' * in_8_bits}) and cannot be decoded",
+            "use the model in bf16, fp16 or fp32, or one in mxfp4, fp8 or bitsandbytes' 4 bits",
+        )
+
+
 def is_image_text(config: Mapping[str, Any]) -> bool:
     """Whether config.json is that of a model that reads images too, around a language model."""
     return isinstance(config.get("text_config"), Mapping)

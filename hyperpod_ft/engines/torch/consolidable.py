@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from hyperpod_ft.checkpoint.formats.model_directory import read_config, without_predictors
+from hyperpod_ft.checkpoint.formats.model_directory import quantization, read_config, without_predictors
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, read_model
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.config.sections.training import Lora
@@ -64,7 +64,9 @@ def needed_targets(directory: Path) -> list[str] | None:
 
 
 def _has_weights(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in (INDEX, SINGLE))
+    """Whether there are files whose tensors are those that will be trained."""
+    here = any((directory / name).is_file() for name in (INDEX, SINGLE))
+    return here and not quantization(read_config(directory))
 
 
 def _stored(directory: Path) -> dict[str, LogicalTensor]:

@@ -293,7 +293,7 @@ def test_a_missing_expert_is_named(models: dict[str, Path], tmp_path: Path) -> N
         ({"num_hidden_layers": 3}, r"are missing: model\.layers\.2\."),
         ({"num_hidden_layers": None}, "cannot load the model: "),
         ({"num_attention_heads": 0}, "cannot load the model: "),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "the model is quantized"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantized \(gptq\) and cannot be decoded"),
     ],
 )
 def test_a_config_that_does_not_fit_the_weights_is_one_line(model: Path, values: dict[str, Any], match: str) -> None:
