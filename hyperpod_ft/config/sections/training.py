@@ -120,7 +120,7 @@ class Lora(Section):
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         None,
         description="Names of the linear modules and embeddings to adapt. If not set: all linear layers of attention"
-        " and MLP (docs/lora.md); for T5, `q` and `v`.",
+        " and MLP (docs/methods.md); for T5, `q` and `v`.",
     )
     rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
     dora: bool = Field(False, description="DoRA: also train the norm of each output's weights (engine torch).")
