@@ -64,7 +64,7 @@ def new_run(wanted: NewRun, output: Path) -> Draft:
     set_dataset(draft, wanted.dataset, wanted.format, output)
     preferences = draft.get("dataset.format") == "preference"
     if preferences:
-        draft.set("training.objective", "dpo", "prefers the chosen answers (docs/preferences.md)")
+        draft.set("training.objective", "dpo", "prefers the chosen answers (docs/methods.md)")
     rate = _LEARNING_RATES["dpo" if preferences else wanted.method]
     draft.set("training.learning_rate", rate, "a usual one for this method; try others")
     draft.set("training.epochs", 1 if preferences else 3)
