@@ -7,7 +7,7 @@ that a rank still reads nothing but its own slice.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from hyperpod_ft.checkpoint.adapters.experts import ExpertFiles
+from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.sharded.description import HeldPart
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
@@ -89,6 +91,26 @@ def held_parts(
     left = [located[name].name for name, value in values.items() if not value.requires_grad]
     left += sorted(names - used)
     return dict.fromkeys(left, ()) | {name: tuple(found) for name, found in parts.items()}
+
+
+def check_experts(located: Mapping[str, LogicalTensor], directory: Path, targets: Sequence[str]) -> None:
+    """Raise UserError unless stage merge finds the files' tensors of these parameters of experts where they are.
+
+    `targets`: ends of their names.
+    """
+    wanted = [name for name in located if any(ends_with(name, target) for target in targets)]
+    stored = {tensor.name: tensor for tensor in read_model(directory)} if wanted else {}
+    files = ExpertFiles({name: tensor.shape for name, tensor in stored.items()})
+    for name in wanted:
+        if len(located[name].shape) == 3 and _places(files.joined(name, stored)) != _places(located[name].pieces):
+            raise UserError(
+                f"lora.target_parameters: which tensors of the model's files {name} is, stage merge does not know",
+                "leave it out: the files have these experts under names, or in a form, that it cannot merge",
+            )
+
+
+def _places(pieces: Iterable[Piece]) -> set[tuple[Any, ...]]:
+    return {(piece.file, piece.offset, piece.start, piece.shape) for piece in pieces}
 
 
 def _held_part(holder: str, piece: Piece, source: LogicalTensor) -> HeldPart:
