@@ -15,7 +15,7 @@ from hyperpod_ft.engines.torch.lora.adapters import adapt
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
-from tests.training.conftest import VOCABULARY, Jobs, MakeRun, train_here
+from tests.training.conftest import VOCABULARY, Jobs, MakeRun, curve, train_here
 from tests.unit.tiny_families import FILE, MIXTURES, SIZES
 
 pytestmark = pytest.mark.training
@@ -26,6 +26,7 @@ PREDICTORS = [
     ("glm4_moe", "model.layers.1.", "model.layers.2."),
     ("qwen3_next", "model.layers.3.", "mtp.layers.0."),
 ]
+ADAPTED: dict[str, Any] = {"training.method": "lora", "lora.plus_ratio": 4}
 EXPERTS = {"lora.target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
 IDS = torch.arange(40).reshape(2, 20) * 7 % VOCABULARY
 SETTINGS = {"training.method": "full", "training.learning_rate": 1e-4, "training.save_every_steps": 2}
@@ -137,8 +138,7 @@ def as_trained(run: Run) -> torch.nn.Module:
 @pytest.mark.parametrize("model_type", MIXTURES)
 @pytest.mark.parametrize("experts", [False, True])
 def test_an_adapter_of_a_mixture_is_peft_s_and_is_merged(make_run: MakeRun, model_type: str, experts: bool) -> None:
-    settings = {"training.method": "lora", "lora.plus_ratio": 4} | (EXPERTS if experts else {})
-    run = make_run(model=config_of(model_type), settings=SETTINGS | {"training.learning_rate": 1e-2} | settings)
+    run = make_run(model=config_of(model_type), settings=ADAPTED | (EXPERTS if experts else {}))
     with_tensors_that_are_not_trained(run.paths.base_model)
     record = train_here(run)
     consolidate.work(run)
@@ -163,3 +163,42 @@ def test_an_adapter_of_a_mixture_is_peft_s_and_is_merged(make_run: MakeRun, mode
     assert record.facts["trainable_parameters"] == sum(
         value.numel() for value in load_file(run.paths.adapter / "adapter_model.safetensors").values()
     )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_layers_keep_changes_no_step_of_experts(make_run: MakeRun, precision: str) -> None:
+    common = ADAPTED | EXPERTS | {"training.max_steps": 3, "training.precision": precision}
+    modes: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "recomputed": {"training.activation_checkpointing": "full", "training.activation_checkpointing_every": 2},
+        "selective": {"training.activation_checkpointing": "selective"},
+        "offloaded": {"training.activation_offload": True},
+    }
+    curves = []
+    for name, mode in modes.items():
+        run = make_run(name, model=config_of("qwen3_moe"), settings=common | mode)
+        train_here(run)
+        curves.append(torch.tensor(curve(run)))
+    assert all(torch.equal(other, curves[0]) for other in curves)
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+def test_adapters_of_experts_divided_over_ranks(make_run: MakeRun, jobs: Jobs, sharding: str) -> None:
+    common = ADAPTED | EXPERTS | {"training.save_every_steps": 2}
+    alone = make_run("alone", model=config_of("gpt_oss"), settings=common)
+    train_here(alone)
+    divided = {"parallelism": {"ranks_per_node": 2, "sharding": sharding}, "training.micro_batch_size": 1}
+    run = make_run("divided", model=config_of("gpt_oss"), settings=common | divided)
+    jobs.train(run)
+    expected = curve(run)
+    torch.testing.assert_close(torch.tensor(expected), torch.tensor(curve(alone)), rtol=1e-4, atol=0)
+    run.paths.record_path("train").unlink()
+    (run.paths.checkpoints / "step-00000004" / "checkpoint.json").unlink()
+    jobs.train(run)
+    assert curve(run) == expected, "resumed"
+    for each in (run, alone):
+        consolidate.work(each)
+    one, other = (load_file(each.paths.adapter / "adapter_model.safetensors") for each in (run, alone))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=0, atol=1e-3, msg=name)

@@ -60,11 +60,21 @@ class _AdaptedForward:
         own = self._module.__dict__
         own.update(updated)
         try:
-            with _Again(self, updated).hooks():
+            with self._not_keeping(updated):
                 return self._forward(*args, **kwargs)
         finally:
             for name in updated:
                 del own[name]
+
+    def _not_keeping(self, updated: Mapping[str, torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """The context in which the module computes. Nothing, where another one keeps less already, or a compiler."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return contextlib.nullcontext()
+        # the layer is computed again as a whole, or what it keeps goes to host memory
+        if torch._C._autograd._top_saved_tensors_default_hooks(True):
+            return contextlib.nullcontext()
+        again = _Again(self, updated)
+        return torch.autograd.graph.saved_tensors_hooks(again.pack, again.unpack)
 
     def updated(self, name: str) -> torch.Tensor:
         """A parameter with its update, in its dtype. FSDP may have replaced it since the last call."""
@@ -82,14 +92,6 @@ class _Again:
         self._names = {tensor.untyped_storage().data_ptr(): name for name, tensor in updated.items()}
         self._packed = dict.fromkeys(updated, 0)  # views that autograd still needs
         self._computed: dict[str, torch.Tensor] = {}
-
-    def hooks(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which the module computes. Nothing, where another one keeps less already, or a compiler."""
-        # the layer is computed again as a whole, or what it keeps goes to host memory
-        outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if outer or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return contextlib.nullcontext()
-        return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
 
     def pack(self, tensor: torch.Tensor) -> Any:
         name = self._names.get(tensor.untyped_storage().data_ptr())
