@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from hyperpod_ft.checkpoint.adapters.lora import PREFIX
+from hyperpod_ft.checkpoint.verify.verify import Verification, verify
 from hyperpod_ft.engines.torch.lora.adapters import adapt
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -135,6 +136,24 @@ def as_trained(run: Run) -> torch.nn.Module:
     return model
 
 
+def compared(run: Run) -> Verification:
+    return verify(run.paths.tuned_model, adapter=run.paths.adapter, base=run.paths.base_model)
+
+
+def assert_wrong_experts_are_found(run: Run, of_experts: list[str]) -> None:
+    """Of the tuned model: one that was not merged, and two that were exchanged."""
+    base, right = (load_file(directory / FILE) for directory in (run.paths.base_model, run.paths.tuned_model))
+    name = of_experts[-1]
+    exchanged = {name: right[name].roll(1, 0)}
+    if right[name].ndim == 2:
+        other = next(other for other in of_experts if other != name and right[other].shape == right[name].shape)
+        exchanged = {name: right[other].clone(), other: right[name].clone()}
+    for wrong in ({name: base[name]}, exchanged):
+        save_file(right | wrong, run.paths.tuned_model / FILE, {"format": "pt"})
+        found = " ".join(compared(run).findings)
+        assert all(f"tensor {each}: expert" in found for each in wrong), found
+
+
 @pytest.mark.parametrize("model_type", MIXTURES)
 @pytest.mark.parametrize("experts", [False, True])
 def test_an_adapter_of_a_mixture_is_peft_s_and_is_merged(make_run: MakeRun, model_type: str, experts: bool) -> None:
@@ -160,9 +179,12 @@ def test_an_adapter_of_a_mixture_is_peft_s_and_is_merged(make_run: MakeRun, mode
     assert (trained - logits(loaded(run.paths.base_model))).abs().max() > 1e-3
     for other in (with_peft(run), loaded(run.paths.tuned_model)):
         torch.testing.assert_close(logits(other), trained, atol=3e-6, rtol=0)
-    assert record.facts["trainable_parameters"] == sum(
-        value.numel() for value in load_file(run.paths.adapter / "adapter_model.safetensors").values()
-    )
+    factors = load_file(run.paths.adapter / "adapter_model.safetensors")
+    assert record.facts["trainable_parameters"] == sum(value.numel() for value in factors.values())
+    assert verify(run.paths.adapter).findings == ()
+    assert compared(run).findings == ()
+    if experts:
+        assert_wrong_experts_are_found(run, sorted(changed & of_experts))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats import model_directory
+from hyperpod_ft.checkpoint.formats.located import locate, names_in_files
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.checkpoint.sharded.description import LoraDescription
@@ -20,8 +21,8 @@ from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading import skeleton
+from hyperpod_ft.engines.torch.loading.held import check_experts, held_parts
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
-from hyperpod_ft.engines.torch.loading.weights import check_experts, held_parts, locate, names_in_files
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import (

@@ -17,13 +17,14 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from hyperpod_ft.checkpoint.formats.located import locate, names_in_files
 from hyperpod_ft.checkpoint.formats.model_directory import read_config, without_predictors
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, read_model
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.checkpoint_directory import check_consolidable
 from hyperpod_ft.engines.torch.build import adapted, trained_shapes, whole_model
-from hyperpod_ft.engines.torch.loading.weights import check_experts, held_parts, locate, names_in_files
+from hyperpod_ft.engines.torch.loading.held import check_experts, held_parts
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 
 
