@@ -159,5 +159,5 @@ def require_defaults(config: RunConfig, keys: Iterable[str], reason: str) -> Non
         if given.get(key):
             section, name = key.split(".")
             default = type(getattr(config, section)).model_fields[name].default
-            remedy = "leave it out" if default is None else f"set it to {str(default).lower()} or leave it out"
+            remedy = "leave it out" if default in (None, ()) else f"set it to {str(default).lower()} or leave it out"
             raise UserError(f"{key}: {reason}", remedy)

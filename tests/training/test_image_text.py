@@ -82,6 +82,19 @@ def test_all_parameters_of_the_language_model_are_tuned(make_run: MakeRun, model
     assert not [name for name in left if "language_model" in name and not name.endswith("layer_scalar")]
 
 
+def test_adapters_of_experts(make_run: MakeRun) -> None:
+    config = tiny_image_text.config_of("qwen3_5_moe", vocab_size=VOCABULARY)
+    targets = {"lora.target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+    run = make_run(model=config, settings=SETTINGS | targets)
+    train_here(run)
+    consolidate.work(run)
+    merge.work(run)
+    base, tuned = (pretrained.load(path, "auto") for path in (run.paths.base_model, run.paths.tuned_model))
+    adapted = PeftModel.from_pretrained(base, str(run.paths.adapter))
+    assert torch.allclose(logits(adapted), logits(tuned), atol=1e-5)
+    assert any(".experts." in name for name in changed(run))
+
+
 def test_a_tied_output_layer_with_an_adapter_is_untied(make_run: MakeRun) -> None:
     config = tiny_image_text.config_of("gemma3", vocab_size=VOCABULARY)
     run = make_run(model=config, settings=SETTINGS | {"lora.target_modules": ["q_proj", "lm_head"]})

@@ -1,4 +1,4 @@
-"""Load a model directory with transformers, completely or not at all. The only format that imports torch."""
+"""Load a model directory with transformers, completely or not at all. Like located.py, it imports torch."""
 
 from collections.abc import Mapping
 from pathlib import Path

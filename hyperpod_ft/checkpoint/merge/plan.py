@@ -10,7 +10,7 @@ from typing import Any
 from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect, with_live_names
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor
+from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor, SharedFactors
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.reading import same_values
 from hyperpod_ft.errors import UserError
@@ -82,13 +82,14 @@ def make_plan(base: Base, adapters: Sequence[tuple[AdapterEffect, float]]) -> Me
     """
     _refuse_conflicts(adapters)
     touched: dict[str, MergedTensor] = {}
+    shared = SharedFactors()
     for adapter, weight in adapters:
         for name, tensor in adapter.replaced.items():
             touched[name] = MergedTensor(tensor)
         for name, update in adapter.updates.items():
             before = touched.get(name, MergedTensor(base.tensors[name]))
             weighted = replace(update, scale=update.scale * weight)
-            touched[name] = replace(before, updates=(*before.updates, weighted))
+            touched[name] = MergedTensor(before.source, (*before.updates, weighted), shared)
     _check_shapes(base, touched)
     touched, config = _settle_outer_layers(base, touched)
     untouched = {name: MergedTensor(tensor) for name, tensor in base.stored.items()}

@@ -17,6 +17,7 @@ from hyperpod_ft.checkpoint.adapters import origin
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS, recorded
 from hyperpod_ft.checkpoint.tensors.blocks import Scanner
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
+from hyperpod_ft.checkpoint.verify import expert_checks
 from hyperpod_ft.checkpoint.verify.file_checks import Contents, collect_error, read_contents, read_tensors
 from hyperpod_ft.checkpoint.verify.value_checks import Difference, ValueChecks
 from hyperpod_ft.errors import UserError
@@ -111,6 +112,8 @@ def verify(
         findings += _shortened(f"{directory}, against {against}", dtypes or differences)
     seconds = time.monotonic() - clock
     if compare and adapter and base and contents.is_whole:
+        faults = partial(expert_checks.expert_faults, directory, contents.tensors, adapter, base, read_tensors(base))
+        findings += _first(collect_error(findings, lambda: list(faults())) or ())
         logits = collect_error(findings, partial(compare, directory, adapter, base))
         findings += logits.findings(directory) if logits else ()
     return Verification(
@@ -189,6 +192,12 @@ def _comparison(
     largest = reduce(add, values.differences.values(), Difference()).largest
     equal = len(tensors.keys() | expected.keys()) - different
     return TensorComparison(str(against), tolerance, equal, different, largest)
+
+
+def _first(lines: Sequence[str]) -> Iterator[str]:
+    yield from lines[:_DIFFERENCES_SHOWN]
+    if len(lines) > _DIFFERENCES_SHOWN:
+        yield f"{len(lines) - _DIFFERENCES_SHOWN} more matrices of experts differ"
 
 
 def _shortened(where: str, lines: Sequence[str]) -> Iterator[str]:

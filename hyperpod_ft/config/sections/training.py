@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hyperpod_ft.config.fields import (
     NonNegativeFloat,
@@ -117,10 +117,15 @@ class Lora(Section):
     r: PositiveInt = Field(16, description="Rank of the adapters.")
     alpha: PositiveFloat = Field(32, description="Scaling: the update is multiplied by alpha / r.")
     dropout: Share = Field(0.0, description="Dropout on the input of the adapters.")
-    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+    target_modules: tuple[str, ...] | None = Field(
         None,
         description="Names of the linear modules and embeddings to adapt. If not set: all linear layers of attention"
-        " and MLP (docs/methods.md); for T5, `q` and `v`.",
+        " and MLP (docs/methods.md); for T5, `q` and `v`. `[]`, beside `target_parameters`: none.",
+    )
+    target_parameters: tuple[str, ...] = Field(
+        (),
+        description="Names of parameters that hold a matrix for each expert, to adapt too: `mlp.experts.gate_up_proj`,"
+        " `mlp.experts.down_proj` (engine torch; docs/methods.md).",
     )
     rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
     dora: bool = Field(False, description="DoRA: also train the norm of each output's weights (engine torch).")
@@ -134,6 +139,17 @@ class Lora(Section):
         description="`nf4` keeps weights with adapters in 4 bits while training, except the output layer's (QLoRA)."
         " Engine torch without tensor parallelism.",
     )
+
+    @model_validator(mode="after")
+    def _adapts_something(self) -> "Lora":
+        if self.target_modules == () and not self.target_parameters:
+            raise ValueError("target_modules: names nothing; name modules, or set target_parameters")
+        for key in ("dropout", "dora") if self.target_parameters else ():
+            if getattr(self, key):
+                raise ValueError(f"{key}: PEFT has none for target_parameters; remove one of them")
+        if self.target_parameters and self.quantization != "none":
+            raise ValueError("quantization: keeps no parameters of experts in 4 bits; remove it or target_parameters")
+        return self
 
     @property
     def given_names(self) -> frozenset[str]:

@@ -16,11 +16,11 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel, initializa
 from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
+from hyperpod_ft.checkpoint.formats import image_text
 from hyperpod_ft.checkpoint.formats.model_directory import read_config, refuse_undecodable
 from hyperpod_ft.checkpoint.formats.pretrained import auto_class
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.engines.torch import devices
-from hyperpod_ft.engines.torch.loading import image_text
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.engines.torch.sharding.shards import Box, RankShard, local
 from hyperpod_ft.errors import UserError, printable

@@ -29,10 +29,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from hyperpod_ft.checkpoint.formats.located import locate
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.build import decoder_layers
 from hyperpod_ft.engines.torch.loading import skeleton
-from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.model import tensor_parallel
 from hyperpod_ft.engines.torch.sharding.shards import RankShard, TensorSplit, local, shards_of
 from hyperpod_ft.errors import UserError
@@ -330,10 +330,10 @@ def test_the_models_own_code_is_not_run(model: Path) -> None:
 def test_a_conversion_without_byte_ranges_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.core_model_loading import Interleave, WeightConverter
 
-    from hyperpod_ft.engines.torch.loading import weights
+    from hyperpod_ft.checkpoint.formats import located
 
     interleaved = WeightConverter("mlp.up_proj.weight", "mlp.up_proj.weight", [Interleave(dim=0)])
-    monkeypatch.setattr(weights, "get_model_conversion_mapping", lambda _: [interleaved])
+    monkeypatch.setattr(located, "get_model_conversion_mapping", lambda _: [interleaved])
     refuse(model, r"cannot load llama: its tensor model\.layers\.0\.mlp\.up_proj\.weight needs Interleave")
 
 

@@ -1,6 +1,6 @@
-"""Image-text models: the engine trains the language model in one, and the names of its tensors are the whole's.
+"""Image-text models: engine torch trains the language model in one, and its tensors have the names of the whole's.
 
-The tower that reads images is not built. Its tensors stay as they are in the base model's files.
+The tower that reads images stays as it is in the base model's files.
 """
 
 from collections.abc import Iterable
