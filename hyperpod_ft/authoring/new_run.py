@@ -27,7 +27,7 @@ from hyperpod_ft.download.assets import look_up_source
 from hyperpod_ft.download.listing import Listing
 from hyperpod_ft.download.sources import source_of
 from hyperpod_ft.errors import UserError, last_line
-from hyperpod_ft.planning.families import family_of, why_not_packed
+from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.runs.assets import config_directory
@@ -220,7 +220,6 @@ def complete(draft: Draft, output: Path, *, keep_batch: bool = False) -> None:
             described = of_language_model(model_config)
             _set_lengths(draft, described)
             family = str(described.get("model_type", ""))
-            _set_packing(draft, family)
             if directory and config.engine == "torch" and not (family_of(family) or is_encoder_decoder(model_config)):
                 _set_targets(draft, directory)
         fit(draft, model_config, keep_batch=keep_batch)
@@ -238,12 +237,6 @@ def _set_lengths(draft: Draft, model_config: Mapping[str, Any]) -> None:
         draft.set("dataset.max_length", positions, "all positions that the model has")
     if is_encoder_decoder(model_config):
         draft.default("dataset.max_target_length", 512, "tokens of the decoder's part")
-
-
-def _set_packing(draft: Draft, family: str) -> None:
-    reason = why_not_packed(draft.get("engine"), family)
-    if reason and draft.get("dataset.packing") in ("bfd", "wrapped"):
-        draft.set("dataset.packing", "none", f"one example a row: {reason}")
 
 
 def _set_targets(draft: Draft, model: Path) -> None:

@@ -22,7 +22,7 @@ from hyperpod_ft.errors import UserError
 
 EngineName = Literal["torch", "neuron"]
 StageName = Literal[
-    "env", "download", "dataset", "tasks", "precompile", "train", "consolidate", "merge", "generate", "eval"
+    "env", "download", "certify", "dataset", "tasks", "precompile", "train", "consolidate", "merge", "generate", "eval"
 ]
 
 

@@ -16,6 +16,7 @@ from hyperpod_ft.launch.decision import decide
 from hyperpod_ft.launch.interface import JobPreview
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.trainability import check_trainable
+from hyperpod_ft.planning.certificate import Certificate
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.memory import available
 from hyperpod_ft.planning.model_fit import TrainingFit, check_model_directory
@@ -42,6 +43,7 @@ class Preview:
     run: Run
     stages: tuple[StagePreview, ...]
     fit: TrainingFit | None  # None: unknown until the model is downloaded
+    certificate: Certificate | None  # None: unknown until stage certify, or with engine neuron
     available_bytes: float  # on each rank
     steps: Steps | None  # None: unknown until the dataset is prepared
     rows_per_step: int
@@ -62,6 +64,7 @@ class Preview:
             "sharding": self.fit.sharding if self.fit else None,
             "pipeline": self.fit.pipeline if self.fit else None,
             "memory": memory,
+            "certificate": asdict(self.certificate) if self.certificate else None,
             "steps_per_epoch": self.steps.per_epoch if self.steps else None,
             "total_steps": self.steps.total if self.steps else None,
             "refused": self.refused,
@@ -82,6 +85,7 @@ def preview(run: Run, launchers: Launchers) -> Preview:
             for stage in run.plan.stages
         ),
         fit=fit,
+        certificate=run.journal.certificate(),
         available_bytes=available(run.config),
         steps=steps(run),
         rows_per_step=rows,
@@ -115,7 +119,7 @@ def check_run(run: Run) -> TrainingFit | None:
     directory = config_directory(run.config)
     if directory is None:
         return None
-    fit = check_model_directory(run.config, run.plan.degrees, directory)
+    fit = check_model_directory(run.config, run.plan.degrees, directory, run.journal.certificate())
     check_trainable(run)
     return fit
 

@@ -1,7 +1,7 @@
 """Whether a run's model can be trained and consolidated, before anything is trained: asked as soon as it can be known.
 
 The answer needs the model and transformers, which the head node's commands do not import: the run's interpreter gives
-it in a short process. Where the model or that interpreter is still missing, stages env and download ask again.
+it in a short process. Where the model or that interpreter is still missing, stage certify asks.
 """
 
 import contextlib

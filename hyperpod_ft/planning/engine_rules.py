@@ -76,7 +76,7 @@ class EngineRules(Protocol):
     def default_tensor_parallel(self, instance: Instance, ranks: int) -> int:
         """The tensor-parallel degree of nodes with `ranks` ranks when the run file gives none."""
 
-    def layout(self, config: RunConfig, degrees: Degrees, family: str, shape: ModelShape | None) -> Layout:
+    def layout(self, config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Layout:
         """How ranks divide a model that has passed the checks. `shape` None: the size of the model is unknown."""
 
     def sharding(self, config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:

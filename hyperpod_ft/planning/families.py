@@ -129,20 +129,6 @@ FAMILIES: tuple[Family, ...] = (
 _BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
 ENCODER_DECODERS = ("t5",)
-# Families whose attention engine torch computes itself, so that packed documents stay apart. transformers lets programs
-# replace the attention of most families (AttentionInterface). These pass it everything that their attention depends on,
-# such as the size of a sliding window; GPT-J's is replaced in its class (model/attention.py). Other families keep
-# transformers' own attention: some express part of it in the mask alone, some also mix tokens in convolutions or
-# recurrences, and the attention of some cannot be replaced. tests/unit/planning/torch/test_packing_rules.py compares
-# losses and gradients of packed documents with those of the same documents alone, for every family here.
-SEPARATING_FAMILIES = frozenset(
-    """
-    apertus arcee bitnet cohere cohere2 cwm ernie4_5 exaone4 flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe
-    gpt2 gpt_bigcode gpt_neox gptj granite granitemoe granitemoeshared helium hunyuan_v1_dense llama ministral
-    ministral3 mistral mixtral nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 qwen2 qwen3 qwen3_moe
-    seed_oss smollm3 stablelm starcoder2 vaultgemma
-    """.split()  # noqa: SIM905 - a list would have a line for each
-)
 # Families that transformers' class for causal models takes, but whose attention also sees what follows, unless
 # config.json says otherwise: a model trained like that sees its targets.
 NOT_CAUSAL = frozenset(
@@ -156,13 +142,6 @@ NOT_CAUSAL = frozenset(
 def family_of(model_type: str) -> Family | None:
     """The row of a config.json's model_type; None for a family that cannot be divided."""
     return _BY_TYPE.get(model_type)
-
-
-def why_not_packed(engine: str, model_type: str) -> str:
-    """Why models of this type cannot train on packed rows; empty when they can."""
-    if engine != "torch" or model_type in SEPARATING_FAMILIES or model_type in ENCODER_DECODERS:
-        return ""
-    return f"engine torch is not known to separate packed documents in models of type {model_type or '(none)'}"
 
 
 def default_targets(model_type: str) -> tuple[str, ...]:

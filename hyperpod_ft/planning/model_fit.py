@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from hyperpod_ft.checkpoint.formats.model_directory import of_language_model, read_config, refuse_undecodable
+from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config, refuse_undecodable
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.certificate import Certificate
 from hyperpod_ft.planning.engine_rules import limits_of, rules_of
-from hyperpod_ft.planning.families import why_not_packed
 from hyperpod_ft.planning.layout import Degrees, Layout, divisors
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
@@ -34,23 +34,26 @@ class TrainingFit:
     sharding: str  # what data-parallel ranks divide, in words
     memory: Memory | None  # None: unknown, or no accelerators
     pipeline: str | None = None  # how it is cut, in words; None without one
-    not_packed: str = ""  # why a row has one example, where `packing: auto` decides that
 
 
-def check_model_directory(config: RunConfig, degrees: Degrees, directory: Path) -> TrainingFit:
+def check_model_directory(
+    config: RunConfig, degrees: Degrees, directory: Path, certificate: Certificate | None = None
+) -> TrainingFit:
     """How a run that trains a model on disk fits. Raises UserError when the run cannot train it.
 
     The memory is unknown for families that are not built like Llama: the engine checks those, since it knows their
-    attributes.
+    attributes. `certificate`: None where there is none yet, or with engine neuron.
     """
     model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
+    if certificate:
+        certificate.check(config, degrees)
     shape, rules = check_trainable(config, degrees, model_config), rules_of(config.engine)
     memory = check_memory(config, degrees, shape) if shape else None
-    model_type = str(of_language_model(model_config).get("model_type", ""))
-    layout = rules.layout(config, degrees, model_type, shape)
+    packs = certificate is not None and not certificate.not_packed
+    own_attention = packs and not is_encoder_decoder(model_config)
+    layout = replace(rules.layout(config, degrees, shape), own_attention=own_attention)
     pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
-    not_packed = why_not_packed(config.engine, model_type) if config.dataset.packing == "auto" else ""
-    return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, pipeline, not_packed)
+    return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, pipeline)
 
 
 def check_trainable(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> ModelShape | None:

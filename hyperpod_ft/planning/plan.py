@@ -191,6 +191,18 @@ def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     }
 
 
+def _certified(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
+    """What the certificate is of."""
+    asked = ("training.method", "training.objective", "dataset.packing")
+    # not the sizes of adapters: a small model has small ones
+    adapters = ("lora.target_modules", "lora.dora", "lora.rslora") if config.training.method == "lora" else ()
+    return {
+        **_settings(config, "model", *asked, *adapters),
+        "divides_rows": degrees.context_parallel > 1,
+        "packages": _packages(config),
+    }
+
+
 def _packages(config: RunConfig) -> Any:
     return config.env.python or [requirements(rules_of(config.engine).environment_name(config))]
 
@@ -216,7 +228,23 @@ _STAGES: dict[StageName, _Definition] = {
         shared=True,
         cpus=2,
     ),
-    "dataset": _Definition(4, ("env", "download"), lambda config, _: _settings(config, "dataset", "seed"), shared=True),
+    # a stage of its own: runs that share rows differ in their adapters; not inherited: it changes no result
+    "certify": _Definition(
+        1,
+        ("env", "download"),
+        _certified,
+        applies=lambda config: config.engine == "torch",
+        shared=True,
+        cpus=1,
+        self_contained=True,
+        inherited=False,
+    ),
+    "dataset": _Definition(
+        5,
+        ("env", "download", "certify"),  # which says whether examples share rows
+        lambda config, _: _settings(config, "dataset", "seed"),
+        shared=True,
+    ),
     # before the training: a name that the harness does not know is found in time
     "tasks": _Definition(
         1,
@@ -237,7 +265,7 @@ _STAGES: dict[StageName, _Definition] = {
         self_contained=True,
         inherited=False,  # its inputs, except the interpreter, are among those of train
     ),
-    "train": _Definition(1, ("env", "download", "dataset", "precompile"), _training, starts_ranks=True),
+    "train": _Definition(1, ("env", "download", "certify", "dataset", "precompile"), _training, starts_ranks=True),
     # with method full, it writes the final model
     "consolidate": _Definition(
         2,

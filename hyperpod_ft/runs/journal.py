@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from hyperpod_ft import publish
 from hyperpod_ft.errors import UserError, printable
+from hyperpod_ft.planning.certificate import Certificate
 from hyperpod_ft.planning.plan import Plan
 from hyperpod_ft.runs.jobs import Job, Submission
 from hyperpod_ft.runs.records import CARD, Record
@@ -51,6 +52,11 @@ class Journal:
         prepared = self.record("dataset")
         chats = prepared.facts.get("chats") if prepared else None
         return [int(end["token"]) for end in chats["ends"]] if chats else []
+
+    def certificate(self) -> Certificate | None:
+        """What stage certify proved; None before it, and where the engine has no such stage."""
+        record = self.valid_record("certify")
+        return Certificate.of(record.facts) if record else None
 
     def evaluation_records(self) -> list[Path]:
         """The records of stage `eval`, one for each set of tasks and settings."""

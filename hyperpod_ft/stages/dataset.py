@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, of_language_model, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, read_config
 from hyperpod_ft.config.sections.data import Data
 from hyperpod_ft.data import context_check, packing, prepared, tokenizer
 from hyperpod_ft.data.columns import LISTED
@@ -44,7 +44,6 @@ from hyperpod_ft.data.stored.token_stream import StoredTokens, TokenStream
 from hyperpod_ft.data.text import rendering, run_prompts
 from hyperpod_ft.data.tokens import Tokens
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.families import why_not_packed
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -139,11 +138,11 @@ def _packing_of(run: Run) -> packing.How:
     """How examples fill rows; where the model decides that against packing, a line says why."""
     if run.config.dataset.packing != "auto":
         return run.config.dataset.packing
-    model_type = str(of_language_model(read_config(run.paths.base_model)).get("model_type", ""))
-    reason = why_not_packed(run.config.engine, model_type)
-    if reason:
-        print(f"one example a row: {reason}", flush=True)
-    return "none" if reason else "bfd"
+    certificate = run.journal.certificate()
+    if not (certificate and certificate.not_packed):
+        return "bfd"
+    print(f"one example a row: {certificate.not_packed}", flush=True)
+    return "none"
 
 
 def _pack(

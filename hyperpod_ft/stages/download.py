@@ -3,15 +3,13 @@
 python -m hyperpod_ft.stages.download RUN_DIR
 
 Writes `paths.base_model` and `paths.raw_datasets`, each with a manifest. The only stage except `env` that uses the
-network. Runs on the kit's own interpreter: neither torch nor transformers is imported. Of env and this stage, whichever
-is the last to have its part, interpreter or model, has the run's interpreter say whether it could consolidate.
+network. Runs on the kit's own interpreter: neither torch nor transformers is imported.
 """
 
 from typing import Any
 
 from hyperpod_ft.download import assets
 from hyperpod_ft.download.fetch import Manifest, ensure
-from hyperpod_ft.launch.trainability import check_trainable
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
@@ -20,7 +18,6 @@ from hyperpod_ft.stages.stage import Result, main
 def work(run: Run) -> Result:
     fetched_model = ensure(assets.model(run))
     check_model_directory(run.config, run.plan.degrees, run.paths.base_model)
-    check_trainable(run)
     fetched = {wanted.key: ensure(wanted) for wanted in assets.datasets(run)}
     return Result(
         [run.paths.base_model, *dict.fromkeys(run.paths.raw_datasets)],

@@ -17,7 +17,6 @@ from typing import Any
 from hyperpod_ft.environments.installation import build
 from hyperpod_ft.environments.interpreters import check_torch_neuron, probe
 from hyperpod_ft.job.node_report import neuron_devices, neuron_ls
-from hyperpod_ft.launch.trainability import check_trainable
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.pins import environment_kind, pins_file
 from hyperpod_ft.processes import signal_all, tree
@@ -49,7 +48,6 @@ def work(run: Run) -> stage.Result:
         if found["cuda"]:  # only with env.python: an environment built here has a CPU build
             print(f"env: note: its torch is a CUDA {found['cuda']} build, which Neuron nodes cannot use", flush=True)
         facts["neuron_devices"] = _neuron_devices()
-    check_trainable(run)  # if the model is here
     return stage.Result(outputs, facts)
 
 

@@ -212,7 +212,8 @@ def _exit_for_user_error(error: UserError, ranks: Ranks) -> NoReturn:
 
 def plan_layout(run: Run) -> Layout:
     """The layout of a run whose base model is on disk. Raises UserError when the run cannot train it."""
-    return check_model_directory(run.config, run.plan.degrees, run.paths.base_model).layout
+    certificate = run.journal.certificate()
+    return check_model_directory(run.config, run.plan.degrees, run.paths.base_model, certificate).layout
 
 
 def check_data(journal: Journal) -> None:

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
 
 STEPS = 20
 ODD = "a b$(id)'\""
-STAGES = ["env", "download", "dataset", "train", "consolidate", "merge", "generate"]
+STAGES = ["env", "download", "certify", "dataset", "train", "consolidate", "merge", "generate"]
 
 
 def values(root: Path, nodes: int = 2, **training: Any) -> dict[str, Any]:

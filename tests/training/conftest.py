@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hyperpod_ft.checkpoint.formats.pretrained import auto_class
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.ranks import Ranks
+from hyperpod_ft.planning.certificate import Certificate
 from hyperpod_ft.runs.job_files import NOTICE
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
@@ -28,6 +29,7 @@ from tests.conftest import MakeRun
 from tests.forking import Forked, ForkServer
 from tests.tasks import task_of
 from tests.unit import tiny_t5
+from tests.unit.tiny_families import ONE_A_ROW
 from tests.waiting import wait_for
 
 VOCABULARY = 128
@@ -330,9 +332,13 @@ def make_run(tmp_path: Path) -> MakeRun:
             else:
                 write_rows(run.paths.dataset_path / "train", rows, max_length)
         (run.paths.dataset_path / "report.json").write_text("{}")
+        apart = getattr(model, "model_type", "llama") in ONE_A_ROW
+        facts = {
+            "certify": asdict(Certificate("its tokens mix otherwise" if apart else "")),
+            "dataset": {"train_examples": 3 * rows, "train_rows": rows},
+        }
         for need in run.plan["train"].needs:
-            facts = {"train_examples": 3 * rows, "train_rows": rows} if need == "dataset" else {}
-            Record(need, run.plan[need].fingerprint, {}, (), facts, utc_now(), 0.0, "test", "").write(
+            Record(need, run.plan[need].fingerprint, {}, (), facts.get(need, {}), utc_now(), 0.0, "test", "").write(
                 run.paths.record_path(need)
             )
         return run

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages import consolidate, dataset, download, generate, merge, stage
+from hyperpod_ft.stages import certify, consolidate, dataset, download, generate, merge, stage
 from tests.training.conftest import train_here
 from tests.unit.stage_runs import finish
 
 _WORKS: dict[str, Any] = {
     "download": download.work,
+    "certify": certify.work,
     "dataset": dataset.work,
     "consolidate": consolidate.work,
     "merge": merge.work,

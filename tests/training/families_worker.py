@@ -1,8 +1,9 @@
-"""What each of two ranks of test_context_parallel.py runs: every family whose attention the engine computes.
+"""What each of two ranks of test_context_parallel.py runs: families whose attention the engine computes.
 
-    python -m forking_torchrun ... -m families_worker OUT_FILE
+    python -m forking_torchrun ... -m families_worker OUT_FILE DIRECTORY...
 
-Rank 0 writes how far the sums of loss and gradients over both ranks, which share rows, are from what one rank computes.
+DIRECTORY: of a small model. Rank 0 writes how far the sums of loss and gradients over both ranks, which share rows, are
+from what one rank computes.
 """
 
 import json
@@ -13,48 +14,42 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.ranks import join_ranks
-from hyperpod_ft.engines.torch.model import attention, language_model
+from hyperpod_ft.engines.torch.certificate.model import documents, rows
+from hyperpod_ft.engines.torch.certificate.packing import Trained, engine_model
+from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk, chunk_of, divide_attention
-from hyperpod_ft.planning.families import SEPARATING_FAMILIES
-from tests.unit.planning.torch.test_packing_rules import Result, difference, documents, gradients, model_of
-
-# whose documents' borders are not those of chunks
-ROWS = 2
 
 
 def batch() -> Batch:
-    row = torch.cat(documents(), 1)
-    ids = torch.cat([row.roll(number, 1) for number in range(ROWS)])
-    lengths = [part.shape[1] for part in documents()]
-    positions = torch.cat([torch.arange(length) for length in lengths]).expand(ROWS, -1)
-    return Batch(ids, torch.where(positions == 0, IGNORED, ids), positions)
+    """Two rows; borders of their documents are not those of chunks."""
+    found = [rows(texts, packed=True) for texts in (documents(), documents()[::-1])]
+    names = vars(found[0])
+    return Batch(**{name: torch.cat([torch.from_numpy(vars(row)[name]).long() for row in found]) for name in names})
 
 
-def result(family: str, chunk: SequenceChunk) -> Result:
-    model = model_of(family, attention.NAME)
-    language_model.return_loss(model)
-    return gradients(model, model(**language_model.inputs(batch(), torch.device("cpu"), chunk=chunk)))
+def result(directory: Path, chunk: SequenceChunk) -> Trained:
+    model = engine_model(directory, own_attention=True)
+    return Trained.of(model, model(**language_model.inputs(batch(), torch.device("cpu"), chunk=chunk))[None])
 
 
 def main() -> None:
     ranks = join_ranks(2)
-    families = sorted(SEPARATING_FAMILIES)
-    expected = {family: result(family, SequenceChunk()) for family in families} if ranks.is_rank_0 else {}
+    out, *directories = map(Path, sys.argv[1:])
+    expected = {each: result(each, SequenceChunk()) for each in directories} if ranks.is_rank_0 else {}
     dist.init_process_group("gloo", store=ranks.store, rank=ranks.rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     divide_attention(mesh)
     differences = {}
-    for family in families:
-        found = result(family, chunk_of(mesh))
-        for name in sorted(found):
-            dist.all_reduce(found[name])
+    for directory in directories:
+        found = result(directory, chunk_of(mesh))
+        for tensor in (found.losses, *(found.gradients[name] for name in sorted(found.gradients))):
+            dist.all_reduce(tensor)
         if ranks.is_rank_0:
-            differences[family] = difference(found, expected[family])
+            differences[directory.name] = found.differs(expected[directory], 1e-5)
     if ranks.is_rank_0:
-        Path(sys.argv[1]).write_text(json.dumps(differences))
+        out.write_text(json.dumps(differences))
     dist.destroy_process_group()
 
 

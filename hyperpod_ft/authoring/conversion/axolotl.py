@@ -158,7 +158,7 @@ def finish(conversion: Conversion) -> None:
     overlong = "truncate" if values.get("excess_length_strategy") == "truncate" else "drop"
     if values.get("excess_length_strategy") == "raise":
         conversion.changes["excess_length_strategy"] = "a row that is too long is dropped, and counted"
-    packing = "bfd" if conversion.is_on("sample_packing") and not dpo else "none"
+    packing = "auto" if conversion.is_on("sample_packing") and not dpo else "none"
     training_arguments.set_packing(conversion, packing, overlong)
     training_arguments.set_validation_share(conversion, "val_set_size")
     if values.get("early_stopping_patience"):

@@ -93,10 +93,7 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
     set_cluster(draft, instance_of(supplement.instance_type), supplement.nodes)
     name_run(draft)
     draft.head.insert(0, f"Converted from {printable(path.name)}, of {tool.name}, by `hyperpod-ft init --from`.")
-    packing = draft.get("dataset.packing")
     complete(draft, output, keep_batch=True)
-    if packing != draft.get("dataset.packing"):
-        conversion.changes["packing"] = draft.notes["dataset.packing"]
     draft.end += [line for heading, lines in conversion.left().items() for line in (heading, *lines)]
     return conversion
 

@@ -112,7 +112,7 @@ def finish(conversion: Conversion) -> None:
     packed = neat or conversion.is_on("packing") or (stage == "pt" and values.get("packing") is None)
     if packed and not neat:
         conversion.changes["packing"] = "examples of a row do not attend to one another"
-    training_arguments.set_packing(conversion, ("wrapped" if stage == "pt" else "bfd") if packed else "none")
+    training_arguments.set_packing(conversion, ("wrapped" if stage == "pt" else "auto") if packed else "none")
     training_arguments.set_validation_share(conversion, "val_size")
     if conversion.dataset_given:
         conversion.set_sources([{"format": "text"} if stage == "pt" else {}])

@@ -153,6 +153,6 @@ def set_validation_share(conversion: Conversion, key: str) -> None:
 
 def set_packing(conversion: Conversion, packing: str, overlong: str = "truncate") -> None:
     """The packing of the tool: without it, a row has one example and is padded, as there."""
-    note = "one example a row, as before; bfd packs several, which trains faster" if packing == "none" else ""
+    note = "one example a row, as before; auto packs several, which trains faster" if packing == "none" else ""
     conversion.draft.set("dataset.packing", packing, note)
     conversion.draft.set("dataset.overlong", overlong)

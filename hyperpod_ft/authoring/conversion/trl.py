@@ -110,7 +110,7 @@ def finish(conversion: Conversion) -> None:
         conversion.changes["packing_strategy"] = (
             "the kit has bfd and wrapped, where examples do not attend to one another"
         )
-    training_arguments.set_packing(conversion, ("wrapped" if strategy == "wrapped" else "bfd") if packed else "none")
+    training_arguments.set_packing(conversion, ("wrapped" if strategy == "wrapped" else "auto") if packed else "none")
     if not dpo:
         _set_loss(conversion)
     training_arguments.finish(conversion)

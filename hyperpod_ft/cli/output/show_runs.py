@@ -55,9 +55,8 @@ def plan(preview: Preview) -> None:
             print(f"pipeline  {preview.fit.pipeline}")
         if preview.fit.memory:
             print(f"memory    {preview.fit.memory}; available: {preview.available_bytes / GIB:.1f} (estimated)")
-    if preview.fit and preview.fit.not_packed:
-        length = run.config.dataset.max_length
-        print(f"rows      one example each, padded to {length:,} tokens: {preview.fit.not_packed}")
+    if "certify" in run.plan:
+        print(f"model     {preview.certificate or 'what it allows is known after stage certify'}")
     print(f"step      {preview.rows_per_step} rows, at most {preview.tokens_per_step:,} tokens")
     if preview.steps is None:
         print("steps     unknown until the dataset is prepared")

@@ -149,8 +149,8 @@ class Preparation(Section):
     packing: Literal["auto", "bfd", "wrapped", "none"] = Field(
         "auto",
         description="How examples fill rows. `bfd` packs whole examples by best fit. `wrapped` concatenates all"
-        " examples and cuts them into rows. `none` pads each example to a row. `auto`: `bfd`, but `none` for families"
-        " whose examples engine `torch` cannot keep apart.",
+        " examples and cuts them into rows. `none` pads each example to a row. `auto`: `bfd`, but `none` for models"
+        " whose examples engine `torch` does not keep apart (docs/models.md).",
     )
     overlong: Literal["drop", "truncate"] = Field(
         "drop",

@@ -42,7 +42,7 @@ from hyperpod_ft.runs.results.metrics import OF_SOURCE
 
 def train(task: TrainingTask, ranks: Ranks) -> TrainingResult:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
-    with _training_loop(task, ranks) as loop:
+    with training_loop(task, ranks) as loop:
         return loop.run_to_end()
 
 
@@ -51,13 +51,13 @@ def precompile(task: TrainingTask, ranks: Ranks) -> dict[str, Any]:
 
     Shapes are constant, so one step compiles every graph.
     """
-    with _training_loop(task, ranks) as loop:
+    with training_loop(task, ranks) as loop:
         loop.trial()
     return {"trial_steps": 1}
 
 
 @contextlib.contextmanager
-def _training_loop(task: TrainingTask, ranks: Ranks) -> Iterator["TrainingLoop"]:
+def training_loop(task: TrainingTask, ranks: Ranks) -> Iterator["TrainingLoop"]:
     """The loop on this rank's device, while its process groups exist."""
     device = device_of(task.config.cluster.instance_type, ranks.local_rank)
     with device_meshes(device, ranks, task.layout.degrees, task.layout.sharding.shard_ranks) as meshes:

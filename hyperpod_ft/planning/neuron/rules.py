@@ -103,7 +103,7 @@ def default_tensor_parallel(instance: Instance, ranks: int) -> int:
     return math.gcd(instance.tensor_parallel, ranks)
 
 
-def layout(config: RunConfig, degrees: Degrees, family: str, shape: ModelShape | None) -> Layout:
+def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Layout:
     """What optimum-neuron does with the run file: it uses ZeRO-1 with bf16 only, as planning/neuron/memory.py says."""
     zero1 = config.neuron.zero_1 and config.training.precision == "bf16" and degrees.data_parallel > 1
     sharding = Sharding("zero1", degrees.data_parallel) if zero1 else Sharding("replicated", 1)
@@ -111,7 +111,7 @@ def layout(config: RunConfig, degrees: Degrees, family: str, shape: ModelShape |
 
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
-    return str(layout(config, degrees, "", shape).sharding)
+    return str(layout(config, degrees, shape).sharding)
 
 
 def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:

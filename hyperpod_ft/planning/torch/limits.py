@@ -14,11 +14,9 @@ from hyperpod_ft.planning import trainium
 from hyperpod_ft.planning.families import (
     ENCODER_DECODERS,
     NOT_CAUSAL,
-    SEPARATING_FAMILIES,
     Family,
     divisible_types,
     family_of,
-    why_not_packed,
 )
 from hyperpod_ft.planning.layout import Degrees, listed_divisors
 from hyperpod_ft.planning.lora import adapted_linears
@@ -238,7 +236,7 @@ def _rope_types(model_config: Mapping[str, Any]) -> set[str]:
 
 
 def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
-    """Any family of transformers' causal models trains; dividing one, and packing for it, needs to know it."""
+    """Any family of transformers' causal models trains; dividing one needs to know it."""
     if family in NOT_CAUSAL:
         raise UserError(
             f"model.source: models of type {family} are not causal language models",
@@ -256,31 +254,8 @@ def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
                 "choose a causal language model, or an instance type with GPUs",
             )
         return
-    if family not in SEPARATING_FAMILIES:
-        _check_own_attention(config, degrees, family or "(none)")
     if degrees.tensor_parallel > 1:
         divisible_family(family)
-
-
-def _check_own_attention(config: RunConfig, degrees: Degrees, family: str) -> None:
-    """Refuse what a family that keeps transformers' own attention cannot have."""
-    if config.dataset.has_preferences:
-        raise UserError(
-            f"training.objective: dpo has both completions of a pair in one row, and engine torch is not known to"
-            f" separate them in models of type {family}",
-            "choose a model of another family",
-        )
-    if config.dataset.packing in ("bfd", "wrapped"):
-        raise UserError(
-            f"model.source: {why_not_packed('torch', family)}",
-            "set dataset.packing to auto",
-        )
-    if degrees.context_parallel > 1:
-        raise UserError(
-            f"parallelism.context_parallel: engine torch does not compute the attention of models of type {family}"
-            " itself, so that their rows cannot be divided",
-            "set it to 1",
-        )
 
 
 def divisible_family(family: str) -> Family:

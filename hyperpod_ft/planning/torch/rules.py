@@ -12,7 +12,6 @@ from typing import Any
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning import trainium
-from hyperpod_ft.planning.families import SEPARATING_FAMILIES
 from hyperpod_ft.planning.layout import Degrees, Layout
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
@@ -85,7 +84,7 @@ def default_tensor_parallel(instance: Instance, ranks: int) -> int:
     return math.gcd(instance.tensor_parallel, ranks) if instance.is_neuron else 1
 
 
-def layout(config: RunConfig, degrees: Degrees, family: str, shape: ModelShape | None) -> Layout:
+def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Layout:
     cut: list[range] = []
     if degrees.pipeline_parallel > 1:
         assert shape is not None, "families that can be cut have a known shape"
@@ -95,7 +94,6 @@ def layout(config: RunConfig, degrees: Degrees, family: str, shape: ModelShape |
         choose_sharding(config, degrees, shape),
         tuple((layers.start, layers.stop) for layers in cut),
         has_sequence_parallel(config, degrees),
-        family in SEPARATING_FAMILIES,
     )
 
 

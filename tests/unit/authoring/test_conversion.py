@@ -99,7 +99,7 @@ def test_axolotl(directory: Path) -> None:
     assert config.lora.target_modules == ("q_proj", "v_proj")
     assert config.dataset.source == str(directory / "birds.jsonl")
     assert (config.dataset.format, config.dataset.max_length, config.dataset.loss_on) == ("alpaca", 1024, "all")
-    assert (config.dataset.packing, config.dataset.validation_share) == ("bfd", 0.1)
+    assert (config.dataset.packing, config.dataset.validation_share) == ("auto", 0.1)
     training = config.training
     assert (training.epochs, training.learning_rate, training.schedule) == (2, 1e-4, "constant")
     assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 8)
@@ -343,13 +343,6 @@ def test_columns_that_the_named_format_lacks_are_said(directory: Path) -> None:
     (directory / "birds.jsonl").write_text(json.dumps(row) + "\n")
     head = " ".join(converted(directory, AXOLOTL)[0].draft.head)
     assert "birds.jsonl:1" in head and "missing field 'output'" in head and "will stop" in head
-
-
-def test_packing_is_off_for_a_model_whose_documents_cannot_be_separated(directory: Path) -> None:
-    other = {**LLAMA_3_8B, "model_type": "gpt_oss"}
-    (directory / "llama" / "config.json").write_text(json.dumps(other))
-    found, config = converted(directory, AXOLOTL)
-    assert config.dataset.packing == "none" and "gpt_oss" in found.changes["packing"]
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def test_render_writes_scripts_only_where_told(tmp_path: Path) -> None:
 
 def test_render_without_a_directory_prepares_the_run(tmp_path: Path) -> None:
     scripts = call("render", "quickstart", cwd=tmp_path).stdout.split("\n")[:-1]
-    assert len(scripts) == 7
+    assert len(scripts) == 8
     assert Path(scripts[0]).parent.with_name("run.yaml").is_file()
 
 

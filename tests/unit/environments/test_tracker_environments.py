@@ -51,7 +51,7 @@ def test_pins_name_the_version_of_the_extra(tracker: str) -> None:
 def test_stage_env_is_submitted_again_for_a_tracker_without_environment(make_run: MakeRun) -> None:
     def stages(**tracking: Any) -> list[str]:
         run = make_run(tracking=tracking)
-        for stage in ("env", "download", "dataset"):
+        for stage in ("env", "download", "certify", "dataset"):
             finish(run, stage)
         assert run.journal.why_not_done("env") == ""
         return [stage.name for stage in choose(run)]

@@ -25,7 +25,7 @@ from tests.unit.stage_runs import finish
 
 SECTION = {"tasks": ["arc_easy"]}
 TRAINING_JOBS = {"region": "us-east-1", "role": "arn:aws:iam::123456789012:role/r", "store": "s3://bucket/runs"}
-OTHERS = ("env", "download", "dataset", "train", "consolidate", "merge", "generate")
+OTHERS = ("env", "download", "certify", "dataset", "train", "consolidate", "merge", "generate")
 
 
 def finished(make_run: MakeRun, **overrides: Any) -> Run:

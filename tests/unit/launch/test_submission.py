@@ -200,7 +200,7 @@ def test_a_run_of_another_version_of_the_kit_can_be_seen_but_not_gone_on_with(
     values = json.loads(run.paths.plan_path.read_text())
     for stage_plan in values["stages"]:
         stage_plan["fingerprint"] = f"0123{stage_plan['fingerprint'][4:]}"
-    older = run.paths.directory.with_name(values["stages"][3]["fingerprint"][:12])
+    older = run.paths.directory.with_name(values["stages"][4]["fingerprint"][:12])
     run.paths.directory.rename(older)
     (older / "plan.json").write_text(json.dumps(values))
     opened = Run.open(older)
@@ -249,7 +249,7 @@ def test_a_slurm_that_does_not_answer_leaves_what_the_records_say(make_run: Make
     assert {entry.stage: entry.state for entry in current.stages[:3]} == {
         "env": "unknown",
         "download": "done",
-        "dataset": "not run",
+        "certify": "not run",
     }
     assert "no answer" in current.note
 

@@ -199,7 +199,6 @@ def test_what_divides_a_model(
         (4, 4, {}, "tensor_parallel 4 x context_parallel 4 = 16 does not divide the model's 8 attention heads"),
         (16, 1, {"model_type": "gemma2"}, "16 does not divide the model's 8 attention heads; .* 1, 2, 4 or 8$"),
         (16, 1, {"model_type": "gpt2", "num_attention_heads": None, "n_head": 8}, "the model's 8 attention heads"),
-        (2, 1, {"model_type": "opt"}, "attention of models of type opt .* set it to 1$"),
         (2, 1, {"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type dynamic .* set it to 1$"),
         (2, 1, {"rope_parameters": {"rope_type": "longrope"}}, "rope_type longrope"),
         (2, 1, {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope_type longrope"),

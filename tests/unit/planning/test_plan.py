@@ -15,18 +15,13 @@ def names(run: Run) -> list[str]:
 
 
 def test_stages_by_engine_and_method(make_run: MakeRun) -> None:
-    everything = ["env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"]
+    everything = ["env", "download", "certify", "dataset", "train", "consolidate", "merge", "generate"]
     neuron = make_run(engine="neuron", cluster__instance_type="trn1.32xlarge", parallelism={"tensor_parallel": 8})
-    assert names(neuron) == everything
-    assert names(make_run()) == [name for name in everything if name != "precompile"]
-    assert names(make_run(training__method="full")) == [
-        "env",
-        "download",
-        "dataset",
-        "train",
-        "consolidate",
-        "generate",
-    ]
+    assert names(make_run()) == everything
+    assert names(make_run(training__method="full")) == [name for name in everything if name != "merge"]
+    of_neuron = ["precompile" if name == "certify" else name for name in everything]
+    of_neuron[2:4] = ["dataset", "precompile"]
+    assert names(neuron) == of_neuron
 
 
 def test_the_last_stage_that_writes_weights_makes_the_model(make_run: MakeRun) -> None:
@@ -52,11 +47,13 @@ def test_a_change_reaches_what_depends_on_it_and_nothing_else(make_run: MakeRun)
     assert changed(make_run, training__learning_rate=1.0) == from_train
     assert changed(make_run, lora__r=4) == from_train
     assert changed(make_run, dataset__max_length=64) == ["dataset", *from_train]
-    assert changed(make_run, model__revision="other") == ["download", "dataset", *from_train]
-    assert changed(make_run, env__python="/opt/python") == ["env"], "the path of an interpreter does not change the run"
+    assert changed(make_run, model__revision="other") == ["download", "certify", "dataset", *from_train]
+    interpreter = changed(make_run, env__python="/opt/python")
+    assert interpreter == ["env", "certify"], "the path of an interpreter does not change the run"
+    assert changed(make_run, lora__target_modules=["q_proj"]) == ["certify", *from_train]
     assert changed(make_run, seed=1) == ["dataset", *from_train]
     preferring = {"training__objective": "dpo", "dataset__format": "preference"}
-    assert changed(make_run, **preferring) == ["dataset", *from_train]
+    assert changed(make_run, **preferring) == ["certify", "dataset", *from_train]
     with_beta = make_run(**preferring, dpo={"beta": 0.5}).plan
     assert with_beta.run_id != make_run(**preferring).plan.run_id
 

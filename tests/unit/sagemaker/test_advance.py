@@ -39,7 +39,7 @@ def test_each_job_is_created_when_the_records_of_the_one_before_are_there(run: R
     launchers = submitted(run)
     assert jobs.created == ["prepare-1"]
     assert {job.stage: job.job_id for job in run.journal.jobs()} == {
-        **dict.fromkeys(("env", "download", "dataset"), name(run, "prepare")),
+        **dict.fromkeys(("env", "download", "certify", "dataset"), name(run, "prepare")),
         "train": name(run, "train"),
         **dict.fromkeys(("consolidate", "merge", "generate"), name(run, "finish")),
     }
@@ -47,11 +47,11 @@ def test_each_job_is_created_when_the_records_of_the_one_before_are_there(run: R
     finish(run, ["env"])
     current = shown(status(run, launchers))
     assert current == {
-        **{"env": "done", "download": "running", "dataset": "pending"},
+        **{"env": "done", "download": "running", "certify": "pending", "dataset": "pending"},
         **dict.fromkeys(("train", "consolidate", "merge", "generate"), "pending"),
     }
     # the record counts, not the state, which SageMaker changes later
-    finish(run, ["download", "dataset"])
+    finish(run, ["download", "certify", "dataset"])
     assert advance_run(run, jobs) == name(run, "train")
     assert advance_run(run, jobs) is None
     jobs.set_state(name(run, "train"), RUNNING)
@@ -65,7 +65,7 @@ def test_each_job_is_created_when_the_records_of_the_one_before_are_there(run: R
 
 
 def test_a_job_has_only_the_stages_that_are_left(run: Run, jobs: Jobs) -> None:
-    finish(run, ["env", "download", "dataset", "train", "consolidate"])
+    finish(run, ["env", "download", "certify", "dataset", "train", "consolidate"])
     submitted(run)
     assert [request["HyperParameters"]["stages"] for request in jobs.requests] == ["merge generate"]
 
@@ -73,7 +73,7 @@ def test_a_job_has_only_the_stages_that_are_left(run: Run, jobs: Jobs) -> None:
 def test_a_selection_ends_with_its_stages(run: Run, jobs: Jobs) -> None:
     launchers = submitted(run)
     jobs.set_state(name(run, "prepare"), JobState("FAILED", "no disk"))
-    finish(run, ["env", "download"])
+    finish(run, ["env", "download", "certify"])
     submit.submit(run, launchers, Selection(only="dataset"), "sagemaker")
     finish(run, ["dataset"])
     assert advance_run(run, jobs) is None
@@ -92,14 +92,14 @@ def test_only_who_has_the_scripts_creates_a_job(run: Run, jobs: Jobs, monkeypatc
         patch.setattr(RunSync, "has_run_files", lambda _: False)
         jobs.set_state(name(run, "prepare"), JobState("FAILED", "InternalServerError"))
         assert advance_run(run, jobs) is None and run.journal.jobs() == recorded, "another machine has submitted it"
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     run.paths.script("train").unlink()
     assert advance_run(run, jobs) is None
 
 
 def test_two_at_once_create_one_job(run: Run, jobs: Jobs) -> None:
     submitted(run)
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     both = threading.Barrier(2)
     jobs.before_create = both.wait
     found: list[str | None] = []
@@ -123,7 +123,7 @@ def test_watch_keeps_a_run_going(run: Run, jobs: Jobs) -> None:
 def test_watch_continues_a_job_that_is_lost_while_it_looks(
     run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     launchers, find, train = submitted(run), jobs.find, name(run, "train")
     jobs.set_state(train, RUNNING)
 
@@ -163,7 +163,7 @@ def test_a_look_at_a_run_that_is_being_submitted_creates_nothing(run: Run, jobs:
 
 def submitted_and_lost(run: Run, jobs: Jobs) -> Launchers:
     """Of a training job that SageMaker has lost, so that another is due."""
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     launchers = submitted(run)
     jobs.set_state(name(run, "train"), JobState("FAILED", "InternalServerError: We encountered an error"))
     return launchers
@@ -188,7 +188,7 @@ def test_following_a_log_goes_on_while_sagemaker_does_not_answer(
     run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launchers = submitted(run)
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     train = str(advance_run(run, jobs))
     jobs.set_state(train, RUNNING)
     log_file = run.paths.log("train", train)

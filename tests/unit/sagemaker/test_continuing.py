@@ -30,7 +30,7 @@ from tests.unit.sagemaker.training_jobs_in_memory import (
 
 
 def test_a_training_that_left_early_is_continued(run: Run, jobs: Jobs) -> None:
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     launchers = submitted(run)
     jobs.set_state(name(run, "train"), RUNNING)
     left_to_be_continued(run, name(run, "train"))
@@ -49,7 +49,7 @@ def test_a_job_that_ends_while_its_run_is_looked_at_has_not_failed(
 ) -> None:
     """`logs -f` goes on with the log of the job that continues it."""
     launchers = submitted(run)
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     assert advance_run(run, jobs) == name(run, "train")
     jobs.set_state(name(run, "train"), RUNNING)
     find = jobs.find
@@ -68,7 +68,7 @@ def test_a_job_that_ends_while_its_run_is_looked_at_has_not_failed(
 
 def test_a_restart_is_recorded_with_the_job_that_it_is(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that is killed before it has recorded the successor has not used up a restart."""
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     submitted(run)
     jobs.set_state(name(run, "train"), JobState("TIMEOUT"))
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
@@ -81,7 +81,7 @@ def test_a_restart_is_recorded_with_the_job_that_it_is(run: Run, jobs: Jobs, mon
 
 def test_a_job_that_completed_is_not_repeated_when_its_outputs_are_deleted(run: Run, jobs: Jobs) -> None:
     """Checkpoints may be deleted once they are consolidated."""
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     submitted(run)
     finish(run, ["train", "consolidate", "merge", "generate"])
     jobs.set_state(name(run, "train"), COMPLETED)
@@ -91,7 +91,7 @@ def test_a_job_that_completed_is_not_repeated_when_its_outputs_are_deleted(run: 
 
 
 def test_crashes_in_a_container_use_up_the_submissions_restarts(run: Run, jobs: Jobs) -> None:
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     launchers = submitted(run)
     crash = Attempt(name(run, "train"), "2026-01-01T00:00:00Z", 1, False, (), 0, 0, 40, 41)
     attempts.add(run.paths, "train", replace(crash, status=NOTICE_STATUS, signal=NOTICE))  # leaving early is free
@@ -101,13 +101,13 @@ def test_crashes_in_a_container_use_up_the_submissions_restarts(run: Run, jobs: 
     assert advance_run(run, jobs) == name(run, "train", 2)
     jobs.set_state(name(run, "train", 2), JobState("FAILED", "InternalServerError"))
     assert advance_run(run, jobs) is None, "two restarts: a crash and a loss"
-    assert "restart 2 of 2" in status(run, launchers).stages[3].restarts
+    assert "restart 2 of 2" in status(run, launchers).stages[4].restarts
     left_to_be_continued(run, name(run, "train", 2))
     assert advance_run(run, jobs) == name(run, "train", 3), "to leave early needs no restart"
 
 
 def test_lost_instances_are_replaced_as_often_as_restarts_are_allowed(run: Run, jobs: Jobs) -> None:
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     launchers = submitted(run)
     for number in (1, 2, 3):
         jobs.set_state(name(run, "train", number), JobState("FAILED", "InternalServerError: We encountered an error"))
@@ -141,7 +141,7 @@ def test_lost_instances_are_replaced_as_often_as_restarts_are_allowed(run: Run, 
 def test_what_no_other_job_would_cure_is_not_continued(
     run: Run, jobs: Jobs, state: JobState, began: bool, exit_status: str
 ) -> None:
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     launchers = submitted(run)
     jobs.set_state(name(run, "train"), state, began)
     if exit_status:
@@ -151,7 +151,7 @@ def test_what_no_other_job_would_cure_is_not_continued(
     assert shown(current)["train"] == ("cancelled" if state.state == "CANCELLED" else "failed")
     assert shown(current)["merge"] in ("cancelled", "not run"), "it does not wait for ever"
     if not began:
-        assert "CapacityError" in current.stages[3].detail
+        assert "CapacityError" in current.stages[4].detail
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_no_other_job_would_cure_is_not_continued(
 )
 def test_what_could_not_say_why_it_ended_is_restarted(run: Run, jobs: Jobs, state: JobState, exit_status: str) -> None:
     """Killed, or ended by SageMaker, which sends SIGTERM at the limit."""
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     submitted(run)
     jobs.set_state(name(run, "train"), state)
     if exit_status:

@@ -68,7 +68,7 @@ def test_an_interrupted_submission_stops_what_sagemaker_has_accepted(
     assert {run.paths.cancel_marker(job.stage, job.job_id) for job in run.journal.jobs()} <= set(pushed), (
         "containers see it"
     )
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     assert advance_run(run, jobs, leaving=name(run, "prepare")) is None
 
 
@@ -78,7 +78,7 @@ def test_cancel_stops_the_job_and_those_that_wait(run: Run, jobs: Jobs) -> None:
     cancelled = submit.cancel(run, launchers)
     assert {job.stage for job in cancelled} == {stage.name for stage in run.plan.stages}
     assert jobs.stopped == [name(run, "prepare")]
-    finish(run, ["env", "download", "dataset"])  # it was about to end
+    finish(run, ["env", "download", "certify", "dataset"])  # it was about to end
     assert advance_run(run, jobs, leaving=name(run, "prepare")) is None
     assert shown(status(run, launchers))["train"] == "cancelled"
     submit.submit(run, launchers, Selection(), "sagemaker")
@@ -110,7 +110,7 @@ def test_a_job_that_is_not_this_runs_is_not_asked_about_or_stopped(
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to another user")
 def test_a_run_of_another_user_creates_and_stops_nothing(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     launchers = submitted(run)
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     os.chown(run.paths.config_path, 65534, 65534)
     with monkeypatch.context() as patch:
         patch.setattr(launcher_module, "sync_of", lambda *_: pytest.fail("its directory may have links to our files"))
@@ -131,7 +131,7 @@ def test_cancel_stops_a_job_that_is_created_meanwhile(
 ) -> None:
     """The container of a training that is continued looks for marks, and `cancel` comes before it creates the job."""
     launchers = submitted(run)
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     assert advance_run(run, jobs) == name(run, "train")
     jobs.set_state(name(run, "train"), RUNNING)
     left_to_be_continued(run, name(run, "train"))
@@ -193,7 +193,7 @@ def test_a_refused_job_leaves_nothing_that_waits(run: Run, jobs: Jobs) -> None:
     launchers = submitted(run)
     assert jobs.created == ["prepare-2"]
     # later, when the records are there, and nobody watches
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     jobs.refuse = "ResourceLimitExceeded"
     current = next(follow(run, launchers))
     assert "ResourceLimitExceeded" in current.note
@@ -213,7 +213,7 @@ def test_a_job_that_a_killed_submission_left_unrecorded_is_found(run: Run, jobs:
     launchers = submitted(run)
     run.paths.jobs_path.unlink()
     assert {job.job_id for job in launchers.active(run, also="sagemaker")} == {name(run, "prepare")}
-    assert {job.stage for job in run.journal.jobs()} == {"env", "download", "dataset"}
+    assert {job.stage for job in run.journal.jobs()} == {"env", "download", "certify", "dataset"}
 
 
 def test_what_the_service_would_refuse_is_refused_before_anything_is_recorded(
@@ -239,7 +239,7 @@ def test_an_interpreter_of_the_image_need_not_be_here(make_run: Callable[..., Ru
 def test_on_slurm_a_run_of_training_jobs_makes_an_environment(make_run: Callable[..., Run], jobs: Jobs) -> None:
     """Containers have one of their own, and record that; the file system that Slurm's nodes share has none."""
     run = make_run(sagemaker=FSX, cluster__instance_type="c7i.4xlarge", env={})
-    finish(run, ["env", "download", "dataset"])
+    finish(run, ["env", "download", "certify", "dataset"])
     submitted(run)
     assert [job.stage for job in run.journal.jobs()] == ["train", "consolidate", "merge", "generate"]
     submit.cancel(run, Launchers())

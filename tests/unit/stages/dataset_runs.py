@@ -55,6 +55,7 @@ def downloaded_run(base: Path, more: Mapping[str, Any] = {}, **dataset: Any) -> 
         directory.mkdir(parents=True, exist_ok=True)
         shutil.copy(part.dataset.source, directory)
     finish(run, "download")
+    finish(run, "certify")
     return run
 
 

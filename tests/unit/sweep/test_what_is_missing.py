@@ -79,7 +79,7 @@ AFTER = ("train", "consolidate", "merge", "generate")
 def test_a_chain_that_was_cut_short_is_completed(make_run: MakeRun, queue: Queue) -> None:
     (run,) = points(make_run, 1)
     add(queue, run, ("env", "download"))
-    assert submitted(queue, [run]) == [[f"p1-{stage}" for stage in ("dataset", *AFTER)]]
+    assert submitted(queue, [run]) == [[f"p1-{stage}" for stage in ("certify", "dataset", *AFTER)]]
     assert queue.waits_for["p1-dataset"] == ["p1-env", "p1-download"]
     assert queue.waits_for["p1-merge"] == ["p1-env", "p1-download"], "the others are in the same chain"
     assert queue.cancelled == []
@@ -94,7 +94,7 @@ def test_jobs_that_wait_for_a_stage_that_must_run_again_are_replaced_unless_they
     queue.running.add("p1-dataset")
     ((*new,),) = submitted(queue, [run])
     assert queue.cancelled == ["p1-train", "p1-merge"]
-    assert new == ["p1-download", "p1-train-again", "p1-consolidate", "p1-merge-again", "p1-generate"]
+    assert new == [*("p1-download", "p1-certify", "p1-train-again", "p1-consolidate", "p1-merge-again", "p1-generate")]
     assert queue.waits_for["p1-train-again"] == ["p1-dataset"]
 
 
@@ -103,20 +103,20 @@ def test_what_points_share_is_done_by_one_of_them(make_run: MakeRun, queue: Queu
     first, second = submitted(queue, runs)
     assert first == [f"p1-{stage.name}" for stage in runs[0].plan.stages]
     assert second == [f"p2-{stage}" for stage in AFTER]
-    assert queue.waits_for["p2-train"] == ["p1-env", "p1-download", "p1-dataset"]
+    assert queue.waits_for["p2-train"] == ["p1-env", "p1-download", "p1-certify", "p1-dataset"]
     assert submitted(queue, runs) == [[], []]
 
     queue.ended.add("p1-dataset")  # it has failed, and nothing has cancelled yet what waits for it
     replaced = [f"p1-{stage}-again" for stage in ("dataset", *AFTER)], [f"p2-{stage}-again" for stage in AFTER]
     assert submitted(queue, runs) == list(replaced)
-    assert sorted(queue.cancelled) == sorted([*first[3:], *second])
-    assert queue.waits_for["p2-train-again"] == ["p1-env", "p1-download", "p1-dataset-again"]
+    assert sorted(queue.cancelled) == sorted([*first[4:], *second])
+    assert queue.waits_for["p2-train-again"] == ["p1-env", "p1-download", "p1-certify", "p1-dataset-again"]
 
 
 def test_a_training_waits_for_the_end_of_all_before_it_in_its_lane(make_run: MakeRun, queue: Queue) -> None:
     """The last one alone may be cancelled while the one before it trains."""
     runs = points(make_run, 5)
-    for stage in ("env", "download", "dataset"):
+    for stage in ("env", "download", "certify", "dataset"):
         finish(runs[0], stage)
     submitted(queue, runs[:3], at_a_time=2)
     waits_for = [[], [], ["end of p1-train"]]

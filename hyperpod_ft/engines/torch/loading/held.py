@@ -76,9 +76,10 @@ def _held_part(holder: str, piece: Piece, source: LogicalTensor) -> HeldPart:
     (whole,) = source.pieces
     rest = (piece.offset - whole.offset) // DTYPE_BYTES[source.dtype]
     at, axes = [], []
-    for stride in whole.strides:
+    for length, stride in zip(whole.shape, whole.strides, strict=True):
         index, rest = divmod(rest, stride)
         at.append(index)
         # of several axes with this stride, all but one have length 1
-        axes.append(max((n for n, own in enumerate(piece.strides) if own == stride), key=lambda n: piece.shape[n]))
+        of_stride = [n for n, own in enumerate(piece.strides) if own == stride]
+        axes.append((min if length == 1 else max)(of_stride, key=lambda n: piece.shape[n]))
     return HeldPart(tensor=holder, start=piece.start, shape=piece.shape, axes=tuple(axes), at=tuple(at))

@@ -19,7 +19,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch import trainability
 from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages import download, env
+from hyperpod_ft.stages import certify, download
 from tests.unit import tiny_t5
 from tests.unit.tiny_families import FILE, MIXTURES, SIZES, as_published
 
@@ -95,6 +95,13 @@ def test_tensors_that_the_class_does_not_have_are_left_as_they_are(tmp_path: Pat
     assert needed_targets(tmp_path) is None
 
 
+def test_a_convolution_over_each_channel_is_not_refused(tmp_path: Path) -> None:
+    """Its weight has an axis of length 1, in the files under another name."""
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8}
+    kinds = {"layer_types": ["linear_attention", "full_attention"], "linear_value_head_dim": 8}
+    check(save(tmp_path, "olmo_hybrid", **linear | kinds), None)
+
+
 def test_a_type_that_transformers_does_not_know_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen9_moe"}')
     with pytest.raises(UserError, match="does not know models of type qwen9_moe; choose another model"):
@@ -149,14 +156,11 @@ def test_a_new_run_file_names_what_can_have_adapters(run_of: Callable[..., Run],
     check(model, config.lora)
 
 
-@pytest.mark.parametrize("stage", [download.work, env.work])
-def test_the_stages_that_bring_model_and_interpreter_refuse(
-    mixture: Path, run_of: Callable[..., Run], stage: Callable[[Run], object]
-) -> None:
+def test_stage_certify_refuses_what_was_not_here_at_submission(mixture: Path, run_of: Callable[..., Run]) -> None:
     run = run_of(mixture, lora={"target_modules": ["gate_proj"]})
+    download.work(run)
     with pytest.raises(UserError, match=r"lora\.target_modules"):
-        stage(run)
-    assert not run.paths.raw_datasets[0].exists(), "before a dataset is fetched"
+        certify.work(run)
 
 
 def test_points_of_a_sweep_ask_once_and_leave_nothing(

@@ -1,8 +1,12 @@
 """RMSNorms as one function: the same results and gradients, less kept; norms of another form are left alone."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from transformers.models.bamba.modeling_bamba import BambaRMSNormGated
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -41,7 +45,8 @@ def test_gradients_are_exact() -> None:
     assert torch.autograd.gradcheck(lambda x, weight: rms_norm._RmsNorm.apply(x, weight, 1e-6), (x, weight))
 
 
-@pytest.mark.parametrize("norm", [GemmaRMSNorm(WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)])
-def test_another_form_is_left_alone(norm: nn.Module) -> None:
+@pytest.mark.parametrize("kind", [GemmaRMSNorm, BambaRMSNormGated, nn.LayerNorm, partial(nn.Linear, WIDTH)])
+def test_another_form_is_left_alone(kind: Callable[[int], nn.Module]) -> None:
+    norm = kind(WIDTH)
     rms_norm.keep_less(norm)
     assert "forward" not in vars(norm)

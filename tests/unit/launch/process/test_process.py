@@ -52,21 +52,23 @@ def test_scripts_run_in_order_and_a_failure_cancels_what_needs_it(
         make_run,
         env="echo env >>order",
         download="echo download >>order; env | grep ^SLURM_ && exit 9; echo out; echo err >&2",
+        certify="echo certify >>order",
         dataset="echo dataset >>order; exit 3",
         train="echo train >>order",
         consolidate="echo consolidate >>order",
     )
     monkeypatch.setenv("SLURM_JOB_ID", "99")
-    ProcessLauncher().submit(run, run.plan.stages[:5], {})
+    ProcessLauncher().submit(run, run.plan.stages[:6], {})
     wait_for(lambda: ended(run))
     assert states(run) == {
         "env": "COMPLETED",
         "download": "COMPLETED",
+        "certify": "COMPLETED",
         "dataset": "FAILED",
         "train": "CANCELLED",
         "consolidate": "CANCELLED",
     }
-    assert (run.paths.directory / "order").read_text().split() == ["env", "download", "dataset"]
+    assert (run.paths.directory / "order").read_text().split() == ["env", "download", "certify", "dataset"]
     assert run.paths.log("download", "p2").read_text() == "out\nerr\n"
 
 

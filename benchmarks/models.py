@@ -1,0 +1,153 @@
+"""The certificates of all types of causal language models that transformers knows: the table of docs/models.md.
+
+python -m benchmarks.models
+
+A type's config.json is that of its class's defaults, with what published ones have besides: small models of such kinds
+are tried, as stage certify does, with LoRA and with all parameters.
+"""
+
+import contextlib
+import io
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from benchmarks.command import ROOT
+from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
+from hyperpod_ft.config.sections.training import Lora
+from hyperpod_ft.engines.torch.certificate.certify import certify
+from hyperpod_ft.engines.torch.certificate.model import save_small
+from hyperpod_ft.engines.torch.consolidable import needed_targets
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.certificate import Certificate
+from hyperpod_ft.planning.families import ENCODER_DECODERS, NOT_CAUSAL
+
+DOCUMENT = ROOT / "docs" / "models.md"
+BEGIN, END = "<!-- made by `python -m benchmarks.models` -->", "<!-- end -->"
+# What the defaults of transformers' classes lack, by type.
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_shared_experts": 2, "n_routed_experts": 128, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+}
+
+
+def write_config(model_type: str, directory: Path, **values: Any) -> Path:
+    """A directory with a config.json of this type."""
+    directory.mkdir(parents=True, exist_ok=True)
+    AutoConfig.for_model(model_type, **PUBLISHED.get(model_type, {}) | values).save_pretrained(directory)
+    return directory
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the certificates of a type say."""
+
+    rows: str  # `packed` or `one`; empty when it cannot be trained
+    lora: str  # `yes`, `named` where lora.target_modules must be set, `no`
+    full: str  # `yes` or `no`
+    reason: str = ""  # why nothing is proven, or nothing can be trained
+
+
+def outcome(model_type: str) -> Outcome | None:
+    """The outcome of a type's certificates; None for an encoder-decoder."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch, "source")
+        try:
+            write_config(model_type, source)
+        except Exception as error:  # transformers' own defaults are refused
+            return Outcome("", "no", "no", _short(f"its class refuses its own defaults: {error}"))
+        if is_encoder_decoder(read_config(source)):
+            return None
+        found, reason = _certified(source, None, Path(scratch))
+        if found and found.not_proven:
+            return Outcome("", "", "", _short(found.not_proven.partition(": ")[2]))
+        adapted, lora = _adapted(source, Path(scratch))
+        packed = found or adapted
+        if packed is None:
+            return Outcome("", "no", "no", _short(reason))
+        return Outcome("one" if packed.not_packed else "packed", lora, "yes" if found else "no")
+
+
+def _adapted(source: Path, scratch: Path) -> tuple[Certificate | None, str]:
+    """With LoRA on the default modules, or else on those that can have adapters, without those that get no gradient."""
+    found, _ = _certified(source, Lora(), scratch)
+    if found:
+        return found, "yes"
+    with contextlib.suppress(Exception):
+        save_small(source, scratch / "named")
+        targets = needed_targets(scratch / "named") or []
+        while targets:
+            found, reason = _certified(source, Lora(target_modules=tuple(targets)), scratch)
+            if found:
+                return found, "named"
+            dead = reason.partition("set it to modules without ")[2].split(", ")
+            targets = [name for name in targets if name not in dead] if dead != [""] else []
+    return None, "no"
+
+
+def _certified(source: Path, lora: Lora | None, scratch: Path) -> tuple[Certificate | None, str]:
+    """The certificate, or why there is none."""
+    with tempfile.TemporaryDirectory(dir=scratch) as directory, contextlib.redirect_stdout(io.StringIO()):
+        try:
+            return certify(source, lora, Path(directory)), ""
+        except UserError as error:
+            return None, str(error).removeprefix("model.source: ")
+        finally:
+            if dist.is_initialized():  # training leaves its process group after an error: its process ends
+                dist.destroy_process_group()
+
+
+def _short(reason: str) -> str:
+    return " ".join(reason.partition("; choose")[0].replace("`", "").replace("|", "/").split())[:100]
+
+
+def section() -> str:
+    """The table, dense: types that came out alike are in one row."""
+    known = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_CAUSAL - set(ENCODER_DECODERS))
+    alike: defaultdict[Outcome, list[str]] = defaultdict(list)
+    for model_type in known:
+        if found := outcome(model_type):
+            print(model_type, found, flush=True)
+            alike[found].append(model_type)
+    proven = {found: names for found, names in alike.items() if found.rows}
+    lines = [
+        f"transformers {transformers.__version__}, {sum(map(len, alike.values()))} types of decoders,"
+        f" {sum(map(len, proven.values()))} of which train:",
+        "",
+        "| examples in a row | LoRA | full | types |",
+        "|---|---|---|---|",
+    ]
+    words = {"packed": "several", "one": "one"}
+    for found in sorted(
+        proven, key=lambda each: (each.rows != "packed", each.full != "yes", -"no named yes".find(each.lora))
+    ):
+        lines.append(f"| {words[found.rows]} | {found.lora} | {found.full} | {' '.join(proven[found])} |")
+    lines += ["", "The others, and why:", "", "| reason | types |", "|---|---|"]
+    lines += [f"| {found.reason} | {' '.join(names)} |" for found, names in alike.items() if not found.rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{section()}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

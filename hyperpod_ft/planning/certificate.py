@@ -1,0 +1,62 @@
+"""The certificate of a model: what stage certify proved of its kind, and what a run may ask of it.
+
+The stage belongs to engine torch. It trains a small random model of the same config.json on CPUs; what fails there is
+refused, except that documents may have to train in rows of their own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.layout import Degrees
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Facts of the record of stage certify."""
+
+    not_packed: str = ""  # why documents do not share rows; empty: they train there as they do alone
+    not_proven: str = ""  # why there was no small model to prove anything with
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "Certificate | None":
+        """The certificate in a record's facts; None when they are damaged."""
+        try:
+            return _CERTIFICATE.validate_python(facts)
+        except ValueError:
+            return None
+
+    def __str__(self) -> str:
+        """What follows from it, for plans and logs."""
+        if self.not_proven:
+            return f"nothing is proven: {self.not_proven}"
+        proven = "a small model of this kind trains, and what is trained loads as it was"
+        return f"{proven}; {f'one example a row: {self.not_packed}' if self.not_packed else 'examples share rows'}"
+
+    def check(self, config: RunConfig, degrees: Degrees) -> None:
+        """Raise UserError when a run has several documents, or ranks, in a row of a model that cannot have them."""
+        if not self.not_packed:
+            return
+        if config.dataset.has_preferences:
+            raise UserError(
+                f"training.objective: dpo has both completions of a pair in one row: {self.not_packed}",
+                "choose a model of another type",
+            )
+        if config.dataset.packing in ("bfd", "wrapped"):
+            raise UserError(
+                f"dataset.packing: {config.dataset.packing} is not possible with this model: {self.not_packed}",
+                "set it to auto",
+            )
+        if degrees.context_parallel > 1:
+            raise UserError(
+                "parallelism.context_parallel: the rows of this model cannot be divided, since engine torch does not"
+                f" compute its attention: {self.not_packed}",
+                "set it to 1",
+            )
+
+
+_CERTIFICATE = TypeAdapter(Certificate)

@@ -1,0 +1,207 @@
+"""Certificates of many kinds of models, and planted faults that each is to find."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from benchmarks.models import write_config
+from hyperpod_ft.config.sections.training import Lora
+from hyperpod_ft.engines.torch.certificate import round_trip
+from hyperpod_ft.engines.torch.certificate.certify import certify
+from hyperpod_ft.engines.torch.model import attention
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.launchers import Launchers
+from hyperpod_ft.launch.preflight import preview
+from hyperpod_ft.planning.certificate import Certificate
+from hyperpod_ft.stages import certify as stage_certify
+from hyperpod_ft.stages import stage
+from hyperpod_ft.stages.train import plan_layout
+from tests.training.conftest import VOCABULARY, MakeRun, process_group_of_its_own
+from tests.unit import tiny_t5
+from tests.unit.tiny_families import FILE, SIZES
+
+pytestmark = pytest.mark.training
+
+ATTENTION = Lora(target_modules=("q_proj", "v_proj"))
+PACKED = {
+    "llama": Lora(dora=True),
+    "qwen3": Lora(target_modules=("q_proj", "lm_head", "embed_tokens")),
+    "gemma3_text": Lora(),
+    "gpt2": Lora(),
+    "mixtral": ATTENTION,
+    "qwen3_moe": ATTENTION,
+    "deepseek_v3": Lora(target_modules=("q_a_proj", "kv_b_proj")),
+}
+# with recurrences, convolutions or sinks, of which documents of a row see one another, or that the engine lacks
+ONE_A_ROW = {
+    "gpt_oss": ATTENTION,
+    "qwen3_next": ATTENTION,
+    "bamba": Lora(target_modules=("in_proj", "down_proj")),
+    "granitemoehybrid": Lora(target_modules=("in_proj", "input_linear")),
+    "lfm2": Lora(target_modules=("w1", "in_proj")),
+    "nemotron_h": None,
+    "olmo_hybrid": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def own_process_group() -> Any:
+    with process_group_of_its_own():
+        yield
+
+
+def certified(tmp_path: Path, model_type: str, lora: Lora | None, **values: Any) -> Certificate:
+    source = write_config(model_type, tmp_path / "source", **values)
+    scratch = tmp_path / ("lora" if lora else "full")
+    scratch.mkdir()
+    return certify(source, lora, scratch)
+
+
+@pytest.mark.parametrize("model_type", PACKED)
+def test_examples_share_rows_and_what_is_trained_loads(tmp_path: Path, model_type: str) -> None:
+    assert certified(tmp_path, model_type, PACKED[model_type]) == Certificate()
+    assert certified(tmp_path, model_type, None) == Certificate()
+
+
+@pytest.mark.parametrize("model_type", ONE_A_ROW)
+def test_models_that_train_one_example_a_row(tmp_path: Path, model_type: str) -> None:
+    found = certified(tmp_path, model_type, ONE_A_ROW[model_type])
+    assert found.not_packed and not found.not_proven
+    words = "attention sinks" if model_type == "gpt_oss" else "see one another"
+    assert words in found.not_packed
+
+
+def test_a_window_that_only_a_mask_has_is_found(tmp_path: Path) -> None:
+    """Its documents would be apart, but its attention would see beyond its window."""
+    values = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 1}
+    assert "do not train as they do alone" in certified(tmp_path, "qwen2_moe", None, **values).not_packed
+
+
+def test_where_no_small_model_can_be_built_nothing_is_proven(tmp_path: Path) -> None:
+    found = certified(tmp_path, "zamba", None)
+    assert found.not_proven and found.not_packed == found.not_proven
+
+
+def test_an_encoder_decoders_names_are_compared(tmp_path: Path) -> None:
+    tiny_t5.save_model(tmp_path / "t5", tiny_t5.config())
+    assert certify(tmp_path / "t5", Lora(), tmp_path) == Certificate()
+    with pytest.raises(UserError, match=r"lora\.target_modules: 'wqkv'"):
+        certify(tmp_path / "t5", Lora(target_modules=("wqkv",)), tmp_path)
+
+
+def test_a_leak_between_documents_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = attention.document_bounds
+    monkeypatch.setattr(attention, "document_bounds", lambda positions: whole(torch.arange(positions.numel())[None]))
+    assert "see one another" in certified(tmp_path, "llama", None).not_packed
+
+
+def test_an_adapter_without_gradient_is_found(tmp_path: Path) -> None:
+    """The router reads the weight of its linear, not the linear."""
+    with pytest.raises(UserError, match=r"lora\.target_modules: .*\.gate\.wg.* gets no gradient") as refused:
+        certified(tmp_path, "hunyuan_v1_moe", Lora(target_modules=("q_proj", "wg")))
+    assert "without wg" in refused.value.remedy
+
+
+Damage = Callable[[Path, Path], None]
+"""Of a written model; the first directory is its base."""
+
+
+def tensors_changed(change: Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], None]) -> Damage:
+    """By what changes its tensors, given those of its base too."""
+
+    def damage(base: Path, result: Path) -> None:
+        found = load_file(result / FILE)
+        change(found, load_file(base / FILE))
+        save_file({name: tensor.contiguous() for name, tensor in found.items()}, result / FILE, {"format": "pt"})
+
+    return damage
+
+
+def lose_an_expert(found: dict[str, torch.Tensor], base: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in found if ".experts.2." in name)
+    found[name] = base[name]
+
+
+def swap_experts(found: dict[str, torch.Tensor], _: dict[str, torch.Tensor]) -> None:
+    one = next(name for name in found if ".experts.0." in name)
+    other = one.replace(".experts.0.", ".experts.1.")
+    found[one], found[other] = found[other], found[one]
+
+
+def lose_all(found: dict[str, torch.Tensor], base: dict[str, torch.Tensor]) -> None:
+    found.update(base)
+
+
+def drop_one(found: dict[str, torch.Tensor], _: dict[str, torch.Tensor]) -> None:
+    del found["model.norm.weight"]
+
+
+def add_one(found: dict[str, torch.Tensor], _: dict[str, torch.Tensor]) -> None:
+    found["model.norm.scale"] = torch.zeros(3)
+
+
+def untie(_: Path, result: Path) -> None:
+    config = json.loads((result / "config.json").read_text())
+    (result / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+
+
+FAULTS: dict[str, tuple[Damage, str]] = {
+    "a lost expert": (tensors_changed(lose_an_expert), "is not what was trained"),
+    "swapped experts": (tensors_changed(swap_experts), "is not what was trained"),
+    "equal to its base": (tensors_changed(lose_all), "is not what was trained"),
+    "a tensor less": (tensors_changed(drop_one), r"misses model\.norm\.weight"),
+    "a tensor more": (tensors_changed(add_one), r"does not know model\.norm\.scale"),
+    "an untied head": (untie, r"misses lm_head\.weight"),
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "lora"),
+    [*((fault, None) for fault in FAULTS), ("swapped experts", ATTENTION), ("equal to its base", ATTENTION)],
+)
+def test_a_damaged_model_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, lora: Lora | None
+) -> None:
+    damage, words = FAULTS[fault]
+    name = "merge" if lora else "consolidate_checkpoint"
+    genuine = getattr(round_trip, name)
+
+    def damaged(first: Path, second: Any, *rest: Path, **others: Any) -> None:
+        genuine(first, second, *rest, **others)
+        damage(others.get("base", first), rest[0] if rest else second)
+
+    monkeypatch.setattr(round_trip, name, damaged)
+    with pytest.raises(UserError, match=words):
+        certified(tmp_path, "mixtral", lora, tie_word_embeddings=True)
+
+
+def test_the_stage_decides_how_rows_are_filled(make_run: MakeRun) -> None:
+    """Of the run's own model, of which headers and config.json are read; a plan says what follows."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    model = AutoConfig.for_model("gpt_oss", **SIZES | experts | {"vocab_size": VOCABULARY})
+    settings = {"lora.target_modules": ["q_proj"]}
+    run = make_run(model=model, settings=settings)
+    run.paths.record_path("certify").unlink()
+    assert preview(run, Launchers()).certificate is None
+    stage.perform(run, "certify", stage_certify.work)
+    found = run.journal.certificate()
+    assert found and "attention sinks" in found.not_packed and preview(run, Launchers()).certificate == found
+    assert not plan_layout(run).own_attention
+    for refused, words in (
+        ({"dataset.packing": "bfd"}, r"dataset\.packing: bfd .*attention sinks.*; set it to auto"),
+        (
+            {"parallelism": {"ranks_per_node": 2, "context_parallel": 2}},
+            r"parallelism\.context_parallel: .*set it to 1",
+        ),
+    ):
+        other = make_run("other", settings | refused, model=model)
+        other.paths.record_path("certify").unlink()
+        with pytest.raises(UserError, match=words):
+            stage.perform(other, "certify", stage_certify.work)
+        assert other.journal.certificate() is None
