@@ -142,7 +142,7 @@ def _with_live_names(model: PreTrainedModel, directory: Path) -> Tensors:
     names = [name for name, _ in model.named_parameters()]
     if all(name in known or name.partition(".")[2] in known for name in names):
         return tensors
-    model.tie_weights()  # type: ignore[no-untyped-call] # moving parameters to the meta device has separated them
+    model.tie_weights()  # moving parameters to the meta device has separated them
     found = {name: tensor for name, tensor in locate(model, directory).items() if name not in tensors}
     return tensors | {name: tensor.renamed(name) for name, tensor in found.items()}
 
