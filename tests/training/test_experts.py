@@ -195,6 +195,7 @@ def test_what_layers_keep_changes_no_step_of_experts(make_run: MakeRun, precisio
         "recomputed": {"training.activation_checkpointing": "full", "training.activation_checkpointing_every": 2},
         "selective": {"training.activation_checkpointing": "selective"},
         "offloaded": {"training.activation_offload": True},
+        "both": {"training.activation_offload": True, "training.activation_checkpointing": "full"},
     }
     curves = []
     for name, mode in modes.items():

@@ -10,8 +10,9 @@ transformers 5 keeps the experts of a layer in parameters of three dimensions, s
 An adapter has no parameter's name: several of one module are nested. The last one in the class has the module's own
 name, `mlp.experts.lora_A.weight`, the one before it `mlp.experts.base_layer.lora_A.weight`.
 
-PEFT before 0.19 took every such parameter to be stored as (E, inputs, outputs). Shapes tell the two apart, except where
-inputs and outputs are equal; there the version in adapter_config.json does.
+So does PEFT since 0.19.1. Before 0.19 it took every such parameter to be stored as (E, inputs, outputs); 0.19.0 took
+exactly those to be that are not. Shapes tell, except where inputs and outputs are equal; there the version in
+adapter_config.json does, which 0.18 is the first to write.
 
 Files of models have a tensor for each expert and projection, or one for all experts. Both are found by their names.
 """
@@ -145,7 +146,7 @@ def nested_paths(parameters: Iterable[str]) -> dict[str, list[str]]:
 
 def parameters_of(module: str, targets: Iterable[str]) -> list[str]:
     """The last names of a module's parameters that `target_parameters` name, in the order of its class."""
-    wanted = tuple(targets)
+    wanted = tuple(targets) if ends_with(module, "experts") else ()
     return [name for name in ORDER if any(ends_with(f"{module}.{name}", target) for target in wanted)]
 
 
@@ -165,7 +166,11 @@ def is_transposed(
     fits = [transposed for transposed in (False, True) if (b[0], a[1]) == ((n, m) if transposed else (m, n))]
     if len(fits) < 2:
         return fits[0] if fits else None
-    if model_type in TRANSPOSED:
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", peft_version or "")
+    version = tuple(map(int, found.groups())) if found else ()
+    stored = model_type in TRANSPOSED
+    if version == (0, 19, 0):
+        return not stored
+    if stored:
         return True
-    found = re.match(r"(\d+)\.(\d+)", peft_version or "")
-    return None if found is None else (int(found[1]), int(found[2])) < (0, 19)
+    return version < (0, 19, 0) if version else None

@@ -302,9 +302,9 @@ def _expert_updates(
         )
     if transposed is None:
         raise UserError(
-            f"{where}: {CONFIG} has no peft_version, and versions before 0.19 arrange the factors of {parameter}"
-            f" {list(shape)} otherwise",
-            "save the adapter again with PEFT 0.19 or later",
+            f"{where}: {CONFIG} has no peft_version, and versions of PEFT arrange the factors of {parameter}"
+            f" {list(shape)} differently",
+            "add the version that saved it: 0.17.0, if that was before 0.18",
         )
     scale = config.scale(parameter)
     for one in slices:

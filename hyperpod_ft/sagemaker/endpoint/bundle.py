@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
+from hyperpod_ft.checkpoint.adapters import lora_config
 from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS, TOKENIZER, has_chat_template, read_config
 from hyperpod_ft.config.sections.sagemaker import Deploy
 from hyperpod_ft.data.text import answer_format
@@ -96,9 +96,14 @@ def _version(record: Record) -> str:
 
 def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:
     """The base model with the tuned model's tokenizer and chat template, and the adapter."""
-    if not (run.paths.adapter / ADAPTER_CONFIG).is_file():
+    if not (run.paths.adapter / lora_config.CONFIG).is_file():
         raise UserError(
             f"{run.paths.adapter}: the adapter no longer exists", "set deploy.model to merged, or run consolidate again"
+        )
+    if lora_config.read_config(run.paths.adapter / lora_config.CONFIG).target_parameters:
+        raise UserError(
+            f"{run.paths.adapter}: vLLM is not known to serve adapters with target_parameters",
+            "set deploy.model to merged",
         )
     parts = (
         _part(run.paths.base_model, (*_MODEL_CONFIG, *_WEIGHTS)),

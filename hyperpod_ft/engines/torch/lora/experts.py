@@ -9,7 +9,7 @@ Names and layout of the factors are in checkpoint/adapters/experts.py. Like all 
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -67,11 +67,8 @@ class _AdaptedForward:
                 del own[name]
 
     def _not_keeping(self, updated: Mapping[str, torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
-        """The context in which the module computes. Nothing, where another one keeps less already, or a compiler."""
+        """The context in which the module computes. A compiler decides by itself what it keeps."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return contextlib.nullcontext()
-        # the layer is computed again as a whole, or what it keeps goes to host memory
-        if torch._C._autograd._top_saved_tensors_default_hooks(True):
             return contextlib.nullcontext()
         again = _Again(self, updated)
         return torch.autograd.graph.saved_tensors_hooks(again.pack, again.unpack)
@@ -84,11 +81,24 @@ class _AdaptedForward:
         return result
 
 
+class _View(NamedTuple):
+    """A view of an updated parameter that autograd needs."""
+
+    name: str
+    shape: torch.Size
+    strides: tuple[int, ...]
+    offset: int | torch.SymInt
+
+
 class _Again:
-    """Computes updated parameters again when autograd needs them, instead of keeping them until then."""
+    """Computes updated parameters again when autograd needs them, instead of keeping them until then.
+
+    What becomes of other tensors, the context outside decides: they may go to host memory.
+    """
 
     def __init__(self, adapted: _AdaptedForward, updated: Mapping[str, torch.Tensor]) -> None:
         self._adapted = adapted
+        self._outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
         self._names = {tensor.untyped_storage().data_ptr(): name for name, tensor in updated.items()}
         self._packed = dict.fromkeys(updated, 0)  # views that autograd still needs
         self._computed: dict[str, torch.Tensor] = {}
@@ -96,18 +106,19 @@ class _Again:
     def pack(self, tensor: torch.Tensor) -> Any:
         name = self._names.get(tensor.untyped_storage().data_ptr())
         if name is None:
-            return tensor
+            return self._outer[0](tensor) if self._outer else tensor
         self._packed[name] += 1
-        return name, tensor.shape, tensor.stride(), tensor.storage_offset()
+        return _View(name, tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        if isinstance(packed, torch.Tensor):
-            return packed
-        name, *view = packed
+        if not isinstance(packed, _View):
+            other: torch.Tensor = self._outer[1](packed) if self._outer else packed
+            return other
+        name = packed.name
         if name not in self._computed:
             with torch.no_grad():
                 self._computed[name] = self._adapted.updated(name)
-        result = self._computed[name].as_strided(*view)
+        result = self._computed[name].as_strided(packed.shape, packed.strides, packed.offset)
         self._packed[name] -= 1
         if not self._packed[name]:
             del self._computed[name]

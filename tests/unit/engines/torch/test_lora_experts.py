@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.torch.lora import experts
 from hyperpod_ft.engines.torch.lora.adapters import adapt
+from hyperpod_ft.engines.torch.model import activations
 from tests.unit.tiny_families import MIXTURES, SIZES
 
 IDS = torch.arange(24).reshape(2, 12)
@@ -86,6 +87,24 @@ def test_updated_weights_are_not_kept_for_the_backward_pass(
     logits.square().mean().backward()
     # once more each, but not for the input of the first, which is trained by nothing
     assert len(computed) == 7 and not any(reference() is not None for reference in computed)
+
+
+def test_updated_weights_are_not_moved_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else is, and comes back."""
+    _, expected = gradients(adapted(mixture("qwen3_moe", "grouped_mm")))
+    moved: list[int] = []
+    take = activations._ActivationStore.take
+
+    def noted(self: Any, source: torch.Tensor) -> Any:
+        moved.append(source.nbytes)
+        return take(self, source)
+
+    monkeypatch.setattr(activations._ActivationStore, "take", noted)
+    model = adapted(mixture("qwen3_moe", "grouped_mm"))
+    activations.offload_layers(list(model.get_submodule("model.layers").children()), torch.device("cpu"), at_least=0)
+    _, found = gradients(model)
+    assert moved and not {4 * 32 * 32 * 4, 4 * 32 * 16 * 4} & set(moved), "bytes of an updated parameter"
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 
 def test_an_error_in_the_module_leaves_its_parameters() -> None:
