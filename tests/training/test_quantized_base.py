@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages import consolidate, download, merge, stage
+from hyperpod_ft.stages import certify, consolidate, download, merge, stage
 from hyperpod_ft.stages.model_card import model_card
 from tests.training.conftest import VOCABULARY, train_here, write_rows
 from tests.unit.stage_runs import finish
@@ -58,6 +58,7 @@ def test_a_base_in_four_bits_is_decoded_once_and_tuned(tmp_path: Path) -> None:
     finish(run, "env")
     stage.perform(run, "download", download.work)
     stage.perform(run, "download", download.work)  # it is there
+    stage.perform(run, "certify", certify.work)
     write_rows(run.paths.dataset_path / "train", 24, 32)
     (run.paths.dataset_path / "report.json").write_text("{}")
     finish(run, "dataset", run.paths.dataset_path)

@@ -135,6 +135,24 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
     )
 
 
+def of_model(directory: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """A model's logits for `tokens`, (1, length): (length, vocabulary), fp32. Raises UserError as `compare` does."""
+    model = skeleton(directory)
+    tensors = _with_live_names(model, directory)
+    return _run(
+        model, _find_in(directory, tensors, _tied(model, directory, tensors)), tokens, directory, str(directory)
+    )
+
+
+def of_adapter(adapter: Path, base: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """The same of an adapter that PEFT applies to its base."""
+    model, factors = skeleton(base), read_tensors(adapter)
+    tensors = _with_live_names(model, base)
+    find_base = _find_in(base, tensors, _tied(model, base, tensors))
+    wrapped, _ = _with_adapter(model, adapter, factors)
+    return _run(wrapped, _find_live(factors, find_base), tokens, adapter, str(adapter))
+
+
 def _with_live_names(model: PreTrainedModel, directory: Path) -> Tensors:
     """The tensors of a directory, and those that transformers makes of them, such as all experts of a layer in one."""
     tensors = read_tensors(directory)
