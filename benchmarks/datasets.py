@@ -85,7 +85,7 @@ def _kit(name: str, root: Path, model: Path, rows: Path, environment: dict[str, 
     run_file.write_text(json.dumps(_run(root, model, rows)), encoding="utf-8")
     _do(["-m", "hyperpod_ft", "render", str(run_file)], environment)
     (run,) = (root / "runs" / "benchmark").iterdir()
-    for stage in ("env", "download"):
+    for stage in ("env", "download", "certify"):
         _do(["-m", f"hyperpod_ft.stages.{stage}", str(run)], environment)
 
     def outputs() -> list[Path]:

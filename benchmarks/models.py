@@ -9,6 +9,7 @@ are tried, as stage certify does, with LoRA and with all parameters.
 import contextlib
 import io
 import tempfile
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,40 +114,44 @@ def _certified(source: Path, lora: Lora | None, scratch: Path) -> tuple[Certific
 
 
 def _short(reason: str) -> str:
-    return " ".join(reason.partition("; choose")[0].replace("`", "").replace("|", "/").split())[:100]
+    """The first words of a reason, without directories and classes."""
+    if "computes its logits" in reason:
+        return "its logits are not those of a head, scaled and capped"
+    words = reason.rpartition("cannot load the model: ")[2].partition("; ")[0].partition(". ")[0]
+    return textwrap.shorten(words.replace("`", "").replace("|", "/"), 80, placeholder=" ...")
 
 
-def section() -> str:
-    """The table, dense: types that came out alike are in one row."""
-    known = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_CAUSAL - set(ENCODER_DECODERS))
+def section(outcomes: Mapping[str, Outcome]) -> str:
+    """The tables, dense: types that came out alike are in one row."""
     alike: defaultdict[Outcome, list[str]] = defaultdict(list)
-    for model_type in known:
-        if found := outcome(model_type):
-            print(model_type, found, flush=True)
-            alike[found].append(model_type)
+    for model_type, found in outcomes.items():
+        alike[found].append(model_type)
     proven = {found: names for found, names in alike.items() if found.rows}
     lines = [
-        f"transformers {transformers.__version__}, {sum(map(len, alike.values()))} types of decoders,"
+        f"transformers {transformers.__version__}, {len(outcomes)} types of decoders,"
         f" {sum(map(len, proven.values()))} of which train:",
         "",
         "| examples in a row | LoRA | full | types |",
         "|---|---|---|---|",
     ]
     words = {"packed": "several", "one": "one"}
-    for found in sorted(
-        proven, key=lambda each: (each.rows != "packed", each.full != "yes", -"no named yes".find(each.lora))
-    ):
+    ranks = ("yes", "named", "no")
+    for found in sorted(proven, key=lambda each: (each.rows != "packed", each.full != "yes", ranks.index(each.lora))):
         lines.append(f"| {words[found.rows]} | {found.lora} | {found.full} | {' '.join(proven[found])} |")
-    lines += ["", "The others, and why:", "", "| reason | types |", "|---|---|"]
-    lines += [f"| {found.reason} | {' '.join(names)} |" for found, names in alike.items() if not found.rows]
+    for title, trained in (("Refused", False), ("Not proven, since no small model could be tried", True)):
+        lines += ["", f"{title}:", "", "| types | why |", "|---|---|"]
+        rest = {found: names for found, names in alike.items() if not found.rows and (found.full == "") == trained}
+        lines += [f"| {' '.join(names)} | {found.reason} |" for found, names in rest.items()]
     return "\n".join(lines)
 
 
 def main() -> None:
     torch.set_num_threads(1)
+    known = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_CAUSAL - set(ENCODER_DECODERS))
+    text = section({name: found for name in known if (found := outcome(name))})
     before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{section()}\n\n{END}{after}", encoding="utf-8")
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

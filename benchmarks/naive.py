@@ -127,7 +127,7 @@ def _run(name: str, directory: Path, inputs: Path, case: str) -> Path:
     run_file.write_text(json.dumps(values), encoding="utf-8")
     subprocess.run([sys.executable, "-m", "hyperpod_ft", "render", str(run_file)], check=True, capture_output=True)
     (run,) = (directory / "root" / "runs" / str(values["name"])).iterdir()
-    for stage in ("env", "download", "dataset"):
+    for stage in ("env", "download", "certify", "dataset"):
         subprocess.run(
             [sys.executable, "-m", f"hyperpod_ft.stages.{stage}", str(run)], check=True, stdout=subprocess.DEVNULL
         )

@@ -9,7 +9,7 @@ from typing import Any
 from hyperpod_ft import publish
 
 STAGES = (
-    *("submit", "env", "download", "dataset", "precompile", "train", "consolidate", "merge", "generate"),
+    *("submit", "env", "download", "certify", "dataset", "precompile", "train", "consolidate", "merge", "generate"),
     *("waiting", "no job"),  # between jobs; before and after them
 )
 

@@ -25,6 +25,7 @@ _COMMAND_S = 240
 _MOMENTS = {
     "env": (0, 1),
     "download": (2, 4),
+    "certify": (1, 2),
     "dataset": (3, 5),
     "precompile": (1, 3),
     "train": (5, 8),

@@ -136,6 +136,8 @@ _RESULT_UNCHANGED = {
     *("neuron.xser", "neuron.precompile_steps"),
     *("eval.python", "eval.include_path"),  # eval.include_revision is the digest of its content
 }
+# Settings of adapters that a small model has in its own way.
+_CERTIFICATE_UNCHANGED = {"lora.r", "lora.alpha", "lora.dropout", "lora.plus_ratio", "lora.quantization"}
 # Settings that change no compiled graph.
 _GRAPHS_UNCHANGED = {
     *("training.epochs", "training.max_steps", "training.learning_rate", "training.schedule", "training.warmup_share"),
@@ -193,11 +195,11 @@ def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
 
 def _certified(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     """What the certificate is of."""
+    sections = ("model", "lora") if config.training.method == "lora" else ("model",)
     asked = ("training.method", "training.objective", "dataset.packing")
-    # not the sizes of adapters: a small model has small ones
-    adapters = ("lora.target_modules", "lora.dora", "lora.rslora") if config.training.method == "lora" else ()
+    found = _settings(config, *sections, *asked)
     return {
-        **_settings(config, "model", *asked, *adapters),
+        **{key: value for key, value in found.items() if key not in _CERTIFICATE_UNCHANGED},
         "divides_rows": degrees.context_parallel > 1,
         "packages": _packages(config),
     }

@@ -154,7 +154,7 @@ def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(
     states = {stage["stage"]: stage["state"] for stage in status["stages"]}
     assert states["env"] == states["download"] == "done"
     assert states["dataset"] == "failed"
-    assert {states[stage] for stage in STAGES[3:]} == {"cancelled"}
+    assert {states[stage] for stage in STAGES[4:]} == {"cancelled"}
     text = head("status", status=1)
     assert "dataset failed: exit status 127" in text
     assert "| libneuron.so: cannot open shared object file" in text
@@ -166,7 +166,7 @@ def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(
     resumed = head("resume")
     assert "env, download" in resumed, "are named as skipped"
     submitted = json.loads(Path(status["directory"], "jobs.json").read_text())
-    assert [job["stage"] for job in submitted][-5:] == STAGES[2:]
+    assert [job["stage"] for job in submitted][-5:] == STAGES[3:]
     run = Run.open(Path(status["directory"]))
     head.wait(lambda: run.journal.is_done("dataset"))
     head("cancel")  # other tests run the rest of a chain

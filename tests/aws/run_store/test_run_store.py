@@ -45,10 +45,10 @@ def finish_download(run: Run) -> None:
 def test_a_stage_gives_its_outputs_and_the_next_one_gets_them(client: Any, run: Run, other: Run) -> None:
     finish_download(run)
     RunStore(run, client).push_stage("download")
-    RunStore(other, client).pull_needs("dataset")
+    RunStore(other, client).pull_needs("certify")
     assert tree(other.paths.base_model) == tree(run.paths.base_model)
     assert other.journal.is_done("download")
-    with pytest.raises(UserError, match=r"dataset-.*\.json: is not a record of this run; run stage dataset first"):
+    with pytest.raises(UserError, match=r"certify-.*\.json: is not a record of this run; run stage certify first"):
         RunStore(other, client).pull_needs("train")
 
 
@@ -57,7 +57,7 @@ def test_every_source_of_the_data_travels(client: Any, tmp_path: Path) -> None:
     run, other = (make_run(tmp_path / place, {"sources": sources}) for place in ("here", "there"))
     finish_download(run)
     RunStore(run, client).push_stage("download")
-    RunStore(other, client).pull_needs("dataset")
+    RunStore(other, client).pull_needs("certify")
     assert len({*other.paths.raw_datasets}) == 2
     for ours, theirs in zip(run.paths.raw_datasets, other.paths.raw_datasets, strict=True):
         assert tree(theirs) == tree(ours) != {}

@@ -37,7 +37,7 @@ def certify(source: Path, lora: Lora | None, scratch: Path) -> Certificate:
     try:
         if not_packed and (different := packing.why_not_unpacked(small, alone)):
             raise UserError(
-                f"model.source: engine torch does not train a small model of this type as transformers: {different}",
+                f"model.source: engine torch does not compute what transformers does for this type: {different}",
                 _REMEDY,
             )
         with contextlib.redirect_stdout(io.StringIO()):  # what training reports of a small model is of no interest

@@ -22,6 +22,7 @@ from hyperpod_ft.errors import UserError, printable
 TOLERANCE = 1e-4  # relative to the largest value of a tensor
 UNCHANGED = 1e-5  # of the same operations, of which some share a matrix with other numbers
 _LEAST = 1e-2  # of the largest gradient of all
+_TINY = 1e-30
 _CPU = torch.device("cpu")
 
 
@@ -59,7 +60,7 @@ class Trained:
 
 def difference(found: torch.Tensor, expected: torch.Tensor, least: float = 0.0) -> float:
     """The largest, relative to the largest value, or to `least`; infinite for what is not a number."""
-    off = float((found - expected).abs().max()) / max(float(expected.abs().max()), least)
+    off = float((found - expected).abs().max()) / max(float(expected.abs().max()), least, _TINY)
     return math.inf if math.isnan(off) else off
 
 
@@ -114,8 +115,8 @@ def why_not_packed(directory: Path, expected: Trained) -> str:
     try:
         model = engine_model(directory, own_attention=True)
         for mask in (attention.document_bounds, attention.document_numbers):
-            others = [Trained.of(model, _losses(model, seed, mask)[1:]) for seed in (1, 5)]
-            if seen := others[1].differs(others[0], UNCHANGED):
+            before, changed = (Trained.of(model, _losses(model, seed, mask)[1:]) for seed in (1, 5))
+            if seen := changed.differs(before, UNCHANGED):
                 return f"documents of a row see one another: when the first one changes, of the others {seen}"
             if apart := Trained.of(model, _losses(model, 1, mask)).in_whole(directory).differs(expected):
                 return f"documents of a row do not train as they do alone: {apart}"
