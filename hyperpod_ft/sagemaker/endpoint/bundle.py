@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.checkpoint.adapters import lora_config
-from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS, TOKENIZER, has_chat_template, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import (
+    BESIDE_WEIGHTS,
+    TOKENIZER,
+    has_chat_template,
+    of_language_model,
+    read_config,
+)
 from hyperpod_ft.config.sections.sagemaker import Deploy
 from hyperpod_ft.data.text import answer_format
 from hyperpod_ft.data.text.answer_format import AnswerFormat
@@ -133,9 +139,9 @@ def _size(parts: tuple[BundleFiles, ...]) -> int:
 
 
 def _served(config: Mapping[str, Any], weights: int) -> ServedModel:
-    shape = model_shape(config)
-    heads = shape.heads if shape else attention_heads(config) or 1
-    positions = config.get("max_position_embeddings", config.get("n_positions"))
+    shape, language = model_shape(config), of_language_model(config)
+    heads = shape.heads if shape else attention_heads(language) or 1
+    positions = language.get("max_position_embeddings", language.get("n_positions"))
     return ServedModel(
         weight_bytes=weights // 2 if _stored_dtype(config) == "float32" else weights,
         shape=shape,
