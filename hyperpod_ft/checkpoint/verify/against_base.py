@@ -187,7 +187,7 @@ def _of_training(pairs: Iterable[Pair]) -> Iterator[tuple[bool, str]]:
     if same:
         yield (
             False,
-            (f"{same:,} of {len(experts):,} expert tensors equal the base; --adapter tells whether they should not"),
+            (f"{same:,} of {len(experts):,} expert tensors equal the base; --adapter tells which should not"),
         )
     kept = [
         f"{name} ({count:,} of {total[name]:,})" for name, count in equal.items() if count and not forms.is_expert(name)
