@@ -18,9 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.checkpoint.formats import pretrained
+from hyperpod_ft.checkpoint.formats.located import locate
 from hyperpod_ft.engines.torch.build import decoder_layers
 from hyperpod_ft.engines.torch.loading import skeleton
-from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.sharding.shards import local, shards_of
 
 

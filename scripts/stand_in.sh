@@ -9,7 +9,7 @@ start_stand_in() { # start_stand_in POLL_SECONDS: sets `directory`, a temporary 
   export TMPDIR=$directory
   coproc server { exec "$PWD/.venv/bin/python" -m tests.aws.server; }
   stand_in=$server_PID
-  read -r -t 60 endpoint <&"${server[0]}" || die "the stand-in for AWS did not start; see its error above"
+  read -r -t 300 endpoint <&"${server[0]}" || die "the stand-in for AWS did not start; see its error above"
 
   for name in "${!AWS_@}" http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; do unset "$name"; done
   touch "$directory/empty"

@@ -15,7 +15,7 @@ from hyperpod_ft.authoring import dataset_format
 from hyperpod_ft.authoring.dataset_format import FormatUnclearError, FoundFormat, LocalFiles
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.fit import fit
-from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, is_encoder_decoder, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, is_encoder_decoder, of_language_model, read_config
 from hyperpod_ft.config import run_file, sources, yaml_text
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.instances import CATALOGUE, Instance, alternatives
@@ -64,7 +64,7 @@ def new_run(wanted: NewRun, output: Path) -> Draft:
     set_dataset(draft, wanted.dataset, wanted.format, output)
     preferences = draft.get("dataset.format") == "preference"
     if preferences:
-        draft.set("training.objective", "dpo", "prefers the chosen answers (docs/preferences.md)")
+        draft.set("training.objective", "dpo", "prefers the chosen answers (docs/methods.md)")
     rate = _LEARNING_RATES["dpo" if preferences else wanted.method]
     draft.set("training.learning_rate", rate, "a usual one for this method; try others")
     draft.set("training.epochs", 1 if preferences else 3)
@@ -217,8 +217,9 @@ def complete(draft: Draft, output: Path, *, keep_batch: bool = False) -> None:
         directory = _model_directory(config, Path(scratch), draft)
         model_config = read_config(directory) if directory else None
         if model_config is not None:
-            _set_lengths(draft, model_config)
-            family = str(model_config.get("model_type", ""))
+            described = of_language_model(model_config)
+            _set_lengths(draft, described)
+            family = str(described.get("model_type", ""))
             if directory and config.engine == "torch" and not (family_of(family) or is_encoder_decoder(model_config)):
                 _set_targets(draft, directory)
         fit(draft, model_config, keep_batch=keep_batch)

@@ -163,9 +163,11 @@ def check_fit(checkpoint: ShardedCheckpoint, base: Path) -> None:
     """Raise UserError unless what is in the checkpoint fits the base model, by names and shapes; reads no values."""
     weights = {tensor.name: tensor for tensor in read_model(base)}
     is_tied = _is_tied(base, weights)
-    adaptable = model_directory.without_predictors(model_directory.read_config(base), weights)
+    config = model_directory.read_config(base)
+    adaptable = model_directory.without_predictors(config, weights)
+    model_type = str(model_directory.of_language_model(config).get("model_type"))
     for adapter in checkpoint.adapters:
-        lora.check_fit(checkpoint.directory, adapter.config, adapter.tensors, adaptable, is_tied)
+        lora.check_fit(checkpoint.directory, adapter.config, adapter.tensors, adaptable, is_tied, model_type)
     if not checkpoint.adapters:
         _match(checkpoint, {tensor.name: tensor for tensor in checkpoint.model}, weights, is_tied)
 

@@ -217,11 +217,23 @@ def verify(
     ] = 0.0,
     adapter: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Compare logits: adapter that was merged.", show_default=False),
+        typer.Option(metavar="DIR", help="Adapter that was merged into --base.", show_default=False),
     ] = None,
     base: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Compare logits: model that it was merged into.", show_default=False),
+        typer.Option(metavar="DIR", help="Model that was trained: what has become of it?", show_default=False),
+    ] = None,
+    logits: Annotated[
+        bool, typer.Option("--logits", help="Also compare logits with those of --adapter on --base, by PEFT.")
+    ] = False,
+    served: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Ask an OpenAI-compatible server: the tuned model or its base?", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What --served calls it.", show_default="its first")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -234,7 +246,16 @@ def verify(
     from hyperpod_ft.launch.launchers import Launchers
 
     directory = tuned_directory(reference, Launchers())
-    verified = verify_directory(directory, against=against, tolerance=tolerance, adapter=adapter, base=base)
+    verified = verify_directory(
+        directory,
+        against=against,
+        tolerance=tolerance,
+        adapter=adapter,
+        base=base,
+        logits=logits,
+        served=served,
+        model=model,
+    )
     if as_json:
         print_json(verified.as_dict())
     else:
@@ -243,11 +264,20 @@ def verify(
 
 
 def _print_verification(verified: "Verification") -> None:
+    faults = count(len(verified.findings), "fault")
+    print(f"{verified.directory}: {'sound, no faults found' if verified.ok else f'wrong, {faults}'}")
+    for line in verified.findings:
+        print(f"wrong: {printable(line)}")
+    for line in verified.notes:
+        print(f"note: {printable(line)}")
     print(
-        f"{verified.directory}: {verified.kind}, {count(verified.files, 'file')}, {count(verified.tensors, 'tensor')},"
+        f"{verified.kind:<10} {count(verified.files, 'file')}, {count(verified.tensors, 'tensor')},"
         f" {format_bytes(verified.nbytes)} in {_pace(verified.nbytes, verified.seconds)}"
     )
     print(f"checksums  {verified.checksums}")
+    if base := verified.base:
+        merged = "" if base.merged is None else f", {base.merged:,} as the adapter changes them"
+        print(f"base       {base.changed:,} of {base.compared:,} tensors differ from {base.base}{merged}")
     if compared := verified.comparison:
         print(
             f"against    {compared.against}: {compared.equal} tensors equal, {compared.different} different;"
@@ -262,7 +292,8 @@ def _print_verification(verified: "Verification") -> None:
             f" the same most likely token at {logits.top1_agreement:.1%} of {logits.tokens} positions;"
             f" {logits.seconds:.1f} s"
         )
-    for line in verified.findings:
-        print(f"wrong: {printable(line)}")
-    if verified.ok:
-        print("no faults found")
+    if served := verified.served:
+        print(
+            f"served     {served.model} at {served.url}: {served.tuned} of {served.asked} tokens are the tuned model's,"
+            f" {served.base} the base's"
+        )

@@ -61,9 +61,9 @@ class ClusterConfig(Section):
     )
     accounting: Literal["controller", "rds"] | None = Field(
         None,
-        description="Database of Slurm's accounting. `controller`: MariaDB on the controller, which provisioning `api`"
-        " sets up by default, `legacy` only with this key. `rds`: `accounting_database`, which outlives the controller;"
-        " needs `continuous_provisioning`, and cannot be undone.",
+        description="Database of Slurm's accounting. `controller`: a MariaDB on the controller, the default with"
+        " provisioning `api`. `rds`: your `accounting_database`, which outlives the controller. It needs"
+        " `continuous_provisioning`, and cannot be undone.",
     )
     accounting_database: AccountingDatabase | None = None
     tags: dict[str, str] = Field(default_factory=dict, description="Tags of every resource; at most 40.")

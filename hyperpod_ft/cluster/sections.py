@@ -124,7 +124,7 @@ class Workers(InstanceGroup):
     deep_health_checks: tuple[Literal["InstanceStress", "InstanceConnectivity", "MultiNodeTrainingValidation"], ...] = (
         Field(
             (),
-            description="What HyperPod runs on each new instance before it takes jobs; tens of minutes, billed.",
+            description="What HyperPod runs on each new instance before jobs: tens of minutes, which AWS bills.",
         )
     )
     auto_patch: Literal["WhenIdle", "WhenAllIdle"] | None = Field(

@@ -148,6 +148,8 @@ def _check_endpoint(config: RunConfig, section: Deploy) -> None:
         raise ValueError("deploy.model: training.method full makes no adapter; set it to merged")
     if config.lora.dora:
         raise ValueError("deploy.model: vLLM does not serve DoRA adapters with a base model; set it to merged")
+    if config.lora.target_parameters:
+        raise ValueError("deploy.model: vLLM is not known to serve adapters of experts; set it to merged")
     if config.lora.r > MAX_LORA_RANK:
         raise ValueError(f"deploy.model: vLLM serves adapters of rank {MAX_LORA_RANK} or less; set it to merged")
 
@@ -159,5 +161,5 @@ def require_defaults(config: RunConfig, keys: Iterable[str], reason: str) -> Non
         if given.get(key):
             section, name = key.split(".")
             default = type(getattr(config, section)).model_fields[name].default
-            remedy = "leave it out" if default is None else f"set it to {str(default).lower()} or leave it out"
+            remedy = "leave it out" if default in (None, ()) else f"set it to {str(default).lower()} or leave it out"
             raise UserError(f"{key}: {reason}", remedy)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, quantization, read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
@@ -26,7 +26,7 @@ _AT_A_TIME = 8
 
 def model(run: Run) -> Wanted:
     asset = model_asset(run.config)
-    return Wanted("model", "model", asset, model_files(_MODEL, asset.source), run.paths.base_model, _check_model)
+    return Wanted("model", "model", asset, model_files(_MODEL, asset.source), run.paths.base_model, _finish_model)
 
 
 def datasets(run: Run) -> list[Wanted]:
@@ -57,13 +57,19 @@ def refuse_changes(runs: Iterable[Run]) -> None:
                 wanted.refuse_changes(record.facts.get(wanted.key, {}).get("content", ""))
 
 
-def _check_model(directory: Path) -> None:
-    """Reject a damaged model by its headers, which takes a second, before accelerators are requested."""
+def _finish_model(directory: Path) -> str:
+    """Decode a quantized model, and reject a damaged one by its headers, before accelerators are requested."""
     try:
-        read_config(directory)
+        config = read_config(directory)
         read_model(directory)
     except UserError as error:
         raise UserError(f"{_MODEL}: the model is damaged: {error}") from error
+    if not (method := quantization(config)):
+        return ""
+    from hyperpod_ft.checkpoint import quantized  # noqa: PLC0415 - imports numpy
+
+    quantized.decode(directory)
+    return f"decoded from {method}"
 
 
 def look_up(runs: Iterable[Run]) -> None:

@@ -3,8 +3,8 @@
 import contextlib
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -30,7 +30,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class Wanted:
     """A model or a dataset, which of its files, and the directory that is to have them.
 
-    `check` raises UserError for one that is complete but unusable.
+    `finish` changes what was fetched to what the directory is to have, and says how, in words; most stay as they are.
+    It raises UserError for one that is complete but unusable.
     """
 
     key: str  # where the run file has it
@@ -38,7 +39,7 @@ class Wanted:
     asset: Asset
     choose: Choice
     directory: Path
-    check: Callable[[Path], object] = lambda _: None
+    finish: Callable[[Path], str] = lambda _: ""
 
     @property
     def where(self) -> str:
@@ -82,11 +83,16 @@ class Manifest:
     commit: str  # the Hub's; empty for other sources
     files: dict[str, int]
     content: str = ""  # of the objects of an S3 URI: Listing.content
+    finished: str = ""  # what was made of the files: Wanted.finish
 
     @classmethod
     def of(cls, asset: Asset, listing: Listing) -> "Manifest":
         files = {file.name: file.size for file in listing.files}
         return cls(asset.source, asset.revision, listing.commit, files, listing.content)
+
+    def of_finished(self, directory: Path, how: str) -> "Manifest":
+        files = {path.relative_to(directory).as_posix(): path.stat().st_size for path in digests.files_below(directory)}
+        return replace(self, files=files, finished=how)
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest | None":
@@ -111,7 +117,7 @@ class Manifest:
 def ensure(wanted: Wanted) -> Manifest:
     """Fetch the asset into its directory, unless it is already complete there.
 
-    Raises UserError, also for what `wanted.check` refuses, which is then not published. Of several
+    Raises UserError, also for what `wanted.finish` refuses, which is then not published. Of several
     processes that need the same asset, one fetches it and the others wait.
     """
     what, asset, directory = wanted.key, wanted.asset, wanted.directory
@@ -136,7 +142,7 @@ def _fetch(wanted: Wanted) -> Manifest:
     refuse_unsafe(where, listing.files)
     manifest = Manifest.of(wanted.asset, listing)
     with publish.new_directory(wanted.directory, keep_partial=True) as partial:
-        _prune(partial, set(manifest.files))
+        _prune(partial, manifest.files)
         _check_free_disk(where, wanted.source, listing, partial)
         at = f" at {listing.commit}" if listing.commit else ""
         print(
@@ -148,16 +154,19 @@ def _fetch(wanted: Wanted) -> Manifest:
             wanted.source.fetch(listing, partial)
         publish.remove(partial / _HUB_STATE)
         _check_complete(where, manifest, partial)
-        wanted.check(partial)
+        if how := wanted.finish(partial):
+            manifest = manifest.of_finished(partial, how)
         publish.write_json(partial / MANIFEST, asdict(manifest))
     return manifest
 
 
-def _prune(partial: Path, wanted: set[str]) -> None:
-    # files of an earlier attempt that are no longer wanted, and partial files that cannot be resumed
+def _prune(partial: Path, wanted: Mapping[str, int]) -> None:
+    # files of an earlier attempt that are not wanted, or have another size, and partial ones that cannot be resumed
     for path in digests.files_below(partial):
         name = path.relative_to(partial).as_posix()
-        if name not in wanted and (not name.startswith(f"{_HUB_STATE}/") or _NOT_RESUMED.search(name)):
+        if wanted.get(name) != path.stat().st_size and (
+            not name.startswith(f"{_HUB_STATE}/") or _NOT_RESUMED.search(name)
+        ):
             path.unlink()
 
 

@@ -36,8 +36,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperpod_ft import digests, publish
+from hyperpod_ft.checkpoint.adapters.lora_config import in_language_model
 from hyperpod_ft.checkpoint.consolidate import check_fit
-from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import (
+    is_encoder_decoder,
+    is_image_text,
+    of_language_model,
+    read_config,
+)
 from hyperpod_ft.checkpoint.sharded import description
 from hyperpod_ft.checkpoint.sharded.description import (
     BaseModelSource,
@@ -135,9 +141,15 @@ def write_description(
     directory: Path,
     files: Mapping[str, CheckpointFile],
     held: HeldParts | None = None,
+    lora: LoraDescription | None = None,
 ) -> None:
-    """Write the description of an otherwise complete checkpoint, and `held`; `files`: its other files, by name."""
+    """Write the description of an otherwise complete checkpoint, and `held`; `files`: its other files, by name.
+
+    `lora`: where it is not what the run file and the model's type say.
+    """
     config = task.config
+    if config.training.method == "lora" and lora is None:
+        lora = describe_lora(config.lora, task.base_model)
     if held:
         description.write_held(directory, held)
         file = directory / description.HELD
@@ -148,7 +160,7 @@ def write_description(
         fingerprint=task.fingerprint,
         method=config.training.method,
         base_model=BaseModelSource(source=config.model.source, revision=config.model.revision),
-        lora=describe_lora(config.lora, task.base_model) if config.training.method == "lora" else None,
+        lora=lora,
         degrees=RankDegrees.model_validate(task.layout.degrees, from_attributes=True),
         progress=asdict(progress),
         files={name: file.size for name, file in files.items()},
@@ -157,15 +169,23 @@ def write_description(
     description.write(directory, described)
 
 
-def describe_lora(lora: Lora, base_model: Path) -> LoraDescription:
-    """The adapters that training with the section `lora` of a run file gives a model."""
-    model_config = read_config(base_model)
+def describe_lora(
+    lora: Lora, base_model: Path, modules: Sequence[str] | None = None, parameters: Sequence[str] = ()
+) -> LoraDescription:
+    """The adapters that training with the section `lora` of a run file gives a model.
+
+    `modules`, `parameters`: the targets, where they depend on more than the model's type.
+    """
+    whole_config = read_config(base_model)
+    model_config = of_language_model(whole_config)
     model_type = str(model_config.get("model_type", ""))
     family = family_of(model_type)
+    wanted = targets(lora, model_type) if modules is None else modules
     return LoraDescription.model_validate(
         lora.model_dump()
         | {
-            "target_modules": targets(lora, model_type),
+            "target_modules": in_language_model(wanted) if is_image_text(whole_config) else wanted,
+            "target_parameters": parameters,
             "fan_in_fan_out": family is not None and family.transposed,
             "task": "SEQ_2_SEQ_LM" if is_encoder_decoder(model_config) else "CAUSAL_LM",
         }
@@ -173,18 +193,17 @@ def describe_lora(lora: Lora, base_model: Path) -> LoraDescription:
 
 
 def check_consolidable(
-    trained: Mapping[str, Sequence[int]], lora: Lora | None, base_model: Path, held: HeldParts
+    trained: Mapping[str, Sequence[int]], lora: LoraDescription | None, base_model: Path, held: HeldParts
 ) -> None:
     """Raise UserError unless stage consolidate will find what it needs in a checkpoint, by names and shapes.
 
     `trained`: the shape of each parameter that is trained, by its name in checkpoints; `lora`: None with method full;
     `held`: as in held.json.
     """
-    described = describe_lora(lora, base_model) if lora else None
     tensors = [LogicalTensor(name, "F32", tuple(shape), (_whole(shape),)) for name, shape in trained.items()]
     source = BaseModelSource(source="", revision=None)
     try:
-        check_fit(of_engine(base_model, described, source, tensors, held), base_model)
+        check_fit(of_engine(base_model, lora, source, tensors, held), base_model)
     except UserError as error:
         raise UserError(
             f"model.source: what this model's training saves could not be consolidated: {error.problem}",

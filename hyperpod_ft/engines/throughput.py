@@ -25,6 +25,8 @@ from hyperpod_ft.checkpoint.formats.model_directory import (
     SHARED_ALIASES,
     is_encoder_decoder,
     is_tied,
+    language_names,
+    of_language_model,
     read_config,
 )
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
@@ -139,7 +141,7 @@ def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainabl
         total, trained = total + trainable_parameters, trainable_parameters
     else:
         trained = total
-    model_config = read_config(task.base_model)
+    model_config = of_language_model(read_config(task.base_model))
     if shape := t5_shape(model_config):
         lora = task.config.lora
         rank = lora.r if task.config.training.method == "lora" else None
@@ -158,12 +160,13 @@ def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainabl
 
 
 def base_parameters(directory: Path) -> tuple[int, bool]:
-    """Parameters of the model in a directory, from its file headers, and whether its output matrix is tied.
+    """Parameters of the language model in a directory, from its file headers, and whether its output matrix is tied.
 
     A tied output matrix counts once.
     """
-    tensors = {tensor.name: tensor.elements for tensor in read_model(directory)}
     config = read_config(directory)
+    found = {tensor.name: tensor.elements for tensor in read_model(directory)}
+    tensors = {name: found[name] for name in language_names(config, found)}
     tied = is_tied(config, tensors)
     aliases = [OUTPUT] if tied else []
     if is_encoder_decoder(config):

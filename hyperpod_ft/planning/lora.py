@@ -36,6 +36,7 @@ def check_targets(config: RunConfig, shape: ModelShape) -> None:
     """Raise UserError for a target that the model does not have."""
     if config.training.method == "lora":
         refuse_unknown(targets(config.lora, shape.model_type), shape.modules)
+        refuse_unknown_parameters(config.lora.target_parameters, ())
 
 
 def refuse_unknown(wanted: Iterable[str], modules: Iterable[str]) -> None:
@@ -46,6 +47,18 @@ def refuse_unknown(wanted: Iterable[str], modules: Iterable[str]) -> None:
             raise UserError(
                 f"lora.target_modules: {target!r} matches no module of the model",
                 f"set it to some of those that it has: {', '.join(sorted(last_parts(paths)))}",
+            )
+
+
+def refuse_unknown_parameters(wanted: Iterable[str], parameters: Iterable[str]) -> None:
+    """`parameters`: paths of those that hold a matrix for each expert. Raises UserError, which lists their names."""
+    paths = list(parameters)
+    known = ", ".join(sorted({".".join(path.rsplit(".", 3)[1:]) for path in paths}))
+    for target in wanted:
+        if not any(ends_with(path, target) for path in paths):
+            raise UserError(
+                f"lora.target_parameters: {target!r} matches no parameter that holds a matrix for each expert",
+                f"set it to some of those that the model has: {known}" if known else "leave it out: the model has none",
             )
 
 

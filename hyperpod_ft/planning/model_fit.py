@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config, refuse_undecodable
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.errors import UserError
@@ -61,6 +61,7 @@ def check_trainable(config: RunConfig, degrees: Degrees, model_config: Mapping[s
 
     `model_config`: its config.json. Raises UserError when the engine cannot train it, or divide it by these degrees.
     """
+    refuse_undecodable(model_config)
     limits_of(config.engine).check_model_config(config, degrees, model_config)
     shape = model_shape(model_config) or t5_shape(model_config)
     if shape is not None:

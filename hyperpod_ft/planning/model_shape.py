@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, PositiveInt, ValidationError
 
+from hyperpod_ft.checkpoint.formats.model_directory import of_language_model
 from hyperpod_ft.planning.families import Biased, Family, family_of
 
 
@@ -158,7 +159,8 @@ def attention_heads(model_config: Mapping[str, Any]) -> int | None:
 
 
 def model_shape(model_config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape that a parsed config.json describes; None for other families, whose keys or layers differ."""
+    """The shape of the language model in a parsed config.json; None for other families, whose keys or layers differ."""
+    model_config = of_language_model(model_config)
     family = family_of(str(model_config.get("model_type", "")))
     if family is None:
         return None

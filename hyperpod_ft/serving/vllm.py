@@ -69,8 +69,9 @@ def _one_model(models: Models, *, base: bool) -> Models:
     run = models.run
     if run is None:
         return models
+    file = run.paths.adapter / CONFIG
     adapted = base and run.config.training.method == "lora" and not run.config.lora.dora
-    if adapted and (run.paths.adapter / CONFIG).is_file():
+    if adapted and file.is_file() and not read_config(file).target_parameters:
         return replace(
             models, directories={BASE: run.paths.base_model}, adapters={TUNED: run.paths.adapter, **models.adapters}
         )
@@ -131,6 +132,11 @@ def _rank(adapters: Mapping[str, Path]) -> int:
         config = read_config(directory / CONFIG)
         if config.use_dora:
             raise UserError(f"adapter {name}: vLLM does not serve DoRA", "serve the merged model (--no-base)")
+        if config.target_parameters:
+            raise UserError(
+                f"adapter {name}: vLLM is not known to serve adapters with target_parameters",
+                "serve the merged model (--no-base)",
+            )
         largest = max(largest, config.r, *config.rank_pattern.values())
     if largest > MAX_LORA_RANK:
         raise UserError(

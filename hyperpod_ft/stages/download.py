@@ -31,6 +31,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "revision": manifest.revision,
         "commit": manifest.commit,
         "content": manifest.content,
+        "finished": manifest.finished,
         "files": len(manifest.files),
         "bytes": manifest.size,
     }

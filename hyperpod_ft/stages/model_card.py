@@ -51,7 +51,7 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
         method += f" ({', '.join((f'r {config.lora.r}, alpha {config.lora.alpha:g}', *variants))})"
         method += ", merged" * (not adapter)
     rows = {
-        "base model": _pinned(model_asset(run.config)),
+        "base model": ", ".join(filter(None, (_pinned(model_asset(run.config)), _finished(run.journal)))),
         "dataset": ", ".join(dict.fromkeys(map(_pinned, data))),
         "method": method if lora else "every parameter",
         **_objective(config),
@@ -102,6 +102,12 @@ def _training(journal: Journal) -> dict[str, str]:
         for key, label in _TRAINING_FACTS.items()
         if known.get(key) is not None
     }
+
+
+def _finished(journal: Journal) -> str:
+    """What stage download made of the model; nothing for most."""
+    record = journal.record("download")
+    return str(record.facts.get("model", {}).get("finished", "")) if record else ""
 
 
 def _pinned(asset: Asset) -> str:

@@ -1,9 +1,8 @@
-"""A stand-in for AWS that fails ends what uses it at once, with its traceback."""
+"""A stand-in for AWS that fails ends what uses it, which would wait for minutes, with its traceback."""
 
 import re
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -12,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.aws.kit import ROOT
+
+# Importing what stands in for AWS has taken minutes on a busy machine whose disk was cold.
+pytestmark = pytest.mark.timeout(900)
 
 # a server whose every request meets a bug
 _WITH_A_BUG = """
@@ -49,15 +51,13 @@ def test_the_test_that_uses_it_fails(tmp_path: Path) -> None:
         "from hyperpod_ft.processes import children\n"
         "def test_waits(aws):\n"
         "    os.kill(children(os.getpid())[0], signal.SIGKILL)\n"
-        "    time.sleep(250)\n"
+        "    time.sleep(1000)\n"
     )
     command = [sys.executable, "-m", "pytest", "-p", "tests.aws.conftest", "-p", "no:cacheprovider"]
-    began = time.monotonic()
     command += [f"--rootdir={tmp_path}", str(tmp_path)]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout + done.stderr
     assert "the server that stands in for AWS has ended" in done.stdout
-    assert time.monotonic() - began < 120, "at once"
 
 
 def test_a_rehearsal_ends(tmp_path: Path) -> None:
@@ -65,9 +65,8 @@ def test_a_rehearsal_ends(tmp_path: Path) -> None:
     script = tmp_path / "rehearse.sh"
     script.write_text(
         f"set -Eeuo pipefail; cd {ROOT}; source scripts/setup.sh; source scripts/stand_in.sh\n"
-        'start_stand_in 1; (sleep 2; kill -KILL "$stand_in") & run sleep 250\n'
+        'start_stand_in 1; (sleep 2; kill -KILL "$stand_in") & run sleep 1000\n'
     )
-    began = time.monotonic()
-    done = subprocess.run(["bash", script], check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    command = ["bash", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=800)
     assert done.returncode == 2 and "the stand-in for AWS has ended" in done.stderr, done.stderr
-    assert time.monotonic() - began < 100, "at once"

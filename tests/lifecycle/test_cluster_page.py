@@ -1,5 +1,5 @@
-"""The commands of docs/cluster.md and docs/on-a-cluster.md for the head node, run as they stand there, by a user on a
-cluster of nodes.
+"""The commands of docs/install.md, docs/cluster.md and docs/on-a-cluster.md for the head node, run as they stand there,
+by a user on a cluster of nodes.
 
 Genuine: what lifecycle/ made of the nodes, Slurm, pip and venv, the kit. Stand-ins, besides those of image.py: apt-get,
 which brings back this machine's ensurepip; the package index, which has each package of the tests' environment without
@@ -129,7 +129,8 @@ def as_user(node: Node, commands: str, typed: str = "", status: int = 0) -> str:
 
 
 def test_the_page_from_the_first_login_to_a_run(head: Node) -> None:
-    _, install, run_file = blocks("3. On the head node")
+    (install,) = map(without_comments, page_blocks("docs/install.md"))
+    _, run_file = blocks("3. On the head node")
     (typed,) = blocks("3. On the head node", "yaml")
     submit = blocks("4. The model")[0]
 
@@ -138,11 +139,12 @@ def test_the_page_from_the_first_login_to_a_run(head: Node) -> None:
     assert "ensurepip" in as_user(head, "python3 -m venv ~/kit", status=1)
     as_user(head, "rm -r ~/kit")
     head.run("bash", "-lc", "\n".join(["set -e", *by_root]))
-    assert "idle" in as_user(head, by_user)
+    as_user(head, f"cd ~/hyperpod-ft-src\n{by_user}")
 
     path = "export PATH=~/kit/bin:$PATH; cd ~/hyperpod-ft-src"
     tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", run_file, flags=re.MULTILINE)
     shown = as_user(head, f"{path}\n{tolerant}", typed)
+    assert "idle" in shown, shown
     for row in (
         *("cluster.root +ok", "locks +ok", "partitions +ok: partition trn1 has 2 nodes", "accounting +ok: slurmdbd"),
         *("node ip-10-1-0-12 +ok: volume, locks", "node ip-10-1-0-13 +ok: volume, locks"),
@@ -162,15 +164,20 @@ def test_the_page_from_the_first_login_to_a_run(head: Node) -> None:
 
 
 def test_the_page_about_a_cluster_that_exists(head: Node) -> None:
-    """All of docs/on-a-cluster.md but its last section, in a home in which nothing was installed."""
+    """docs/on-a-cluster.md but its section about one machine, in a home in which nothing was installed.
+
+    The nodes of the page's partition have GPUs; here they have the name and the type of the cluster's only ones.
+    """
     page = "docs/on-a-cluster.md"
     local = page_blocks(page, heading="A real Slurm on one machine")
-    install, check, run = (without_comments(one) for one in page_blocks(page) if one not in local)
+    check, run = (without_comments(one) for one in page_blocks(page) if one not in local)
     (typed,) = page_blocks(page, "yaml")
+    (install,) = map(without_comments, page_blocks("docs/install.md"))
+    install = "\n".join(line for line in install.splitlines() if "sudo" not in line)  # an administrator did that
     as_user(head, f"mkdir ~/second; export HOME=~/second; cd /fsx/{USER}/hyperpod-ft-src\n{install}")
     before = "export HOME=~/second; cd; export PATH=~/kit/bin:$PATH"
     tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", check, flags=re.MULTILINE)
-    shown = as_user(head, f"{before}\n{tolerant}", typed)
+    shown = as_user(head, f"{before}\n{tolerant}", typed.replace("p5", "trn1"))
     assert re.search(r"node ip-10-1-0-12 +ok: volume, locks", shown), shown
     as_user(head, f"{before}\nrm run.yaml; hyperpod-ft init quickstart -o run.yaml\n$EDITOR run.yaml", QUICKSTART)
     shown = as_user(head, f"{before}\n{run}")

@@ -1,4 +1,4 @@
-"""README, docs/preferences.md, docs/flan-t5.md and docs/on-a-cluster.md, typed as they stand.
+"""README, docs/methods.md, docs/flan-t5.md and docs/on-a-cluster.md, typed as they stand.
 
 Genuine: all commands, a Slurm, the training. README's quickstart is run in whole, in a copy of the checkout; on the
 other pages a wrapper shortens what is submitted. docs/on-a-cluster.md's part about an existing cluster runs on a
@@ -67,7 +67,7 @@ def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
 
 def test_preferences(tmp_path: Path) -> None:
     shorten(tmp_path, "cluster.nodes=1", launcher="process")
-    first, after = run_blocks("docs/preferences.md", blocks("docs/preferences.md"), tmp_path, reader(tmp_path))
+    first, after = run_blocks("docs/methods.md", blocks("docs/methods.md"), tmp_path, reader(tmp_path))
     assert "p5.48xlarge" in first
     assert after.count("merged") >= 2
     trained = [json.loads(path.read_text()) for path in tmp_path.glob(".quickstart/runs/*/*/records/train.json")]

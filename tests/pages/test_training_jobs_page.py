@@ -1,9 +1,8 @@
 """docs/training-jobs.md, typed as it stands: from an account to a model, and until nothing of it is left.
 
 Genuine: every command of the kit and of the AWS CLI; the jobs' containers, and their training. What stands in: AWS
-(tests/aws/server.py); `pip`, which only checks its arguments, because the kit is already installed; the reader's
-editor, which pastes the output of `sagemaker setup`, chooses small instances, and takes the quickstart's model and
-data.
+(tests/aws/server.py); the reader's editor, which pastes the output of `sagemaker setup`, chooses small instances, and
+takes the quickstart's model and data.
 """
 
 import json
@@ -52,8 +51,6 @@ def variables(aws: "Aws", tmp_path: Path) -> dict[str, str]:
     put_image(aws, image(recipe, "c7i.xlarge"))
     programs, printed = tmp_path / "bin", tmp_path / "printed"
     write_program(programs / "hyperpod-ft", f'set -o pipefail\n{BIN}/hyperpod-ft "$@" | tee -a {printed}')
-    only_check = "-qq --dry-run --no-deps --no-index --no-build-isolation"
-    write_program(programs / "pip", f'cd {ROOT} && exec {BIN}/pip "$@" {only_check}')
     write_program(programs / "editor", f"exec {sys.executable} -c '{EDITOR}' \"$1\" {printed}")
     return environment(tmp_path, aws.environment, HYPERPOD_FT_POLL_SECONDS="5", EDITOR="editor")
 

@@ -1,7 +1,7 @@
-"""The recipes for GPT-J and Flan-T5 end to end on a real Slurm with two nodes, at toy size.
+"""The recipes for GPT-J and Flan-T5 end to end at toy size: GPT-J on a real Slurm with two nodes, the others here.
 
-Each is the packaged recipe with other values of a few keys: a toy model and its data, the degrees of two small nodes,
-few steps. The rest is as shipped: method, format, precision, packing, checkpointing, what is kept.
+Each is the packaged recipe with other values of a few keys: a toy model and its data, degrees of
+small nodes, few steps. The rest is as shipped: method, format, precision, packing, checkpointing, what is kept.
 """
 
 import json
@@ -14,8 +14,10 @@ import torch
 from transformers import GPTJConfig, GPTJForCausalLM
 
 from hyperpod_ft.checkpoint.verify.verify import verify
+from hyperpod_ft.config import run_file
 from hyperpod_ft.runs.run import Run
 from tests.slurm.head import Head
+from tests.training.every_stage import perform
 from tests.unit import tiny_t5, tiny_tokenizer
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
@@ -28,10 +30,9 @@ ROWS = [
     if one != other
 ]
 TEXT = [f"### Instruction\n{row['instruction']}\n\n### Answer\n{row['response']}" for row in ROWS]
-# two nodes of four CPUs, without accelerators
+# nodes of four CPUs, without accelerators
 TOY = {
     "cluster.instance_type": "local",
-    "cluster.nodes": 2,
     "cluster.partition": "null",
     "env.python": "current",
     "model.revision": "null",
@@ -48,12 +49,13 @@ TOY = {
     "generate.validation_samples": 2,
 }
 GPTJ = {
+    "cluster.nodes": 2,
     "dataset.max_length": 256,
     "training.micro_batch_size": 1,
     "training.activation_offload": "true",
     "parallelism.ranks_per_node": 2,
 }
-T5 = {"dataset.max_length": 128, "dataset.max_target_length": 32, "parallelism.ranks_per_node": 1}
+T5 = {"cluster.nodes": 1, "dataset.max_length": 128, "dataset.max_target_length": 32, "parallelism.ranks_per_node": 1}
 
 
 def gptj(directory: Path) -> None:
@@ -66,24 +68,23 @@ def gptj(directory: Path) -> None:
     GPTJForCausalLM(GPTJConfig(**sizes, **no_dropout, **ids, rotary_dim=8)).save_pretrained(directory)
 
 
-def submit(head: Head, root: Path, recipe: str, model: Path, changes: dict[str, Any]) -> Run:
-    data = head.directory / "data"
+def overrides(directory: Path, model: Path, changes: dict[str, Any]) -> list[str]:
+    data = directory / "data"
     data.mkdir(exist_ok=True)
     (data / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    values = TOY | {"cluster.root": root, "model.source": model, "dataset.source": data} | changes
-    head("submit", recipe, *(part for key, value in values.items() for part in ("--set", f"{key}={value}")))
-    return Run.open(Path(head.status()["directory"]))
+    values = TOY | {"cluster.root": directory / "root", "model.source": model, "dataset.source": data} | changes
+    return [f"{key}={value}" for key, value in values.items()]
 
 
 def test_the_recipes_train_and_answer(head: Head, tmp_path: Path) -> None:
     gptj(tmp_path / "gptj")
     tiny_t5.save(tmp_path / "t5", TEXT)
-    root = tmp_path / "root"
-    runs = {
-        "gptj-6b-full-p4d": submit(head, root, "gptj-6b-full-p4d", tmp_path / "gptj", GPTJ),
-        "flan-t5-xl-full-p4d": submit(head, root, "flan-t5-xl-full-p4d", tmp_path / "t5", T5),
-        "flan-t5-xxl-lora-p4d": submit(head, root, "flan-t5-xxl-lora-p4d", tmp_path / "t5", T5),
-    }
+    changes = overrides(tmp_path, tmp_path / "gptj", GPTJ)
+    head("submit", "gptj-6b-full-p4d", *(part for change in changes for part in ("--set", change)))
+    runs = {"gptj-6b-full-p4d": Run.open(Path(head.status()["directory"]))}
+    for recipe in ("flan-t5-xl-full-p4d", "flan-t5-xxl-lora-p4d"):
+        config = run_file.load(run_file.find(recipe), overrides(tmp_path, tmp_path / "t5", T5))
+        runs[recipe] = perform(Run.of(config))
     head.wait_for_the_queue(seconds=540)
     for recipe, run in runs.items():
         logs = "".join(path.read_text() for path in run.paths.logs.glob("*.out"))
@@ -102,6 +103,5 @@ def test_the_recipes_train_and_answer(head: Head, tmp_path: Path) -> None:
     assert (str(degrees), degrees.nodes) == ("dp 2 x tp 2", 2)
     facts = {recipe: run.journal.record("train").facts for recipe, run in runs.items()}  # type: ignore[union-attr]
     assert facts["gptj-6b-full-p4d"]["sharding"] == "zero1 over 2 ranks"
-    assert facts["flan-t5-xl-full-p4d"]["world_size"] == 2
     adapter = json.loads((runs["flan-t5-xxl-lora-p4d"].paths.adapter / "adapter_config.json").read_text())
     assert set(adapter["target_modules"]) == {"q", "k", "v", "o", "wi_0", "wi_1", "wo"}

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, T5Config
+from transformers import LlamaConfig, PretrainedConfig, T5Config
 
+from hyperpod_ft.checkpoint.formats.pretrained import auto_class
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.ranks import Ranks
@@ -322,7 +323,8 @@ def make_run(tmp_path: Path) -> MakeRun:
             if isinstance(model, T5Config):
                 tiny_t5.save_model(run.paths.base_model, model)
             else:
-                AutoModelForCausalLM.from_config(model or tiny_llama()).save_pretrained(run.paths.base_model)
+                described = model or tiny_llama()
+                auto_class(described.to_dict()).from_config(described).save_pretrained(run.paths.base_model)
         if not (run.paths.dataset_path / "train").exists():
             target = run.config.dataset.max_target_length
             if target:

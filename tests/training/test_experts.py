@@ -1,17 +1,23 @@
-"""Mixtures of experts, all parameters trained: the tuned model's files are arranged as the base model's are."""
+"""Mixtures of experts: the tuned model's files are arranged as the base model's are, and its adapter is PEFT's."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from hyperpod_ft.checkpoint.adapters.lora import PREFIX
+from hyperpod_ft.checkpoint.verify import forms
+from hyperpod_ft.checkpoint.verify.verify import Verification, verify
+from hyperpod_ft.engines.torch.lora.adapters import adapt
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
-from tests.training.conftest import VOCABULARY, Jobs, MakeRun, train_here
+from tests.training.conftest import VOCABULARY, Jobs, MakeRun, curve, train_here
 from tests.unit.tiny_families import FILE, MIXTURES, SIZES
 
 pytestmark = pytest.mark.training
@@ -22,6 +28,9 @@ PREDICTORS = [
     ("glm4_moe", "model.layers.1.", "model.layers.2."),
     ("qwen3_next", "model.layers.3.", "mtp.layers.0."),
 ]
+ADAPTED: dict[str, Any] = {"training.method": "lora", "lora.plus_ratio": 4}
+EXPERTS = {"lora.target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+IDS = torch.arange(40).reshape(2, 20) * 7 % VOCABULARY
 SETTINGS = {"training.method": "full", "training.learning_rate": 1e-4, "training.save_every_steps": 2}
 
 
@@ -96,3 +105,125 @@ def test_experts_divided_over_ranks_are_consolidated(make_run: MakeRun, jobs: Jo
     held.write_text(held.read_text().replace("experts.0.", "experts.9.").replace("experts.1.", "experts.0."))
     with pytest.raises(UserError, match=r"held\.json: is damaged"):
         consolidate.work(run)
+
+
+def loaded(directory: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory)
+    return model
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        result: torch.Tensor = model(IDS).logits
+        return result
+
+
+def with_peft(run: Run) -> torch.nn.Module:
+    """The base with its adapter, as PEFT loads it without complaint."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*(missing|unexpected)")
+        return PeftModel.from_pretrained(loaded(run.paths.base_model), run.paths.adapter)
+
+
+def as_trained(run: Run) -> torch.nn.Module:
+    """The base with its adapter, as the engine computes it."""
+    model = loaded(run.paths.base_model)
+    adapt(model, run.config.lora, seed=1)
+    factors = load_file(run.paths.adapter / "adapter_model.safetensors")
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    assert {PREFIX + name for name in trained} == factors.keys()
+    for name, value in trained.items():
+        value.data.copy_(factors[PREFIX + name])
+    return model
+
+
+def compared(run: Run) -> Verification:
+    paths = run.paths
+    return verify(paths.tuned_model, adapter=paths.adapter, base=paths.base_model, logits=True)
+
+
+def assert_wrong_experts_are_found(run: Run, of_experts: list[str]) -> None:
+    """Of the tuned model: one that was not merged, and two that were exchanged."""
+    base, right = (load_file(directory / FILE) for directory in (run.paths.base_model, run.paths.tuned_model))
+    name = of_experts[-1]
+    exchanged = {name: right[name].roll(1, 0)}
+    if right[name].ndim == 2:
+        other = next(other for other in of_experts if other != name and right[other].shape == right[name].shape)
+        exchanged = {name: right[other].clone(), other: right[name].clone()}
+    for wrong in ({name: base[name]}, exchanged):
+        save_file(right | wrong, run.paths.tuned_model / FILE, {"format": "pt"})
+        found = " ".join(compared(run).findings)
+        assert all(forms.key(each).removesuffix(".weight") in found for each in wrong), found
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+@pytest.mark.parametrize("experts", [False, True])
+def test_an_adapter_of_a_mixture_is_peft_s_and_is_merged(make_run: MakeRun, model_type: str, experts: bool) -> None:
+    run = make_run(model=config_of(model_type), settings=ADAPTED | (EXPERTS if experts else {}))
+    with_tensors_that_are_not_trained(run.paths.base_model)
+    record = train_here(run)
+    consolidate.work(run)
+    merged = merge.work(run)
+    in_base, in_tuned = (load_file(directory / FILE) for directory in (run.paths.base_model, run.paths.tuned_model))
+    assert in_base.keys() == in_tuned.keys()
+    changed = {name for name, value in in_tuned.items() if not torch.equal(value, in_base[name])}
+    assert {name for name in changed if "o_proj" in name}, "attention"
+    shared = {name for name in in_base if "shared_expert" in name and "_proj" in name}
+    assert shared <= changed
+    kinds = ".experts.", "_linear.weight"
+    of_experts = {name for name in in_base if any(kind in name for kind in kinds) and "bias" not in name}
+    assert of_experts
+    # corrections of routers may leave some experts without tokens
+    assert len(changed & of_experts) >= len(of_experts) / 2 if experts else not changed & of_experts
+    assert merged.facts["merged"] == len(changed) and merged.facts["lost_in_rounding"] == 0
+    assert not {name for name in changed if ".gate.weight" in name or "router" in name or "norm" in name}
+    trained = logits(as_trained(run))
+    assert (trained - logits(loaded(run.paths.base_model))).abs().max() > 1e-3
+    for other in (with_peft(run), loaded(run.paths.tuned_model)):
+        torch.testing.assert_close(logits(other), trained, atol=3e-6, rtol=0)
+    factors = load_file(run.paths.adapter / "adapter_model.safetensors")
+    assert record.facts["trainable_parameters"] == sum(value.numel() for value in factors.values())
+    assert verify(run.paths.adapter).findings == ()
+    assert compared(run).findings == ()
+    if experts:
+        assert_wrong_experts_are_found(run, sorted(changed & of_experts))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_layers_keep_changes_no_step_of_experts(make_run: MakeRun, precision: str) -> None:
+    common = ADAPTED | EXPERTS | {"training.max_steps": 3, "training.precision": precision}
+    modes: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "recomputed": {"training.activation_checkpointing": "full", "training.activation_checkpointing_every": 2},
+        "selective": {"training.activation_checkpointing": "selective"},
+        "offloaded": {"training.activation_offload": True},
+        "both": {"training.activation_offload": True, "training.activation_checkpointing": "full"},
+    }
+    curves = []
+    for name, mode in modes.items():
+        run = make_run(name, model=config_of("qwen3_moe"), settings=common | mode)
+        train_here(run)
+        curves.append(torch.tensor(curve(run)))
+    assert all(torch.equal(other, curves[0]) for other in curves)
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+def test_adapters_of_experts_divided_over_ranks(make_run: MakeRun, jobs: Jobs, sharding: str) -> None:
+    common = ADAPTED | EXPERTS | {"training.save_every_steps": 2}
+    alone = make_run("alone", model=config_of("gpt_oss"), settings=common)
+    train_here(alone)
+    divided = {"parallelism": {"ranks_per_node": 2, "sharding": sharding}, "training.micro_batch_size": 1}
+    run = make_run("divided", model=config_of("gpt_oss"), settings=common | divided)
+    jobs.train(run)
+    expected = curve(run)
+    torch.testing.assert_close(torch.tensor(expected), torch.tensor(curve(alone)), rtol=1e-4, atol=0)
+    run.paths.record_path("train").unlink()
+    (run.paths.checkpoints / "step-00000004" / "checkpoint.json").unlink()
+    jobs.train(run)
+    assert curve(run) == expected, "resumed"
+    for each in (run, alone):
+        consolidate.work(each)
+    one, other = (load_file(each.paths.adapter / "adapter_model.safetensors") for each in (run, alone))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=0, atol=1e-3, msg=name)

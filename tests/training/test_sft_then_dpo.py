@@ -1,4 +1,4 @@
-"""docs/preferences.md: supervised fine-tuning, then preferences on its model; all stages."""
+"""docs/methods.md: supervised fine-tuning, then preferences on its model; all stages."""
 
 import json
 from pathlib import Path

@@ -70,5 +70,5 @@ def test_tuned_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert trained["validation_loss"] == pytest.approx(found["validation_loss"]["tuned"]["mean"], rel=1e-4)
     adapter = json.loads((tuned.paths.adapter / "adapter_config.json").read_text())
     assert adapter["task_type"] == "SEQ_2_SEQ_LM"
-    verified = verify(tuned.paths.tuned_model, adapter=tuned.paths.adapter, base=run.paths.tuned_model)
+    verified = verify(tuned.paths.tuned_model, adapter=tuned.paths.adapter, base=run.paths.tuned_model, logits=True)
     assert verified.findings == () and verified.logits is not None

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from peft import PeftModel
 from peft.tuners.lora import Embedding, LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 
 Values = NDArray[np.floating[Any]]  # float64 or longer
 
@@ -96,6 +97,10 @@ def bounds(model: PeftModel, dtype: torch.dtype, adapter: str = "default", more:
     for name, module in model.base_model.model.named_modules():
         if not isinstance(module, LoraLayer) or adapter not in module.r:
             continue
+        if isinstance(module, ParamWrapper):
+            experts = name.replace(".base_layer", "")
+            found[f"{experts}.{module.parameter_name}"] = _of_parameter(module, dtype, adapter, more)
+            continue
         layer: Any = copy.deepcopy(module).double()
         base, is_embedding = layer.get_base_layer(), isinstance(layer, Embedding)
         uses_dora = adapter in layer.lora_magnitude_vector
@@ -121,3 +126,15 @@ def bounds(model: PeftModel, dtype: torch.dtype, adapter: str = "default", more:
             bound = bound.rescaled(norms, 0 if transposed else 1)
         found[f"{name}.weight"] = bound
     return found
+
+
+@torch.no_grad()
+def _of_parameter(module: ParamWrapper, dtype: torch.dtype, adapter: str, more: int) -> Bound:
+    """Of a parameter of all experts, whose update PEFT rounds before it is added."""
+    layer: Any = copy.deepcopy(module).double()
+    weight, delta = (wide(value) for value in (layer.get_param().data, layer.get_delta_weight(adapter)))
+    for factors in (layer.lora_A, layer.lora_B):
+        for parameter in factors.parameters():
+            parameter.data.abs_()
+    magnitude = abs(wide(layer.get_delta_weight(adapter)))
+    return Bound.of_sum(weight, delta, magnitude, layer.r[adapter] + more, delta_rounded_to=dtype)

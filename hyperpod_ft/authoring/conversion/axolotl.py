@@ -100,8 +100,8 @@ def _special_tokens(conversion: Conversion, key: str) -> None:
 # keys that another rule, or `finish`, reads
 _READ_ELSEWHERE = (
     "base_model_config datasets rl adapter wandb_mode sample_packing micro_batch_size load_in_4bit"
-    " lora_target_modules lora_target_linear excess_length_strategy val_set_size early_stopping_patience"
-    " shuffle_merged_datasets"
+    " lora_target_modules lora_target_parameters lora_target_linear excess_length_strategy val_set_size"
+    " early_stopping_patience shuffle_merged_datasets"
 )
 RULES: Mapping[str, Rule] = {
     **training_arguments.RULES,
@@ -177,6 +177,7 @@ def finish(conversion: Conversion) -> None:
 
 def _set_modules(conversion: Conversion) -> None:
     modules = conversion.values.get("lora_target_modules")
+    conversion.set_target_parameters("lora_target_parameters")
     if conversion.is_on("lora_target_linear"):
         if not all(str(name).endswith("_proj") for name in (modules if isinstance(modules, list) else ())):
             conversion.changes["lora_target_modules"] = "the run adapts linear layers of attention and MLP alone"

@@ -91,6 +91,14 @@ class Conversion:
                 "is a regular expression, and the run adapts all linear layers: name modules in lora.target_modules"
             )
 
+    def set_target_parameters(self, key: str) -> None:
+        """Set the parameters of all experts that have adapters."""
+        given = self.values.get(key)
+        if not is_unset(given):
+            self.draft.set(
+                "lora.target_parameters", [str(name) for name in (given if isinstance(given, list) else [given])]
+            )
+
     def is_on(self, key: str) -> bool:
         """Whether a switch is on: PyYAML, which these tools read with, also takes yes and no for switches."""
         value = self.values.get(key)

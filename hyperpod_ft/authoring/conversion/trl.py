@@ -44,6 +44,7 @@ _SUPERVISED, _DPO = (None, "nll", "chunked_nll"), ("sigmoid", ["sigmoid"])
 _READ_ELSEWHERE = (
     "dataset_name datasets dataset_train_split dataset_text_field per_device_train_batch_size truncation_mode"
     " packing packing_strategy completion_only_loss assistant_only_loss use_peft lora_target_modules"
+    " lora_target_parameters"
     " load_in_4bit bnb_4bit_quant_type loss_type"
 )
 RULES: Mapping[str, Rule] = {
@@ -118,6 +119,7 @@ def finish(conversion: Conversion) -> None:
 
 def _set_lora(conversion: Conversion) -> None:
     draft, modules = conversion.draft, conversion.values.get("lora_target_modules")
+    conversion.set_target_parameters("lora_target_parameters")
     for key, value in (("dropout", 0.05), ("r", 16), ("alpha", 32)):
         draft.default(f"lora.{key}", value, "TRL's default")
     if is_unset(modules):

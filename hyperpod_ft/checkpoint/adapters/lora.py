@@ -4,7 +4,7 @@ PEFT saves `base_model.model.<module>.lora_A.weight` with shape (r, in) and `.lo
 base's `<module>.weight` with (out, in), which transformers' Conv1D stores as (in, out); of an embedding with
 (vocabulary, width) `.lora_embedding_A` with (r, vocabulary) and `.lora_embedding_B` with (width, r); parameters that
 were trained whole (`modules_to_save`, biases, resized embeddings) under their own names (PEFT 0.17,
-utils/save_and_load.py, `get_peft_model_state_dict`).
+utils/save_and_load.py, `get_peft_model_state_dict`). What it saves for the experts of a layer is in experts.py.
 """
 
 import re
@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.checkpoint.adapters import experts
+from hyperpod_ft.checkpoint.adapters.experts import ExpertFiles, Experts
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, ends_with, parse_config
-from hyperpod_ft.checkpoint.formats.model_directory import with_tied_output
+from hyperpod_ft.checkpoint.formats.model_directory import OUTPUT, with_tied_output
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
@@ -36,6 +38,7 @@ PREFIX = "base_model.model."  # of every name in the file
 _PART = re.compile(
     r"(?P<module>.+)\.lora_(?P<part>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B|magnitude_vector)(\.weight)?"
 )
+_CONTAINERS = re.compile(r"^(?:(?:model|language_model|text_model)\.)+")
 _INCOMPLETE = "the adapter is incomplete: save it again"
 _WRONG_BASE = "use the base that the adapter was trained on"
 
@@ -44,16 +47,18 @@ _WRONG_BASE = "use the base that the adapter was trained on"
 class Update:
     """What an adapter adds to a weight: scale * (b @ a), or to a bias: scale * b.
 
-    `magnitude` is DoRA's (arXiv 2402.09353): each output of the module is then rescaled to it.
+    `magnitude` is DoRA's (arXiv 2402.09353): each output of the module is then rescaled to it. `experts`: a and b are
+    those of all experts, and the weight is one's, or with three dimensions all of them.
     """
 
     where: Path
-    a: LogicalTensor | None  # (r, in)
-    b: LogicalTensor  # (out, r); of a bias (out,)
+    a: LogicalTensor | None  # (r, in), of experts (experts * r, in)
+    b: LogicalTensor  # (out, r), of experts (out, r * experts); of a bias (out,)
     scale: float
     transposed: bool = False  # the weight is stored as (in, out)
     magnitude: LogicalTensor | None = None  # (out,)
     embedding: bool = False
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True)
@@ -72,10 +77,11 @@ def classify_tensors(
     base: Mapping[str, LogicalTensor],
     *,
     conv1d: bool = False,
+    model_type: str = "",
 ) -> AdapterEffect:
     """Classify an adapter's tensors by their effect on `base`, whose tensors have the names of the live model.
 
-    `conv1d`: square linear layers of the base are stored as (in, out).
+    `conv1d`: square linear layers of the base are stored as (in, out). `model_type`: config.json's.
 
     Raises UserError when a tensor is not LoRA's, has no partner or does not fit the base, or one that the
     configuration requires is missing: PEFT would initialize it at random.
@@ -97,22 +103,38 @@ def classify_tensors(
             replaced[name.replace(".base_layer.", ".")] = tensor
     _check_replaced(where, replaced, base)
     updates: dict[str, Update] = {}
-    for module, named in parts.items():
-        updates |= dict(_updates(where, config, module, named, {**base, **replaced}, conv1d))
-    _refuse_gaps(where, config, set(parts), set(replaced), base)
+    files = ExpertFiles({name: tensor.shape for name, tensor in base.items()})
+    joined: set[str] = set()
+    for nested, named in parts.items():
+        if parameter := _joined_parameter(where, config, nested):
+            joined.add(parameter)
+            updates |= dict(_expert_updates(where, config, parameter, named, base, files, model_type))
+        else:
+            updates |= dict(_updates(where, config, nested, named, {**base, **replaced}, conv1d))
+    _refuse_gaps(where, config, {name for name in parts if f"{name}.weight" in updates}, set(replaced), base)
+    _refuse_missing_parameters(where, config, joined, base, files)
     return AdapterEffect(where, updates, replaced)
 
 
 def modules(tensors: Iterable[LogicalTensor]) -> set[str]:
     """The modules of the live model that have factors among an adapter's tensors."""
-    return {tensor.name.removeprefix(PREFIX).split(".lora_")[0] for tensor in tensors if ".lora_" in tensor.name}
+    named = {tensor.name.removeprefix(PREFIX).split(".lora_")[0] for tensor in tensors if ".lora_" in tensor.name}
+    return {experts.module_of(name)[0] for name in named}
 
 
 def with_live_names(modules: Iterable[str], stored: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
     """A base's tensors by the live model's names; `modules`: names of some of its modules.
 
-    The names of a model saved without its head lack a prefix, which transformers adds when loading.
+    The names of a model saved without its head lack a prefix, which transformers adds when loading. The language model
+    of an image-text model has several names: one in published files, one in the live model, one when it is loaded
+    alone.
     """
+    if not any(f"{module}.weight" in stored for module in modules):
+        plain = {_plain(name): name for name in stored}
+        known = [module for module in modules if f"{_plain(module)}.weight" in plain]
+        for module in sorted(known, key=lambda module: f"{_plain(module)}.weight" == OUTPUT):
+            before, prefix = (_lead(name) for name in (plain[f"{_plain(module)}.weight"], module))
+            return {_live(name, before, prefix): tensor for name, tensor in stored.items()}
     for module in modules:
         prefix, _, rest = module.partition(".")
         if f"{rest}.weight" in stored and not any(name.startswith(f"{prefix}.") for name in stored):
@@ -120,8 +142,34 @@ def with_live_names(modules: Iterable[str], stored: Mapping[str, LogicalTensor])
     return dict(stored)
 
 
+def _plain(name: str) -> str:
+    """A name in an image-text model's language model, without what leads to that; other names keep a part that differs.
+
+    >>> _plain("model.language_model.layers.0.mlp"), _plain("language_model.model.layers.0.mlp")
+    ('layers.0.mlp', 'layers.0.mlp')
+    """
+    return _CONTAINERS.sub("", name)
+
+
+def _lead(name: str) -> str:
+    return name.removesuffix(_plain(name))
+
+
+def _live(name: str, before: str, prefix: str) -> str:
+    """`before`, `prefix`: what leads to the decoder in the files, and in the live model."""
+    plain = _plain(name)
+    if plain == OUTPUT:
+        return plain
+    return prefix + plain if _lead(name) == before else name
+
+
 def check_fit(
-    where: Path, config: Any, tensors: Sequence[LogicalTensor], base: Mapping[str, LogicalTensor], tied: bool
+    where: Path,
+    config: Any,
+    tensors: Sequence[LogicalTensor],
+    base: Mapping[str, LogicalTensor],
+    tied: bool,
+    model_type: str,
 ) -> None:
     """Raise UserError unless an adapter fits the base; `config`: the contents of adapter_config.json.
 
@@ -130,7 +178,7 @@ def check_fit(
     parsed = parse_config(where / CONFIG, config)
     if not parsed.unsupported:
         base = with_live_names(modules(tensors), base)
-        classify_tensors(where, parsed, tensors, with_tied_output(base) if tied else base)
+        classify_tensors(where, parsed, tensors, with_tied_output(base) if tied else base, model_type=model_type)
 
 
 def _is_second_copy(name: str) -> bool:
@@ -207,6 +255,75 @@ def _updates(
         yield name, Update(where, None, bias, scale)
 
 
+def _joined_parameter(where: Path, config: AdapterConfig, nested: str) -> str | None:
+    """The parameter of all experts that the factors with this name adapt; None for those of a module's weight."""
+    module, depth = experts.module_of(nested)
+    names = experts.parameters_of(module, config.target_parameters)
+    if depth >= max(1, len(names)):
+        raise UserError(
+            f"{where}: {CONFIG} does not say which parameter of {module} the factors {nested} adapt",
+            f"correct target_parameters in {CONFIG}",
+        )
+    return f"{module}.{names[len(names) - 1 - depth]}" if names else None
+
+
+def _expert_updates(
+    where: Path,
+    config: AdapterConfig,
+    parameter: str,
+    parts: Mapping[str, LogicalTensor],
+    base: Mapping[str, LogicalTensor],
+    files: ExpertFiles,
+    model_type: str,
+) -> Iterator[tuple[str, Update]]:
+    """The updates of the tensors that make up a parameter of all experts."""
+    if parts.keys() != {"A.weight", "B.weight"}:
+        raise UserError(f"{where}: {parameter} has {', '.join(sorted(parts))}, not lora_A and lora_B", _INCOMPLETE)
+    a, b = parts["A.weight"], parts["B.weight"]
+    slices, shape = files.slices(parameter)
+    if not slices:
+        raise UserError(
+            f"{where}: which tensors of the base model are {parameter} is not known",
+            "use the base that the adapter was trained on, or merge it with PEFT",
+        )
+    if dtypes := {base[one.name].dtype for one in slices} - ARITHMETIC:
+        raise UserError(
+            f"{where}: {parameter} of the base model is quantized ({dtypes.pop()})",
+            "use the original weights as the base",
+        )
+    rank = config.rank(parameter) * shape[0]
+    transposed = experts.is_transposed(shape, a.shape, b.shape, model_type, config.peft_version)
+    widths = sorted((*a.shape[1:], *b.shape[:1]))
+    if (a.shape[0], b.shape[1]) != (rank, rank) or widths != sorted(shape[1:]):
+        raise UserError(
+            f"{where}: the adapter does not fit the base model at {parameter}: lora_B {list(b.shape)} x lora_A"
+            f" {list(a.shape)} of rank {config.rank(parameter)} on {list(shape)}",
+            _WRONG_BASE,
+        )
+    if transposed is None:
+        raise UserError(
+            f"{where}: {CONFIG} has no peft_version, and versions of PEFT arrange the factors of {parameter}"
+            f" {list(shape)} differently",
+            "add the version that saved it: 0.17.0, if that was before 0.18",
+        )
+    scale = config.scale(parameter)
+    for one in slices:
+        yield one.name, Update(where, a, b, scale, transposed, experts=Experts(shape[0], one.expert, one.row))
+
+
+def _refuse_missing_parameters(
+    where: Path, config: AdapterConfig, have: set[str], base: Mapping[str, LogicalTensor], files: ExpertFiles
+) -> None:
+    """A target parameter has factors in all layers that it names, if it has them in one. `have`: those of experts."""
+    for target in config.target_parameters:
+        if not any(ends_with(name, target) for name in (*have, *base)):
+            raise UserError(f"{where}: target parameter {target} matches nothing that has factors", _INCOMPLETE)
+    wanted = {name for parameter in have for name in files.in_layers(parameter)}
+    for name in sorted(wanted - have):
+        if any(ends_with(name, target) for target in config.target_parameters):
+            raise UserError(f"{where}: the adapter has no factors for {name}", _INCOMPLETE)
+
+
 def _refuse_gaps(
     where: Path, config: AdapterConfig, have: set[str], replaced: set[str], base: Mapping[str, LogicalTensor]
 ) -> None:
@@ -228,7 +345,10 @@ def _refuse_gaps(
     for target in () if isinstance(config.target_modules, str) else config.target_modules:
         if not any(ends_with(module, target) for module in matrices):
             raise UserError(f"{where}: target module {target} matches nothing in the base model", _WRONG_BASE)
-    if missing := [module for module in targets if module not in have]:
+    # transformers 5 has no modules for single experts, which an adapter from before has all of
+    single = any(experts.is_of_one_expert(module) for module in have)
+    needed = [module for module in targets if single or not experts.is_of_one_expert(module)]
+    if missing := [module for module in needed if module not in have]:
         raise UserError(f"{where}: the adapter has no factors for {missing[0]}.weight", _INCOMPLETE)
     for name in sorted(base.keys() - replaced):
         module, _, parameter = name.rpartition(".")

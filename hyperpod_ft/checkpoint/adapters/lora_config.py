@@ -9,7 +9,7 @@ Sources: PEFT 0.17, tuners/lora/config.py, tuners/tuners_utils.py (`check_target
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,13 +38,14 @@ _WITHOUT_EFFECT = frozenset(
         "lora_dropout",
         "megatron_core",
         "peft_type",  # checked before
-        "peft_version",
         "qalora_group_size",
         "revision",
         "runtime_config",
         "task_type",
     }
 )
+# The version whose form of `target_parameters` is written.
+_PEFT = "0.21.2"
 _MAX_PATTERN = 4096
 _REMEDY = "save the adapter again"
 
@@ -76,6 +77,7 @@ class AdapterConfig(BaseModel):
     """The fields have PEFT's names. Modules are named as in the base model, without `base_model.model.`.
 
     `target_modules`, `exclude_modules`: names or the ends of names; a string is a regular expression of whole names.
+    `target_parameters`: names of parameters or their ends, `mlp.experts.down_proj` or `mlp.up_proj.weight`.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -84,6 +86,7 @@ class AdapterConfig(BaseModel):
     lora_alpha: _Alpha
     use_rslora: bool = False
     target_modules: str | tuple[str, ...] = ()
+    target_parameters: tuple[str, ...] = ()
     exclude_modules: str | tuple[str, ...] = ()
     layers_to_transform: _Layers = frozenset()  # empty: all
     layers_pattern: _Patterns = ()
@@ -94,6 +97,7 @@ class AdapterConfig(BaseModel):
     lora_bias: bool = False
     use_dora: bool = False
     init_lora_weights: bool | str = True
+    peft_version: str | None = None  # that has saved it, since 0.18
 
     @model_validator(mode="before")
     @classmethod
@@ -133,6 +137,8 @@ class AdapterConfig(BaseModel):
 
     def targets(self, module: str) -> bool:
         """Whether PEFT adds factors to the module, if it is a linear layer or an embedding. Not for `all-linear`."""
+        if any(ends_with(f"{module}.weight", target) for target in self.target_parameters):
+            return True
         if self._excludes(module):
             return False
         if isinstance(self.target_modules, str):
@@ -163,6 +169,8 @@ class AdapterConfig(BaseModel):
         self, base_model: str, revision: str | None, dropout: float, task: str, fan_in_fan_out: bool
     ) -> dict[str, Any]:
         """adapter_config.json for PEFT, of a configuration whose optional fields have their defaults."""
+        modules = self.target_modules
+        parameters = {"target_parameters": sorted(self.target_parameters), "peft_version": _PEFT}
         return {
             "peft_type": "LORA",
             "task_type": task,
@@ -171,7 +179,7 @@ class AdapterConfig(BaseModel):
             "inference_mode": True,
             "r": self.r,
             "lora_alpha": int(self.lora_alpha) if self.lora_alpha.is_integer() else self.lora_alpha,
-            "lora_dropout": dropout,
+            "lora_dropout": 0.0 if self.target_parameters else dropout,  # PEFT refuses it, and only training has it
             "use_rslora": self.use_rslora,
             "use_dora": self.use_dora,
             "bias": "none",
@@ -180,8 +188,17 @@ class AdapterConfig(BaseModel):
             "modules_to_save": None,
             "rank_pattern": {},
             "alpha_pattern": {},
-            "target_modules": sorted(self.target_modules),
-        }
+            "target_modules": modules if isinstance(modules, str) else sorted(modules),
+        } | (parameters if self.target_parameters else {})
+
+
+def in_language_model(names: Iterable[str]) -> str:
+    """`target_modules` for modules of an image-text model's language model whose names end with one of `names`.
+
+    The tower that reads images may have modules of the same names.
+    """
+    ends = "|".join(re.escape(name) for name in names)
+    return rf"(?:.*\.)?(?:(?:language_model|text_model)\.(?:.*\.)?|(?=lm_head$))(?:{ends})"
 
 
 def ends_with(module: str, name: str) -> bool:

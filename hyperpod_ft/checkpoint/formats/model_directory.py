@@ -33,11 +33,13 @@ TOKENIZER = (
     "chat_template.*",
     "additional_chat_templates/*.jinja",
 )
-# Configuration, tokenizer, chat template, license. Not code (`*.py`): the kit never runs a model's own.
+# Configuration, tokenizer, chat template, processor of images, license. Not code (`*.py`): the kit never runs a
+# model's own.
 BESIDE_WEIGHTS = (
     "config.json",
     GENERATION_CONFIG,
     *TOKENIZER,
+    "*processor_config.json",
     "LICENSE*",
     "LICENCE*",
     "NOTICE*",
@@ -46,7 +48,7 @@ BESIDE_WEIGHTS = (
 OUTPUT = "lm_head.weight"
 # T5's embedding. Its encoder and decoder use it too; files may hold it again under their names.
 SHARED, SHARED_ALIASES = "shared.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-_PREDICTOR, _LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:model\.)?layers\.(\d+)\.")
+_PREDICTOR, _LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:(?:language_)?model\.)*layers\.(\d+)\.")
 # Names of the embedding in transformers' other language models: Llama and most others, GPT-2, GPT-NeoX, BLOOM.
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 
@@ -69,6 +71,35 @@ def copy_files(base: Path, target: Path, patterns: Iterable[str] = BESIDE_WEIGHT
 def read_config(directory: Path, remedy: str = "download the model again") -> dict[str, Any]:
     """config.json. Raises UserError, with `remedy`, when it is missing or is not a JSON object."""
     return read_object(directory / CONFIG, remedy)
+
+
+def quantization(config: Mapping[str, Any]) -> str:
+    """How the weights are quantized, by config.json; empty when they are not."""
+    described = config.get("quantization_config")
+    return str(described.get("quant_method", "unknown")) if isinstance(described, Mapping) else ""
+
+
+def refuse_undecodable(config: Mapping[str, Any]) -> None:
+    """Raise UserError when the weights are quantized in a way that quantized.py does not know."""
+    described = config.get("quantization_config") or {}
+    found = quantization(config)
+    in_8_bits = found == "bitsandbytes" and not described.get("load_in_4bit", described.get("_load_in_4bit"))
+    if found not in ("", "mxfp4", "fp8", "bitsandbytes") or in_8_bits:
+        raise UserError(
+            f"model.source: its weights are quantized ({found}{' in 8 bits' * in_8_bits}) and cannot be decoded",
+            "use the model in bf16, fp16 or fp32, or one in mxfp4, fp8 or bitsandbytes' 4 bits",
+        )
+
+
+def is_image_text(config: Mapping[str, Any]) -> bool:
+    """Whether config.json is that of a model that reads images too, around a language model."""
+    return isinstance(config.get("text_config"), Mapping)
+
+
+def of_language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config.json says of the language model: all of it, or for an image-text model its `text_config`."""
+    inner: Mapping[str, Any] = config["text_config"] if is_image_text(config) else config
+    return inner
 
 
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
@@ -154,8 +185,12 @@ def set_dtype(directory: Path, torch_name: str) -> None:
 
 
 def update_config(directory: Path, values: Mapping[str, Any]) -> None:
-    """Set values in config.json."""
-    publish.write_json(directory / CONFIG, read_config(directory) | dict(values))
+    """Set values in config.json; of an image-text model, those of its language model."""
+    config = read_config(directory)
+    if is_image_text(config):
+        config["text_config"] = {**config["text_config"], **values}
+        values = {key: value for key, value in values.items() if key in config or key == "tie_word_embeddings"}
+    publish.write_json(directory / CONFIG, config | dict(values))
 
 
 def embedding(names: Collection[str]) -> str | None:
@@ -169,10 +204,21 @@ def embedding(names: Collection[str]) -> str | None:
 def is_tied(config: Mapping[str, Any], names: Collection[str]) -> bool:
     """`config`: config.json, where a missing key means the default of the architecture."""
     stated = config.get("tie_word_embeddings")
+    if is_image_text(config):
+        return not any(name.endswith(OUTPUT) for name in names)
     if config.get("model_type") == "t5":
         # transformers 5 always writes true, and here what the original key said: v1.0 scales, and ties
         return OUTPUT not in names or bool(config.get("scale_decoder_outputs", stated is not False))
     return bool(stated) if stated is not None else OUTPUT not in names and embedding(names) is not None
+
+
+def language_names(config: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """The names of the language model's tensors: all, but for an image-text model."""
+    first = embedding(names)
+    if not is_image_text(config) or first is None:
+        return list(names)
+    decoder = first.removesuffix(".weight").rpartition(".")[0]
+    return [name for name in names if name.startswith(f"{decoder}.") or name.endswith(OUTPUT)]
 
 
 def without_predictors(config: Mapping[str, Any], tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
@@ -180,7 +226,7 @@ def without_predictors(config: Mapping[str, Any], tensors: Mapping[str, LogicalT
 
     They are called `mtp` (Qwen3-Next), or follow the last layer (DeepSeek-V3, GLM-4.5). `config`: config.json.
     """
-    layers = config.get("num_hidden_layers")
+    layers = of_language_model(config).get("num_hidden_layers")
 
     def predicts(name: str) -> bool:
         layer = _LAYER.match(name)

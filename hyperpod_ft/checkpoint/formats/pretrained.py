@@ -1,28 +1,31 @@
-"""Load a model directory with transformers, completely or not at all. The only format that imports torch."""
+"""Load a model directory with transformers, completely or not at all. Like located.py, it imports torch."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging
 
-from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, is_image_text, read_config
 from hyperpod_ft.errors import UserError
 
 _REMEDY = "make or download the model again"
 
 
-def auto_class(*, is_encoder_decoder: bool) -> Any:
-    """The auto class for causal language models or for encoder-decoders.
+def auto_class(config: Mapping[str, Any]) -> Any:
+    """The auto class for causal language models, encoder-decoders or image-text models, by config.json.
 
     `Any`, since its annotations leave out what `from_pretrained` returns with `output_loading_info`.
     """
-    return AutoModelForSeq2SeqLM if is_encoder_decoder else AutoModelForCausalLM
+    if is_encoder_decoder(config):
+        return AutoModelForSeq2SeqLM
+    return AutoModelForImageTextToText if is_image_text(config) else AutoModelForCausalLM
 
 
 def load(directory: Path, dtype: torch.dtype | str, attention: str | None = None) -> PreTrainedModel:
-    """The language model in `directory`, causal or an encoder-decoder, on the CPU.
+    """The model in `directory`, whole, on the CPU.
 
     `dtype` "auto" is that of config.json. `attention` is transformers' name of an implementation; None: SDPA if the
     family has it, otherwise its own. Neither the model's own code nor a pickle is run. Raises UserError when a file is
@@ -31,7 +34,7 @@ def load(directory: Path, dtype: torch.dtype | str, attention: str | None = None
     # it warns, on every rank, that a directory named model@revision is not a Python module; 5.x draws a progress bar
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    loader = auto_class(is_encoder_decoder=is_encoder_decoder(read_config(directory)))
+    loader = auto_class(read_config(directory))
     try:
         loaded = loader.from_pretrained(
             directory,

@@ -93,7 +93,7 @@ def merge(
         plan = make_plan(model, list(zip(classified, weights, strict=True)))
         dtypes = {name: _written_as(model, name, dtype) for name in plan.tensors}
         outgoing = [
-            Outgoing(name, dtypes[name], tensor.source.shape, partial(tensor.fill, dtypes[name]))
+            Outgoing(model.written_as(name), dtypes[name], tensor.source.shape, partial(tensor.fill, dtypes[name]))
             for name, tensor in plan.tensors.items()
         ]
         template = _chat_template(files)
@@ -102,8 +102,10 @@ def merge(
         with resumable_directory(target, identity) as directory:
             with ByteProgress("merge", sum(tensor.nbytes for tensor in outgoing)) as progress:
                 written = write_model(directory, outgoing, max_shard_bytes, progress, metadata)
-            lost = _lost_in_rounding(model, plan, directory)
-            if lost == len(plan.touched):
+            unchanged = _unchanged(model, plan, directory)
+            lost = sum(not plan.tensors[name].is_idle for name in unchanged)
+            merged = len(plan.touched) - len(unchanged) + lost
+            if lost == merged:
                 raise UserError(
                     f"{adapters[0].directory}: nothing was learned: rounding to the weights' dtype loses every update",
                     "train longer or with a higher training.learning_rate, or merge with --dtype float32",
@@ -116,7 +118,7 @@ def merge(
             publish.write_text(directory / "README.md", text)
     return Merged(
         tensors=written.tensors,
-        merged=len(plan.touched),
+        merged=merged,
         lost_in_rounding=lost,
         adapters=len(adapters),
         unchecked=unchecked,
@@ -135,7 +137,14 @@ def _refuse_repeated(adapters: Sequence[Path]) -> None:
 def _classified(files: AdapterFiles, model: Base) -> AdapterEffect:
     """Raises UserError when the adapter does not fit the base, or cannot change it."""
     adaptable = model_directory.without_predictors(model.config, model.tensors)
-    adapter = classify_tensors(files.directory, files.config, files.tensors, adaptable, conv1d=model.is_conv1d)
+    adapter = classify_tensors(
+        files.directory,
+        files.config,
+        files.tensors,
+        adaptable,
+        conv1d=model.is_conv1d,
+        model_type=str(model_directory.of_language_model(model.config).get("model_type")),
+    )
     adapter = without_unchanged(adapter, model)
     learned = adapter.replaced or any(
         update.magnitude or not {update.b.name, *([update.a.name] if update.a else [])} & files.zero
@@ -169,10 +178,10 @@ def _chat_template(files: Sequence[AdapterFiles]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _lost_in_rounding(model: Base, plan: MergePlan, directory: Path) -> int:
-    """How many of the tensors that adapters change still equal the base's, in the dtype that was written."""
+def _unchanged(model: Base, plan: MergePlan, directory: Path) -> list[str]:
+    """Those of the tensors that adapters have factors for that equal the base's, in the dtype that was written."""
     written = {tensor.name: tensor for tensor in read_model(directory)}
-    return sum(same_values(model.tensors[name], written[name]) for name in plan.touched)
+    return [name for name in plan.touched if same_values(model.tensors[name], written[model.written_as(name)])]
 
 
 def _copy_other_files(directory: Path, model: Base, files: Sequence[AdapterFiles], plan: MergePlan, dtype: str) -> None:

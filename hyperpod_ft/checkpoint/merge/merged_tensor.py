@@ -24,11 +24,12 @@ A new kind of update is a field of `Update` (adapters/lora.py), read in `_read_f
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from hyperpod_ft.checkpoint.adapters.experts import Experts
 from hyperpod_ft.checkpoint.adapters.lora import Update
 from hyperpod_ft.checkpoint.tensors import direct, reading
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Floats, Stored, narrow, refuse_nonfinite, widen
@@ -59,6 +60,24 @@ class _Factors:
         return out[first - begin : last - begin]
 
 
+class SharedFactors:
+    """The last few factors of all experts that were read: each expert needs a part of every row of lora_B."""
+
+    _KEPT = 4  # gate_up_proj and down_proj of two layers
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[LogicalTensor, np.dtype[Any]], Floats] = {}
+        self._changing = threading.Lock()
+
+    def read(self, tensor: LogicalTensor, number: np.dtype[Any]) -> Floats:
+        with self._changing:
+            found = self._read.pop((tensor, number), None)
+            self._read[tensor, number] = found = _floats(tensor, number) if found is None else found
+            if len(self._read) > self._KEPT:
+                del self._read[next(iter(self._read))]
+        return found
+
+
 @dataclass(eq=False)
 class MergedTensor:
     """A tensor of the merged model: `source`, of the base or trained whole by an adapter, with `updates` added.
@@ -68,6 +87,8 @@ class MergedTensor:
 
     source: LogicalTensor
     updates: tuple[Update, ...] = ()
+    shared: SharedFactors = field(default_factory=SharedFactors)
+    _of_experts: tuple["MergedTensor", ...] = field(init=False, default=())
     _loaded: list[_Factors] = field(init=False, default_factory=list)
     _norms: Floats | None = field(init=False, default=None)  # of columns, for DoRA on a transposed weight
     _remaining: int = field(init=False)
@@ -75,6 +96,24 @@ class MergedTensor:
 
     def __post_init__(self) -> None:
         self._remaining = self.source.elements
+        if any(update.experts for update in self.updates) and len(self.source.shape) == 3:
+            self._of_experts = tuple(map(self._of_expert, range(self.source.shape[0])))
+
+    def _of_expert(self, expert: int) -> "MergedTensor":
+        _, *shape = self.source.shape
+        one = self.source.part((expert, 0, 0), (1, *shape)).with_axes((1, 2))
+        updates = (replace(each, experts=replace(each.experts, expert=expert)) for each in self.updates if each.experts)
+        return MergedTensor(one, tuple(updates), self.shared)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is the matrix of an expert whose lora_B is zero: no token reached the expert in training."""
+        number = np.dtype(np.float32)
+        return bool(self.updates) and not any(
+            update.experts is None
+            or self.shared.read(update.b, number)[:, update.experts.expert :: update.experts.count].any()
+            for update in self.updates
+        )
 
     @property
     def _columns(self) -> int:
@@ -85,6 +124,13 @@ class MergedTensor:
 
         Raises UserError when one is NaN or Inf, or a file cannot be read.
         """
+        if self._of_experts:
+            size = self._columns
+            for expert in range(begin // size, -(-end // size)):
+                low, high = max(begin, expert * size), min(end, (expert + 1) * size)
+                part = out[low - begin : high - begin]
+                self._of_experts[expert].fill(dtype, low - expert * size, high - expert * size, part)
+            return
         if self.updates:
             self._fill_updated(dtype, begin, end, out)
             return
@@ -124,7 +170,13 @@ class MergedTensor:
         with self._changing:
             if not self._loaded:
                 number = np.dtype(np.float64 if self.source.dtype == "F64" else np.float32)
-                self._loaded = [_read_factors(update, number) for update in self.updates]
+                rows = self.source.shape[0]
+                self._loaded = [
+                    _read_expert_factors(update, update.experts, number, rows, self.shared)
+                    if update.experts
+                    else _read_factors(update, number)
+                    for update in self.updates
+                ]
                 if self._loaded[0].magnitude is not None and self.updates[0].transposed:
                     self._norms = self._column_norms(self._loaded)
             loaded = self._loaded
@@ -180,9 +232,26 @@ def _read_factors(update: Update, number: np.dtype[Any]) -> _Factors:
     a = np.ones((1, 1), number) if update.a is None else _floats(update.a, number)
     b = b.reshape(b.shape[0], -1)
     left, right = (a.T, b.T) if update.transposed else (b, a)
-    scaled = np.zeros((_padded(left.shape[0]), left.shape[1]), number)
-    np.multiply(left, number.type(update.scale), out=scaled[: left.shape[0]])
     magnitude = _floats(update.magnitude, number) if update.magnitude else None
+    return _factors(left, right, update.scale, magnitude)
+
+
+def _read_expert_factors(
+    update: Update, experts: Experts, number: np.dtype[Any], rows: int, shared: SharedFactors
+) -> _Factors:
+    """Those of one expert's matrix, of this many rows."""
+    assert update.a is not None and experts.expert is not None
+    rank, width = update.a.shape[0] // experts.count, update.a.shape[1]
+    a = _floats(update.a.part((experts.expert * rank, 0), (rank, width)), number)
+    b = shared.read(update.b, number)[:, experts.expert :: experts.count]
+    left, right = (a.T, b.T) if update.transposed else (b, a)
+    return _factors(left[experts.row : experts.row + rows], right, update.scale, None)
+
+
+def _factors(left: Floats, right: Floats, scale: float, magnitude: Floats | None) -> _Factors:
+    number = left.dtype
+    scaled = np.zeros((_padded(left.shape[0]), left.shape[1]), number)
+    np.multiply(left, number.type(scale), out=scaled[: left.shape[0]])
     return _Factors(scaled, np.ascontiguousarray(right), magnitude)
 
 

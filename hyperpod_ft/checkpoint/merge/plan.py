@@ -10,7 +10,7 @@ from typing import Any
 from hyperpod_ft.checkpoint.adapters.lora import AdapterEffect, with_live_names
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor
+from hyperpod_ft.checkpoint.merge.merged_tensor import MergedTensor, SharedFactors
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.tensors.reading import same_values
 from hyperpod_ft.errors import UserError
@@ -22,15 +22,19 @@ _CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 
 @dataclass(frozen=True)
 class Base:
-    """The base model. `stored`: its tensors by the live model's names."""
+    """The base model. `stored`: its tensors by the live model's names; their own are those that a merge writes."""
 
     directory: Path
     config: Mapping[str, Any]
     stored: Mapping[str, LogicalTensor]
 
+    def written_as(self, name: str) -> str:
+        """The name in files of a live model's tensor."""
+        return self.stored[name].name if name in self.stored else name
+
     @property
     def is_conv1d(self) -> bool:
-        return self.config.get("model_type") in _CONV1D
+        return model_directory.of_language_model(self.config).get("model_type") in _CONV1D
 
     @property
     def is_tied(self) -> bool:
@@ -78,13 +82,14 @@ def make_plan(base: Base, adapters: Sequence[tuple[AdapterEffect, float]]) -> Me
     """
     _refuse_conflicts(adapters)
     touched: dict[str, MergedTensor] = {}
+    shared = SharedFactors()
     for adapter, weight in adapters:
         for name, tensor in adapter.replaced.items():
             touched[name] = MergedTensor(tensor)
         for name, update in adapter.updates.items():
             before = touched.get(name, MergedTensor(base.tensors[name]))
             weighted = replace(update, scale=update.scale * weight)
-            touched[name] = replace(before, updates=(*before.updates, weighted))
+            touched[name] = MergedTensor(before.source, (*before.updates, weighted), shared)
     _check_shapes(base, touched)
     touched, config = _settle_outer_layers(base, touched)
     untouched = {name: MergedTensor(tensor) for name, tensor in base.stored.items()}
@@ -142,8 +147,6 @@ def _settle_outer_layers(
         )
     if rows != {tensors[embedding].shape[0]}:
         config["vocab_size"] = rows.pop()
-    if config and "text_config" in base.config:
-        raise UserError(f"{base.directory}: has a text_config, and its embedding would change", _WITH_PEFT)
     return settled, config
 
 

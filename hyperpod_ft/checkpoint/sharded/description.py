@@ -38,7 +38,8 @@ class LoraDescription(_Part):
     r: int
     alpha: float
     dropout: float
-    target_modules: tuple[str, ...]
+    target_modules: str | tuple[str, ...]  # PEFT's: a string is a regular expression of whole names
+    target_parameters: tuple[str, ...] = ()
     rslora: bool
     dora: bool
     task: Literal["CAUSAL_LM", "SEQ_2_SEQ_LM"] = "CAUSAL_LM"  # PEFT's task_type

@@ -139,6 +139,7 @@ def of_engine(
         use_rslora=lora.rslora,
         use_dora=lora.dora,
         target_modules=lora.target_modules,
+        target_parameters=lora.target_parameters,
     )
     if other := [tensor.name for tensor in tensors if ".lora_" not in tensor.name]:
         raise UserError(f"{directory}: tensor {other[0]} is not one of a LoRA adapter", "use an earlier checkpoint")

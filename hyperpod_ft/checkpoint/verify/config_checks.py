@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters import lora, lora_config
+from hyperpod_ft.checkpoint.adapters import experts, lora, lora_config
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.json_file import read_object
 from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_OF_TORCH_NAME, FLOATING, LogicalTensor
@@ -75,6 +75,10 @@ def adapter_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
             partner = f"{factor['module']}.lora_{factor['kind'] or ''}{other}{factor['rest'] or ''}"
             if partner not in tensors:
                 yield f"{directory / lora.WEIGHTS}: {name} has no lora_{other}"
-            rank = config.rank(factor["module"])
-            if tensor.shape["AB".index(factor["side"]) :][:1] != (rank,):
+            module, depth = experts.module_of(factor["module"])
+            parameters = experts.parameters_of(module.removeprefix(lora.PREFIX), config.target_parameters)
+            joined = depth < len(parameters)  # of all experts: each has the rank
+            rank = config.rank(f"{module}.{parameters[-1 - depth]}" if joined else module)
+            found = tensor.shape["AB".index(factor["side"]) :][:1]
+            if not found or (found[0] % rank if joined else found != (rank,)):
                 yield f"{where}: the rank is {rank}, but {name} is {list(tensor.shape)}"

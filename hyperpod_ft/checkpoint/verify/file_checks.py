@@ -11,6 +11,7 @@ from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, Index
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify import config_checks
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.progress import count
 
 _Result = TypeVar("_Result")
 
@@ -39,7 +40,10 @@ def read_contents(directory: Path) -> Contents:
     """Raises UserError when `directory` has neither a model nor an adapter."""
     is_adapter = _is_adapter(directory)
     findings: list[str] = []
-    index = None if is_adapter else collect_error(findings, partial(read_index, directory))
+    shards = [] if is_adapter else _shards(directory)
+    if shards and not any((directory / name).is_file() for name in (SINGLE, INDEX)):
+        findings.append(f"{directory / INDEX}: is missing, beside {count(len(shards), 'file')} of a model in several")
+    index = None if is_adapter or findings else collect_error(findings, partial(read_index, directory))
     if index is not None:
         names = index.files
     else:
@@ -70,7 +74,7 @@ def collect_error(findings: list[str], work: Callable[[], _Result]) -> _Result |
 def _is_adapter(directory: Path) -> bool:
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory", "give the directory of a model or of an adapter")
-    if any((directory / name).is_file() for name in (SINGLE, INDEX)):
+    if any((directory / name).is_file() for name in (SINGLE, INDEX)) or _shards(directory):
         return False
     if any((directory / name).is_file() for name in (lora.CONFIG, lora.WEIGHTS)):
         return True
@@ -80,12 +84,16 @@ def _is_adapter(directory: Path) -> bool:
     )
 
 
+def _shards(directory: Path) -> list[Path]:
+    return sorted(directory.glob("model-*-of-*.safetensors"))
+
+
 def _index_faults(directory: Path, index: Index, contents: Contents) -> Iterator[str]:
     yield from index.disagreements(contents.files)
     held = sum(tensor.nbytes for tensors in contents.files.values() for tensor in tensors)
     if contents.is_whole and index.total_size not in (None, held):
         yield f"total_size is {index.total_size}, the tensors have {held} bytes"
-    for file in sorted(directory.glob("model-*-of-*.safetensors")):
+    for file in _shards(directory):
         if file.name not in index.files:
             yield f"{file.name} is not in the index"
     if (directory / SINGLE).is_file() and SINGLE not in index.files:

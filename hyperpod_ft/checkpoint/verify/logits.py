@@ -18,11 +18,13 @@ from typing import Any
 
 import torch
 from peft import PeftConfig, get_peft_model
+from peft.tuners.lora.layer import ParamWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.adapters.lora_config import saved_name
 from hyperpod_ft.checkpoint.formats import model_directory
+from hyperpod_ft.checkpoint.formats.located import locate
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.checkpoint.verify.file_checks import read_tensors
@@ -42,6 +44,7 @@ _EPSILON = {"BF16": 2.0**-7, "F16": 2.0**-10}
 _WRAPPERS = re.compile(r"\.(base_layer|original_module|modules_to_save\.default)(?=\.)")
 
 _ADAPTER = "default"  # PEFT's name for the only one
+_INSIDE = ("base_layer", f"lora_A.{_ADAPTER}", f"lora_B.{_ADAPTER}")  # the layers in one of PEFT's
 
 Tensors = Mapping[str, LogicalTensor]
 
@@ -87,8 +90,9 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
     Raises UserError when a model cannot be built or its tensors do not fit.
     """
     clock = time.monotonic()
-    merged_tensors, base_tensors, factors = read_tensors(merged), read_tensors(base), read_tensors(adapter)
     bare, live = skeleton(merged), skeleton(base)
+    merged_tensors, base_tensors = _with_live_names(bare, merged), _with_live_names(live, base)
+    factors = read_tensors(adapter)
     configs = [model.config.get_text_config() for model in (bare, live)]
     vocabulary = min(config.vocab_size for config in configs)
     # an embedding of positions has no row for further ones
@@ -129,6 +133,36 @@ def compare(merged: Path, adapter: Path, base: Path) -> Logits:
         top1_agreement=float((merged_logits.argmax(-1) == live_logits.argmax(-1)).float().mean()),
         seconds=round(time.monotonic() - clock, 3),
     )
+
+
+def of_model(directory: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """A model's logits for `tokens`, (1, length): (length, vocabulary), fp32. Raises UserError as `compare` does."""
+    model = skeleton(directory)
+    tensors = _with_live_names(model, directory)
+    return _run(
+        model, _find_in(directory, tensors, _tied(model, directory, tensors)), tokens, directory, str(directory)
+    )
+
+
+def of_adapter(adapter: Path, base: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """The same of an adapter that PEFT applies to its base."""
+    model, factors = skeleton(base), read_tensors(adapter)
+    tensors = _with_live_names(model, base)
+    find_base = _find_in(base, tensors, _tied(model, base, tensors))
+    wrapped, _ = _with_adapter(model, adapter, factors)
+    return _run(wrapped, _find_live(factors, find_base), tokens, adapter, str(adapter))
+
+
+def _with_live_names(model: PreTrainedModel, directory: Path) -> Tensors:
+    """The tensors of a directory, and those that transformers makes of them, such as all experts of a layer in one."""
+    tensors = read_tensors(directory)
+    known = tensors.keys() | _tied(model, directory, tensors).keys()
+    names = [name for name, _ in model.named_parameters()]
+    if all(name in known or name.partition(".")[2] in known for name in names):
+        return tensors
+    model.tie_weights()  # moving parameters to the meta device has separated them
+    found = {name: tensor for name, tensor in locate(model, directory).items() if name not in tensors}
+    return tensors | {name: tensor.renamed(name) for name, tensor in found.items()}
 
 
 def _tied(model: PreTrainedModel, directory: Path, tensors: Tensors) -> dict[str, str]:
@@ -181,6 +215,7 @@ def _with_adapter(live: PreTrainedModel, adapter: Path, factors: Tensors) -> tup
             "use the base that it was trained on",
         )
     touched = {_base_name(name) for name in names if ".base_layer." in name or ".modules_to_save." in name}
+    touched = {name for name in touched if ".lora_" not in name}
     return wrapped, touched
 
 
@@ -223,13 +258,16 @@ def _run(
 
 
 def _users(model: nn.Module) -> dict[str, nn.Module]:
-    """PEFT's DoRA layers, by the names of the layers inside them, whose weights they read to compute norms."""
-    return {
-        f"{name}.{part}": module
-        for name, module in model.named_modules()
-        if any(getattr(module, "use_dora", {}).values())
-        for part in ("base_layer", f"lora_A.{_ADAPTER}", f"lora_B.{_ADAPTER}")
-    }
+    """PEFT's layers that read the weights of the layers inside them, by the names of those.
+
+    DoRA's compute norms of them, and those of parameters the sum with the update; of nested ones, the outermost.
+    """
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, ParamWrapper) or any(getattr(module, "use_dora", {}).values()):
+            user = found.get(name, module)
+            found |= dict.fromkeys((f"{name}.{part}" for part in _INSIDE), user)
+    return found
 
 
 def _round_at_random(names: Set[str]) -> Change:

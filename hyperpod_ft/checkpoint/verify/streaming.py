@@ -33,7 +33,7 @@ Change = Callable[[LogicalTensor, int, torch.Tensor], None]
 
 
 def skeleton(directory: Path) -> PreTrainedModel:
-    """The language model that config.json describes, causal or an encoder-decoder.
+    """The model that config.json describes.
 
     Its parameters are on the meta device, its buffers are real.
 
@@ -44,7 +44,7 @@ def skeleton(directory: Path) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         if getattr(config, "quantization_config", None):
             raise UserError(f"{directory}: its weights are quantized", "compare logits of unquantized models")
-        loader = auto_class(is_encoder_decoder=config.is_encoder_decoder)
+        loader = auto_class(config.to_dict())
         with init_empty_weights(include_buffers=False):
             model: PreTrainedModel = loader.from_config(
                 config, trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
@@ -106,7 +106,8 @@ class Weights:
 def stream(model: nn.Module, find: Find, weights: Weights, users: Mapping[str, nn.Module]) -> int:
     """Make all parameters on the meta device come from `weights`. Returns the bytes that one call of the model reads.
 
-    `users`: by layer name, the module that reads the layer's weight directly; the weight is loaded during its call.
+    `users`: by layer name, the module that reads the layer's weight directly; the weight is loaded during its call, and
+    so are the parameters of all experts of a layer.
     Raises UserError when a parameter has no tensor, or one of a different shape.
     """
     total = 0
@@ -119,8 +120,11 @@ def stream(model: nn.Module, find: Find, weights: Weights, users: Mapping[str, n
                     f" {list(parameter.shape)}",
                     "use the config.json that belongs to these weights",
                 )
-            if name == "weight" and prefix in users:
-                _load_for(users[prefix], module, weights, tensor)
+            if prefix in users and (name == "weight" or parameter.ndim == 3):
+                _load_for(users[prefix], module, name, weights, tensor)
+            elif parameter.ndim == 3 and prefix.endswith(".experts"):
+                _load_for(module, module, name, weights, tensor)
+                total += tensor.nbytes
             # subclasses may do more than look up or multiply
             elif name == "weight" and type(module) is nn.Linear:
                 module.forward = partial(_linear, module, weights, tensor)  # type: ignore[method-assign]
@@ -136,14 +140,16 @@ def _loaded(weights: Weights, tensor: LogicalTensor) -> nn.Parameter:
     return nn.Parameter(weights.rows(tensor, 0, tensor.shape[0]), requires_grad=False)
 
 
-def _load_for(user: nn.Module, module: nn.Module, weights: Weights, tensor: LogicalTensor) -> None:
-    missing = module.weight
+def _load_for(user: nn.Module, module: nn.Module, name: str, weights: Weights, tensor: LogicalTensor) -> None:
+    missing = module.get_parameter(name)
 
     def load(*_: object) -> None:
-        module.weight = _loaded(weights, tensor)
+        setattr(module, name, _loaded(weights, tensor))
+        if user is module and weights.progress:
+            weights.progress.add(tensor.nbytes)
 
     def drop(*_: object) -> None:
-        module.weight = missing
+        setattr(module, name, missing)
 
     user.register_forward_pre_hook(load)
     user.register_forward_hook(drop)

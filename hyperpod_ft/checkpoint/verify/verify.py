@@ -12,21 +12,31 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from threadpoolctl import threadpool_limits
+
 from hyperpod_ft.checkpoint import kinds
 from hyperpod_ft.checkpoint.adapters import origin
 from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS, recorded
-from hyperpod_ft.checkpoint.tensors.blocks import Scanner
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.tensors.blocks import Inspect, Scanner
+from hyperpod_ft.checkpoint.tensors.elements import Stored
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
+from hyperpod_ft.checkpoint.verify import against_base
+from hyperpod_ft.checkpoint.verify.against_base import AgainstBase, BaseComparison
 from hyperpod_ft.checkpoint.verify.file_checks import Contents, collect_error, read_contents, read_tensors
+from hyperpod_ft.checkpoint.verify.forms import some
 from hyperpod_ft.checkpoint.verify.value_checks import Difference, ValueChecks
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress, activity
 
 if TYPE_CHECKING:
     from hyperpod_ft.checkpoint.verify.logits import Logits
+    from hyperpod_ft.checkpoint.verify.served import Served
 
 # `compare(merged, adapter, base)`
 Compare = Callable[[Path, Path, Path], "Logits"]
+# `served.ask`
+Ask = Callable[..., "Served"]
 
 _DIFFERENCES_SHOWN = 10
 
@@ -46,7 +56,7 @@ class TensorComparison:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result. `findings`: one line per fault."""
+    """The result. `findings`: a line for each kind of fault; `notes`: for each difference that is none."""
 
     directory: str
     kind: str  # `model` or `adapter`
@@ -55,8 +65,11 @@ class Verification:
     nbytes: int
     checksums: str  # `match`, `differ` or `none recorded`
     comparison: TensorComparison | None
+    base: BaseComparison | None
     logits: "Logits | None"
+    served: "Served | None"
     findings: tuple[str, ...]
+    notes: tuple[str, ...]
     seconds: float  # for the files; `logits` has its own
 
     @property
@@ -79,11 +92,16 @@ def verify(
     tolerance: float = 0.0,
     adapter: Path | None = None,
     base: Path | None = None,
+    logits: bool = False,
+    served: str | None = None,
+    model: str | None = None,
 ) -> Verification:
     """Check a Hugging Face model or a PEFT adapter: its files, recorded checksums, values and configuration.
 
     With `against`, also check that it has that directory's tensors, with values within `tolerance` (absolute; 0: the
-    same bits). With `adapter` and `base`, also check that the model's logits equal those of the adapter on the base.
+    same bits). With `base`, also say how the model differs from it: with `adapter` too, whether it is their merge, and
+    with `logits`, whether it computes what PEFT computes with the adapter on the base.
+    With `served`, the URL of a server, ask which of the two it serves, under the name `model`.
 
     Raises UserError, before any weights are read, when the directory has neither a model nor an adapter, another
     directory is of the wrong kind or cannot be read, or the logits need a package that is not installed.
@@ -92,7 +110,10 @@ def verify(
     kind = kinds.expect("", directory, "model", "adapter")
     if against:
         kinds.expect("--against", against, kind)
-    compare = _logits(kind, directory, adapter, base)
+    _check_base(kind, directory, adapter, base, logits=logits)
+    if (served or model) and not (served and base):
+        raise UserError("--served and --model: ask a server for the tuned model or its base", "add --served and --base")
+    compare, ask = _with_torch() if logits or served else (None, None)
     clock = time.monotonic()
     contents = read_contents(directory)
     expected = read_tensors(against) if against else {}
@@ -100,19 +121,37 @@ def verify(
     findings = list(contents.findings)
     digests = collect_error(findings, partial(recorded, directory)) or {}
     values = ValueChecks(_of_same_shape(contents.tensors, expected), tolerance)
-    unequal = list(_scan(directory, contents, digests, values))
+    is_described = collect_error([], partial(read_config, directory)) is not None  # else a finding says so
+    comparable = base and kind == "model" and contents.is_whole and is_described
+    changes = AgainstBase(directory, contents.tensors, base, adapter) if base and comparable else None
+    unequal = list(
+        _scan(directory, contents, digests, [values.inspect, *([changes.values.inspect] if changes else [])])
+    )
     findings += unequal
-    findings += (f"{directory}: tensor {name} holds {kind}" for name, kind in values.nonfinite.items())
-    comparison = logits = None
+    findings += _nonfinite(directory, values.nonfinite)
+    notes: list[str] = []
+    compared = changes.finish() if changes else None
+    if changes:
+        findings += changes.faults
+        notes += changes.notes
+    elif kind == "adapter" and contents.is_whole:
+        found = collect_error(findings, partial(against_base.adapter_faults, directory, contents.tensors, base))
+        findings += found[0] if found else ()
+        notes += found[1] if found else ()
+    comparison = measured = None
     if against:
         differences = list(_differences(contents.tensors, expected, values.differences))
         comparison = _comparison(against, tolerance, contents.tensors, expected, values, len(differences))
         dtypes = _dtypes_only(contents.tensors, expected, values.differences)
         findings += _shortened(f"{directory}, against {against}", dtypes or differences)
     seconds = time.monotonic() - clock
-    if compare and adapter and base and contents.is_whole:
-        logits = collect_error(findings, partial(compare, directory, adapter, base))
-        findings += logits.findings(directory) if logits else ()
+    if compare and logits and adapter and base and contents.is_whole:
+        measured = collect_error(findings, partial(compare, directory, adapter, base))
+        findings += measured.findings(directory) if measured else ()
+    asked = None
+    if ask and served and base and contents.is_whole:
+        asked = ask(directory, base, served, model, is_adapter=contents.is_adapter)
+        findings += asked.findings
     return Verification(
         directory=str(directory),
         kind="adapter" if contents.is_adapter else "model",
@@ -121,8 +160,11 @@ def verify(
         nbytes=sum(tensor.nbytes for tensor in contents.tensors.values()),
         checksums="none recorded" if not digests else "differ" if unequal else "match",
         comparison=comparison,
-        logits=logits,
+        base=compared,
+        logits=measured,
+        served=asked,
         findings=tuple(findings),
+        notes=tuple(notes),
         seconds=round(seconds, 3),
     )
 
@@ -133,14 +175,32 @@ def _of_same_shape(tensors: Tensors, expected: Tensors) -> Tensors:
     }
 
 
-def _scan(directory: Path, contents: Contents, digests: Mapping[str, str], values: ValueChecks) -> Iterator[str]:
-    """Let `values` inspect all tensors. Yields a line for each file that differs from its recorded checksum."""
+def _nonfinite(directory: Path, found: Mapping[str, str]) -> Iterator[str]:
+    """A line for each kind of tensors with values that are no numbers."""
+    for kind in sorted(set(found.values())):
+        names = [name for name in found if found[name] == kind]
+        yield (
+            f"{directory}: {f'tensor {names[0]} holds' if len(names) == 1 else f'{len(names):,} tensors hold'} {kind}"
+            + (f": {some(names)}" if len(names) > 1 else "")
+        )
+
+
+def _scan(
+    directory: Path, contents: Contents, digests: Mapping[str, str], inspectors: Sequence[Inspect]
+) -> Iterator[str]:
+    """Let all `inspectors` see all tensors. Yields a line for each file that differs from its recorded checksum."""
+
+    def inspect(tensor: LogicalTensor, first: int, stored: Stored) -> None:
+        for one in inspectors:
+            one(tensor, first, stored)
+
     present = [name for name in sorted({*contents.files, *digests}) if (directory / name).is_file()]
     total = sum((directory / name).stat().st_size for name in present)
-    with ByteProgress("verify", total) as progress, Scanner(progress) as scanner:
+    # threads already use all CPUs; BLAS threads would only compete with them
+    with threadpool_limits(1, "blas"), ByteProgress("verify", total) as progress, Scanner(progress) as scanner:
         for name in present:
             failed: list[str] = []
-            scan = partial(scanner.scan, directory / name, contents.files.get(name, ()), values.inspect)
+            scan = partial(scanner.scan, directory / name, contents.files.get(name, ()), inspect)
             digest = collect_error(failed, scan)
             yield from failed
             if digests and name not in digests:
@@ -204,24 +264,35 @@ def _check_tolerance(tolerance: float, against: Path | None) -> None:
         raise UserError("--tolerance: applies to --against only", "add --against, or leave --tolerance out")
 
 
-def _logits(kind: kinds.Kind, directory: Path, adapter: Path | None, base: Path | None) -> Compare | None:
-    """The function that compares logits, or None without the options. Raises UserError if they cannot be compared."""
-    if adapter is None and base is None:
-        return None
-    if adapter is None or base is None:
-        raise UserError("--adapter and --base: only one is given", "give both, or neither")
-    if kind == "adapter":
-        raise UserError(f"{directory}: is an adapter", "--adapter and --base are for a merged model")
-    if (kinds.kind_of(adapter), kinds.kind_of(base)) == ("model", "adapter"):
-        raise UserError("--adapter is a model and --base an adapter", "swap them")
-    kinds.expect("--adapter", adapter, "adapter")
-    kinds.expect("--base", base, "model")
-    origin.check_base(base, adapter)
+def _check_base(kind: kinds.Kind, directory: Path, adapter: Path | None, base: Path | None, *, logits: bool) -> None:
+    """Raise UserError for directories of the wrong kinds, and for a base on which the adapter was not trained."""
+    if base is None and adapter is not None:
+        raise UserError("--adapter: without the model that it was trained on", "add --base")
+    if logits and (adapter is None or kind == "adapter"):
+        raise UserError("--logits: compares a merged model with --adapter on --base", "give all three, or leave it out")
+    if adapter and kind == "adapter":
+        raise UserError(f"{directory}: is an adapter", "--adapter is for a merged model")
+    if adapter and base:
+        if (kinds.kind_of(adapter), kinds.kind_of(base)) == ("model", "adapter"):
+            raise UserError("--adapter is a model and --base an adapter", "swap them")
+        kinds.expect("--adapter", adapter, "adapter")
+    if base:
+        kinds.expect("--base", base, "model")
+    if adapter and base:
+        origin.check_base(base, adapter)
+    elif base and kind == "adapter":
+        origin.check_base(base, directory)
+
+
+def _with_torch() -> tuple[Compare, Ask]:
+    """What compares logits, and what asks a server. Raises UserError if a package that they need is not installed."""
     try:
         with activity("loading torch and peft"):
-            from hyperpod_ft.checkpoint.verify.logits import compare  # noqa: PLC0415 - the other checks need no torch
+            # the other checks need no torch
+            from hyperpod_ft.checkpoint.verify.logits import compare  # noqa: PLC0415
+            from hyperpod_ft.checkpoint.verify.served import ask  # noqa: PLC0415
     except ImportError as error:
         raise UserError(
-            f"--adapter and --base: {error.name} is not installed", "pip install 'hyperpod-ft[torch]'"
+            f"--logits and --served: {error.name} is not installed", "pip install 'hyperpod-ft[torch]'"
         ) from error
-    return compare
+    return compare, ask

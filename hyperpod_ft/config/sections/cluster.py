@@ -42,15 +42,14 @@ class Cluster(Section):
     )
     instance_type: str = Field(
         "local",
-        description="Instance type of the training nodes, such as `trn1.32xlarge` or `p5.48xlarge`. `local` trains on"
-        " the CPUs of any machine, a CPU type such as `c7i.4xlarge` on its own.",
+        description="Instance type of the training nodes, such as `p5.48xlarge` or `trn1.32xlarge`. `local` trains on"
+        " the CPUs of any machine, a type such as `c7i.4xlarge` on its own CPUs.",
     )
     nodes: PositiveInt = Field(1, le=10_000, description="Number of training nodes.")
     partition: SlurmWord | None = Field(
         None,
-        description="Slurm partition of the stages that use accelerators. On a cluster of `cluster create` it has the"
-        " name of the instance family, such as `trn1`. HyperPod's default partition `dev` has all nodes,"
-        " login nodes included.",
+        description="Slurm partition of the stages that use accelerators. `cluster create` names it after the instance"
+        " family, such as `p5`. HyperPod's default partition `dev` also has the login nodes.",
     )
     cpu_partition: SlurmWord | None = Field(
         None, description="Slurm partition of the stages that use only CPUs; `partition` if not set."
@@ -65,14 +64,14 @@ class Cluster(Section):
     cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of every other stage.")
     max_restarts: NonNegativeInt = Field(
         3,
-        description="How often, at most, a job's ranks restart after a crash. Time limits and Slurm's requeues of lost"
-        " nodes do not count. SageMaker training jobs count crashes and lost instances over all jobs of a submission,"
-        " and SageMaker retries each job this often after its own internal errors.",
+        description="How often training restarts after a crash, at most. Time limits and Slurm's requeues after lost"
+        " nodes do not count. In SageMaker training jobs, lost instances count too, and SageMaker retries each job this"
+        " often after its own internal errors.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(
         8,
-        description="CPUs for stages `dataset`, `generate` and `eval` when they run on CPUs; the other CPU stages"
-        " request 1 or 2. At most 2 on instance type `local`.",
+        description="CPUs for stages `dataset`, `generate` and `eval` when they run on CPUs (at most 2 on instance type"
+        " `local`). Other CPU stages request 1 or 2.",
     )
     memory_gb_per_cpu_stage: PositiveInt | None = Field(
         None, description="Memory of each CPU stage, in GB; Slurm's default if not set."
@@ -131,9 +130,9 @@ class PythonEnvironment(Section):
     )
     package_repositories: tuple[PackageRepository, ...] = Field(
         (),
-        description="On Trainium: where pip finds the Neuron packages and a PyTorch build without CUDA: URLs of"
-        " package indexes, or directories of wheels (docs/on-a-cluster.md). If not set, pip's own"
-        " configuration must name them.",
+        description="Trainium: where pip finds the Neuron packages and a PyTorch build without CUDA. URLs of package"
+        " indexes, or directories of wheels (docs/on-a-cluster.md). If not set, pip's own configuration must name"
+        " them.",
     )
 
 

@@ -58,8 +58,8 @@ class SourceSettings(Section):
         ),
     ] = Field(
         "train",
-        description="Which files are read, by split names in their paths (docs/your-own-data.md): a split, `all`, or"
-        " some rows, as in `train[:90%]` and `train[:500]`.",
+        description="Which of the files are read, by the split in their names (docs/your-own-data.md). A split, `all`,"
+        " or some rows, as in `train[:90%]` and `train[:500]`.",
     )
     format: Format | None = Field(
         None,
@@ -118,8 +118,7 @@ class Preparation(Section):
 
     ignored_columns: tuple[str, ...] = Field(
         (),
-        description="Columns to ignore although they would change the training, such as `images`, or `tools` of"
-        " conversations.",
+        description="Columns to ignore although they may matter, such as `images` (docs/your-own-data.md).",
     )
     max_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] = Field(
         2048,
@@ -127,20 +126,19 @@ class Preparation(Section):
     )
     max_target_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] | None = Field(
         None,
-        description="Length of the decoder's part of a packed row, in tokens: required for encoder-decoders (T5,"
-        " Flan-T5), and only for them.",
+        description="Length of the decoder's part of a packed row, in tokens. Required for encoder-decoders (T5,"
+        " Flan-T5), refused for others.",
     )
     loss_on: Literal["completion", "all"] = Field(
         "completion",
-        description="Which tokens count in the loss: those of the completion, or the prompt's too. `text` rows have"
-        " no prompt.",
+        description="Which tokens count in the loss: those of the completion, or also those of the prompt.",
     )
     train_on: Literal["all_turns", "last_turn"] = Field(
         "all_turns", description="Format `chat`: which of the assistant's turns are trained."
     )
     reasoning: Literal["train", "context", "drop"] = Field(
         "train",
-        description="Format `chat`: what becomes of reasoning. `context`: it does not count in the loss; `drop`: it is"
+        description="Format `chat`: what happens to reasoning. `context`: it does not count in the loss. `drop`: it is"
         " removed.",
     )
     chat_template_kwargs: dict[str, str | int | float | bool] = Field(
@@ -150,23 +148,23 @@ class Preparation(Section):
     )
     packing: Literal["auto", "bfd", "wrapped", "none"] = Field(
         "auto",
-        description="`bfd` packs whole examples by best fit, `wrapped` concatenates all examples and cuts them into"
-        " rows, `none` pads each example to a row. `auto`: `bfd`, but `none` for models"
+        description="How examples fill rows. `bfd` packs whole examples by best fit. `wrapped` concatenates all"
+        " examples and cuts them into rows. `none` pads each example to a row. `auto`: `bfd`, but `none` for models"
         " whose examples engine `torch` does not keep apart (docs/models.md).",
     )
     overlong: Literal["drop", "truncate"] = Field(
         "drop",
-        description="What happens to examples longer than max_length or max_target_length: `drop` counts them as bad"
+        description="What happens to examples longer than max_length or max_target_length. `drop` counts them as bad"
         " rows. No effect with packing `wrapped`.",
     )
     validation_share: Share = Field(0.02, description="Fraction of the raw rows held out for validation.")
     max_bad_rows: NonNegativeInt = Field(
         0,
-        description="How many unusable raw rows are skipped before stage `dataset` fails.",
+        description="How many unusable raw rows are skipped. With more, stage `dataset` fails.",
     )
     workers: NonNegativeInt = Field(
         0,
-        description="Tokenizing processes; 0: one per CPU of the job, with at least 4 MB of text each.",
+        description="Tokenizing processes. 0: one per CPU of the job, with at least 4 MB of text each.",
     )
 
     @property

@@ -12,8 +12,8 @@ class Parallelism(Section):
 
     degrees: Literal["manual", "auto"] = Field(
         "manual",
-        description="`auto` chooses tensor_parallel, pipeline_parallel and context_parallel: of those that fit, the"
-        " ones with the highest estimated tokens per second (engine torch). `plan` shows them.",
+        description="`auto` chooses tensor_parallel, pipeline_parallel and context_parallel: the fastest that fit, by"
+        " estimates (engine torch). `plan` shows them.",
     )
     tensor_parallel: PositiveInt | None = Field(
         None,
@@ -40,8 +40,8 @@ class Parallelism(Section):
     sequence_parallel: bool | None = Field(
         None,
         description="Divide the activations between attention and MLP over the tensor-parallel ranks too (engine"
-        " torch). Saves memory at the same communication volume. If not set: when tensor_parallel x"
-        " context_parallel divides dataset.max_length.",
+        " torch). Saves memory at the same communication volume. If not set: if tensor_parallel x context_parallel"
+        " divides dataset.max_length.",
     )
     ranks_per_node: PositiveInt | None = Field(
         None, description="Training processes per node. If not set: one per accelerator (logical NeuronCore or GPU)."
@@ -54,8 +54,8 @@ class Parallelism(Section):
     )
     shard_ranks: PositiveInt | None = Field(
         None,
-        description="Data-parallel ranks that divide the state; each further group of this size holds a replica"
-        " (hybrid sharding). If not set: all, or with `auto` those of a node if that fits.",
+        description="Number of data-parallel ranks that divide the state. Each further group of this size holds a"
+        " replica (hybrid sharding). If not set: all, or with `auto` those of a node if that fits.",
     )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none",

@@ -70,7 +70,7 @@ class SageMaker(Section):
     )
     spot: bool = Field(
         False,
-        description="Train on spot instances: cheaper, but AWS may take them back; training then resumes.",
+        description="Train on spot instances. They are cheaper, but AWS may take them back. Training then resumes.",
     )
     max_wait: TimeLimit = Field(
         "1-00:00:00",
@@ -86,8 +86,8 @@ class SageMaker(Section):
     )
     output: S3Url | None = Field(
         None,
-        description="S3 prefix that CreateTrainingJob requires as an output path; nothing is written there. Needed"
-        " with file_system; `sagemaker setup --file-system` prints one. If not set: the store.",
+        description="S3 prefix that CreateTrainingJob requires as an output path, although nothing is written there."
+        " With file_system, `sagemaker setup --file-system` prints one. If not set: the store.",
     )
 
     @field_validator("store", "output")
@@ -127,7 +127,8 @@ class Deploy(Section):
     """The SageMaker endpoint that `hyperpod-ft deploy` creates for the tuned model. Changes nothing in the run."""
 
     instance_type: str = Field(
-        description="Instance type of the endpoint, such as `g6.2xlarge`; an inf2 or trn1 type with container `neuron`."
+        description="Instance type of the endpoint, such as `g6.2xlarge`. Container `neuron` needs an inf2 or trn1"
+        " type."
     )
     store: S3Url | None = Field(
         None,
@@ -148,8 +149,8 @@ class Deploy(Section):
     )
     model: Literal["merged", "adapter"] = Field(
         "merged",
-        description="`merged` serves the tuned model alone; `adapter` the base model with the adapter, side by side"
-        " (container `vllm`).",
+        description="`merged` serves the tuned model alone. `adapter` serves the base model and the adapter, side by"
+        " side (container `vllm`).",
     )
     image: Annotated[str, matches(r"\S{1,255}", "the URI of a container image")] | None = Field(
         None, description="Another image for the same container, as an ECR URI."
@@ -157,7 +158,7 @@ class Deploy(Section):
     instances: PositiveInt = Field(1, le=100, description="Number of instances; each holds the whole model.")
     scale_to_zero: bool = Field(
         False,
-        description="Release all instances after a while without requests; the next request fails and starts one"
+        description="Release all instances after a while without requests. The next request fails, and starts one"
         " again, which takes minutes. `instances` is then the maximum.",
     )
     max_length: PositiveInt | None = Field(
@@ -169,8 +170,8 @@ class Deploy(Section):
     startup_minutes: PositiveInt | None = Field(
         None,
         le=60,
-        description="Minutes in which the container must start to answer. If not set: 20; with container `neuron`,"
-        " which compiles first, 60.",
+        description="Minutes until the container must answer. If not set: 20, or 60 with container `neuron`, which"
+        " compiles first.",
     )
 
     @field_validator("instance_type")

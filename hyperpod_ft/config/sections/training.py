@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hyperpod_ft.config.fields import (
     NonNegativeFloat,
@@ -50,16 +50,16 @@ class Training(Section):
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
-        description="What layers recompute in the backward pass to save memory: nothing (`none`), all but matrix"
-        " products and attention (`selective`, engine torch), or everything (`full`).",
+        description="What layers recompute in the backward pass, to save memory. `none`: nothing. `selective`: all but"
+        " matrix products and attention (engine torch). `full`: everything.",
     )
     activation_checkpointing_every: PositiveInt = Field(
         1, description="Apply it to every k-th layer only (engine torch)."
     )
     activation_offload: bool = Field(
         False,
-        description="Keep what autograd saves of each layer in host memory until the backward pass; with"
-        " activation_checkpointing, the layer's input (engine torch).",
+        description="Keep what autograd saves of each layer in host memory until the backward pass (engine torch). With"
+        " activation_checkpointing, that is the layer's input.",
     )
     compile: bool | None = Field(
         None,
@@ -67,9 +67,9 @@ class Training(Section):
     )
     sanity_steps: NonNegativeInt = Field(
         20,
-        description="From this step on (or the last, if earlier), training stops when the smoothed loss exceeds the"
-        " base model's by sanity_margin; at step 1, when the base model's exceeds uniform guessing by as"
-        " much. 0 turns both checks off. A loss that is not finite always stops training.",
+        description="Two checks of the loss. At step 1, training stops if the base model's loss exceeds that of uniform"
+        " guessing by sanity_margin. From step sanity_steps on, or at the last, it stops if the smoothed loss exceeds"
+        " the base model's by as much. 0 turns both off. A loss that is not finite always stops training.",
     )
     sanity_margin: PositiveFloat = Field(2.0, description="Margin of these checks, in nats per token.")
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
@@ -77,18 +77,18 @@ class Training(Section):
     keep_checkpoints: PositiveInt = Field(2, description="Number of complete checkpoints to keep.")
     async_save: bool = Field(
         False,
-        description="Write checkpoints while training continues. Needs host memory for a checkpoint of the node's"
+        description="Write checkpoints while training continues. Needs host memory for one checkpoint of the node's"
         " ranks.",
     )
     save_only_model: bool = Field(
         False,
-        description="Save only the trained weights, at the end: smaller and faster, but an interrupted training"
-        " starts again (engine torch).",
+        description="Save only the trained weights, once, at the end (engine torch). An interrupted training then"
+        " starts again.",
     )
     validate_every_steps: PositiveInt | None = Field(
         None,
-        description="Steps between validation losses; the base model's comes first. If not set: once, at the end"
-        " (engine torch).",
+        description="Steps between validation losses, the first before training (engine torch). If not set: once, at"
+        " the end.",
     )
     keep_best: bool = Field(
         False,
@@ -102,8 +102,8 @@ class Training(Section):
     )
     weights_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
-        description="dtype of the weights that keep_best and save_only_model save; a restart needs fp32 (engine"
-        " torch).",
+        description="dtype of the weights that keep_best and save_only_model save (engine torch). A restart needs"
+        " fp32.",
     )
 
     def compiles(self, on_accelerator: bool) -> bool:
@@ -117,23 +117,39 @@ class Lora(Section):
     r: PositiveInt = Field(16, description="Rank of the adapters.")
     alpha: PositiveFloat = Field(32, description="Scaling: the update is multiplied by alpha / r.")
     dropout: Share = Field(0.0, description="Dropout on the input of the adapters.")
-    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+    target_modules: tuple[str, ...] | None = Field(
         None,
         description="Names of the linear modules and embeddings to adapt. If not set: all linear layers of attention"
-        " and MLP (docs/lora.md); for T5, `q` and `v`.",
+        " and MLP (docs/methods.md); for T5, `q` and `v`. `[]`, beside `target_parameters`: none.",
+    )
+    target_parameters: tuple[str, ...] = Field(
+        (),
+        description="Names of parameters that hold a matrix for each expert, to adapt too: `mlp.experts.gate_up_proj`,"
+        " `mlp.experts.down_proj` (engine torch; docs/methods.md).",
     )
     rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
     dora: bool = Field(False, description="DoRA: also train the norm of each output's weights (engine torch).")
     plus_ratio: PositiveFloat = Field(
         1.0,
-        description="LoRA+: the learning rate of lora_B is this many times training.learning_rate; the paper suggests"
-        " 16 (engine torch).",
+        description="LoRA+: the learning rate of lora_B is this many times training.learning_rate (engine torch). The"
+        " paper suggests 16.",
     )
     quantization: Literal["none", "nf4"] = Field(
         "none",
         description="`nf4` keeps weights with adapters in 4 bits while training, except the output layer's (QLoRA)."
         " Engine torch without tensor parallelism.",
     )
+
+    @model_validator(mode="after")
+    def _adapts_something(self) -> "Lora":
+        if self.target_modules == () and not self.target_parameters:
+            raise ValueError("target_modules: names nothing; name modules, or set target_parameters")
+        for key in ("dropout", "dora") if self.target_parameters else ():
+            if getattr(self, key):
+                raise ValueError(f"{key}: PEFT has none for target_parameters; remove one of them")
+        if self.target_parameters and self.quantization != "none":
+            raise ValueError("quantization: keeps no parameters of experts in 4 bits; remove it or target_parameters")
+        return self
 
     @property
     def given_names(self) -> frozenset[str]:

@@ -11,16 +11,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats import model_directory
+from hyperpod_ft.checkpoint.formats.located import locate, names_in_checkpoints
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
+from hyperpod_ft.checkpoint.sharded.description import LoraDescription
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
-from hyperpod_ft.config.sections.training import Training
+from hyperpod_ft.config.sections.training import Lora, Training
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.loading import skeleton
+from hyperpod_ft.engines.torch.loading.held import check_experts, held_parts
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
-from hyperpod_ft.engines.torch.loading.weights import held_parts, locate, names_in_files
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import (
@@ -71,14 +73,16 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
     weights = locate(model, task.base_model)
     _prepare(model, config.training, meshes)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
+    described = None
     if config.training.method == "lora":
-        adapters.adapt(model, config.lora, config.seed)
+        described = adapted(model, config.lora, config.seed, task.base_model)
         trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total_parameters += trainable_parameters
-    stored_names = names_in_files(weights)
-    lora = config.lora if config.training.method == "lora" else None
-    parts = {} if lora else held_parts(model, weights, task.base_model)
-    checkpoint_directory.check_consolidable(trained_shapes(model, stored_names), lora, task.base_model, parts)
+    stored_names = names_in_checkpoints(model, weights, task.base_model)
+    parts = held_parts(model, weights, task.base_model) if described is None else {}
+    if described:
+        check_experts(weights, task.base_model, described.target_parameters)
+    checkpoint_directory.check_consolidable(trained_shapes(model, stored_names), described, task.base_model, parts)
     cut = _stages(task.layout, model)
     splits = _divide(model, task.layout, mesh["tp"], cut) if mesh["tp"].size() > 1 else {}
     own_stages = cut[mesh.get_local_rank("pp") :: mesh["pp"].size()]
@@ -99,8 +103,14 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
         trained_weights = ShardedWeights(model, shards, mesh, sharding, several_stages=len(own_stages) > 1)
     else:
         trained_weights = _replicated(model, weights, shards, mesh, offload=sharding.offload == "optimizer")
-    trained_weights.stored_names, trained_weights.held = stored_names, parts
+    trained_weights.stored_names, trained_weights.held, trained_weights.adapters = stored_names, parts, described
     return ShardedModel(model.train(), trained_weights, own_stages, trainable_parameters, total_parameters)
+
+
+def adapted(model: PreTrainedModel, lora: Lora, seed: int, directory: Path) -> LoraDescription:
+    """Give the model in `directory` its adapters, in place. Raises UserError as `adapters.adapt` does."""
+    found = adapters.adapt(model, lora, seed)
+    return checkpoint_directory.describe_lora(lora, directory, found.modules, found.parameters)
 
 
 def trained_shapes(model: PreTrainedModel, stored_names: Mapping[str, str]) -> dict[str, torch.Size]:

@@ -16,12 +16,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.sharded.description import HeldParts
 from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, delete_old, write_description
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks, volume_of
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.sharding.shards import Pieces
+from hyperpod_ft.engines.torch.sharding.trained_weights import TrainedWeights
 from hyperpod_ft.errors import UserError
 
 
@@ -31,9 +31,9 @@ class Checkpoints:
     With `training.async_save` the state is copied to host memory, and a thread writes it while training continues.
     """
 
-    def __init__(self, task: TrainingTask, ranks: Ranks, device: torch.device, held: HeldParts) -> None:
-        """`held`: as in held.json."""
-        self._task, self._device, self._held = task, device, held
+    def __init__(self, task: TrainingTask, ranks: Ranks, device: torch.device, weights: TrainedWeights) -> None:
+        """`weights`: what is saved; only its description is read."""
+        self._task, self._device, self._weights = task, device, weights
         self.volume = volume_of(task.checkpoints, ranks)
         # a separate connection: what waits in a thread would make others of the same connection wait
         self._ranks = replace(ranks, store=ranks.store.clone())  # type: ignore[attr-defined] # all stores have it
@@ -91,7 +91,8 @@ class Checkpoints:
             gathered = self._ranks.gather(f"{occasion}/files", own)
             if self.volume.leads:
                 files = {name: CheckpointFile(**file) for part in gathered for name, file in part.items()}
-                write_description(self._task, progress, partial, files, self._held)
+                weights = self._weights
+                write_description(self._task, progress, partial, files, weights.held, weights.adapters)
         if self.volume.leads and final != self._task.best_checkpoint:
             delete_old(self._task, final, shared=self.volume.shared)
         # the others wait here, where the timeout is ours, and end with an error only when all is published

@@ -17,14 +17,14 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from hyperpod_ft.checkpoint.formats.model_directory import read_config, without_predictors
+from hyperpod_ft.checkpoint.formats.located import locate, names_in_checkpoints
+from hyperpod_ft.checkpoint.formats.model_directory import quantization, read_config, without_predictors
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, read_model
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.checkpoint_directory import check_consolidable
-from hyperpod_ft.engines.torch.build import trained_shapes, whole_model
-from hyperpod_ft.engines.torch.loading.weights import held_parts, locate, names_in_files
-from hyperpod_ft.engines.torch.lora.adapters import adapt
+from hyperpod_ft.engines.torch.build import adapted, trained_shapes, whole_model
+from hyperpod_ft.engines.torch.loading.held import check_experts, held_parts
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 
 
@@ -36,17 +36,19 @@ def check(directory: Path, lora: Lora | None) -> None:
     joined = next((tensor.name for tensor in located.values() if tensor.name not in stored), None)
     targets = ", ".join(_targets(model, located, stored))
     try:
-        if lora:
-            adapt(model, lora, seed=0)
+        described = adapted(model, lora, 0, directory) if lora else None
+        if located and described:
+            check_experts(located, directory, described.target_parameters)
         if located:
             held = {} if lora else held_parts(model, located, directory)
-            check_consolidable(trained_shapes(model, names_in_files(located)), lora, directory, held)
+            names = names_in_checkpoints(model, located, directory)
+            check_consolidable(trained_shapes(model, names), described, directory, held)
     except UserError as error:
-        if lora is None or joined is None or not targets or (lora.target_modules and error.problem.startswith("lora.")):
+        if lora is None or joined is None or not targets or error.problem.startswith("lora."):
             raise
         raise UserError(
-            f"model.source: transformers keeps several tensors of this model's files in one, {joined} (such as all"
-            " experts of a layer), which LoRA cannot adapt",
+            f"model.source: transformers keeps several tensors of this model's files in one, {joined}, which LoRA"
+            " cannot adapt",
             f"set lora.target_modules to the other layers, [{targets}], or training.method to full",
         ) from error
 
@@ -63,7 +65,9 @@ def needed_targets(directory: Path) -> list[str] | None:
 
 
 def _has_weights(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in (INDEX, SINGLE))
+    """Whether there are files whose tensors are those that will be trained."""
+    here = any((directory / name).is_file() for name in (INDEX, SINGLE))
+    return here and not quantization(read_config(directory))
 
 
 def _stored(directory: Path) -> dict[str, LogicalTensor]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.model_directory import of_language_model, read_config
 from hyperpod_ft.config.sections.training import learning_rate, rows_per_step, total_steps
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PreferenceSplit, Seq2SeqBatch
@@ -94,7 +94,7 @@ class TrainingLoop:
         self.throughput = throughput(
             task, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
         )
-        self.vocabulary = read_config(task.base_model).get("vocab_size")
+        self.vocabulary = of_language_model(read_config(task.base_model)).get("vocab_size")
         rate_factor = partial(adapters.learning_rate_factor, lora=task.config.lora)
         self.steps_ahead = int(devices.is_asynchronous(device))  # of the one whose outcome is read
         if task.layout.sharding.offload != "none" and device.type != "cpu":

@@ -26,7 +26,7 @@ class TrainingState:
     ) -> None:
         self._task, self._ranks, self._device = task, ranks, device
         self._weights, self._optimizer = weights, optimizer
-        self._checkpoints = Checkpoints(task, ranks, device, weights.held)
+        self._checkpoints = Checkpoints(task, ranks, device, weights)
         self.volume = self._checkpoints.volume
 
     def save(self, progress: TrainingProgress, last: bool, wanted: bool) -> None:

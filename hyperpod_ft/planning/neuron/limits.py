@@ -34,7 +34,8 @@ _TORCH_ONLY = (
     "training.optimizer_state",
     "training.save_only_model",
 )
-_LORA_TORCH_ONLY = ("lora.dora", "lora.plus_ratio", "lora.quantization")  # matter with method lora
+# matter with method lora
+_LORA_TORCH_ONLY = ("lora.dora", "lora.plus_ratio", "lora.quantization", "lora.target_parameters")
 
 
 def check_settings(config: RunConfig) -> None:

@@ -6,7 +6,7 @@ Other limits than the devices' are those of what was built or verified: docs/par
 from collections.abc import Mapping
 from typing import Any
 
-from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, is_encoder_decoder
+from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, is_encoder_decoder, of_language_model
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
@@ -184,6 +184,7 @@ def _check_pipeline(config: RunConfig, degrees: Degrees) -> None:
 
 def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> None:
     """transformers 5 reads every spelling of config.json; divided rows need positions that count alike everywhere."""
+    model_config = of_language_model(model_config)
     family = str(model_config.get("model_type", ""))
     _check_kind(config, family, model_config)
     check_family(config, degrees, family)

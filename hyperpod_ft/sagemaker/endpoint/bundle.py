@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG as ADAPTER_CONFIG
-from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS, TOKENIZER, has_chat_template, read_config
+from hyperpod_ft.checkpoint.adapters import lora_config
+from hyperpod_ft.checkpoint.formats.model_directory import (
+    BESIDE_WEIGHTS,
+    TOKENIZER,
+    has_chat_template,
+    of_language_model,
+    read_config,
+)
 from hyperpod_ft.config.sections.sagemaker import Deploy
 from hyperpod_ft.data.text import answer_format
 from hyperpod_ft.data.text.answer_format import AnswerFormat
@@ -96,9 +102,14 @@ def _version(record: Record) -> str:
 
 def _with_adapter(run: Run, config: Mapping[str, Any], version: str) -> Bundle:
     """The base model with the tuned model's tokenizer and chat template, and the adapter."""
-    if not (run.paths.adapter / ADAPTER_CONFIG).is_file():
+    if not (run.paths.adapter / lora_config.CONFIG).is_file():
         raise UserError(
             f"{run.paths.adapter}: the adapter no longer exists", "set deploy.model to merged, or run consolidate again"
+        )
+    if lora_config.read_config(run.paths.adapter / lora_config.CONFIG).target_parameters:
+        raise UserError(
+            f"{run.paths.adapter}: vLLM is not known to serve adapters with target_parameters",
+            "set deploy.model to merged",
         )
     parts = (
         _part(run.paths.base_model, (*_MODEL_CONFIG, *_WEIGHTS)),
@@ -128,9 +139,9 @@ def _size(parts: tuple[BundleFiles, ...]) -> int:
 
 
 def _served(config: Mapping[str, Any], weights: int) -> ServedModel:
-    shape = model_shape(config)
-    heads = shape.heads if shape else attention_heads(config) or 1
-    positions = config.get("max_position_embeddings", config.get("n_positions"))
+    shape, language = model_shape(config), of_language_model(config)
+    heads = shape.heads if shape else attention_heads(language) or 1
+    positions = language.get("max_position_embeddings", language.get("n_positions"))
     return ServedModel(
         weight_bytes=weights // 2 if _stored_dtype(config) == "float32" else weights,
         shape=shape,

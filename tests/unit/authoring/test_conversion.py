@@ -255,6 +255,15 @@ def test_a_regular_expression_is_no_name_of_a_module(directory: Path, tool: str,
     assert config.lora.target_modules is None and "regular expression" in found.changes[key]
 
 
+@pytest.mark.parametrize("tool", [AXOLOTL, TRL])
+def test_parameters_of_experts_keep_their_names(directory: Path, tool: str) -> None:
+    (directory / "llama" / "config.json").write_text(json.dumps(LLAMA_3_8B | {"model_type": "qwen3_moe"}))
+    without = "\n".join(line for line in tool.splitlines() if line.partition(":")[0] not in ("load_in_4bit", "adapter"))
+    text = f"{without}\nadapter: lora\nlora_dropout: 0\nlora_target_parameters: [mlp.experts.down_proj]\n"
+    _, config = converted(directory, text)
+    assert config.lora.target_parameters == ("mlp.experts.down_proj",)
+
+
 def test_dataset_info_is_found_above_the_file_or_where_the_tool_was_started(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ def test_the_model_is_what_was_trained(tmp_path: Path, genuine: Genuine) -> None
         assert merged.keys() == expected.keys() and computed
         assert all(bound.same(merged[name], expected[name]) for name, bound in computed.items())
         assert all(torch.equal(merged[name], expected[name]) for name in expected.keys() - computed.keys())
-        verified = run("verify", model, "--adapter", adapter, "--base", genuine.base)
+        verified = run("verify", model, "--logits", "--adapter", adapter, "--base", genuine.base)
         assert verified["findings"] == [] and verified["checksums"] == "match"
     else:
         run("consolidate", genuine.checkpoint, "-o", model)

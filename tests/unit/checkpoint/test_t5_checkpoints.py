@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hyperpod_ft.checkpoint.consolidate import consolidate_model
+from hyperpod_ft.checkpoint.formats.located import locate
 from hyperpod_ft.checkpoint.formats.model_directory import is_tied
 from hyperpod_ft.checkpoint.sharded.sharded import open_checkpoint
 from hyperpod_ft.checkpoint.verify.verify import verify
 from hyperpod_ft.engines.throughput import base_parameters
 from hyperpod_ft.engines.torch.loading import skeleton
-from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.model.t5 import model as t5
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_checkpoints, tiny_t5

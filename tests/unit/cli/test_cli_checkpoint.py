@@ -154,24 +154,26 @@ def test_verify_tells_mistakes(made: Path) -> None:
     assert "is an adapter, not a model" in refused("verify", merged, "--against", adapter)
     assert "--tolerance: applies to --against only" in refused("verify", merged, "--tolerance", "1")
     assert "--tolerance -1.0: " in refused("verify", merged, "--tolerance", "-1")
-    assert "--adapter and --base: " in refused("verify", merged, "--adapter", adapter)
+    assert "add --base" in refused("verify", merged, "--adapter", adapter)
     assert "is an adapter" in refused("verify", adapter, "--adapter", adapter, "--base", base)
     assert "is not a model or an adapter" in refused("verify", made)
     assert "is not a model" in refused("verify", merged, "--against", made)
 
 
 def test_a_comparison_that_proves_nothing_does_not_pass(made: Path, tmp_path: Path) -> None:
-    logits = ("--adapter", made / "adapter", "--base", made / "base")
+    logits = ("--logits", "--adapter", made / "adapter", "--base", made / "base")
     assert "the adapter makes" in run("verify", made / "merged", *logits)
     shutil.copytree(made / "adapter", tmp_path / "zero")
     file = tmp_path / "zero" / "adapter_model.safetensors"
     save_file({name: torch.zeros_like(tensor) for name, tensor in load_file(file).items()}, file)
-    without = run("verify", made / "base", "--adapter", tmp_path / "zero", "--base", made / "base", code=1)
+    without = run("verify", made / "base", "--logits", "--adapter", tmp_path / "zero", "--base", made / "base", code=1)
     assert "cannot show whether the adapter" in without
     shutil.copytree(made / "base", tmp_path / "dead")
     file = tmp_path / "dead" / "model.safetensors"
     save_file(load_file(file) | {"lm_head.weight": torch.zeros(400, 32)}, file, {"format": "pt"})
-    dead = run("verify", tmp_path / "dead", "--adapter", made / "adapter", "--base", tmp_path / "dead", code=1)
+    dead = run(
+        "verify", tmp_path / "dead", "--logits", *("--adapter", made / "adapter", "--base", tmp_path / "dead"), code=1
+    )
     assert "cannot show whether the adapter" in dead
 
 

@@ -84,6 +84,7 @@ def test_only_what_is_needed_whole_and_without_links(tmp_path: Path, hub: Hub) -
         "commit": commit,
         "files": {name: len(content) for name, content in sorted(MODEL.items())},
         "content": "",
+        "finished": "",
     }
     assert tree(run.paths.raw_datasets[0]).keys() == {".hyperpod-ft.json", "train.jsonl", "data/train-more.jsonl"}
     assert not any(path.is_symlink() for path in run.paths.root.rglob("*"))

@@ -97,7 +97,11 @@ def test_without_the_base_the_merged_model_is_served(tuned_run: Run) -> None:
 
 def test_adapters_that_vllm_cannot_serve(tuned_run: Run, tmp_path: Path) -> None:
     config = json.loads((tuned_run.paths.adapter / "adapter_config.json").read_text())
-    for changes, reason in (({"use_dora": True}, "DoRA"), ({"r": 600}, "rank 600")):
+    for changes, reason in (
+        ({"use_dora": True}, "DoRA"),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters"),
+        ({"r": 600}, "rank 600"),
+    ):
         (tmp_path / "adapter_config.json").write_text(json.dumps(config | changes))
         with pytest.raises(UserError, match=f"{reason}.*--no-base"):
             vllm.command(Path("/p"), ("base", tmp_path), {"a": tmp_path}, tmp_path, "127.0.0.1", 1, "")

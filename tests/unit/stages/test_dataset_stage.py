@@ -299,16 +299,18 @@ def test_only_special_tokens_count_as_ends_of_turns(tmp_path: Path) -> None:
     assert (end["text"], end["turns"]) == ("<|im_end|>", 1), "of a cut answer, the last token is any"
 
 
-def test_a_row_has_one_example_where_the_certificate_says_so(
+def test_a_row_has_one_example_where_packed_ones_do_not_train_as_they_do_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = {}
-    for model_type in ("llama", "qwen3_next"):
-        run = prepared_run(tmp_path / model_type, dolly(20), validation_share=0)
-        facts = {"not_packed": "documents of a row see one another"} if model_type == "qwen3_next" else {}
-        finish(run, "certify", facts=facts)
+    for reason in ("", "they see one another"):
+        run = prepared_run(tmp_path / (reason or "packed"), dolly(20), validation_share=0)
+        finish(run, "certify", facts={"not_packed": reason})
         perform(run, "dataset", stage.work)
-        rows[model_type] = PreparedDataset.open(run.paths.dataset_path).report()["train_rows"]
+        rows[reason] = PreparedDataset.open(run.paths.dataset_path).report()["train_rows"]
         said = capsys.readouterr().out
-        assert ("one example a row" in said) == ("rows are mostly padding" in said) == (model_type == "qwen3_next")
-    assert rows["llama"] < rows["qwen3_next"] == 20
+        assert (
+            ("one example a row: they see one another" in said) == ("rows are mostly padding" in said) == bool(reason)
+        )
+    packed, alone = rows.values()
+    assert packed < alone == 20

@@ -38,7 +38,7 @@ def save_small(source: Path, directory: Path) -> PreTrainedModel:
         small = AutoConfig.for_model(values.pop("model_type"), **values)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            loader = auto_class(is_encoder_decoder=small.is_encoder_decoder)
+            loader = auto_class(small.to_dict())
             model: PreTrainedModel = loader.from_config(small, attn_implementation="eager", dtype=torch.float32)
             for parameter in model.parameters():
                 if parameter.ndim > 1:

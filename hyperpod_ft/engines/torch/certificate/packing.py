@@ -2,20 +2,20 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from hyperpod_ft.checkpoint.formats import pretrained
+from hyperpod_ft.checkpoint.formats import image_text, pretrained
+from hyperpod_ft.checkpoint.formats.located import locate
 from hyperpod_ft.data.packing import PackedRows
 from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch.build import whole_model
 from hyperpod_ft.engines.torch.certificate.model import NotBuiltError, documents, rows
 from hyperpod_ft.engines.torch.certificate.small import VOCABULARY
 from hyperpod_ft.engines.torch.loading import skeleton
-from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.model import attention, language_model
 from hyperpod_ft.errors import UserError, printable
 
@@ -39,6 +39,11 @@ class Trained:
         losses.sum().backward()
         found = ((name, parameter.grad) for name, parameter in model.named_parameters())
         return cls(losses.detach(), {name: gradient.clone() for name, gradient in found if gradient is not None})
+
+    def in_whole(self, directory: Path) -> "Trained":
+        """The same, with the names that the image-text model in `directory`, if it is one, has for its parameters."""
+        names = image_text.names_in_whole(directory, self.gradients)
+        return replace(self, gradients={names.get(name, name): value for name, value in self.gradients.items()})
 
     def differs(self, expected: "Trained", tolerance: float = TOLERANCE) -> str:
         """What differs by more than rounding; empty when nothing does."""
@@ -102,7 +107,7 @@ def why_not_unpacked(directory: Path, expected: Trained) -> str:
     """Why the engine would not train documents in rows of their own as transformers does; empty when it would."""
     model = engine_model(directory, own_attention=False)
     inputs = language_model.inputs(_batch(rows(documents(), packed=False)), _CPU, by_document=True)
-    return Trained.of(model, model(**inputs)).differs(expected)
+    return Trained.of(model, model(**inputs)).in_whole(directory).differs(expected)
 
 
 def why_not_packed(directory: Path, expected: Trained) -> str:
@@ -113,7 +118,7 @@ def why_not_packed(directory: Path, expected: Trained) -> str:
             before, changed = (Trained.of(model, _losses(model, seed, mask)[1:]) for seed in (1, 5))
             if seen := changed.differs(before, UNCHANGED):
                 return f"documents of a row see one another: when the first one changes, of the others {seen}"
-            if apart := Trained.of(model, _losses(model, 1, mask)).differs(expected):
+            if apart := Trained.of(model, _losses(model, 1, mask)).in_whole(directory).differs(expected):
                 return f"documents of a row do not train as they do alone: {apart}"
     except UserError as error:
         return error.problem.removeprefix("model.source: ")

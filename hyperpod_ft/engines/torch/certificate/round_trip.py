@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hyperpod_ft.checkpoint.consolidate import consolidate_checkpoint
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.checkpoint.formats.pretrained import auto_class
 from hyperpod_ft.checkpoint.merge.merge import WeightedAdapter, merge
 from hyperpod_ft.config.sections.training import Lora, last_parts
@@ -87,7 +88,7 @@ def _with_peft(base: Path, adapter: Path) -> nn.Module:
 
 def _loaded(directory: Path) -> PreTrainedModel:
     """The model by transformers alone. Raises UserError for tensors that it does not know, or misses."""
-    loader = auto_class(is_encoder_decoder=False)
+    loader = auto_class(read_config(directory))
     model: PreTrainedModel
     model, info = loader.from_pretrained(
         directory,

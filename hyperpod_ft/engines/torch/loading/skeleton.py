@@ -16,7 +16,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel, initializa
 from transformers.core_model_loading import build_glob_alternation
 from transformers.utils import logging
 
-from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats import image_text
+from hyperpod_ft.checkpoint.formats.model_directory import read_config, refuse_undecodable
 from hyperpod_ft.checkpoint.formats.pretrained import auto_class
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.engines.torch import devices
@@ -30,9 +31,9 @@ _REMEDY = "make or download the model again"
 def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
     """The language model of `directory`, causal or an encoder-decoder, with its parameters on the meta device.
 
-    Buffers that no file holds are real. Parameters have `dtype`, except those that the model's class keeps in fp32. The
-    model's own code is not run. Raises UserError when config.json describes no model that can be built, or a quantized
-    one.
+    Of an image-text model, it is the language model alone (image_text.py); a quantized one is built as stage download
+    decodes it. Buffers that no file holds are real. Parameters have `dtype`, except those that the model's class keeps
+    in fp32. The model's own code is not run. Raises UserError when config.json describes no model that can be built.
     """
     # it warns, on every rank, that a directory named model@revision is not a Python module
     logging.set_verbosity_error()
@@ -45,22 +46,25 @@ def build(directory: Path, dtype: torch.dtype, attention: str | None) -> PreTrai
             f" {printable(model_type)}",
             "choose another model, or a release of hyperpod-ft with a newer transformers",
         )
+    refuse_undecodable(described)
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        quantization = getattr(config, "quantization_config", None)
-        if quantization is None:
-            loader = auto_class(is_encoder_decoder=config.is_encoder_decoder)
-            with torch.device("meta"), initialization.meta_device_safe_creation_ops():
-                model: PreTrainedModel = loader.from_config(
-                    config, trust_remote_code=False, attn_implementation=attention, dtype=dtype
-                )
-            _keep_in_fp32(model, dtype)
-            _compute_buffers(model)
+        inner = image_text.language_model(directory)
+        config = inner.config if inner else config
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        loader = auto_class(config.to_dict())
+        with torch.device("meta"), initialization.meta_device_safe_creation_ops():
+            model: PreTrainedModel = loader.from_config(
+                config, trust_remote_code=False, attn_implementation=attention, dtype=dtype
+            )
+        _keep_in_fp32(model, dtype)
+        _compute_buffers(model)
+    except UserError:
+        raise
     except Exception as error:  # a damaged config.json raises errors of any type
         reason = " ".join(str(error).split())
         raise UserError(f"{directory}: cannot load the model: {type(error).__name__}: {reason}", _REMEDY) from error
-    if quantization is not None:
-        raise UserError(f"{directory}: the model is quantized", "use the model in bf16, fp16 or fp32")
     return model
 
 

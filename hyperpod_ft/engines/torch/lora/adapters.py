@@ -25,6 +25,8 @@ LoRA+ (arXiv:2402.12354) changes the learning rate of B only: `learning_rate_fac
 
 import hashlib
 import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,43 +36,113 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from hyperpod_ft.checkpoint.adapters.experts import parameters_of
 from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.torch.lora import nf4
+from hyperpod_ft.engines.torch.lora.experts import adapt_parameters
 from hyperpod_ft.engines.torch.lora.product import flat, product, squared_row_norms
 from hyperpod_ft.engines.torch.tensor_collectives import dropout_of_part
-from hyperpod_ft.planning.lora import refuse_unknown, targets
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.lora import refuse_unknown, refuse_unknown_parameters, targets
+
+# Names of linear layers that PEFT 0.21 takes for those of experts, wherever they are, in `target_modules` of a mixture
+# (utils/transformers_weight_conversion.py). In `target_parameters` they mean themselves; the factors are the same.
+_TAKEN_FOR_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 
 
-def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> None:
+@dataclass(frozen=True)
+class Adapted:
+    """What has adapters, as PEFT's `target_modules` and `target_parameters` name it."""
+
+    modules: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
+def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> Adapted:
     """Freeze `model` and give the targets adapters, in place; on the meta device too.
 
     Factors are on their module's device. On a real device they have their initial values; on the meta device,
     `initial_value` and `initial_magnitude` give those later, and `LoraLinear.quantize` takes a 4-bit weight.
 
-    Raises UserError when a target matches no linear layer or embedding.
+    Raises UserError when a target matches nothing, or PEFT could not load it.
     """
     model.requires_grad_(False)
+    joined = joined_parameters(model)
     candidates = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D | nn.Embedding)
     }
-    wanted = targets(lora, model.config.model_type)
-    refuse_unknown(wanted, candidates)
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if joined and lora.target_modules is None:
+        wanted = _linears_beside(len(model.get_parameter(joined[0])), model, candidates)
+    else:
+        wanted = targets(lora, model.config.model_type)
+        refuse_unknown(wanted, candidates)
+    refuse_unknown_parameters(lora.target_parameters, joined)
+    _adapt_parameters(model, [name for name in joined if _is_named(name, lora.target_parameters)], lora)
     for name, module in candidates.items():
-        if not any(ends_with(name, target) for target in wanted):
+        if not _is_named(name, wanted):
             continue
         if isinstance(module, nn.Embedding):
             _adapt_embedding(module, lora)
-            adapted: nn.Module = module
         else:
             # like bitsandbytes, keep the output layer's precision
-            adapted = LoraLinear(module, lora, lora.quantization == "nf4" and module is not output)
-            model.set_submodule(name, adapted)
-        for key, parameter in adapted.named_parameters():
-            if parameter.requires_grad and not parameter.is_meta:
-                value = initial_value(f"{name}.{key}", parameter.shape, seed)
-                parameter.data.copy_(initial_magnitude(adapted) if value is None else value)
+            quantized = lora.quantization == "nf4" and module is not output
+            model.set_submodule(name, LoraLinear(module, lora, quantized))
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not parameter.is_meta:
+            value = initial_value(name, parameter.shape, seed)
+            if value is None:
+                value = initial_magnitude(model.get_submodule(name.rpartition(".")[0]))
+            parameter.data.copy_(value)
+    mistaken = {name for name in wanted if joined and name.rpartition(".")[2] in _TAKEN_FOR_EXPERTS}
+    if mistaken and lora.dora:
+        raise UserError(
+            f"lora.dora: PEFT cannot load an adapter with DoRA of {min(mistaken)} beside experts",
+            "set it to false, or name other modules in lora.target_modules",
+        )
+    weights = (f"{name}.weight" for name in sorted(mistaken))
+    return Adapted(tuple(name for name in wanted if name not in mistaken), (*lora.target_parameters, *weights))
+
+
+def joined_parameters(model: nn.Module) -> list[str]:
+    """The names of the parameters that hold a matrix for each expert."""
+    return [
+        f"{name}.{key}"
+        for name, module in model.named_modules()
+        if name.endswith(".experts")
+        for key, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim == 3
+    ]
+
+
+def _is_named(path: str, names: Iterable[str]) -> bool:
+    return any(ends_with(path, name) for name in names)
+
+
+def _linears_beside(experts: int, model: PreTrainedModel, candidates: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """The last names of a mixture's linear layers, but the output layer, routers and gates; `experts`: their number."""
+    output = model.get_output_embeddings()
+    linears = (
+        name
+        for name, module in candidates.items()
+        if isinstance(module, nn.Linear) and module is not output and module.out_features not in (1, experts)
+    )
+    return tuple(dict.fromkeys(name.rpartition(".")[2] for name in linears))
+
+
+def _adapt_parameters(model: nn.Module, names: Iterable[str], lora: Lora) -> None:
+    of_modules: dict[str, list[str]] = {}
+    for name in names:
+        module, _, key = name.rpartition(".")
+        of_modules.setdefault(module, []).append(key)
+    for module, keys in of_modules.items():
+        if keys != parameters_of(module, [f"{module}.{key}" for key in keys]):
+            raise UserError(
+                f"lora.target_parameters: how PEFT would nest {' and '.join(keys)} of {module} is not known",
+                "leave it out, or name one of them",
+            )
+        adapt_parameters(model.get_submodule(module), keys, lora.r, _scale(lora))
 
 
 def initial_value(name: str, shape: torch.Size, seed: int) -> torch.Tensor | None:

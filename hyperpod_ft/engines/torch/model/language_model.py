@@ -187,4 +187,6 @@ class _Answer(nn.Module):
 class _Decoded(BaseModelOutputWithPastAndCrossAttentions):
     """A decoder's output with every field that a family may pass on."""
 
-    router_logits = None
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hyperpod_ft.checkpoint.sharded.description import HeldParts
+from hyperpod_ft.checkpoint.sharded.description import HeldParts, LoraDescription
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.sharding.shards import RankShard, squared_norm
 from hyperpod_ft.planning.layout import BUCKET_BYTES
@@ -47,6 +47,7 @@ class TrainedWeights(ABC):
         self.mesh = mesh
         self.stored_names: Mapping[str, str] = {}  # those in checkpoints, where they are not the module's
         self.held: HeldParts = {}  # as in held.json
+        self.adapters: LoraDescription | None = None  # with method lora
         # names of parameters, in the order in which their gradients become known
         self.buckets: list[list[str]] = []
         self._gradients: dict[str, torch.Tensor] = {}

@@ -23,7 +23,6 @@ from tests.unit.tiny_checkpoints import ADAPTER
         ("init_lora_weights", "OLoRA"),
         ("layer_replication", [[0, 2]]),
         ("trainable_token_indices", [1, 2]),
-        ("target_parameters", ["experts.gate_up_proj"]),
         ("use_qalora", True),
         ("what_comes_next", True),
     ],

@@ -72,7 +72,7 @@ def test_logits_tell_a_right_merge_from_wrong_ones(
 ) -> None:
     base, right, merged = base_and_merged(tmp_path, config, dtype)
     _, other, of_other = base_and_merged(tmp_path / "other", config, dtype, lora_alpha=16)
-    found = verify(merged, adapter=right, base=base)
+    found = verify(merged, adapter=right, base=base, logits=True)
     assert found.findings == () and found.logits is not None
     logits = found.logits
     assert logits.rms_difference < logits.tolerance and logits.top1_agreement > 0.9
@@ -90,9 +90,10 @@ def test_logits_tell_a_right_merge_from_wrong_ones(
     one_layer.model.layers[2].load_state_dict(untouched)
     one_layer.save_pretrained(tmp_path / "one layer")
     for wrong in (base, of_other, tmp_path / "one layer"):
-        (finding,) = verify(wrong, adapter=right, base=base).findings
-        assert "its logits are not those of the adapter on the base" in finding
-    assert not verify(merged, adapter=other, base=base).ok
+        found = verify(wrong, adapter=right, base=base, logits=True)
+        assert "its logits are not those of the adapter on the base" in found.findings[-1]
+        assert len(found.findings) > 1  # and the tensors are not
+    assert not verify(merged, adapter=other, base=base, logits=True).ok
 
 
 @pytest.mark.parametrize(
@@ -112,8 +113,8 @@ def test_logits_tell_a_right_merge_from_wrong_ones(
 )
 def test_logits_of_other_kinds_of_adapters(tmp_path: Path, config: PretrainedConfig, lora: dict[str, Any]) -> None:
     base, live, merged = base_and_merged(tmp_path, config, **lora)
-    assert verify(merged, adapter=live, base=base).findings == ()
-    assert not verify(base, adapter=live, base=base).ok
+    assert verify(merged, adapter=live, base=base, logits=True).findings == ()
+    assert "its logits are not" in verify(base, adapter=live, base=base, logits=True).findings[-1]
 
 
 def _edit(file: Path, **values: Any) -> None:
@@ -126,9 +127,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     name = next(iter(kept))
 
     def finding() -> str:
-        (line,) = verify(merged, adapter=live, base=base).findings
-        assert "\n" not in line
-        return line
+        lines = verify(merged, adapter=live, base=base, logits=True).findings
+        assert not any("\n" in line for line in lines)
+        return lines[-1]
 
     save_file(kept | {name.replace("layers.0", "layers.9"): kept[name].clone()}, live / "adapter_model.safetensors")
     assert "base_model.model.model.layers.9" in finding()
@@ -137,7 +138,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     save_file(kept, live / "adapter_model.safetensors")
     _edit(base / "config.json", model_type="unheard-of")
     assert "transformers cannot build the model" in finding()
-    _edit(base / "config.json", model_type="llama", quantization_config={"quant_method": "fp8"})
+    for model in (base, merged):
+        _edit(model / "config.json", model_type="llama", quantization_config={"quant_method": "fp8"})
     assert "quantized" in finding()
 
 
@@ -159,9 +161,10 @@ gc.freeze()
 gc.enable()
 before = peak()
 directory = Path(sys.argv[2])
-others = {"adapter": directory / "adapter", "base": directory} if with_logits else {"against": directory}
-found = verify(directory, **others)
-assert found.logits.rms_difference <= found.logits.tolerance if with_logits else found.ok
+others = {} if with_logits else {"against": directory}
+found = verify(directory, adapter=directory / "adapter", base=directory, logits=with_logits, **others)
+assert found.base.compared == found.tensors
+assert found.logits.rms_difference <= found.logits.tolerance if with_logits else found.comparison.equal == found.tensors
 print(before, peak(), "torch" in sys.modules)
 """
 

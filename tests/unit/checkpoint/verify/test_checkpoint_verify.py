@@ -123,7 +123,9 @@ def test_a_file_that_cannot_be_read_to_its_end_fails_at_once(tmp_path: Path, mon
 def test_the_command(tmp_path: Path) -> None:
     good = write(tmp_path / "good", arrays())
     done = call("verify", good)
-    assert done.returncode == 0 and done.stdout.splitlines()[1:] == ["checksums  match", "no faults found"], done.stderr
+    said = done.stdout.splitlines()
+    assert done.returncode == 0 and said[0] == f"{good}: sound, no faults found", done.stderr
+    assert said[1].startswith("model      ") and said[2:] == ["checksums  match"]
     tensors = arrays()
     tensors["lm_head.weight"][0, 0] = np.nan
     bad = write(tmp_path / "bad", tensors)
@@ -149,7 +151,7 @@ def test_without_torch_it_says_what_is_missing(tmp_path: Path) -> None:
         "from pathlib import Path; from hyperpod_ft.checkpoint.verify.verify import verify\n"
         f"good = Path({str(good)!r})\n"
         "assert verify(good, against=good).ok\n"
-        f"verify(good, adapter=Path({str(adapter(tmp_path / 'adapter'))!r}), base=good)"
+        f"verify(good, adapter=Path({str(adapter(tmp_path / 'adapter'))!r}), base=good, logits=True)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "UserError" in done.stderr and "is not installed; pip install 'hyperpod-ft[torch]'" in done.stderr

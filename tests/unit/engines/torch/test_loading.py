@@ -29,10 +29,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from hyperpod_ft.checkpoint.formats.located import locate
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.build import decoder_layers
 from hyperpod_ft.engines.torch.loading import skeleton
-from hyperpod_ft.engines.torch.loading.weights import locate
 from hyperpod_ft.engines.torch.model import tensor_parallel
 from hyperpod_ft.engines.torch.sharding.shards import RankShard, TensorSplit, local, shards_of
 from hyperpod_ft.errors import UserError
@@ -293,7 +293,7 @@ def test_a_missing_expert_is_named(models: dict[str, Path], tmp_path: Path) -> N
         ({"num_hidden_layers": 3}, r"are missing: model\.layers\.2\."),
         ({"num_hidden_layers": None}, "cannot load the model: "),
         ({"num_attention_heads": 0}, "cannot load the model: "),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "the model is quantized"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantized \(gptq\) and cannot be decoded"),
     ],
 )
 def test_a_config_that_does_not_fit_the_weights_is_one_line(model: Path, values: dict[str, Any], match: str) -> None:
@@ -330,10 +330,10 @@ def test_the_models_own_code_is_not_run(model: Path) -> None:
 def test_a_conversion_without_byte_ranges_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.core_model_loading import Interleave, WeightConverter
 
-    from hyperpod_ft.engines.torch.loading import weights
+    from hyperpod_ft.checkpoint.formats import located
 
     interleaved = WeightConverter("mlp.up_proj.weight", "mlp.up_proj.weight", [Interleave(dim=0)])
-    monkeypatch.setattr(weights, "get_model_conversion_mapping", lambda _: [interleaved])
+    monkeypatch.setattr(located, "get_model_conversion_mapping", lambda _: [interleaved])
     refuse(model, r"cannot load llama: its tensor model\.layers\.0\.mlp\.up_proj\.weight needs Interleave")
 
 

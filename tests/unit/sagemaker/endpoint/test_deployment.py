@@ -49,7 +49,8 @@ def make_run(base: Path, config: dict[str, Any] | None = None, **sections: Any) 
         (directory / "tokenizer.json").write_text("{}")
         (directory / "requirements.txt").write_text("evil\n")
     (run.paths.tuned_model / "chat_template.jinja").write_text("{{ messages }}")
-    (run.paths.adapter / "adapter_config.json").write_text("{}")
+    adapter = {"peft_type": "LORA", "r": 16, "lora_alpha": 32}
+    (run.paths.adapter / "adapter_config.json").write_text(json.dumps(adapter))
     (run.paths.adapter / "adapter_model.safetensors").write_bytes(bytes(64))
     outputs = outputs_of(run.paths.root, [run.paths.tuned_model])
     record = Record("merge", run.plan["merge"].fingerprint, {}, outputs, {}, utc_now(), 0.0, "test", "")
@@ -72,6 +73,14 @@ def test_the_bundle_is_the_model_and_nothing_else(tmp_path: Path) -> None:
     assert found.target.bundle.startswith(f"s3://models/kit/endpoints/{endpoint_name(run)}/")
     assert found.target.dtype == "bfloat16"  # fp32 weights are served in bf16
     assert found.bundle.served.weight_bytes == 2048
+
+
+def test_an_adapter_of_experts_is_refused(tmp_path: Path) -> None:
+    run = with_settings(make_run(tmp_path), ["deploy.model=adapter"])
+    file = run.paths.adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"target_parameters": ["experts.down_proj"]}))
+    with pytest.raises(UserError, match=r"target_parameters; set deploy\.model to merged"):
+        keys(run)
 
 
 def test_an_adapter_comes_with_the_base_models_weights_and_the_tuned_models_tokenizer(tmp_path: Path) -> None:

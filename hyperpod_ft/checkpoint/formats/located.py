@@ -5,7 +5,6 @@ the class and hundreds in the files. transformers keeps a table of such conversi
 that a rank still reads nothing but its own slice.
 """
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,10 +24,10 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from hyperpod_ft.checkpoint.formats import image_text
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
-from hyperpod_ft.checkpoint.sharded.description import HeldPart
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
-from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_BYTES, LogicalTensor, Piece
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.errors import UserError
 
 _REMEDY = "make or download the model again"
@@ -42,7 +41,7 @@ def locate(model: PreTrainedModel, directory: Path) -> dict[str, LogicalTensor]:
     or a dtype that cannot be computed with, or needs a conversion that this module lacks.
     """
     expected: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
-    stored = _converted(model, {tensor.name: tensor for tensor in read_model(directory)}, expected, directory)
+    stored = _stored(model, expected, directory)
     names_of: defaultdict[int, list[str]] = defaultdict(list)
     for name, value in expected.items():
         names_of[id(value)].append(name)
@@ -60,49 +59,28 @@ def locate(model: PreTrainedModel, directory: Path) -> dict[str, LogicalTensor]:
     return located
 
 
-def names_in_files(located: Mapping[str, LogicalTensor]) -> dict[str, str]:
-    """The names in the files of tensors that transformers only renames, by their names in the model."""
-    return {name: tensor.name for name, tensor in located.items() if tensor.name not in located}
+def _stored(model: PreTrainedModel, expected: dict[str, torch.Tensor], directory: Path) -> dict[str, LogicalTensor]:
+    """The stored tensors that the model has, by their names in it."""
+    files = {tensor.name: tensor for tensor in read_model(directory)}
+    inner = image_text.language_model(directory)
+    if inner is None or isinstance(model, type(inner.whole)):
+        return _converted(model, files, expected, directory)
+    names = {inner.name_in_whole(name): name for name in expected}
+    found = _converted(inner.whole, files, {whole: expected[name] for whole, name in names.items()}, directory)
+    # what the files do not have like this is known by its name in the language model
+    return {names[whole]: one if one.name in files else one.renamed(names[whole]) for whole, one in found.items()}
 
 
-def held_parts(
+def names_in_checkpoints(
     model: PreTrainedModel, located: Mapping[str, LogicalTensor], directory: Path
-) -> dict[str, tuple[HeldPart, ...]]:
-    """What the files' tensors consist of that transformers arranges otherwise, by their names in the files.
+) -> dict[str, str]:
+    """What parameters are called in checkpoints, where it is not their name in the model.
 
-    Nothing, for those that are not trained when all parameters are: buffers, what transformers itself freezes, and what
-    its class does not have, such as layers that predict several tokens (`mtp`).
+    Those that transformers only renames have the files' names, adapters in an image-text model those in the whole.
     """
-    stored = read_model(directory)
-    names = {tensor.name for tensor in stored}
-    starts = sorted((str(tensor.pieces[0].file), tensor.pieces[0].offset, tensor) for tensor in stored if tensor.pieces)
-    keys = [start[:2] for start in starts]
-    parts: defaultdict[str, list[HeldPart]] = defaultdict(list)
-    used = set()
-    for holder, tensor in located.items():
-        for piece in tensor.stored:
-            *_, source = starts[bisect_right(keys, (str(piece.file), piece.offset)) - 1]
-            used.add(source.name)
-            if tensor.name not in names:
-                parts[source.name].append(_held_part(holder, piece, source))
-    values: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
-    left = [located[name].name for name, value in values.items() if not value.requires_grad]
-    left += sorted(names - used)
-    return dict.fromkeys(left, ()) | {name: tuple(found) for name, found in parts.items()}
-
-
-def _held_part(holder: str, piece: Piece, source: LogicalTensor) -> HeldPart:
-    """Where a piece of the model's tensor `holder` is in the files' tensor that it is a box of."""
-    (whole,) = source.pieces
-    rest = (piece.offset - whole.offset) // DTYPE_BYTES[source.dtype]
-    at, axes = [], []
-    for length, stride in zip(whole.shape, whole.strides, strict=True):
-        index, rest = divmod(rest, stride)
-        at.append(index)
-        # of several axes with this stride, all but one have length 1
-        of_stride = [n for n, own in enumerate(piece.strides) if own == stride]
-        axes.append((min if length == 1 else max)(of_stride, key=lambda n: piece.shape[n]))
-    return HeldPart(tensor=holder, start=piece.start, shape=piece.shape, axes=tuple(axes), at=tuple(at))
+    renamed = {name: tensor.name for name, tensor in located.items() if tensor.name not in located}
+    adapters = [name for name, _ in model.named_parameters() if name not in located]
+    return renamed | image_text.names_in_whole(directory, adapters)
 
 
 def _check(tensor: LogicalTensor, expected: torch.Tensor, directory: Path) -> None:
