@@ -75,8 +75,7 @@ def test_layers_that_predict_several_tokens_stay_as_they_are(
     make_run: MakeRun, model_type: str, copied: str, copy: str
 ) -> None:
     """transformers' classes do not have them: they have no adapters, though their modules have targets' names."""
-    settings = {"training.method": "lora", "lora.target_modules": ["q_proj", "v_proj"]}
-    run = make_run(model=config_of(model_type), settings=SETTINGS | settings)
+    run = make_run(model=config_of(model_type), settings=ADAPTED | EXPERTS)
     tensors = load_file(run.paths.base_model / FILE)
     extra = {name.replace(copied, copy): value.clone() for name, value in tensors.items() if name.startswith(copied)}
     save_file(tensors | extra, run.paths.base_model / FILE, {"format": "pt"})
@@ -87,6 +86,7 @@ def test_layers_that_predict_several_tokens_stay_as_they_are(
     assert merged.keys() == tensors.keys() | extra.keys()
     changed = {name for name, value in merged.items() if not torch.equal(value, (tensors | extra)[name])}
     assert changed and not changed & extra.keys()
+    assert compared(run).findings == ()
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "zero3"])

@@ -1,0 +1,50 @@
+"""Targets of LoRA that are refused on the head node, from the run file and config.json alone."""
+
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.training import Lora
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.lora import check_targets
+from hyperpod_ft.planning.model_shape import model_shape
+from tests.unit.tiny_families import SIZES
+
+RUN = {
+    "name": "run",
+    "engine": "torch",
+    "cluster": {"instance_type": "local"},
+    "model": {"source": "example:tiny-llama"},
+    "dataset": {"source": "rows.jsonl", "format": "text"},
+}
+EXPERTS = ("mlp.experts.down_proj",)
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({"target_modules": ()}, "target_modules: names nothing"),
+        ({"target_parameters": EXPERTS, "dropout": 0.1}, "dropout: PEFT has none"),
+        ({"target_parameters": EXPERTS, "dora": True}, "dora: PEFT has none"),
+        ({"target_parameters": EXPERTS, "quantization": "nf4"}, "quantization: keeps no parameters of experts"),
+    ],
+)
+def test_what_adapters_of_experts_exclude(lora: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Lora(**lora)
+
+
+def test_a_dense_model_has_no_experts_to_adapt() -> None:
+    shape = model_shape({"model_type": "llama"} | SIZES)
+    assert shape is not None
+    check_targets(RunConfig.model_validate(RUN), shape)
+    config = RunConfig.model_validate(RUN | {"lora": {"target_parameters": EXPERTS}})
+    with pytest.raises(UserError, match=r"lora\.target_parameters: 'mlp.experts.down_proj' .*; leave it out"):
+        check_targets(config, shape)
+
+
+def test_an_adapter_of_experts_is_not_deployed_with_its_base() -> None:
+    run = RUN | {"engine": "torch", "deploy": {"instance_type": "ml.g6.xlarge", "model": "adapter"}}
+    with pytest.raises(ValueError, match=r"deploy\.model: .* adapters of experts; set it to merged"):
+        RunConfig.model_validate(run | {"lora": {"target_parameters": EXPERTS}})
