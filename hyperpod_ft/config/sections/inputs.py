@@ -150,7 +150,8 @@ class Preparation(Section):
         "auto",
         description="How examples fill rows. `bfd` packs whole examples by best fit. `wrapped` concatenates all"
         " examples and cuts them into rows. `none` pads each example to a row. `auto`: `bfd`, but `none` for families"
-        " whose examples engine `torch` cannot keep apart.",
+        " whose examples engine `torch` cannot keep apart. With engine `neuron`, examples of a row attend to one"
+        " another.",
     )
     overlong: Literal["drop", "truncate"] = Field(
         "drop",

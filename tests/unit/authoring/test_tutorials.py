@@ -8,22 +8,8 @@ import yaml
 
 from hyperpod_ft.authoring.new_run import NewRun, new_run
 from hyperpod_ft.config import run_file
+from scripts.memory_table import QWEN3_8B
 from tests.pages.blocks import blocks
-
-# of https://huggingface.co/Qwen/Qwen3-8B
-QWEN3_8B = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "head_dim": 128,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "max_position_embeddings": 40960,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-    "vocab_size": 151936,
-}
 
 
 @pytest.mark.parametrize(
