@@ -1,4 +1,4 @@
-"""Kinds of conversations, and what becomes of them in the chat templates that TRL ships: the table of docs/fidelity.md.
+"""Kinds of conversations, and what becomes of them in TRL's chat templates: a table of benchmarks/performance.md.
 
 python -m benchmarks.conversations
 
@@ -19,7 +19,7 @@ from hyperpod_ft.data.text.conversation import Conversation
 from hyperpod_ft.data.text.example import RowError
 from hyperpod_ft.data.text.rendering import ChatRenderer
 
-DOCUMENT = ROOT / "docs" / "fidelity.md"
+DOCUMENT = ROOT / "benchmarks" / "performance.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.conversations` -->", "<!-- end -->"
 Message = dict[str, Any]
 TOOL_PARAMETERS = {

@@ -1,4 +1,4 @@
-"""The recorded results as tables, written into docs/performance.md between its markers.
+"""The recorded results as tables, written into benchmarks/performance.md between its markers.
 
 python -m benchmarks.table
 """
@@ -28,7 +28,7 @@ from benchmarks.goals import (
     Results,
 )
 
-DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENT = ROOT / "benchmarks" / "performance.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end -->"
 
 

@@ -21,7 +21,7 @@ _AWS = ("--region", "--profile")  # on this page: of all commands that call AWS
 _BEGINNING = """# Commands
 
 Run each as `hyperpod-ft COMMAND`. This page has the first sentence of each command's help; `-h` prints all of it.
-Defaults are in brackets. `hyperpod-ft --install-completion` sets up completion in your shell.
+Defaults are in parentheses. `hyperpod-ft --install-completion` sets up completion in your shell.
 
 ## What commands share
 

@@ -64,23 +64,23 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[tuple[Layout, ...], tuple[La
         LLAMA_3_8B,
         "lora",
         (
-            (Layout(1, TRN1, 8), Layout(1, TRN2_SMALL, 4), Layout(1, TRN2, 4)),
-            (Layout(1, TRN2_SMALL, 4), Layout(1, TRN2, 4), Layout(1, G5), Layout(1, P4D)),
+            (Layout(1, TRN1, 8), Layout(1, TRN2_SMALL, 4)),
+            (Layout(1, TRN2_SMALL, 4), Layout(1, G5)),
         ),
     ),
     "Llama 3 8B, full": (
         LLAMA_3_8B,
         "full",
         (
-            (Layout(1, TRN1, 4), Layout(1, TRN1, 8), Layout(4, TRN1, 8), Layout(1, TRN2_SMALL, 4), Layout(1, TRN2, 4)),
-            (Layout(1, TRN2_SMALL, 4), Layout(1, TRN2, 4), Layout(1, G5), Layout(1, P4D)),
+            (Layout(1, TRN1, 8), Layout(1, TRN2, 4)),
+            (Layout(1, TRN2, 4), Layout(1, G5), Layout(1, P4D)),
         ),
     ),
     "Llama 3 70B, LoRA": (
         LLAMA_3_70B,
         "lora",
         (
-            (Layout(1, TRN1, 8), Layout(1, TRN1, 32), Layout(2, TRN1, 8, 4), Layout(1, TRN2, 16)),
+            (Layout(1, TRN1, 32), Layout(1, TRN2, 16)),
             (Layout(1, TRN2, 4), Layout(1, G5), Layout(1, P4D)),
         ),
     ),
@@ -88,8 +88,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, tuple[tuple[Layout, ...], tuple[La
         LLAMA_3_70B,
         "full",
         (
-            (Layout(2, TRN1, 32), Layout(8, TRN1, 32, 4), Layout(4, TRN2, 32, 4)),
-            (Layout(1, TRN2, 4), Layout(2, TRN2, 4), Layout(1, P5), Layout(4, P5)),
+            (Layout(8, TRN1, 32, 4), Layout(4, TRN2, 32, 4)),
+            (Layout(2, TRN2, 4), Layout(1, P5), Layout(4, P5)),
         ),
     ),
 }

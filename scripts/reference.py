@@ -23,7 +23,7 @@ _LIMITS = (
     f" expanded),",
     f"and {yaml_text.MAX_DEPTH} levels of nesting.",
     "",
-    "Each key is shown with its default; other values are in brackets unless its text names them. A key without a",
+    "Each key is shown with its default; other values are in parentheses unless its text names them. A key without a",
     "default is unset, unless marked as required.",
 )
 DOCS = Path(__file__).resolve().parent.parent / "docs"

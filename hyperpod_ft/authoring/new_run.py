@@ -35,6 +35,8 @@ from hyperpod_ft.runs.assets import config_directory
 _LEARNING_RATES = {"lora": 2e-4, "full": 1e-5, "dpo": 5e-6}
 _VALIDATION_SHARE, _VALIDATION_ROWS = 0.02, 20
 _LISTED = 5
+# AWS's Neuron packages, and PyTorch's builds without CUDA
+_NEURON_REPOSITORIES = ("https://pip.repos.neuron.amazonaws.com", "https://download.pytorch.org/whl/cpu")
 _NOT_IN_NAMES = re.compile(r"^example:|\.(jsonl?|ndjson|parquet)$")
 
 
@@ -107,10 +109,14 @@ def set_cluster(draft: Draft, instance: Instance, nodes: int) -> None:
         )
         draft.set("env.python", "current", "the interpreter that runs hyperpod-ft")
     else:
-        draft.set("cluster.root", "/fsx/hyperpod-ft", "models, datasets and runs: on the volume that all nodes see")
+        draft.set("cluster.root", "~/hyperpod-ft", "models, datasets and runs: on the volume that all nodes mount")
         draft.set("cluster.partition", instance.name.partition(".")[0], "as `sinfo` shows it")
     draft.set("cluster.instance_type", instance.name)
     draft.set("cluster.nodes", nodes)
+    if instance.is_neuron:
+        draft.set(
+            "env.package_repositories", list(_NEURON_REPOSITORIES), "of AWS's Neuron packages, and PyTorch for CPUs"
+        )
     if not instance.has_accelerators:
         draft.set("training.precision", "fp32")
 

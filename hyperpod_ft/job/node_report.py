@@ -21,6 +21,7 @@ from hyperpod_ft.launch.slurm.site import HYPERPOD
 _PROGRAM_SECONDS = 30
 # EC2 (Nitro) gives an instance's type as the model of the machine; aws-ofi-nccl reads it there, too.
 _MODEL = Path("/sys/devices/virtual/dmi/id/product_name")
+_VENDOR = _MODEL.with_name("sys_vendor")  # `Amazon EC2` there
 # Directories of AWS's images that may not be on PATH.
 _PROGRAM_DIRECTORIES = ("/opt/amazon/efa/bin",)
 
@@ -72,7 +73,7 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
         devices=devices,
         device_cores=device_cores,
         device_files=device_files,
-        efa=_efa_interfaces(_output("fi_info", "-p", "efa")) if nodes > 1 else None,
+        efa=_efa_interfaces(_output("fi_info", "-p", "efa"), elsewhere=_outside_aws()) if nodes > 1 else None,
         faults=tuple(faults),
         instance_type=_instance_type(),
         volume_gib=shutil.disk_usage(volume).free / 2**30,
@@ -83,6 +84,11 @@ def observe(instance: Instance, nodes: int, volume: Path) -> NodeReport:
 
 def _instance_type() -> str:
     return _MODEL.read_text(encoding="utf-8").strip() if HYPERPOD.is_dir() and _MODEL.is_file() else ""
+
+
+def _outside_aws() -> bool:
+    """Whether the machine says that another vendor made it."""
+    return _VENDOR.is_file() and "Amazon" not in _VENDOR.read_text(encoding="utf-8")
 
 
 def _output(*command: str) -> str | None:
@@ -106,12 +112,16 @@ def _output(*command: str) -> str | None:
         return ""
 
 
-def _efa_interfaces(text: str | None) -> int | None:
-    """Interfaces in the output of `fi_info -p efa`, which lists each once for every endpoint type it offers."""
+def _efa_interfaces(text: str | None, *, elsewhere: bool) -> int | None:
+    """Interfaces in the output of `fi_info -p efa`, which lists each once for every endpoint type it offers.
+
+    `elsewhere`: not on AWS, where libfabric is installed for other networks and a node without EFA is a good one.
+    """
     if text is None:
         return None
     domains = re.findall(r"^\s*domain:\s*(\S+)", text, re.MULTILINE)
-    return len({re.sub(r"-(rdm|dgrm|direct)$", "", domain) for domain in domains})
+    found = len({re.sub(r"-(rdm|dgrm|direct)$", "", domain) for domain in domains})
+    return None if elsewhere and not found else found
 
 
 def _package_versions() -> dict[str, str]:

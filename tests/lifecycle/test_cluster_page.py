@@ -1,10 +1,9 @@
-"""The commands of docs/install.md, docs/cluster.md and docs/on-a-cluster.md for the head node, run as they stand there,
-by a user on a cluster of nodes.
+"""docs/trainium.md and docs/gpus.md, typed as they stand, by a user on the head node of a cluster.
 
 Genuine: what lifecycle/ made of the nodes, Slurm, pip and venv, the kit. Stand-ins, besides those of image.py: apt-get,
-which brings back this machine's ensurepip; the package index, which has each package of the tests' environment without
-its files, and uv, which leads to them; hatchling, which packs the same files. The editor types what the page shows. The
-run that is submitted is the quickstart's, on CPUs.
+which brings back this machine's ensurepip; curl, which writes rows like GSM8K's; the package index, which has each
+package of the tests' environment without its files, and uv, which leads to them; hatchling, which packs the same files.
+The editor types what the page shows. The run that is submitted has a small model and trains on CPUs.
 """
 
 import re
@@ -33,13 +32,24 @@ APT_GET = f"""\
 #!/bin/sh
 case "$*" in *" python3-venv"*) cp -a {STAND_INS}/ensurepip {ENSUREPIP} ;; esac
 """
-# Types the YAML that is in $TYPED, section by section.
+# GSM8K's answers end so; 60 rows fill a few packed ones.
+CURL = """\
+#!/usr/bin/env python
+import json, sys
+with open(sys.argv[2], "w") as file:
+    for n in range(60):
+        row = dict(question=f"How many clips are {n} and {n}?", answer=f"{n} and {n} are {2 * n}.\\n#### {2 * n}")
+        print(json.dumps(row), file=file)
+"""
+# Types the YAML that is in $TYPED: a whole run file, or keys of its sections.
 EDITOR = """\
 #!/usr/bin/env python
 import os, sys, yaml
-values = yaml.safe_load(open(sys.argv[1]))
-for section, keys in yaml.safe_load(os.environ["TYPED"]).items():
-    values.setdefault(section, {}).update(keys)
+values, typed = yaml.safe_load(open(sys.argv[1])), yaml.safe_load(os.environ["TYPED"])
+if "name" in typed:
+    values = {}
+for section, keys in typed.items():
+    values[section] = values.get(section, {}) | keys if isinstance(keys, dict) else keys
 yaml.safe_dump(values, open(sys.argv[1], "w"))
 """
 BACKEND = """\
@@ -56,16 +66,16 @@ def build_wheel(directory, settings=None, metadata=None):
             archive.writestr("hyperpod_ft-{version}.dist-info/" + file, text)
     return name
 """
-QUICKSTART = """
-cluster: {root: ~/hyperpod-ft, instance_type: c5.xlarge, partition: trn1, cpus_per_cpu_stage: 2}
-training: {max_steps: 3}
-generate: {train_samples: 2, validation_samples: 0, max_new_tokens: 2}
+SMALL = """
+engine: torch
+env: {python: current, package_repositories: []}
+cluster: {instance_type: c5.xlarge, partition: trn1, cpus_per_cpu_stage: 2}
+model: {source: "example:tiny-llama"}
+dataset: {max_length: 256}
+training: {max_steps: 3, precision: fp32, micro_batch_size: 1, gradient_accumulation_steps: 1}
+parallelism: {tensor_parallel: 1, ranks_per_node: 1}
+generate: {train_samples: 1, validation_samples: 1, max_new_tokens: 2}
 """
-
-
-def blocks(heading: str, language: str = "sh") -> list[str]:
-    """The code blocks of a section of docs/cluster.md, without comments."""
-    return [without_comments(block) for block in page_blocks("docs/cluster.md", language, heading)]
 
 
 def without_comments(block: str) -> str:
@@ -96,7 +106,11 @@ def head(nodes_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def _write_stand_ins(node: Node) -> None:
-    for name, text in (("usr/local/sbin/apt-get", APT_GET), ("usr/local/bin/editor", EDITOR)):
+    for name, text in (
+        ("usr/local/sbin/apt-get", APT_GET),
+        ("usr/local/bin/editor", EDITOR),
+        ("usr/local/bin/curl", CURL),
+    ):
         (node.root / name).write_text(text)
         (node.root / name).chmod(0o755)
     shutil.copytree(ENSUREPIP, node.path(f"{STAND_INS}/ensurepip"))
@@ -128,22 +142,30 @@ def as_user(node: Node, commands: str, typed: str = "", status: int = 0) -> str:
     return shown
 
 
-def test_the_page_from_the_first_login_to_a_run(head: Node) -> None:
-    (install,) = map(without_comments, page_blocks("docs/install.md"))
-    _, run_file = blocks("3. On the head node")
-    (typed,) = blocks("3. On the head node", "yaml")
-    submit = blocks("4. The model")[0]
+def typed_by_a_user(head: Node, shell: str, page: str) -> tuple[str, str]:
+    """Type the page's blocks; returns what its third step printed, and its fourth and fifth with a small model.
 
+    Before the fourth, stages run on this node, as they do where others have no network, if the page says how.
+    """
+    install, data, edit, check, submit, use, *offline = map(without_comments, page_blocks(page))
+    (typed,) = page_blocks(page, "yaml")
+    assert install.removeprefix("cd ~/hyperpod-ft-src\n") == without_comments(page_blocks("docs/install.md")[0])
     by_root = [line.removeprefix("sudo ").replace("&& sudo ", "&& ") for line in install.splitlines() if "sudo" in line]
-    by_user = "\n".join(line for line in install.splitlines() if "sudo" not in line)
+    head.run("bash", "-lc", "\n".join(["set -e", *by_root]))
+    as_user(head, f"{shell}\n" + "\n".join(line for line in install.splitlines() if "sudo" not in line))
+    shell += "\nexport PATH=~/kit/bin:$PATH"
+    as_user(head, f"{shell}\n{data}\n{edit}", typed.replace("partition: p5", "partition: trn1"))
+    shell += "\ncd ~/first-run"
+    tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", check, flags=re.MULTILINE)
+    shown = as_user(head, f"{shell}\n{tolerant}")
+    submit = "\n".join([*offline, submit])
+    return shown, as_user(head, f"{shell}\n$EDITOR run.yaml\n{submit}\n{use}", SMALL)
+
+
+def test_trainium(head: Node) -> None:
     assert "ensurepip" in as_user(head, "python3 -m venv ~/kit", status=1)
     as_user(head, "rm -r ~/kit")
-    head.run("bash", "-lc", "\n".join(["set -e", *by_root]))
-    as_user(head, f"cd ~/hyperpod-ft-src\n{by_user}")
-
-    path = "export PATH=~/kit/bin:$PATH; cd ~/hyperpod-ft-src"
-    tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", run_file, flags=re.MULTILINE)
-    shown = as_user(head, f"{path}\n{tolerant}", typed)
+    shown, trained = typed_by_a_user(head, "", "docs/trainium.md")
     assert "idle" in shown, shown
     for row in (
         *("cluster.root +ok", "locks +ok", "partitions +ok: partition trn1 has 2 nodes", "accounting +ok: slurmdbd"),
@@ -155,30 +177,14 @@ def test_the_page_from_the_first_login_to_a_run(head: Node) -> None:
     ):
         assert re.search(row, shown), f"{row}\n{shown}"
     assert re.search(r"^ranks +1 x trn1.32xlarge, 32 per node = 32", shown, re.MULTILINE), shown
-
-    as_user(head, f"{path}\nhyperpod-ft init quickstart -o cpu.yaml\n$EDITOR cpu.yaml", QUICKSTART)
-    commands = "\n".join(line for line in submit.splitlines() if not line.startswith("aws "))
-    shown = as_user(head, f"{path}\n{commands.replace('run.yaml', 'cpu.yaml')}")
-    assert re.search(r"generate +done", shown), shown
-    assert re.search(r"hyperpod-ft/runs/quickstart/\S+/merged", shown), shown
+    assert re.search(r"generate +done", trained), trained
+    assert re.search(r"hyperpod-ft/runs/qwen3-8b-questions-lora/\S+/merged", trained), trained
 
 
-def test_the_page_about_a_cluster_that_exists(head: Node) -> None:
-    """docs/on-a-cluster.md but its section about one machine, in a home in which nothing was installed.
-
-    The nodes of the page's partition have GPUs; here they have the name and the type of the cluster's only ones.
-    """
-    page = "docs/on-a-cluster.md"
-    local = page_blocks(page, heading="A real Slurm on one machine")
-    check, run = (without_comments(one) for one in page_blocks(page) if one not in local)
-    (typed,) = page_blocks(page, "yaml")
-    (install,) = map(without_comments, page_blocks("docs/install.md"))
-    install = "\n".join(line for line in install.splitlines() if "sudo" not in line)  # an administrator did that
-    as_user(head, f"mkdir ~/second; export HOME=~/second; cd /fsx/{USER}/hyperpod-ft-src\n{install}")
-    before = "export HOME=~/second; cd; export PATH=~/kit/bin:$PATH"
-    tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", check, flags=re.MULTILINE)
-    shown = as_user(head, f"{before}\n{tolerant}", typed.replace("p5", "trn1"))
+def test_gpus(head: Node) -> None:
+    """In a home in which nothing was installed. Partition p5 has the name of the cluster's only nodes."""
+    as_user(head, "mkdir ~/second; cp -r ~/hyperpod-ft-src ~/second/")
+    shown, trained = typed_by_a_user(head, "export HOME=~/second", "docs/gpus.md")
     assert re.search(r"node ip-10-1-0-12 +ok: volume, locks", shown), shown
-    as_user(head, f"{before}\nrm run.yaml; hyperpod-ft init quickstart -o run.yaml\n$EDITOR run.yaml", QUICKSTART)
-    shown = as_user(head, f"{before}\n{run}")
-    assert re.search(r"generate +done", shown), shown
+    assert re.search(r"^ranks +1 x p5.48xlarge, 8 per node = 8", shown, re.MULTILINE), shown
+    assert re.search(r"generate +done", trained), trained

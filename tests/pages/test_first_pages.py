@@ -1,8 +1,8 @@
-"""README, docs/methods.md, docs/flan-t5.md and docs/on-a-cluster.md, typed as they stand.
+"""README, docs/methods.md and docs/slurm.md, typed as they stand.
 
 Genuine: all commands, a Slurm, the training. README's quickstart is run in whole, in a copy of the checkout; on the
-other pages a wrapper shortens what is submitted. docs/on-a-cluster.md's part about an existing cluster runs on a
-cluster's nodes: tests/lifecycle/test_cluster_page.py.
+other pages a wrapper shortens what is submitted. The tutorials for clusters run on a cluster's nodes:
+tests/lifecycle/test_cluster_page.py.
 """
 
 import json
@@ -67,7 +67,8 @@ def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
 
 def test_preferences(tmp_path: Path) -> None:
     shorten(tmp_path, "cluster.nodes=1", launcher="process")
-    first, after = run_blocks("docs/methods.md", blocks("docs/methods.md"), tmp_path, reader(tmp_path))
+    found = blocks("docs/methods.md", heading="Preferences: DPO")
+    first, after = run_blocks("docs/methods.md", found, tmp_path, reader(tmp_path))
     assert "p5.48xlarge" in first
     assert after.count("merged") >= 2
     trained = [json.loads(path.read_text()) for path in tmp_path.glob(".quickstart/runs/*/*/records/train.json")]
@@ -75,14 +76,15 @@ def test_preferences(tmp_path: Path) -> None:
 
 
 def test_flan_t5(tmp_path: Path) -> None:
-    (shown,) = run_blocks("docs/flan-t5.md", blocks("docs/flan-t5.md"), tmp_path, reader(tmp_path))
+    found = blocks("docs/methods.md", heading="Flan-T5 and T5")
+    (shown,) = run_blocks("docs/methods.md", found, tmp_path, reader(tmp_path))
     assert re.search(r"^train +", shown, re.MULTILINE), shown
     assert (tmp_path / "xxl.yaml").exists()
 
 
 def test_a_real_slurm_on_one_machine(tmp_path: Path) -> None:
     shorten(tmp_path, "parallelism.tensor_parallel=1", "parallelism.ranks_per_node=1")
-    page = "docs/on-a-cluster.md"
+    page = "docs/slurm.md"
     up, down = run_blocks(page, blocks(page, heading="A real Slurm on one machine"), tmp_path, reader(tmp_path))
     assert re.search(r"generate +done", up), up
     assert "node2" in up

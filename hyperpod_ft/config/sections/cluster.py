@@ -49,7 +49,7 @@ class Cluster(Section):
     partition: SlurmWord | None = Field(
         None,
         description="Slurm partition of the stages that use accelerators. `cluster create` names it after the instance"
-        " family, such as `p5`. HyperPod's default partition `dev` also has the login nodes.",
+        " family, such as `p5`. HyperPod's default partition `dev` has the nodes of all groups.",
     )
     cpu_partition: SlurmWord | None = Field(
         None, description="Slurm partition of the stages that use only CPUs; `partition` if not set."
@@ -131,8 +131,8 @@ class PythonEnvironment(Section):
     package_repositories: tuple[PackageRepository, ...] = Field(
         (),
         description="Trainium: where pip finds the Neuron packages and a PyTorch build without CUDA. URLs of package"
-        " indexes, or directories of wheels (docs/on-a-cluster.md). If not set, pip's own configuration must name"
-        " them.",
+        " indexes, or directories of wheels (docs/engines.md). If not set, pip's own configuration must name them;"
+        " `init` sets it.",
     )
 
 

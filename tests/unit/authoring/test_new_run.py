@@ -81,6 +81,18 @@ def test_it_fits_the_instance(tmp_path: Path, model: str, instance: str, nodes: 
     assert 16 <= known.rows_per_step <= 64
 
 
+@pytest.mark.parametrize(
+    ("instance", "written_there"), [("trn1.32xlarge", 2), ("trn2.48xlarge", 2), ("p5.48xlarge", 0)]
+)
+def test_trainium_gets_the_repositories_of_its_packages(
+    tmp_path: Path, model: str, instance: str, written_there: int
+) -> None:
+    config, _ = written(NewRun(model, rows(tmp_path, ROWS["dolly"]), instance), tmp_path / "run.yaml")
+    repositories = config.env.package_repositories
+    assert len(repositories) == written_there
+    assert not repositories or "https://pip.repos.neuron.amazonaws.com" in repositories
+
+
 def test_what_does_not_fit_anywhere_is_refused_with_what_would(tmp_path: Path, model: str) -> None:
     with pytest.raises(UserError, match="GiB") as error:
         new_run(NewRun(model, rows(tmp_path, ROWS["dolly"]), "g5.xlarge", 1, "full"), tmp_path / "run.yaml")

@@ -152,7 +152,7 @@ def test_what_changes_fingerprints_of_several() -> None:
 
 def test_the_example_on_the_page_is_valid(tmp_path: Path) -> None:
     _, several, _ = map(yaml.safe_load, blocks("docs/your-own-data.md", "yaml"))
-    for name in ("questions", "exam"):
+    for name in ("help", "exam"):
         (tmp_path / f"{name}.jsonl").write_text("{}\n")
     config = run_file.resolve(config_of(**several["dataset"]), tmp_path)
-    assert [part.name for part in config.dataset.parts] == ["ultrachat_200k-train_sft", "questions", "exam"]
+    assert [part.name for part in config.dataset.parts] == ["ultrachat_200k-train_sft", "help", "exam"]

@@ -143,6 +143,16 @@ def test_a_trainium_node_is_read(stand_in: Callable[[str, str], None], tmp_path:
     assert observe(TRN1, 1, tmp_path).efa is None, "a node alone needs none"
 
 
+@pytest.mark.parametrize(("vendor", "counted"), [("Amazon EC2", 0), ("Supermicro", None)])
+def test_efa_is_expected_on_aws_only(
+    stand_in: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, counted: int
+) -> None:
+    (tmp_path / "sys_vendor").write_text(f"{vendor}\n")
+    monkeypatch.setattr(node_report, "_VENDOR", tmp_path / "sys_vendor")
+    stand_in("fi_info", "")
+    assert observe(CATALOGUE["p5.48xlarge"], 2, tmp_path).efa == counted
+
+
 def test_a_program_that_fails_is_reported_without_replacing_the_node(
     stand_in: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
