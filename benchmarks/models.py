@@ -20,7 +20,10 @@ import torch
 import torch.distributed as dist
 import transformers
 from transformers import AutoConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from benchmarks.command import ROOT
 from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config
@@ -147,7 +150,8 @@ def section(outcomes: Mapping[str, Outcome]) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
-    known = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_CAUSAL - set(ENCODER_DECODERS))
+    names = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    known = sorted(names - NOT_CAUSAL - set(ENCODER_DECODERS))
     text = section({name: found for name in known if (found := outcome(name))})
     before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
