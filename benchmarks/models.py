@@ -83,7 +83,7 @@ def outcome(model_type: str) -> Outcome | None:
         adapted, lora = _adapted(source, Path(scratch))
         packed = found or adapted
         if packed is None:
-            return Outcome("", "no", "no", _short(reason))
+            return Outcome("", "no", "no", _short(reason.replace(f"{model_type} models", "this type")))
         return Outcome("one" if packed.not_packed else "packed", lora, "yes" if found else "no")
 
 
