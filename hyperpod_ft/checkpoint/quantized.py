@@ -35,6 +35,8 @@ from hyperpod_ft.progress import ByteProgress
 _BF16 = "BF16"
 _DECODED = ".decoded"
 _BLOCKS, _SCALES, _SCALE_INV = "_blocks", "_scales", ".weight_scale_inv"
+_ACTIVATIONS = (".activation_scale", ".input_scale")  # of kernels that compute in 8 bits
+_OTHER_FORM = "use the model in bf16, fp16 or fp32"
 _STATE = ".quant_state.bitsandbytes__"
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 _COLUMNS = 64  # transposed at a time, so that the caches hold them
@@ -45,8 +47,8 @@ _Values = NDArray[np.float32]
 def decode(directory: Path) -> str:
     """Replace the weights of a quantized model by the same in bfloat16; the method, or nothing for other models.
 
-    Killed and called again, it goes on; the quantized weights are removed when all is decoded. Raises UserError for a
-    form that is not known, and for codes without what they are decoded with.
+    The quantized weights are removed when all is decoded. Raises UserError for a form that is not known, and for codes
+    without what they are decoded with.
     """
     config = model_directory.read_config(directory)
     model_directory.refuse_undecodable(config)
@@ -91,7 +93,11 @@ def _decoded(directory: Path, stored: Mapping[str, LogicalTensor], config: Mappi
             weight = name.removesuffix(_BLOCKS)
             found[weight] = _Mxfp4(tensor, beside(weight + _SCALES)).outgoing(weight)
             used.add(name)
+        elif name.endswith(_ACTIVATIONS):
+            used.add(name)
         elif tensor.dtype == "F8_E4M3":
+            if name.removesuffix(".weight") + _SCALE_INV not in stored:
+                raise UserError(f"{directory}: the form of fp8 in which {name} is stored is not known", _OTHER_FORM)
             found[name] = _Fp8(tensor, beside(name.removesuffix(".weight") + _SCALE_INV), block).outgoing(name)
         elif _STATE in name:
             weight = name.partition(_STATE)[0]
@@ -99,7 +105,15 @@ def _decoded(directory: Path, stored: Mapping[str, LogicalTensor], config: Mappi
             nested = "nested_absmax" in state or f"{weight}.nested_absmax" in stored
             parts = ("absmax", "quant_map", *(("nested_absmax", "nested_quant_map") if nested else ()))
             own = {part: beside(f"{weight}.{part}") for part in parts}
-            found[weight] = _FourBits(beside(weight), own, state).outgoing(weight)
+            codes = beside(weight)
+            # FSDP's users store two codes of a byte as half a bfloat16
+            if codes.dtype != "U8" or codes.elements != -(-prod(state["shape"]) // 2):
+                raise UserError(
+                    f"{directory}: tensor {weight} has {codes.elements} elements of {codes.dtype} for codes of"
+                    f" {state['shape']}: this form of bitsandbytes is not known",
+                    _OTHER_FORM,
+                )
+            found[weight] = _FourBits(codes, own, state).outgoing(weight)
             used.add(name)
     plain = (tensor for name, tensor in stored.items() if name not in found and name not in used)
     return [*found.values(), *(_copied(tensor) for tensor in plain)]

@@ -55,9 +55,9 @@ class FileSource(Protocol):
         """Fetch the listed files into `directory`, and keep those of an earlier attempt."""
 
 
-# The files that transformers loads: model.safetensors, or shards with their index. Not `consolidated.safetensors`,
-# `model.fp16.safetensors` or `original/`, which are copies of the same weights.
-_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+# The files that transformers loads: model.safetensors, or shards with their index, which DeepSeek-V3 and Qwen3.5 name
+# in their own ways. Not `consolidated.safetensors`, `model.fp16.safetensors` or `original/`: the same weights.
+_WEIGHTS = re.compile(r"model(\.safetensors)?-\d{5,6}-of-\d{5,6}(\.safetensors)?|model\.safetensors")
 _LISTED = 10
 _FILES = (*BESIDE_WEIGHTS, "model.safetensors.index.json", "README.md")
 

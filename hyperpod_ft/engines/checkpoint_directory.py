@@ -184,7 +184,7 @@ def describe_lora(
     return LoraDescription.model_validate(
         lora.model_dump()
         | {
-            "target_modules": in_language_model(wanted) if is_image_text(whole_config) else wanted,
+            "target_modules": in_language_model(wanted) if wanted and is_image_text(whole_config) else wanted,
             "target_parameters": parameters,
             "fan_in_fan_out": family is not None and family.transposed,
             "task": "SEQ_2_SEQ_LM" if is_encoder_decoder(model_config) else "CAUSAL_LM",

@@ -106,7 +106,7 @@ def work(run: Run) -> Result:
         prepared.write_report(directory, report.as_dict())
     for line in report.lines():
         print(line, flush=True)
-    return Result([run.paths.dataset_path], report.as_dict())
+    return Result([run.paths.dataset_path], report.as_dict() | {"packing": how})
 
 
 def _texts(

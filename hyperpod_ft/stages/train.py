@@ -219,6 +219,13 @@ def plan_layout(run: Run) -> Layout:
 def check_data(journal: Journal) -> None:
     """Reject rows other than those that stage dataset recorded, since the plan's fingerprints stand for those only."""
     record = journal.record("dataset")
+    certificate = journal.certificate()
+    packed = record is not None and record.facts.get("packing") in ("bfd", "wrapped")
+    if packed and certificate and certificate.not_packed:
+        raise UserError(
+            f"dataset: its rows have several examples, which the newest certificate excludes: {certificate.not_packed}",
+            "prepare it again: hyperpod-ft submit RUN_FILE --only dataset --force",
+        )
     outputs = record.outputs if record else ()
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(file_sha256, (journal.paths.root / output.path for output in outputs)))

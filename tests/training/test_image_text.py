@@ -1,5 +1,6 @@
 """Image-text models: their language model is tuned on text, and the rest stays, byte for byte."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,20 @@ def test_adapters_of_experts(make_run: MakeRun) -> None:
     assert torch.allclose(logits(adapted), logits(tuned), atol=1e-5)
     assert any(".experts." in name for name in changed(run))
     assert sound_merge(run)
+
+
+def test_files_say_whether_the_output_layer_is_tied(make_run: MakeRun) -> None:
+    """Mistral Small's config.json does not, and its class ties by default."""
+    config = tiny_image_text.config_of("mistral3", vocab_size=VOCABULARY)
+    run = make_run(model=config, settings=SETTINGS | {"training.method": "full"})
+    file = run.paths.base_model / "config.json"
+    described = json.loads(file.read_text())
+    for values in (described, described["text_config"]):
+        values.pop("tie_word_embeddings", None)
+    file.write_text(json.dumps(described))
+    train_here(run)
+    consolidate.work(run)
+    assert {"language_model.lm_head.weight", "language_model.model.embed_tokens.weight"} <= changed(run)
 
 
 def test_a_tied_output_layer_with_an_adapter_is_untied(make_run: MakeRun) -> None:

@@ -38,7 +38,7 @@ MIXTURES = {
     "ernie4_5_moe": _EXPERTS | {"moe_num_experts": 4, "moe_k": 2},
 }
 # whose attention the engine does not compute, or not all that mixes tokens
-ONE_A_ROW = ("gpt_oss", "qwen3_next")
+ONE_A_ROW = ("gpt_neo", "gpt_oss", "qwen3_next")
 
 
 def as_published(gpt2: Path) -> None:

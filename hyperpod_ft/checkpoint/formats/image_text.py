@@ -20,6 +20,7 @@ from transformers import (
 
 from hyperpod_ft.checkpoint.formats import model_directory
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.checkpoint.formats.safetensors_file import has_weights, read_model
 from hyperpod_ft.errors import UserError
 
 
@@ -63,7 +64,9 @@ def language_model(directory: Path) -> LanguageModel | None:
     names = whole.state_dict().keys()
     if not (stack and head) or any(found.name_in_whole(name) not in names for name in alone.state_dict()):
         raise _unknown(described)
-    text.tie_word_embeddings = output.weight is whole.get_input_embeddings().weight
+    files = [tensor.name for tensor in read_model(directory)] if has_weights(directory) else []
+    # classes tie by default, also of types whose published models do not
+    text.tie_word_embeddings = model_directory.is_tied(described, files) if files else text.tie_word_embeddings
     return found
 
 

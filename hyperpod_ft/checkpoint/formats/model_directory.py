@@ -28,6 +28,7 @@ TOKENIZER = (
     "vocab.txt",
     "merges.txt",
     "*.tiktoken",
+    "tekken.json",
     "spiece.model",
     "sentencepiece*.model",
     "chat_template.*",

@@ -71,6 +71,11 @@ class _Header(BaseModel):
     tensors: dict[str, _Entry]
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether there is a model to read."""
+    return any((directory / name).is_file() for name in (INDEX, SINGLE))
+
+
 def read_model(directory: Path) -> list[LogicalTensor]:
     """Every tensor of a model directory, file by file in the order of their bytes.
 

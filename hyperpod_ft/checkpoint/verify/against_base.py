@@ -86,6 +86,7 @@ class AgainstBase:
 def effects_on(adapter: Path, tensors: Tensors, base: Path, stored: Tensors) -> AdapterEffects:
     """What an adapter does to a base. Raises UserError when a configuration cannot be read."""
     config = model_directory.read_config(base)
+    stored = model_directory.without_predictors(config, stored)
     prefix = _prefix(lora.modules(tensors.values()), stored)
     named = {f"{prefix}{name}": tensor for name, tensor in stored.items()}
     if model_directory.is_tied(config, stored):

@@ -200,11 +200,11 @@ class _FloatsCache:
     """Reads rows of small tensors as float32, and keeps those that were used last."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, int], Floats] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int, int], Floats] = OrderedDict()
         self._reading = threading.Lock()
 
     def __call__(self, tensor: LogicalTensor, first: int, last: int) -> Floats:
-        key = (tensor.name, first)
+        key = (tensor.name, first, last)
         with self._reading:
             if key not in self._kept:
                 while self._kept and sum(one.nbytes for one in self._kept.values()) > _KEPT_BYTES:

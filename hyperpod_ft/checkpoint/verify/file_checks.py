@@ -85,7 +85,7 @@ def _is_adapter(directory: Path) -> bool:
 
 
 def _shards(directory: Path) -> list[Path]:
-    return sorted(directory.glob("model-*-of-*.safetensors"))
+    return sorted(file for file in directory.glob("model*-of-*") if ".safetensors" in file.name)
 
 
 def _index_faults(directory: Path, index: Index, contents: Contents) -> Iterator[str]:

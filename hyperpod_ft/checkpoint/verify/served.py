@@ -123,12 +123,12 @@ def _post(url: str, body: dict[str, Any]) -> str:
 
 
 def _request(url: str, body: dict[str, Any] | None) -> dict[str, Any]:
-    headers = {"Content-Type": "application/json"}
-    if key := os.environ.get(_KEY):
-        headers["Authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
     try:
-        request = urllib.request.Request(url, data, headers)  # noqa: S310 - `_root` refuses other schemes
+        # `_root` refuses other schemes
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310
+        if key := os.environ.get(_KEY):
+            request.add_unredirected_header("Authorization", f"Bearer {key}")
         with urllib.request.urlopen(request, timeout=_SECONDS) as reply:  # noqa: S310
             value = json.loads(reply.read())
     except urllib.error.HTTPError as error:

@@ -7,6 +7,7 @@ parameters (norms, biases) are small and loaded whole. Everything is computed in
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -133,6 +134,11 @@ def stream(model: nn.Module, find: Find, weights: Weights, users: Mapping[str, n
                 module.forward = partial(_embedding, weights, tensor)  # type: ignore[method-assign]
             else:
                 module.register_parameter(name, _loaded(weights, tensor))
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                with suppress(UserError):  # the class computes one that no file holds
+                    tensor = find(f"{prefix}.{name}")
+                    module._buffers[name] = weights.rows(tensor, 0, tensor.shape[0]).to(buffer.dtype)
     return total
 
 

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hyperpod_ft.checkpoint.formats.located import locate, names_in_checkpoints
 from hyperpod_ft.checkpoint.formats.model_directory import quantization, read_config, without_predictors
-from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE, read_model
+from hyperpod_ft.checkpoint.formats.safetensors_file import has_weights, read_model
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.checkpoint_directory import check_consolidable
@@ -66,8 +66,7 @@ def needed_targets(directory: Path) -> list[str] | None:
 
 def _has_weights(directory: Path) -> bool:
     """Whether there are files whose tensors are those that will be trained."""
-    here = any((directory / name).is_file() for name in (INDEX, SINGLE))
-    return here and not quantization(read_config(directory))
+    return has_weights(directory) and not quantization(read_config(directory))
 
 
 def _stored(directory: Path) -> dict[str, LogicalTensor]:

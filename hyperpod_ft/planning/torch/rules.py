@@ -11,6 +11,7 @@ from typing import Any
 
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning import trainium
 from hyperpod_ft.planning.layout import Degrees, Layout
 from hyperpod_ft.planning.memory import Memory
@@ -87,7 +88,12 @@ def default_tensor_parallel(instance: Instance, ranks: int) -> int:
 def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Layout:
     cut: list[range] = []
     if degrees.pipeline_parallel > 1:
-        assert shape is not None, "families that can be cut have a known shape"
+        if shape is None:
+            raise UserError(
+                "parallelism.pipeline_parallel: the model's config.json leaves sizes to the defaults of its class, so"
+                " that it cannot be cut",
+                "set it to 1",
+            )
         cut = pipeline.cut(config, degrees, shape)
     return Layout(
         degrees,

@@ -100,9 +100,10 @@ class StoreSync(RunSync):
         return RunStore(self.run, self.client)
 
     def _in_store(self, stage: str) -> bool:
-        """Whether the store has all that a stage recorded, as of the last `refresh`."""
+        """Whether the store has all that a stage recorded, as of the last `refresh`; not known of a record alone."""
         record, sizes = self.run.journal.record(stage), self.run.journal.sizes_in_store()
-        return record is not None and all(sizes.get(output.path) == output.size for output in record.outputs)
+        outputs = record.outputs if record else ()
+        return bool(outputs) and all(sizes.get(output.path) == output.size for output in outputs)
 
 
 def sync_of(run: Run, session: Session) -> RunSync:

@@ -118,10 +118,21 @@ def test_several_shards_and_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"quant_method": "gptq"}, r"quantized \(gptq\) and cannot be decoded"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, r"\(bitsandbytes in 8 bits\)"),
         ({"quant_method": "mxfp4"}, r"tensor down_proj_scales is missing"),
+        ({"quant_method": "fp8"}, r"form of fp8 in which up\.weight is stored is not known"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"4 elements of U16 for codes of \[4, 4\]"),
     ],
 )
 def test_what_cannot_be_decoded_stays(tmp_path: Path, described: dict[str, Any], match: str) -> None:
-    save(tmp_path, {"down_proj_blocks": bytes_of(1, 2, 1, 16)}, described)
+    tensors = {"down_proj_blocks": bytes_of(1, 2, 1, 16)}
+    if described["quant_method"] == "fp8":
+        tensors = {"up.weight": bytes_of(2, 2).view(torch.float8_e4m3fn), "up.weight_scale": torch.ones(1)}
+    if described["quant_method"] == "bitsandbytes":
+        state = json.dumps({"shape": [4, 4], "blocksize": 64}).encode()
+        parts = {"absmax": torch.ones(1), "quant_map": torch.ones(16)}
+        parts["quant_state.bitsandbytes__nf4"] = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+        tensors = {"up.weight": torch.ones(4, 1, dtype=torch.uint16)}
+        tensors |= {f"up.weight.{name}": value for name, value in parts.items()}
+    save(tmp_path, tensors, described)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     with pytest.raises(UserError, match=match):
         quantized.decode(tmp_path)

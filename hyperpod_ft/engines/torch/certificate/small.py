@@ -16,6 +16,7 @@ VOCABULARY = 96
 WINDOW = 4
 POSITIONS = 128
 _HEADS, _FEWER_HEADS, _HEAD_SIZE, _WIDTH = 4, 2, 16, 64
+_EXPERTS = 6  # as many as nothing else, since linears with an output for each expert are routers
 
 # By the names that transformers' classes give them. A value is never made larger.
 _SIZES: dict[str, int] = {
@@ -30,13 +31,16 @@ _SIZES: dict[str, int] = {
     ),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 32),
     **dict.fromkeys(("moe_shared_expert_intermediate_size", "expert_ffn_hidden_size", "router_hidden_size"), 32),
-    **dict.fromkeys(("head_dim", "kv_channels", "attention_head_size", "swa_head_dim", "v_head_dim"), _HEAD_SIZE),
+    **dict.fromkeys(
+        ("head_dim", "kv_channels", "attention_head_size", "swa_head_dim", "v_head_dim", "global_head_dim"), _HEAD_SIZE
+    ),
     **dict.fromkeys(("qk_nope_head_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 16),
     **dict.fromkeys(("qk_rope_head_dim", "index_head_dim", "d_head"), _HEAD_SIZE),
     "rotary_dim": 8,
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank", "adapter_rank", "laurel_rank"), 16),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _EXPERTS),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "index_topk"), 2),
+    "top_k_experts": 2,
     **dict.fromkeys(("n_group", "num_expert_group"), 2),
     **dict.fromkeys(("topk_group", "n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), 1),
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), 8),
@@ -62,6 +66,7 @@ _HEAD_COUNTS = (
 _KEY_HEAD_COUNTS = {
     "num_key_value_heads": "num_attention_heads",
     "num_kv_heads": "num_attention_heads",
+    "num_global_key_value_heads": "num_attention_heads",
     "num_query_groups": "num_attention_heads",
     "swa_num_key_value_heads": "swa_num_attention_heads",
 }

@@ -1,5 +1,6 @@
 """What the engine is asked to train for a certificate: two steps of a small model on the documents, on CPUs."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ ONE_RANK = Degrees(1, 1, 1, 1)
 # The first step changes lora_B, and only then lora_A gets a gradient. Rates are high, so that what is lost is seen.
 _STEPS = 2
 _ADAPTERS_RATE, _WEIGHTS_RATE = 5e-2, 1e-2
+_LAYER = re.compile(r"^.*\b\d+\.")
 _SMALL_ADAPTERS = {"r": 4, "alpha": 8, "dropout": 0.0, "plus_ratio": 1.0, "quantization": "none"}
 
 
@@ -57,7 +59,7 @@ def small_task(
                 "pipeline_parallel": degrees.pipeline_parallel,
                 "context_parallel": degrees.context_parallel,
             },
-            **({"lora": lora.model_dump() | _SMALL_ADAPTERS} if lora else {}),
+            **({"lora": lora.model_dump() | _SMALL_ADAPTERS | _in_any_layer(lora)} if lora else {}),
         }
     )
     certificate = Certificate("" if packed else "its examples do not share rows")
@@ -74,6 +76,15 @@ def small_task(
     found = [rows(documents(seed), packed=packed) for seed in range(micro_batches)]
     _write(task.dataset / "train", found)
     return task
+
+
+def _in_any_layer(lora: Lora) -> dict[str, tuple[str, ...] | None]:
+    """The targets without the numbers of layers, of which the small model has few."""
+    wanted = {"target_modules": lora.target_modules, "target_parameters": lora.target_parameters}
+    return {
+        key: names if names is None else tuple(dict.fromkeys(_LAYER.sub("", name) for name in names))
+        for key, names in wanted.items()
+    }
 
 
 def _write(directory: Path, found: list[PackedRows]) -> None:

@@ -76,7 +76,7 @@ def test_layers_that_alternate_by_a_period_do_so_in_a_few() -> None:
 
 def test_experts_are_few_and_still_chosen_from() -> None:
     found = small(n_routed_experts=256, num_experts_per_tok=8, n_group=8, topk_group=4, n_shared_experts=1)
-    assert found["n_routed_experts"] == 4 and found["num_experts_per_tok"] == 2
+    assert found["n_routed_experts"] == 6 and found["num_experts_per_tok"] == 2
     assert (found["n_group"], found["topk_group"], found["n_shared_experts"]) == (2, 1, 1)
     assert small(num_experts=None)["num_experts"] is None
 

@@ -16,7 +16,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from hyperpod_ft.sagemaker.container import script
-path, stage, log, notice_after, script.SECONDS_TO_END = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), 2
+path, stage, log = sys.argv[1:4]
+notice_after, script.SECONDS_TO_END = map(float, sys.argv[4:])
 stop = script.Stop(notice_after)
 ran = script.Script(Path(path), stage, {"GIVEN": "yes"}, Path(log) if log else None)
 status = ran.wait(stop)
@@ -25,12 +26,12 @@ print("status", status, repr(ran.error), repr(ran.last_line), flush=True)
 
 
 def start(
-    directory: Path, text: str, stage: str = "dataset", leads: bool = True, notice_after: float = 60
+    directory: Path, text: str, stage: str = "dataset", leads: bool = True, notice_after: float = 60, to_end: float = 30
 ) -> "subprocess.Popen[str]":
     (directory / "script").write_text(text)
     log = str(directory / "logs" / "log") if leads else ""
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, directory / "script", stage, log, str(notice_after)],
+        [sys.executable, "-c", PROGRAM, directory / "script", stage, log, str(notice_after), str(to_end)],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
@@ -86,7 +87,7 @@ def test_another_host_has_its_ranks_save_at_sigterm(tmp_path: Path) -> None:
 
 def test_the_time_after_sigterm_is_limited(tmp_path: Path) -> None:
     text = "trap '' TERM; echo $$ >pid; mv pid started; while :; do sleep 0.05; done"
-    process = start(tmp_path, text, stage="train")
+    process = start(tmp_path, text, stage="train", to_end=2)
     wait_for((tmp_path / "started").exists)
     try:
         process.send_signal(signal.SIGTERM)
@@ -96,6 +97,6 @@ def test_the_time_after_sigterm_is_limited(tmp_path: Path) -> None:
 
 
 def test_the_notice_comes_from_a_timer_and_is_for_training(tmp_path: Path) -> None:
-    text = "trap 'exit 138' USR1; for _ in {1..40}; do sleep 0.05; done"
-    assert end(start(tmp_path, text, stage="train", notice_after=0.5))[-1].startswith("status 138")
-    assert end(start(tmp_path, text, stage="dataset", notice_after=0.5))[-1].startswith("status 0")
+    text = "trap 'exit 138' USR1; for _ in {1..%d}; do sleep 0.05; done"
+    assert end(start(tmp_path, text % 900, stage="train", notice_after=0.5))[-1].startswith("status 138")
+    assert end(start(tmp_path, text % 40, stage="dataset", notice_after=0.5))[-1].startswith("status 0")
