@@ -46,7 +46,7 @@ def test_what_is_published(tmp_path: Path) -> None:
     assert validation is not None
     record = run.journal.record("dataset")
     assert record is not None
-    assert record.facts == found.report()
+    assert record.facts == found.report() | {"packing": "bfd"}
     assert {"train_rows", "validation_rows", "tokens"} <= record.facts.keys()
     report = found.report()
     assert (report["rows_read"], report["train_examples"], report["validation_examples"]) == (100, 90, 10)
