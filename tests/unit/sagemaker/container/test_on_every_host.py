@@ -67,11 +67,13 @@ def followers(job: str, *scripts: str) -> Iterator[list[Follower]]:
             follower.thread.join()
 
 
-# It waits for less long for hosts that outlive the others.
-IMPATIENT = r"""
-import sys
+# PATIENCE: seconds that it waits for hosts that outlive the others.
+PROGRAM = r"""
+import os, sys
 from hyperpod_ft.sagemaker.container import on_every_host
-on_every_host._GRACE_SECONDS = on_every_host._GRACE_SECONDS_AFTER_A_FAILURE = on_every_host._TERMINATION_SECONDS = 1
+seconds = float(os.environ.get("PATIENCE", "40"))
+on_every_host._GRACE_SECONDS = on_every_host._GRACE_SECONDS_AFTER_A_FAILURE = seconds
+on_every_host._TERMINATION_SECONDS = seconds
 script = '${SAY:-echo pulling}; echo "{\\"checkpoint\\": ${CHECKPOINT}}"; exit "${STATUS:-0}"'
 on_every_host._BEFORE = ("bash", "-c", script)
 sys.exit(on_every_host.run_everywhere("train", "/fsx/run", sys.argv[1:]))
@@ -82,7 +84,7 @@ def lead(
     job: str, hosts: int, command: str, attempt: str = "/fsx/attempt", directory: Path | None = None, **variables: str
 ) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", IMPATIENT, "bash", "-c", command],
+        [sys.executable, "-c", PROGRAM, "bash", "-c", command],
         cwd=directory,
         env={
             **os.environ,
@@ -120,7 +122,7 @@ def test_nothing_starts_when_a_host_cannot_pull_what_it_needs(job: str) -> None:
 
 def test_a_failure_anywhere_ends_the_others(job: str) -> None:
     with followers(job, "exit 3", "sleep 600"):
-        status, output = finish(lead(job, 3, "trap '' TERM; while :; do sleep 0.1; done"))
+        status, output = finish(lead(job, 3, "trap '' TERM; while :; do sleep 0.1; done", PATIENCE="1"))
     assert status in {143, 137}
     assert "algo-2 ended with exit status 3" in output
 
@@ -158,7 +160,7 @@ def test_a_host_without_the_first_one_ends_what_it_runs_and_comes_back(job: str)
 
 
 def test_a_host_that_is_gone_is_a_failure(job: str) -> None:
-    process = lead(job, 2, "sleep 600")
+    process = lead(job, 2, "sleep 600", PATIENCE="1")
     connection = connected(job)
     messages.Peer(connection).send(host=1, job=job)
     assert messages.Peer(connection).receive() is not None
