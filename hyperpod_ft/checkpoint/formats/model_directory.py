@@ -47,6 +47,8 @@ BESIDE_WEIGHTS = (
     "USE_POLICY*",
 )
 OUTPUT = "lm_head.weight"
+# Types of transformers whose linear layers are Conv1D, which stores them as (in, out).
+CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 # T5's embedding. Its encoder and decoder use it too; files may hold it again under their names.
 SHARED, SHARED_ALIASES = "shared.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _PREDICTOR, _LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:(?:language_)?model\.)*layers\.(\d+)\.")

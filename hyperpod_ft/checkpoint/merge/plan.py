@@ -16,8 +16,6 @@ from hyperpod_ft.checkpoint.tensors.reading import same_values
 from hyperpod_ft.errors import UserError
 
 _WITH_PEFT = "merge it with PEFT"
-# Architectures of transformers whose linear layers are Conv1D, which stores them as (in, out).
-_CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Base:
 
     @property
     def is_conv1d(self) -> bool:
-        return model_directory.of_language_model(self.config).get("model_type") in _CONV1D
+        return model_directory.of_language_model(self.config).get("model_type") in model_directory.CONV1D
 
     @property
     def is_tied(self) -> bool:
@@ -61,8 +59,7 @@ def read_base(directory: Path, modules: Iterable[str]) -> Base:
     Raises UserError when the model cannot be read, or is quantized.
     """
     config = model_directory.read_config(directory)
-    if quantized := config.get("quantization_config"):
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+    if method := model_directory.quantization(config):
         raise UserError(f"{directory}: the base model is quantized ({method})", "merge into the original weights")
     stored = {tensor.name: tensor for tensor in read_model(directory)}
     return Base(directory, config, with_live_names(modules, stored))

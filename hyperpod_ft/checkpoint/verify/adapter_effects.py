@@ -108,7 +108,9 @@ class AdapterEffects:
             return Effect()
         straight, flipped = (b.shape[0], a.shape[1]), (a.shape[1], b.shape[0])
         turned = (
-            "embedding_A" in found or part.shape != straight or (self.model_type in _CONV1D and straight == flipped)
+            "embedding_A" in found
+            or part.shape != straight
+            or (self.model_type in model_directory.CONV1D and straight == flipped)
         )
         magnitude = found.get("magnitude_vector")
         if part.shape != (flipped if turned else straight) or (magnitude and turned):
@@ -152,7 +154,7 @@ def read_effects(
     unsloth = "unsloth" in str(values.get("auto_mapping"))
     model_type = str(model_directory.of_language_model(config).get("model_type"))
     effects = AdapterEffects(unsloth, model_type, parsed, prefix)
-    known = _Known.of(base, has_modalities="text_config" in config)
+    known = _Known.of(base, has_modalities=model_directory.is_image_text(config))
     factors: dict[str, dict[str, LogicalTensor]] = {}
     unprefixed, unknown = set(), set()
     for name, tensor in tensors.items():
@@ -216,10 +218,6 @@ def zero_updates(where: Path, tensors: Mapping[str, LogicalTensor]) -> tuple[lis
     line = f"{where / WEIGHTS}: the update of {len(zero)} of {len(pairs)} modules is zero (lora_B): {some(zero)}"
     others = any(_FACTOR.fullmatch(name) is None or "magnitude" in name for name in tensors)
     return ([line], []) if len(zero) == len(pairs) and not others else ([], [line])
-
-
-# Architectures of transformers whose linear layers are Conv1D, which stores them as (in, out).
-_CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 
 
 @dataclass(frozen=True)

@@ -198,15 +198,10 @@ def _of_training(pairs: Iterable[Pair]) -> Iterator[tuple[bool, str]]:
 
 
 def _refuse_quantized(directory: Path, base: Path, tuned: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    methods = [_method(config) for config in (tuned, other)]
+    methods = [model_directory.quantization(config) for config in (tuned, other)]
     if methods[0] != methods[1]:
         one = base if methods[1] else directory
         raise UserError(
             f"{one}: is quantized ({methods[1] or methods[0]}), the other model is not",
             "compare models with the same quantization",
         )
-
-
-def _method(config: Mapping[str, Any]) -> str | None:
-    given = config.get("quantization_config")
-    return str(given.get("quant_method")) if isinstance(given, dict) else None
