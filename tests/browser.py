@@ -123,7 +123,7 @@ def browser(profile: Path) -> Iterator[Browser]:
             _call("DELETE", session)
     finally:
         driver.terminate()
-        driver.wait(30)
+        driver.wait(300)
 
 
 def _driver(attempts: int = 5) -> tuple["subprocess.Popen[str]", str]:
@@ -134,7 +134,7 @@ def _driver(attempts: int = 5) -> tuple["subprocess.Popen[str]", str]:
         for line in driver.stdout:
             if "started successfully on port" in line:
                 return driver, f"http://127.0.0.1:{line.rstrip().rstrip('.').rpartition(' ')[2]}/session"
-        driver.wait(30)
+        driver.wait(300)
     raise AssertionError(f"chromedriver did not start in {attempts} attempts")
 
 
@@ -142,7 +142,7 @@ def _call(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
     content = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, content, {"Content-Type": "application/json"}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             return json.load(response)["value"]
     except urllib.error.HTTPError as error:
         raise AssertionError(error.read().decode()) from error

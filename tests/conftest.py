@@ -14,6 +14,7 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.localcluster.programs import find_programs
+from hyperpod_ft.runs.job_files import NOTICE
 from hyperpod_ft.runs.run import Run
 
 # Two threads of torch or numpy in each of several workers on few cores mostly wait for each other, and spin meanwhile.
@@ -52,6 +53,13 @@ def _no_state_outside(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
     for name in ("HYPERPOD_FT_LOCAL", "SLURM_CONF", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _notices_arrive() -> Iterator[None]:
+    """Training ignores notices once it is over, since its process ends. A test's goes on, and so do its programs'."""
+    yield
+    signal.signal(NOTICE, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -79,7 +79,7 @@ class ForkServer:
 
     def close(self) -> None:
         self.connection.close()
-        self.process.wait(30)
+        self.process.wait(300)
 
 
 class Forked:

@@ -15,7 +15,7 @@ class Process(Protocol):
 
 def wait_for(
     condition: Callable[[], Found | None],
-    seconds: float = 60,
+    seconds: float = 300,
     what: str | Callable[[], object] = "",
     *,
     every: float = 0.02,

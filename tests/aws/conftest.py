@@ -77,7 +77,7 @@ class Aws:
 
     def _post(self, action: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(f"{self.endpoint}/_test/{action}", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return json.load(answer)
 
 
@@ -115,7 +115,7 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
         assert process.stdin is not None
         process.stdin.close()
         try:
-            process.wait(180)
+            process.wait(300)
         finally:
             process.kill()
 

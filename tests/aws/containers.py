@@ -155,5 +155,5 @@ class Container:
     def remove(self) -> None:
         """End it, and remove its disk."""
         self.kill()
-        self.process.wait(30)
+        self.process.wait(300)
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -26,7 +26,14 @@ MODEL_DIRECTORY = "/opt/ml/model"
 RECORDED_SERVER = Path(__file__).with_name("recorded_server.py")
 _PING_SECONDS = 0.5
 # A container ends with the stand-in: the pipe closes, for whatever reason that one ended.
-_UNTIL_STDIN_ENDS = '"$0" "$@" </dev/null & child=$!; cat >/dev/null; kill -9 $child 2>/dev/null'
+_UNTIL_STDIN_ENDS = """
+exec 3<&0 </dev/null
+"$0" "$@" 3<&- &
+child=$!
+{ read -r _ <&3; kill -9 $child; } >/dev/null 2>&1 &
+wait $child
+kill $!
+"""
 # vLLM's arguments (`vllm serve --help`, 0.32), those that a deployment may set
 _VLLM = {
     *("model", "served-model-name", "dtype", "tensor-parallel-size", "max-model-len", "max-num-seqs", "enable-lora"),
@@ -61,9 +68,10 @@ class Container:
         scenario = self.region.world.scenario.endpoint_container
         if broken := scenario.get("broken"):
             return [sys.executable, "-c", f"import sys; print('starting'); sys.exit({broken!r})"]
+        if scenario.get("hangs"):
+            return ["sleep", "infinity"]
         _check(definition["Image"], definition["Environment"], self._directory / "model")
-        serve = self._server(definition, scenario.get("answers"))
-        return ["sh", "-c", f'sleep {slow}; exec "$0" "$@"', *serve] if (slow := scenario.get("slow")) else serve
+        return self._server(definition, scenario.get("answers"))
 
     def _server(self, definition: dict[str, Any], answers: dict[str, str] | None) -> list[str]:
         if answers is not None:
@@ -98,6 +106,11 @@ class Container:
             event = {"timestamp": int(time.time() * 1000), "message": line.rstrip("\n") or " "}
             self._logs.put_log_events(logGroupName=self.log_group, logStreamName=self.stream, logEvents=[event])
 
+    @property
+    def ended(self) -> bool:
+        """By itself; its output is then in CloudWatch."""
+        return not self._shipping.is_alive()
+
     def answers_ping(self) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PING_SECONDS)
         try:
@@ -113,7 +126,7 @@ class Container:
             assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait()
-            self._shipping.join(10)
+            self._shipping.join(300)
         shutil.rmtree(self._directory, ignore_errors=True)
 
 

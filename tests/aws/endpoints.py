@@ -43,7 +43,7 @@ class Hosted:
         )
         waited = 0.0
         while not self.deleted and not self.container.answers_ping():
-            if waited > self.region.seconds("endpoint.health"):
+            if self.container.ended or waited > self.region.seconds("endpoint.health"):
                 self.status, self.failure = "Failed", _NOT_HEALTHY.format(variant=variant)
                 self.container.stop()
                 return

@@ -32,7 +32,7 @@ class Started:
     def returncode(self) -> int | None:
         return self._process.poll()
 
-    def communicate(self, timeout: float = 60) -> tuple[str, None]:
+    def communicate(self, timeout: float = 300) -> tuple[str, None]:
         """All that it still prints, and then its end, for which `timeout` counts."""
         with self.stdout:
             printed = self.stdout.read()

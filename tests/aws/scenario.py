@@ -15,8 +15,8 @@ forgets everything: resources, scenario, requests; `POST /_test/begin` the scena
     fail_resources     {CloudFormation type: reason}: creating such a resource fails
     fail_deletions     {CloudFormation type: reason}: deleting such a resource fails
     denied_actions     {role: ["s3:*"]}: what IAM's policy simulator denies
-    endpoint_container {"broken": message of a container that ends at once, "slow": seconds before it starts,
-                       "answers": {prompt: answer} of a server that starts at once, instead of the kit's}
+    endpoint_container {"broken": message of a container that ends at once, "hangs": true if it never
+                       answers, "answers": {prompt: answer} of a server that starts at once, instead of the kit's}
     prices             {"ml.g6.2xlarge": US dollars an hour of an endpoint}
     training_plans     {name: fields of DescribeTrainingPlan}
     file_systems       {FSx id: local directory}: what training jobs mount; the first part of a DirectoryPath, the
@@ -89,7 +89,7 @@ class Lifecycle(TypedDict, total=False):
 @with_config(extra="forbid")
 class EndpointContainer(TypedDict, total=False):
     broken: str
-    slow: float
+    hangs: bool
     answers: dict[str, str]
 
 

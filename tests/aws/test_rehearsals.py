@@ -53,7 +53,7 @@ class Rehearsal:
         """Its exit status and output, with nothing of it left: no process, no file."""
         self.process.wait(1000)
         output = self.log.read_text()
-        wait_for(lambda: not self.processes(), 30, output)
+        wait_for(lambda: not self.processes(), 300, output)
         assert not list(self.directory.iterdir()), output
         return self.process.returncode, output
 

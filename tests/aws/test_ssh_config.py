@@ -60,7 +60,7 @@ class TestTheConfigurationInUse:
         def run(*words: str) -> subprocess.CompletedProcess[str]:
             command = [words[0], "-F", str(route.files.config), *words[1:]]
             return subprocess.run(
-                command, check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+                command, check=False, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
             )
 
         return run
@@ -129,7 +129,7 @@ class TestTheConfigurationInUse:
             assert proxy.stdout.readline().startswith(b"SSH-2.0-")
             proxy.send_signal(signal.SIGHUP)
             proxy.stdout.read()  # reads to the end: no process holds it open any more
-            assert proxy.wait(10) == 0
+            assert proxy.wait(300) == 0
             assert proxy.stderr.read() == b""
 
     def test_no_node_says_why_in_a_line(self, sagemaker: Any, run: Run, aws: Aws) -> None:

@@ -102,7 +102,7 @@ class TestConnecting:
                     except ConnectionRefusedError:
                         return None
 
-                with wait_for(dial, 30) as there, server.accept()[0] as here:
+                with wait_for(dial, 300) as there, server.accept()[0] as here:
                     there.sendall(b"through")
                     got.append(here.recv(7))
                 done.touch()
@@ -156,7 +156,7 @@ def test_a_node_among_120(aws: Aws, place: Place, nodes: Nodes) -> None:
     aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 130})
     workers = ("worker-group-10", 118, "ml.trn1.32xlarge"), ("worker-group-1", 1, "ml.trn1.32xlarge")
     client.create_cluster(**cluster_request(place, "c", "lifecycle", *workers))
-    wait_for(lambda: client.describe_cluster(ClusterName="c")["ClusterStatus"] == "InService", 30)
+    wait_for(lambda: client.describe_cluster(ClusterName="c")["ClusterStatus"] == "InService", 300)
     there = list_nodes(client, "c")
     assert len(there) == 120
     (wanted,) = [node for node in there if node.group == "worker-group-1"]

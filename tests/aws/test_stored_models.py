@@ -65,7 +65,7 @@ def ask(run: Run, aws: Aws, home: Path) -> "subprocess.CompletedProcess[str]":
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
     )
 
 

@@ -84,7 +84,7 @@ def test_a_job_that_is_stopped_before_the_kit_handles_signals_ends_at_once(
     """A container that ignored SIGTERM would be killed after two minutes, which are billed."""
     jobs = Jobs(aws)
     name = start(jobs, make_run, copy, {})
-    wait_for(lambda: "the kit runs" in jobs.log(name), 60)
+    wait_for(lambda: "the kit runs" in jobs.log(name), 300)
     jobs.sagemaker.stop_training_job(TrainingJobName=name)
     began = time.monotonic()
     assert jobs.wait(name)["TrainingJobStatus"] == "Stopped"

@@ -9,6 +9,7 @@ import yaml
 
 from hyperpod_ft.runs.run import Run
 from tests.aws.kit import Started, environment_of, start
+from tests.aws.training_run import SECONDS
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -44,14 +45,13 @@ class Command:
         return Run.open(path)
 
     def wait_until_ended(self) -> None:
-        """A job that was told to stop has two minutes for it."""
         jobs = self.aws.client("sagemaker")
 
         def ended() -> bool:
             unended = ("InProgress", "Stopping")
             return not any(jobs.list_training_jobs(StatusEquals=status)["TrainingJobSummaries"] for status in unended)
 
-        wait_for(ended, 130, every=0.5)
+        wait_for(ended, SECONDS, every=0.5)
 
     def jobs(self) -> list[str]:
         """The names of the training jobs, oldest first."""

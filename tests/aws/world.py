@@ -74,8 +74,8 @@ class Region:
 
 @functools.cache
 def _client(endpoint: str, region: str, service: str) -> Any:
-    # The lock is held during these calls: one attempt, with a short timeout, so that a failure is seen.
-    config = Config(retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=5, read_timeout=20)
+    # one attempt, so that a failure is seen; it answers at once, but on a machine with too much to do
+    config = Config(retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=300, read_timeout=300)
     return boto3.client(
         service,
         endpoint_url=endpoint,

@@ -93,7 +93,7 @@ class Cluster:
         thread.start()
         try:
             for node, process, log in running:
-                status = process.wait(180)
+                status = process.wait(300)
                 assert status == 0, f"{node.instance.hostname}:\n{log.read_text()}"
         finally:
             thread.join()

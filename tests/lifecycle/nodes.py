@@ -143,9 +143,9 @@ class Container:
         """End everything."""
         assert self.keeper.stdin is not None
         self.keeper.stdin.close()
-        self.keeper.wait(90)
+        self.keeper.wait(300)
         for node in self.nodes:
-            node.switch.wait(30)
+            node.switch.wait(300)
 
 
 @contextmanager
@@ -179,7 +179,7 @@ class Node:
         def shown() -> str:
             return f"{self.instance.hostname} does not start:\n{(self.files / 'console.log').read_text()}"
 
-        wait_for(is_up, 30, shown, every=0.05, process=self.switch)
+        wait_for(is_up, 300, shown, every=0.05, process=self.switch)
 
     @property
     def root(self) -> Path:
@@ -228,7 +228,7 @@ class Node:
         """Run a program on the node; `AssertionError` with its output if it fails and `check` is set."""
         with self.start(*argv, user=user, environment=environment) as process:
             try:
-                output, errors = process.communicate(timeout=120)
+                output, errors = process.communicate(timeout=500)
             except subprocess.TimeoutExpired:
                 kill_tree(process.pid)
                 raise
@@ -268,7 +268,7 @@ class Node:
     def power_off(self) -> None:
         """Cut the power: every process of the node is gone."""
         os.kill(self.init, signal.SIGKILL)
-        self.switch.wait(30)
+        self.switch.wait(300)
 
 
 def kill_tree(pid: int) -> None:

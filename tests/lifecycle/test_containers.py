@@ -42,10 +42,10 @@ def test_nothing_is_left_however_the_owner_ends(nodes_possible: None, tmp_path: 
     assert _groups(group)
 
     owner.send_signal(number)
-    owner.wait(90)
+    owner.wait(300)
     owner.stdout.close()
 
-    wait_for(lambda: not any(each.is_alive() for each in processes) and not _groups(group), 90, every=0.1)
+    wait_for(lambda: not any(each.is_alive() for each in processes) and not _groups(group), 300, every=0.1)
     assert not list(tmp_path.iterdir())
 
 

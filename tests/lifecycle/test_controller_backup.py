@@ -35,7 +35,7 @@ def accounted(cluster: Cluster, number: int) -> str:
         shown = cluster.controller.run(*words, check=False).stdout
         return shown.strip() if "COMPLETED" in shown else ""
 
-    return wait_for(completed, 30, every=0.2)
+    return wait_for(completed, 300, every=0.2)
 
 
 def test_queue_and_accounting_survive_a_new_root_volume(
@@ -67,7 +67,7 @@ def test_queue_and_accounting_survive_a_new_root_volume(
 
         controller.run("sh", "-ec", restore_commands(found[1], state))
 
-        wait_for(lambda: " UP" in controller.run("scontrol", "ping", check=False).stdout, 30, every=0.2)
+        wait_for(lambda: " UP" in controller.run("scontrol", "ping", check=False).stdout, 300, every=0.2)
         assert "JobState=PENDING" in controller.run("scontrol", "show", "job", str(held)).stdout
         assert accounted(cluster, done) == f"{USER}|COMPLETED"
         assert cluster.submit(controller, "true", "--hold") > held, "no number is given twice"

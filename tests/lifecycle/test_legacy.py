@@ -48,7 +48,7 @@ def test_what_jobs_took_is_accounted(cluster: Cluster) -> None:
     def accounted() -> str:
         return cluster.controller.run(*words, user=USER).stdout.strip()
 
-    wait_for(lambda: accounted() == f"{USER}|root|2|COMPLETED", 60, accounted, every=0.1)
+    wait_for(lambda: accounted() == f"{USER}|root|2|COMPLETED", 300, accounted, every=0.1)
 
 
 def test_the_password_of_the_database_is_slurmdbds_alone(cluster: Cluster) -> None:

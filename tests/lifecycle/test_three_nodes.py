@@ -158,7 +158,7 @@ def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: 
         for process in moments.sample(started, k=len(started)):
             time.sleep(moments.uniform(0, 1.5))
             kill_tree(process.pid)
-            process.wait(30)
+            process.wait(300)
 
     # This time HyperPod starts Slurm while the scripts run.
     cluster.provision(cluster.nodes, meanwhile=lambda: cluster.start_slurm(cluster.nodes))

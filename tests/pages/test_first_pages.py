@@ -62,6 +62,9 @@ def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
         assert int(base) == 0 and int(tuned) >= least * 32, quickstart
     assert "Done, and the private Slurm is stopped" in quickstart
     assert "Nothing to submit" in used, "the same run file"
+    (record,) = checkout.glob(".quickstart/runs/quickstart/*/records/train.json")
+    facts = json.loads(record.read_text())["facts"]
+    assert (facts["tensor_parallel"], facts["data_parallel"], facts["world_size"]) == (2, 2, 4)
     assert (checkout / "report.html").stat().st_size > 10_000
 
 

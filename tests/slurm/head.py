@@ -46,7 +46,7 @@ class Head:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=300,
             check=True,
         ).stdout
 

@@ -34,12 +34,12 @@ def slurm(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sl
     for name, value in cluster.environment().items():
         monkeypatch.setenv(name, value)
     yield SlurmLauncher()
-    subprocess.run(["scancel", "--user", str(os.getuid())], check=True, timeout=30)
+    subprocess.run(["scancel", "--user", str(os.getuid())], check=True, timeout=300)
     wait_for(lambda: not queue(), what=queue, every=0.1)
 
 
 def queue() -> list[str]:
-    done = subprocess.run(["squeue", "-h", "-o", "%i %j"], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(["squeue", "-h", "-o", "%i %j"], capture_output=True, text=True, check=True, timeout=300)
     return done.stdout.splitlines()
 
 
@@ -48,7 +48,7 @@ def waiting(make_run: MakeRun, **overrides: object) -> Run:
 
 
 def names_and_comments() -> set[tuple[str, str]]:
-    done = subprocess.run(["squeue", "-h", "-o", "%j|%k"], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(["squeue", "-h", "-o", "%j|%k"], capture_output=True, text=True, check=True, timeout=300)
     return {(name, comment) for name, comment in (line.split("|") for line in done.stdout.splitlines())}
 
 
@@ -88,7 +88,7 @@ def test_a_script_that_was_submitted_by_hand_can_be_cancelled(slurm: SlurmLaunch
     run = waiting(make_run)
     prepare(run, Launchers())
     by_hand = ["sbatch", "--parsable", "--hold", str(run.paths.script("env"))]
-    done = subprocess.run(by_hand, capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(by_hand, capture_output=True, text=True, check=True, timeout=300)
     (job,) = cancel(run, Launchers())
     assert (job.stage, job.job_id) == ("env", done.stdout.strip())
     assert status(run, Launchers()).stages[0].state == "cancelled"
@@ -118,8 +118,8 @@ def test_site_customizations_of_slurm(
     monkeypatch.setenv("SQUEUE_FORMAT", "%A")
     jobs = submit(run, Launchers(), Selection())
     assert all(job.job_id.isdigit() for job in jobs)
-    subprocess.run(["scontrol", "update", f"jobid={jobs[0].job_id}", "comment=billing-tag"], check=True, timeout=30)
-    subprocess.run(["scontrol", "update", f"jobid={jobs[1].job_id}", "jobname=renamed"], check=True, timeout=30)
+    subprocess.run(["scontrol", "update", f"jobid={jobs[0].job_id}", "comment=billing-tag"], check=True, timeout=300)
+    subprocess.run(["scontrol", "update", f"jobid={jobs[1].job_id}", "jobname=renamed"], check=True, timeout=300)
     assert {entry.state for entry in status(run, Launchers()).stages} == {"pending"}
     assert len(Launchers().active(run)) == len(jobs)
 
@@ -131,7 +131,7 @@ def test_a_job_that_jobs_json_makes_up_is_not_cancelled(
     run = waiting(make_run)
     prepare(run, Launchers())
     submitted = ["sbatch", "--parsable", "--hold", f"--job-name={slurm_job_name(run.config, 'env')}", "--wrap=true"]
-    done = subprocess.run(submitted, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(submitted, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
     run.journal.add_job(Job("env", done.stdout.strip(), "slurm", utc_now()))
     assert cancel(run, Launchers()) == ()
     assert len(queue()) == 1
@@ -156,7 +156,7 @@ def test_the_jobs_of_another_user_are_left_alone(
         wait_for(lambda: len(queue()) <= 1, what=queue, every=0.1)
         assert queue()[0].split()[0] == other
     finally:
-        subprocess.run(["scancel", other], check=True, timeout=30)
+        subprocess.run(["scancel", other], check=True, timeout=300)
 
 
 def submit_as(user: int, run: Run) -> str:
@@ -173,7 +173,7 @@ def submit_as(user: int, run: Run) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=300,
     )
     return done.stdout.strip()
 

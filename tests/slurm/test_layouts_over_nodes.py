@@ -17,7 +17,7 @@ from hyperpod_ft.stages import consolidate
 from tests.training.conftest import MakeRun, curve, make_run, tiny_llama, train_here  # noqa: F401 - a fixture
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
 
 ALONE: dict[str, Any] = {"parallelism": {"ranks_per_node": 1}, "training.micro_batch_size": 2}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -85,5 +85,5 @@ def said(run: Run) -> str:
 
 def _slurm(*arguments: str) -> str:
     return subprocess.run(
-        arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True
+        arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=True
     ).stdout

@@ -22,7 +22,7 @@ from hyperpod_ft.localcluster.ports import BLOCK, reserve_ports
 from hyperpod_ft.localcluster.slurm_conf import ClusterSpec, render_cgroup_conf, render_slurm_conf
 from tests.slurm.local_clusters import assert_gone, run, start_python
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def test_up_and_down(own: LocalCluster) -> None:
@@ -142,7 +142,7 @@ def test_ordinary_user(slurm_installed: None, open_directory: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert answer.returncode == 0, answer.stderr

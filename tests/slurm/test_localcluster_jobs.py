@@ -10,7 +10,7 @@ from hyperpod_ft.localcluster import LocalCluster
 from tests.slurm.local_clusters import job_state, processes_of, run
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def test_node_loss_requeues_the_job_or_fails_it(cluster: LocalCluster, tmp_path: Path) -> None:

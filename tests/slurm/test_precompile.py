@@ -29,7 +29,7 @@ def test_every_node_traces_and_the_first_records(cluster: LocalCluster, make_run
     neuron_stand_ins.ready_for_precompile(run)
     # not `sbatch --wait`: it asks after 2, 10, then 42 s
     job = slurm(cluster, "sbatch", "--parsable", str(run.paths.script("precompile"))).strip()
-    wait_for(lambda: not slurm(cluster, "squeue", "--noheader", f"--jobs={job}"), 200, every=0.2)
+    wait_for(lambda: not slurm(cluster, "squeue", "--noheader", f"--jobs={job}"), 300, every=0.2)
     log = "".join(path.read_text() for path in run.paths.logs.glob("*.out"))
     record = run.journal.record("precompile")
     assert record is not None, log

@@ -48,17 +48,17 @@ def killing(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
     wait_for_the_queue()  # a job of an earlier test may still be completing
     yield directory
-    subprocess.run(["scancel", "--user", str(os.getuid())], check=True, timeout=30)
+    subprocess.run(["scancel", "--user", str(os.getuid())], check=True, timeout=300)
     wait_for_the_queue()
 
 
 def queue(columns: str) -> list[str]:
-    done = subprocess.run(["squeue", "-h", "-o", columns], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(["squeue", "-h", "-o", columns], capture_output=True, text=True, check=True, timeout=300)
     return done.stdout.splitlines()
 
 
 def wait_for_the_queue() -> None:
-    wait_for(lambda: not queue("%i"), 120, lambda: queue("%i %j %T %r"), every=0.1)
+    wait_for(lambda: not queue("%i"), 300, lambda: queue("%i %j %T %r"), every=0.1)
 
 
 def plan(tmp_path: Path) -> PlannedSweep:
@@ -103,7 +103,7 @@ def test_a_sweep_that_is_killed_at_every_job_loses_and_doubles_nothing(killing: 
 
     # a shared stage fails: what waits for it is cancelled, and resume submits it again, once
     (root / "fail-dataset").touch()
-    subprocess.run(["scontrol", "release", ",".join(queue("%i"))], check=True, timeout=30)
+    subprocess.run(["scontrol", "release", ",".join(queue("%i"))], check=True, timeout=300)
     wait_for_the_queue()
     sweep = Sweep.open(planned.sweep.directory)
     assert [point.state for point in sweep_result(sweep, Launchers()).points] == ["failed", "cancelled", "cancelled"]
@@ -111,7 +111,7 @@ def test_a_sweep_that_is_killed_at_every_job_loses_and_doubles_nothing(killing: 
     resumed = {done.number: [job.stage for job in done.jobs] for done in resume_sweep(sweep, Launchers())}
     after = ["train", "consolidate", "merge", "generate"]
     assert resumed == {1: ["dataset", *after], 2: after, 3: after}
-    subprocess.run(["scontrol", "release", ",".join(queue("%i"))], check=True, timeout=30)
+    subprocess.run(["scontrol", "release", ",".join(queue("%i"))], check=True, timeout=300)
     wait_for_the_queue()
 
     result = sweep_result(sweep, Launchers())

@@ -23,7 +23,7 @@ from tests.conftest import MakeRun
 from tests.slurm.local_clusters import run as slurm
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
 
 # Every rank says who it is, and what the sum over all ranks of 1 + rank is.
 ALL_REDUCE = """
@@ -178,7 +178,7 @@ def test_a_node_that_hangs_after_the_record_is_written_does_not_hold_the_job(
         assert exists or state(four_nodes, job) == "RUNNING"
         return exists
 
-    wait_for(recorded, 240, every=0.5)
+    wait_for(recorded, 300, every=0.5)
     recorded_at = time.monotonic()
     wait_for_end(four_nodes, job)
     assert state(four_nodes, job) == "COMPLETED"

@@ -21,7 +21,6 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.planning.certificate import Certificate
-from hyperpod_ft.runs.job_files import NOTICE
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import stage, train
@@ -111,7 +110,7 @@ class Launched:
     def text(self) -> str:
         return self.output.read_text(errors="replace")
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = 300) -> int:
         """The exit status. A job that takes longer fails with its output, and where each process was."""
         try:
             return self.process.wait(timeout)
@@ -119,10 +118,10 @@ class Launched:
             for pid in descendants(self.process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGABRT)  # prints the stacks of all threads: PYTHONFAULTHANDLER
-            self.process.wait(30)
+            self.process.wait(300)
             raise AssertionError(f"not done after {timeout} s:\n{self.text()}") from None
 
-    def wait_for(self, condition: Callable[[], bool], timeout: float = 120) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 300) -> None:
         """Wait until the condition holds; the job must not end before."""
         wait_for(condition, timeout, self.text, every=0.01, process=self.process)
 
@@ -135,7 +134,7 @@ class Launched:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        self.process.wait(30)
+        self.process.wait(300)
 
 
 def kit(*arguments: str, cwd: Path) -> str:
@@ -252,12 +251,10 @@ def train_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 @contextlib.contextmanager
 def process_group_of_its_own() -> Iterator[None]:
-    """Training leaves its process group after an error, and ignores notices: its process ends. A test's does not."""
-    handler = signal.getsignal(NOTICE)
+    """Training leaves its process group after an error: its process ends. A test's does not."""
     try:
         yield
     finally:
-        signal.signal(NOTICE, handler)
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 

@@ -36,7 +36,7 @@ def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs, parallelism: di
     for run in runs:
         write_rows(run.paths.dataset_path / "validation", rows=5, max_length=32, seed=9)
     job = jobs.start(2, ["compiled_worker", *(str(run.paths.directory) for run in runs)])
-    assert job.wait(150) == 0, job.text()
+    assert job.wait(300) == 0, job.text()
     expected, found = (metrics(run) for run in runs)
     for key in ("loss", "grad_norm", "validation_loss"):
         assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=0, abs=1e-5)

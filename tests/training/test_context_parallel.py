@@ -114,6 +114,6 @@ def test_validation_losses_and_exported_weights_agree(make_run: MakeRun, jobs: J
 def test_every_family_computes_on_two_ranks_what_it_does_on_one(jobs: Jobs, tmp_path: Path) -> None:
     directories = [save_family(family, tmp_path) for family in SETTINGS]
     job = jobs.start(2, ["families_worker", str(tmp_path / "differences.json"), *map(str, directories)])
-    assert job.wait(150) == 0, job.text()
+    assert job.wait(300) == 0, job.text()
     differences = json.loads((tmp_path / "differences.json").read_text())
     assert differences == dict.fromkeys(SETTINGS, "")

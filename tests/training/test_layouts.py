@@ -126,7 +126,7 @@ def compare(
     reference_of: Callable[[Run, int], dict[str, torch.Tensor]] = reference,
 ) -> None:
     job = jobs.start(4, ["layouts_worker", str(steps), str(tmp_path), *(str(run.paths.directory) for run in runs)])
-    assert job.wait(150) == 0, job.text()
+    assert job.wait(300) == 0, job.text()
     cache: dict[str, dict[str, torch.Tensor]] = {}
     for run, like in zip(runs, expected, strict=True):
         if like.config.name not in cache:

@@ -26,7 +26,7 @@ def job(run: Run, stage: str) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=300,
     )
 
 

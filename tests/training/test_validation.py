@@ -337,7 +337,7 @@ def test_a_stop_keeps_the_checkpoint_that_a_thread_writes(
     write, check = Checkpoints._write_files, sanity.check
 
     def write_late(self: Checkpoints, state: dict[str, Any], directory: Path) -> dict[str, str]:
-        assert stopped.wait(60)
+        assert stopped.wait(300)
         return write(self, state, directory)
 
     def stop_at_step_3(training: Training, progress: TrainingProgress, *more: Any) -> None:

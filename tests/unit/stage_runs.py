@@ -77,7 +77,7 @@ def start(stage: str, run: Run, **environment: str) -> "subprocess.Popen[str]":
 def finished(stage: str, run: Run, **environment: str) -> tuple[int, str]:
     """Exit status and output of the stage program."""
     process = start(stage, run, **environment)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     return process.returncode, output
 
 

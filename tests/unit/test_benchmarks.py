@@ -56,17 +56,15 @@ def test_the_dataset_benchmark_runs(tmp_path: Path) -> None:
     rows = [{"question": f"How many clips are {n} and {n}?", "answer": f"{n} + {n} = {2 * n}"} for n in range(100)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     places = ["--rows", tmp_path / "rows.jsonl", "--work", tmp_path / "work", "--results", tmp_path / "results"]
-    few = ["--rounds", "1", "--copies", "20", "--peers", "none"]
+    few = ["--cases", "conversations", "--rounds", "1", "--copies", "20", "--peers", "none"]
     command = [sys.executable, "-m", "benchmarks.datasets", *few, *places]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     written = tmp_path / "results" / "dataset.json"
     assert written.exists(), done.stdout + done.stderr  # it exits with 1 too when such a text misses a goal
     found = json.loads(written.read_text())
-    entry, conversations = found["text"], found["conversations"]
-    assert [found["output"]["rows"] for found in conversations["contenders"].values()] == [25, 500]
-    typed = "python -m benchmarks.datasets --cases text,conversations --copies 20 --rounds 1 --peers none"
-    assert entry["command"] == typed
-    assert [found["output"]["rows"] for found in entry["contenders"].values()] == [100, 2000]
+    entry = found["conversations"]
+    assert entry["command"] == "python -m benchmarks.datasets --cases conversations --copies 20 --rounds 1 --peers none"
+    assert [found["output"]["rows"] for found in entry["contenders"].values()] == [25, 500]
     assert not list((tmp_path / "work").iterdir())
 
 

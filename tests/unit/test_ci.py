@@ -1,14 +1,10 @@
 """What .ci/run makes of its two parts: the tests of engine neuron, and all others. Both are stand-ins here."""
 
-import os
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-
-from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NEURON, SUITE = "test-neuron.sh", "test.sh"
@@ -43,19 +39,6 @@ def test_both_run_and_either_can_fail_it(checkout: Path, failing: str) -> None:
     assert bool(status) == bool(failing)
     assert f"{NEURON} {beside}\n" in errors
     assert ("ENGINE NEURON FAILED" in errors) == (failing == NEURON)
-
-
-def test_an_interrupt_leaves_nothing_running(checkout: Path) -> None:
-    (checkout / "scripts" / NEURON).write_text("#!/bin/bash\necho begun\necho $$ >pid\nexec sleep 60\n")
-    (checkout / "scripts" / SUITE).write_text("#!/bin/bash\nsleep 60\n")
-    command = ["env", "NEURONX_DISTRIBUTED=/elsewhere", checkout / ".ci" / "run"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
-        pid = checkout / "pid"
-        wait_for(lambda: pid.exists() and bool(pid.read_text().strip()), 20)
-        os.killpg(run.pid, signal.SIGINT)
-        _, errors = run.communicate(timeout=20)
-    assert run.returncode and "begun" in errors
-    wait_for(lambda: not Path(f"/proc/{int(pid.read_text())}").exists(), 20)
 
 
 def test_where_upstreams_source_is_not_found_it_says_so(checkout: Path) -> None:

@@ -124,7 +124,7 @@ def save_sharded(work: Path, jobs: Sequence[Sharding], world_size: int = 2) -> N
         for rank in range(world_size)
     ]
     try:
-        assert [process.wait(timeout=120) for process in ranks] == [0] * world_size
+        assert [process.wait(timeout=300) for process in ranks] == [0] * world_size
     finally:
         for process in ranks:
             process.kill()

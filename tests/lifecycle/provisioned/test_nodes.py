@@ -129,7 +129,7 @@ def test_what_a_killed_run_left_at_work_is_waited_for(legacy_node: Node, tmp_pat
 _SEED = 5
 
 
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(600)
 def test_killed_anywhere_and_run_again(tmp_path: Path) -> None:
     """Two nodes at a time: one is killed at random moments while the other runs; then both are right, with one key."""
     moments = random.Random(_SEED)

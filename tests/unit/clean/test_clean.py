@@ -222,7 +222,7 @@ def test_a_submission_that_begins_first_keeps_what_it_needs(make_run: MakeRun) -
             removal_of_model = pool.submit(removed, root, model)
             new.freeze()
         with pytest.raises(UserError, match=f"needed by {new.paths.full_name}"):
-            removal_of_model.result(timeout=30)
+            removal_of_model.result(timeout=300)
     assert done.paths.base_model.exists()
 
 
@@ -262,7 +262,7 @@ def test_a_submission_that_begins_later_sees_what_is_gone(make_run: MakeRun, cap
             submission = pool.submit(submit, new, Launchers((Noting(),)), Selection(), "process")
             wait_for(lambda: "waiting for hyperpod-ft clean" in capfd.readouterr().out)
             publish.discard(done.paths.base_model)
-        submission.result(timeout=30)
+        submission.result(timeout=300)
     assert (done.paths.root / "submitted").read_text().split()[0] == "download"
 
 
@@ -275,7 +275,7 @@ def test_a_submission_that_waited_for_the_removal_of_its_run_makes_it_again(
             submission = pool.submit(prepare, run, Launchers())
             wait_for(lambda: "waiting for hyperpod-ft clean" in capfd.readouterr().out)
             publish.discard(run.paths.directory)
-        submission.result(timeout=30)
+        submission.result(timeout=300)
     assert Run.open(run.paths.directory).paths.logs.is_dir(), "Slurm fails a job whose log it cannot open"
     assert (run.paths.directory / "submit.lock").exists()
 

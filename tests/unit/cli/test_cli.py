@@ -67,7 +67,7 @@ def answer(directory: Path, answers: str, *options: str, interrupted_at: str = "
             printed += part
         if interrupted_at:
             run.send_signal(signal.SIGINT)
-        printed += run.communicate(timeout=120)[0]
+        printed += run.communicate(timeout=300)[0]
     for descriptor in (keyboard, terminal):
         os.close(descriptor)
     return run.returncode, printed.decode()

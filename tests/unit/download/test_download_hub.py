@@ -278,7 +278,7 @@ def test_two_runs_that_want_the_same_model_fetch_it_once(tmp_path: Path, hub: Hu
     assert runs[0].plan["download"].fingerprint != runs[1].plan["download"].fingerprint
     assert runs[0].paths.base_model == runs[1].paths.base_model
     processes = [start("download", run, **environment(hub, tmp_path)) for run in runs]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert sorted(name for name, _ in hub.fetched() if name in MODEL and name != "README.md") == sorted(
         MODEL.keys() - {"README.md"}

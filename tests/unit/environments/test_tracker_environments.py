@@ -82,7 +82,7 @@ def test_training_waits_only_so_long_for_trackers(make_run: MakeRun) -> None:
     holder = subprocess.Popen(["flock", lock, "sleep", "60"])
     try:
         command = [sys.executable, "-c", SLOW, str(run.paths.directory)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     finally:
         subprocess.run(["pkill", "-KILL", "-P", str(holder.pid)], check=False)
         holder.kill()

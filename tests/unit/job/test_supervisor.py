@@ -52,7 +52,7 @@ def start(run: Run, command: str, program: str = "", **environment: str) -> "sub
 
 
 def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     return process.returncode, output
 
 
@@ -236,7 +236,7 @@ def test_auto_resume_is_asked_for_where_hyperpod_is_and_nowhere_else(
     (tmp_path / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@" >srun-arguments\n')
     (tmp_path / "srun").chmod(0o755)
     job = {"SLURM_JOB_NODELIST": "node1", "SLURM_CPUS_ON_NODE": "2"}
-    subprocess.run(["bash", script], env=os.environ | slurm | job, check=True, timeout=60)
+    subprocess.run(["bash", script], env=os.environ | slurm | job, check=True, timeout=300)
     arguments = (run.paths.directory / "srun-arguments").read_text().splitlines()
     assert ("--auto-resume=1" in arguments) == hyperpod
     assert ("--cpus-per-task=2" in arguments) != hyperpod
@@ -267,7 +267,7 @@ def test_a_training_job_waits_for_its_checkpoint_as_long_as_its_own_notice_allow
     wait_for((run.paths.directory / "started").exists)
     process.send_signal(signal.SIGUSR1)
     try:
-        process.wait(30)
+        process.wait(300)
     finally:
         (run.paths.directory / "over").touch()
     status, output = finish(process)

@@ -52,4 +52,4 @@ def serving(tuned_run: Run) -> Iterator[Serving]:
     started = serve(str(tuned_run.paths.directory), "--adapter", f"mine={tuned_run.paths.adapter}")
     yield started
     started.process.terminate()
-    assert started.process.wait(30) == 0
+    assert started.process.wait(300) == 0

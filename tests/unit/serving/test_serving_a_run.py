@@ -22,7 +22,7 @@ from tests.unit.serving.tuned import ROWS, TINY_LLAMA, TOKENS
 
 @pytest.fixture(scope="module")
 def client(serving: Serving) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_directory_with_a_key_until_ctrl_c(tuned_run: Run) -> None:
         asking.with_options(api_key="guess").models.list()
     assert "secret" not in "\n".join(started.printed) and "$HYPERPOD_FT_API_KEY" in "\n".join(started.printed)
     started.process.send_signal(signal.SIGINT)
-    assert started.process.wait(30) == 130
+    assert started.process.wait(300) == 130
 
 
 def test_what_cannot_be_served_is_one_line(tuned_run: Run, make_run: Any, tmp_path: Any) -> None:

@@ -64,12 +64,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     started = serve(str(scripted_model.save(tmp_path_factory.mktemp("scripted") / "it", TEMPLATE, ANSWERS, special)))
     yield started
     started.process.terminate()
-    assert started.process.wait(30) == 0
+    assert started.process.wait(300) == 0
 
 
 @pytest.fixture(scope="module")
 def client(server: Serving) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300)
 
 
 def ask(client: openai.OpenAI, messages: list[Any] = ASKED, **options: Any) -> Any:
@@ -161,7 +161,7 @@ def test_a_template_of_no_known_form_is_announced(tmp_path: Path) -> None:
     model = scripted_model.save(tmp_path / "it", template, {"<think>": ["\nhm\n", "</think>", "\nyes"]})
     started = serve(str(model))
     started.process.terminate()
-    assert started.process.wait(30) == 0
+    assert started.process.wait(300) == 0
     line = "Tool calls: not parsed, since the chat template has none of the known forms; reasoning: in <think>"
     assert line in started.printed
     done = subprocess.run(

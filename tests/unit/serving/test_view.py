@@ -87,7 +87,7 @@ Ask = Callable[..., tuple[int, str]]
 @pytest.fixture
 def ask(server: ViewServer) -> Iterator[Ask]:
     """Status and text of a request; paths go over the wire as they are."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
 
     def request(path: str, method: str = "GET", token: str | None = None, **headers: str) -> tuple[int, str]:
         before = server.token if token is None else token
@@ -206,12 +206,12 @@ def test_the_command_says_where_and_how_to_reach_it(idle: Run) -> None:
     assert url is not None
     assert lines[1] == f"All runs below {idle.paths.root}: {url[1]}/\n"
     assert f"cluster ssh CLUSTER_FILE -L {url[2]}:127.0.0.1:{url[2]}" in lines[2]
-    connection = http.client.HTTPConnection("127.0.0.1", int(url[2]), timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", int(url[2]), timeout=300)
     connection.request("GET", url[1].partition(url[2])[2])  # without the slash at its end
     answer = connection.getresponse()
     assert (answer.status, answer.headers["Location"]) == (308, f"{url[1].partition(url[2])[2]}/")
     viewing.send_signal(signal.SIGINT)
-    assert viewing.wait(60) == 0
+    assert viewing.wait(300) == 0
     connection.close()
     viewing.stdout.close()
 
@@ -261,13 +261,13 @@ def test_a_page_that_takes_its_time_holds_up_no_other(tmp_path: Path) -> None:
     def slow() -> str:
         made.append("slow")
         asked.set()
-        assert answered.wait(60)
+        assert answered.wait(300)
         return "slow"
 
     with ThreadPoolExecutor() as pool:
         try:
             first = pool.submit(pages._page, ("slow",), slow)
-            assert asked.wait(60)
+            assert asked.wait(300)
             second = pool.submit(pages._page, ("slow",), slow)
             assert pool.submit(pages._page, ("other",), lambda: "other").result(timeout=5) == b"other"
         finally:

@@ -130,7 +130,7 @@ def test_serve_with_becomes_its_parent(tuned_run: Run, tmp_path: Path) -> None:
     (command,) = [shown for shown in started.printed if shown.startswith("curl ")]
     assert '"model": "tuned"' in command and "chat/completions" in command
     started.process.terminate()
-    assert started.process.wait(30) == 0
+    assert started.process.wait(300) == 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -146,7 +146,7 @@ def test_a_template_in_the_tokenizer_configuration_is_asked_as_a_chat(tuned_run:
         (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": given}))
         started = serve(str(model), "--with", str(stand_in(tmp_path / path.replace("/", "-"))))
         started.process.terminate()
-        assert started.process.wait(30) == 0
+        assert started.process.wait(300) == 0
         (command,) = [shown for shown in started.printed if shown.startswith("curl ")]
         assert f"/v1/{path} " in command
 
@@ -197,4 +197,4 @@ def test_vllm_answers_as_stage_generate(tuned_run: Run, base: str) -> None:
                 assert chat.choices[0].message.content == sample[name] and chat.usage == text.usage
     finally:
         started.process.terminate()
-        started.process.wait(60)
+        started.process.wait(300)

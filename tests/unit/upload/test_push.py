@@ -75,7 +75,7 @@ def start(run: Run, hub: Hub, *options: str, token: str = GOOD_TOKEN) -> "subpro
 
 def push(run: Run, hub: Hub, *options: str, token: str = GOOD_TOKEN) -> tuple[int, str]:
     process = start(run, hub, *options, token=token)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     return process.returncode, output
 
 

@@ -102,7 +102,7 @@ def lead(
 
 
 def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     return process.returncode, output
 
 
@@ -153,7 +153,7 @@ def test_a_host_without_the_first_one_ends_what_it_runs_and_comes_back(job: str)
         wait_for(lambda: hosts[0].process is not None)
         process.kill()
         running = hosts[0].process
-        assert running is not None and running.wait(30) == -signal.SIGKILL
+        assert running is not None and running.wait(300) == -signal.SIGKILL
         hosts[0].script = "exit 0"
         assert finish(lead(job, 2, "exit 0"))[0] == 0
         process.wait()

@@ -40,7 +40,7 @@ def start(
 
 
 def end(process: "subprocess.Popen[str]") -> list[str]:
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     return output.splitlines()
 
 

@@ -56,7 +56,7 @@ def test_a_short_answer_does_not_wait_for_a_long_one(answering: Answering) -> No
         if tokens == 3:
             thread = threading.Thread(target=lambda: meanwhile.append(answering.answer(asked(), nowhere).text))
             thread.start()
-            thread.join(30)
+            thread.join(300)
 
     long = answering.answer(asked("how many", max_tokens=40), count)
     assert meanwhile == [alone] and tokens >= 3
@@ -71,7 +71,7 @@ def test_an_answer_that_nobody_reads_frees_the_model(answering: Answering) -> No
         answering.answer(asked(), gone)
     other = threading.Thread(target=answering.answer, args=(asked(), nowhere))
     other.start()
-    other.join(30)
+    other.join(300)
     assert not other.is_alive()
 
 

@@ -28,7 +28,7 @@ def endless(_: Request) -> Iterator[str]:
 
 
 def ask(server: Server, method: str, path: str, content: str | None = None, **headers: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, content, JSON | named)
     response = connection.getresponse()
@@ -38,7 +38,7 @@ def ask(server: Server, method: str, path: str, content: str | None = None, **he
 
 
 def client(server: Server, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=key, max_retries=0, timeout=10)
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=key, max_retries=0, timeout=300)
 
 
 def message_of(found: Any) -> str:
@@ -68,7 +68,7 @@ def test_sagemakers_paths(start: Callable[..., Server]) -> None:
 
 
 def test_a_path_that_is_no_url_is_the_clients_mistake(start: Callable[..., Server]) -> None:
-    with socket.create_connection(("127.0.0.1", start().port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", start().port), timeout=300) as connection:
         connection.sendall(b"GET http://[x HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         assert connection.makefile("rb").readline().split()[1] == b"400"
 
@@ -145,10 +145,10 @@ def test_a_client_that_goes_away_ends_its_answer(start: Callable[..., Server], s
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         content = QUESTION[:-1] + f', "stream": {stream}}}'
         connection.sendall(f"POST {CHAT} HTTP/1.1\r\nContent-Length: {len(content)}\r\n\r\n{content}".encode())
-        assert begun.wait(10)
+        assert begun.wait(300)
         if stream == "true":
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
-    assert isinstance(server.answers, MadeUp) and server.answers.ended.wait(10)
+    assert isinstance(server.answers, MadeUp) and server.answers.ended.wait(300)
     assert server.answer_slots._value == servers._MAX_ANSWERS, "its place is free"
 
 
@@ -160,7 +160,7 @@ def test_a_client_that_reads_nothing_ends_its_answer(
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         content = QUESTION[:-1] + ', "stream": true}'
         connection.sendall(f"POST {CHAT} HTTP/1.1\r\nContent-Length: {len(content)}\r\n\r\n{content}".encode())
-        assert isinstance(server.answers, MadeUp) and server.answers.ended.wait(20)
+        assert isinstance(server.answers, MadeUp) and server.answers.ended.wait(300)
 
 
 def test_more_questions_than_places_are_told_to_wait(
@@ -170,7 +170,7 @@ def test_more_questions_than_places_are_told_to_wait(
 
     def words(_: Request) -> Iterator[str]:
         entered.set()
-        assert go_on.wait(10)
+        assert go_on.wait(300)
         yield "done"
 
     monkeypatch.setattr(servers, "_MAX_ANSWERS", 1)
@@ -178,11 +178,11 @@ def test_more_questions_than_places_are_told_to_wait(
     found: list[tuple[int, Any]] = []
     first = threading.Thread(target=lambda: found.append(ask(server, "POST", CHAT, QUESTION)))
     first.start()
-    assert entered.wait(10)
+    assert entered.wait(300)
     status, busy = ask(server, "POST", CHAT, QUESTION)
     assert status == 429 and "later" in message_of(busy)
     go_on.set()
-    first.join(10)
+    first.join(300)
     assert found[0][0] == 200
     while not server.answer_slots._value:  # given back just after the answer
         threading.Event().wait(0.001)
@@ -227,17 +227,17 @@ def test_pages_of_other_sites_are_refused(start: Callable[..., Server]) -> None:
 
 def test_bodies_are_bounded(start: Callable[..., Server]) -> None:
     server = start()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=300) as connection:
         connection.sendall(f"POST {CHAT} HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n".encode())
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413")
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=300) as connection:
         connection.sendall(f"POST {CHAT} HTTP/1.1\r\n\r\n".encode())
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 411")
 
 
 @pytest.mark.parametrize("request_line", ["PUT / HTTP/1.1", "OPTIONS * HTTP/1.1", "nonsense", "GET / HTTP/9.9"])
 def test_what_http_itself_refuses_is_json_too(start: Callable[..., Server], request_line: str) -> None:
-    with socket.create_connection(("127.0.0.1", start().port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", start().port), timeout=300) as connection:
         connection.sendall(f"{request_line}\r\n\r\n".encode())
         connection.shutdown(socket.SHUT_WR)
         found = b"".join(iter(lambda: connection.recv(1 << 16), b""))
@@ -245,7 +245,7 @@ def test_what_http_itself_refuses_is_json_too(start: Callable[..., Server], requ
 
 
 def test_a_body_that_was_not_read_is_no_request(start: Callable[..., Server]) -> None:
-    with socket.create_connection(("127.0.0.1", start(api_key="key").port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", start(api_key="key").port), timeout=300) as connection:
         hidden = "GET / HTTP/1.1\r\n\r\n"
         connection.sendall(f"POST {CHAT} HTTP/1.1\r\nContent-Length: {len(hidden)}\r\n\r\n{hidden}".encode())
         found = b"".join(iter(lambda: connection.recv(1 << 16), b""))
@@ -253,7 +253,7 @@ def test_a_body_that_was_not_read_is_no_request(start: Callable[..., Server]) ->
 
 
 def test_a_connection_answers_several_requests(start: Callable[..., Server]) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", start().port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", start().port, timeout=300)
     for _ in range(3):
         connection.request("POST", CHAT, QUESTION)
         used = connection.sock
@@ -262,7 +262,7 @@ def test_a_connection_answers_several_requests(start: Callable[..., Server]) -> 
 
 def test_the_page_may_load_nothing_else(start: Callable[..., Server]) -> None:
     server = start()
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
     connection.request("GET", "/")
     response = connection.getresponse()
     policy = response.headers["Content-Security-Policy"]

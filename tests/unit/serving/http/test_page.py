@@ -108,7 +108,7 @@ def test_escape_stops_the_answers(window: Browser, start: Callable[..., Server])
     window.wait_for(lambda: all("word" in text for text in window.texts(".text")) and window.texts(".text"))
     window.press(ESCAPE)
     window.wait_for(lambda: window.texts(".meta") == ["stopped", "stopped"])
-    assert isinstance(server.answers, MadeUp) and server.answers.ended.wait(10)
+    assert isinstance(server.answers, MadeUp) and server.answers.ended.wait(300)
     picture(window, "stopped")
 
 
