@@ -8,7 +8,7 @@ utils/save_and_load.py, `get_peft_model_state_dict`). What it saves for the expe
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ __all__ = [
     "check_fit",
     "classify_tensors",
     "modules",
+    "prefix_of_headless",
     "with_live_names",
 ]
 
@@ -135,11 +136,17 @@ def with_live_names(modules: Iterable[str], stored: Mapping[str, LogicalTensor])
         for module in sorted(known, key=lambda module: f"{_plain(module)}.weight" == OUTPUT):
             before, prefix = (_lead(name) for name in (plain[f"{_plain(module)}.weight"], module))
             return {_live(name, before, prefix): tensor for name, tensor in stored.items()}
+    prefix = prefix_of_headless(modules, stored)
+    return {f"{prefix}{name}": tensor.renamed(f"{prefix}{name}") for name, tensor in stored.items()}
+
+
+def prefix_of_headless(modules: Iterable[str], stored: Collection[str]) -> str:
+    """What transformers puts before the names of a model that was saved without its head; empty for other models."""
     for module in modules:
-        prefix, _, rest = module.partition(".")
-        if f"{rest}.weight" in stored and not any(name.startswith(f"{prefix}.") for name in stored):
-            return {f"{prefix}.{name}": tensor.renamed(f"{prefix}.{name}") for name, tensor in stored.items()}
-    return dict(stored)
+        first, _, rest = module.partition(".")
+        if f"{rest}.weight" in stored and not any(name.startswith(f"{first}.") for name in stored):
+            return f"{first}."
+    return ""
 
 
 def _plain(name: str) -> str:

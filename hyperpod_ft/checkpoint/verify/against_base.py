@@ -87,20 +87,11 @@ def effects_on(adapter: Path, tensors: Tensors, base: Path, stored: Tensors) -> 
     """What an adapter does to a base. Raises UserError when a configuration cannot be read."""
     config = model_directory.read_config(base)
     stored = model_directory.without_predictors(config, stored)
-    prefix = _prefix(lora.modules(tensors.values()), stored)
+    prefix = lora.prefix_of_headless(lora.modules(tensors.values()), stored)
     named = {f"{prefix}{name}": tensor for name, tensor in stored.items()}
     if model_directory.is_tied(config, stored):
         named = model_directory.with_tied_output(named)
     return read_effects(adapter, tensors, named, config, prefix)
-
-
-def _prefix(modules: Iterable[str], stored: Tensors) -> str:
-    """What transformers puts before the names of a model that was saved without its head."""
-    for module in modules:
-        first, _, rest = module.partition(".")
-        if f"{rest}.weight" in stored and not any(name.startswith(f"{first}.") for name in stored):
-            return f"{first}."
-    return ""
 
 
 def adapter_faults(adapter: Path, tensors: Tensors, base: Path | None) -> tuple[list[str], list[str]]:
