@@ -232,11 +232,17 @@ def without_predictors(config: Mapping[str, Any], tensors: Mapping[str, LogicalT
     layers = of_language_model(config).get("num_hidden_layers")
 
     def predicts(name: str) -> bool:
-        layer = _LAYER.match(name)
-        after_the_last = layer is not None and isinstance(layers, int) and int(layer[1]) >= layers
+        layer = layer_of(name)
+        after_the_last = layer is not None and isinstance(layers, int) and layer >= layers
         return after_the_last or _PREDICTOR.search(name) is not None
 
     return {name: tensor for name, tensor in tensors.items() if not predicts(name)}
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the layer of a decoder that a tensor is in; None for others, and where layers have other names."""
+    found = _LAYER.match(name)
+    return int(found[1]) if found else None
 
 
 def with_tied_output(tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:

@@ -16,19 +16,25 @@ from hyperpod_ft.checkpoint.tensors.reading import same_values
 
 Tensors = Mapping[str, LogicalTensor]
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(?P<rest>\.weight)?")
 
 
 def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
-    """The faults of a Hugging Face model. Raises UserError when config.json cannot be read."""
+    """The faults of a Hugging Face model; of an image-text model, its language model's.
+
+    Raises UserError when config.json cannot be read.
+    """
     config = model_directory.read_config(directory)
+    described = model_directory.of_language_model(config)
     where = directory / model_directory.CONFIG
     embedding, output = model_directory.embedding(tensors), model_directory.OUTPUT
-    wanted = (config.get("vocab_size"), config.get("hidden_size"))
+    wanted: tuple[Any, Any] = (described.get("vocab_size"), described.get("hidden_size"))
     for name in (embedding, output):
-        if name and name in tensors and None not in wanted and tensors[name].shape != wanted:
-            yield f"{where}: vocab_size and hidden_size are {list(wanted)}, {name} is {list(tensors[name].shape)}"
+        if name and name in tensors and None not in wanted and (found := tensors[name].shape) != wanted:
+            # mllama and molmo2 have rows for images' tokens there
+            if described is not config and name == embedding and found[1:] == wanted[1:] and found[0] > wanted[0]:
+                continue
+            yield f"{where}: vocab_size and hidden_size are {list(wanted)}, {name} is {list(found)}"
     stated = config.get("tie_word_embeddings")  # its default depends on the architecture
     if stated and model_directory.is_encoder_decoder(config):
         stated = model_directory.is_tied(config, tensors)
@@ -37,8 +43,8 @@ def model_faults(directory: Path, tensors: Tensors) -> Iterator[str]:
     if embedding and output in tensors and stated and not _equal(tensors[embedding], tensors[output]):
         yield f"{where}: tie_word_embeddings is true, but {output} differs from {embedding}, which replaces it"
     yield from _dtype_faults(config, where, tensors)
-    count = config.get("num_hidden_layers")
-    layers = {int(found[1]) for name in tensors if (found := _LAYER.match(name))}
+    count = described.get("num_hidden_layers")
+    layers = {layer for name in tensors if (layer := model_directory.layer_of(name)) is not None}
     # extra layers are valid: some models use them to predict several tokens
     if layers and type(count) is int and (present := sum(layer < count for layer in layers)) < count:
         yield f"{where}: num_hidden_layers is {count}, but only {present} layers have weights"
@@ -54,7 +60,9 @@ def _equal(left: LogicalTensor, right: LogicalTensor) -> bool:
 
 
 def _dtype_faults(config: Mapping[str, Any], where: Path, tensors: Tensors) -> Iterator[str]:
-    stated = config.get("dtype", config.get("torch_dtype"))
+    # an image-text model states it at the top, or only of its parts
+    given = (config, model_directory.of_language_model(config))
+    stated = next((one[key] for one in given for key in ("dtype", "torch_dtype") if one.get(key)), None)
     held = sorted({tensor.dtype for tensor in tensors.values()} & FLOATING)
     # norms and gates often have a wider dtype than the rest; quantized weights have their own dtypes
     wanted = None if "quantization_config" in config else DTYPE_OF_TORCH_NAME.get(str(stated))

@@ -74,6 +74,31 @@ def test_a_configuration_of_another_model_is_found(tmp_path: Path, config: dict[
     assert line in verify(directory).findings[0]
 
 
+@pytest.mark.parametrize(
+    ("described", "line"),
+    [
+        ({"vocab_size": 25}, "are [25, 16], model.language_model.embed_tokens.weight is [24, 16]"),
+        ({"hidden_size": 8}, "are [24, 8], model.language_model.embed_tokens.weight is [24, 16]"),
+        ({"dtype": "bfloat16"}, "dtype is bfloat16, the tensors are F32"),
+        ({"num_hidden_layers": 5}, "num_hidden_layers is 5, but only 3 layers"),
+    ],
+)
+def test_that_of_an_image_text_models_language_model_too(tmp_path: Path, described: dict[str, Any], line: str) -> None:
+    """Their embedding may have rows for images, and the layers of the tower are not the language model's."""
+    tensors = {name.replace("model.", "model.language_model."): array for name, array in arrays().items()}
+    tensors["model.vision_tower.layers.7.norm.weight"] = tensors["model.language_model.norm.weight"]
+    parts = {"hidden_size": 16, "num_hidden_layers": 3, "dtype": "float32"}
+    directory = write(tmp_path / "model", tensors)
+    (directory / "config.json").write_text(json.dumps({"text_config": parts | {"vocab_size": 24}}))
+    assert verify(directory).ok
+    change_json(directory / "config.json", text_config=parts | {"vocab_size": 24} | described)
+    assert line in verify(directory).findings[0]
+    del tensors["lm_head.weight"]
+    more = write(tmp_path / "more", tensors)
+    (more / "config.json").write_text(json.dumps({"text_config": parts | {"vocab_size": 20}}))
+    assert verify(more).ok
+
+
 def test_a_missing_output_layer_is_found(tmp_path: Path) -> None:
     tensors = {name: array for name, array in arrays().items() if name != "lm_head.weight"}
     config = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False}
