@@ -138,6 +138,13 @@ NOT_CAUSAL = frozenset(
     """.split()  # noqa: SIM905 - a list would have a line for each
 )
 
+# Image-text models that transformers' class for causal models loads too; the harness of stage eval knows no other.
+CAUSAL_IMAGE_TEXT = frozenset(
+    """
+    emu3 fuyu gemma3 gemma3n gemma4 gemma4_unified got_ocr2 llama4 mllama qwen3_5 qwen3_5_moe qwen4_exp
+    """.split()  # noqa: SIM905 - as above
+)
+
 
 def family_of(model_type: str) -> Family | None:
     """The row of a config.json's model_type; None for a family that cannot be divided."""

@@ -8,12 +8,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hyperpod_ft.checkpoint.formats.model_directory import is_encoder_decoder, read_config, refuse_undecodable
+from hyperpod_ft.checkpoint.formats.model_directory import (
+    is_encoder_decoder,
+    is_image_text,
+    read_config,
+    refuse_undecodable,
+)
+from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Training
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.certificate import Certificate
 from hyperpod_ft.planning.engine_rules import limits_of, rules_of
+from hyperpod_ft.planning.families import CAUSAL_IMAGE_TEXT
 from hyperpod_ft.planning.layout import Degrees, Layout, divisors
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
@@ -45,6 +52,7 @@ def check_model_directory(
     attributes. `certificate`: None where there is none yet, or with engine neuron.
     """
     model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
+    _check_evaluation(config, model_config)
     if certificate:
         certificate.check(config, degrees)
     shape, rules = check_trainable(config, degrees, model_config), rules_of(config.engine)
@@ -54,6 +62,16 @@ def check_model_directory(
     layout = replace(rules.layout(config, degrees, shape), own_attention=own_attention)
     pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
     return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, pipeline)
+
+
+def _check_evaluation(config: RunConfig, model_config: Mapping[str, Any]) -> None:
+    """Refuse section eval for a model that lm-evaluation-harness cannot load, which it would say after the training."""
+    family = str(model_config.get("model_type", ""))
+    if config.eval and is_image_text(model_config) and family not in CAUSAL_IMAGE_TEXT:
+        raise UserError(
+            f"eval: lm-evaluation-harness cannot load image-text models of type {shown(family)}",
+            "remove the section, and evaluate the tuned model with another program",
+        )
 
 
 def check_trainable(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> ModelShape | None:

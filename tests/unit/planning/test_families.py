@@ -7,14 +7,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 from transformers.pytorch_utils import Conv1D
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.torch.lora.adapters import adapt, is_adapted
 from hyperpod_ft.engines.torch.model import tensor_parallel
-from hyperpod_ft.planning.families import FAMILIES, family_of
+from hyperpod_ft.planning.families import CAUSAL_IMAGE_TEXT, FAMILIES, family_of
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.torch.memory import memory_of
@@ -115,3 +119,9 @@ def test_parameters_are_counted(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "opt", ""])
 def test_others_have_no_row(model_type: str) -> None:
     assert family_of(model_type) is None
+
+
+def test_the_image_text_models_that_load_as_causal_ones() -> None:
+    both = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys() & MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+    nested = {model_type for model_type in both if "text_config" in CONFIG_MAPPING[model_type].sub_configs}
+    assert nested == CAUSAL_IMAGE_TEXT

@@ -10,6 +10,7 @@ from torch.distributed import HashStore
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.planning.memory import Memory, available
 from hyperpod_ft.planning.model_fit import check_memory, check_model_directory
 from hyperpod_ft.planning.parallelism import degrees_of
@@ -132,6 +133,25 @@ def test_a_model_on_disk_is_checked(make_run: MakeRun, tmp_path: Path) -> None:
     assert check(config, LLAMA_3_8B | ROTARY_OF_5 | {"rope_theta": 5e5})
     assert check(make_run().config, LLAMA_3_8B | ROTARY_OF_5) is None
     assert check(make_run().config, {"model_type": "gpt_neox"}) is None, "left to engine torch"
+
+
+def test_an_evaluation_that_could_not_load_the_model_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    """Before its training: by `submit` where the model is here, else by stage download."""
+    (tmp_path / "model").mkdir()
+    settings = {"parallelism": {"ranks_per_node": 1}, "model": {"source": str(tmp_path / "model")}}
+    plain, evaluated = make_run(**settings), make_run(**settings, eval={"tasks": ["arc_easy"]})
+
+    def describe(model_type: str, **values: Any) -> None:
+        (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": model_type} | values))
+
+    nested = {"text_config": {"model_type": "llama"}}
+    describe("llava", **nested)
+    check_model_directory(plain.config, plain.plan.degrees, tmp_path / "model")
+    with pytest.raises(UserError, match=r"^eval: [^\n]* of type 'llava'; remove the section[^\n]*$"):
+        check_run(evaluated)
+    for others in ({}, nested):
+        describe("gemma3" if others else "llama", **others)
+        check_model_directory(evaluated.config, evaluated.plan.degrees, tmp_path / "model")
 
 
 @pytest.fixture
