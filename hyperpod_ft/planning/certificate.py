@@ -21,6 +21,7 @@ class Certificate:
 
     not_packed: str = ""  # why documents do not share rows; empty: they train there as they do alone
     not_proven: str = ""  # why there was no small model to prove anything with
+    target_parameters: tuple[str, ...] = ()  # PEFT's, of the adapters; those of shared experts are such too
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Certificate | None":
@@ -38,7 +39,16 @@ class Certificate:
         return f"{proven}; {f'one example a row: {self.not_packed}' if self.not_packed else 'examples share rows'}"
 
     def check(self, config: RunConfig, degrees: Degrees) -> None:
-        """Raise UserError when a run has several documents, or ranks, in a row of a model that cannot have them."""
+        """Raise UserError for several documents, or ranks, in a row of a model that cannot have them.
+
+        And for an endpoint that cannot serve the adapters.
+        """
+        if self.target_parameters and config.deploy and config.deploy.model == "adapter":
+            raise UserError(
+                "deploy.model: vLLM is not known to serve adapters with target_parameters, as this model's need for"
+                f" {', '.join(self.target_parameters)}",
+                "set it to merged",
+            )
         if not self.not_packed:
             return
         if config.dataset.has_preferences:

@@ -83,6 +83,12 @@ def test_a_window_that_only_a_mask_has_is_found(tmp_path: Path) -> None:
     assert "do not train as they do alone" in certified(tmp_path, "qwen2_moe", None, **values).not_packed
 
 
+def test_what_adapters_name_as_parameters_is_recorded(tmp_path: Path) -> None:
+    """PEFT takes linears of shared experts for those of experts, which vLLM does not serve."""
+    found = certified(tmp_path, "qwen2_moe", Lora())
+    assert found.target_parameters == ("down_proj.weight", "gate_proj.weight", "up_proj.weight")
+
+
 def test_where_no_small_model_can_be_built_nothing_is_proven(tmp_path: Path) -> None:
     found = certified(tmp_path, "zamba", None)
     assert found.not_proven and found.not_packed == found.not_proven

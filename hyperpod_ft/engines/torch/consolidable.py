@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from hyperpod_ft.checkpoint.formats.located import locate, names_in_checkpoints
 from hyperpod_ft.checkpoint.formats.model_directory import quantization, read_config, without_predictors
 from hyperpod_ft.checkpoint.formats.safetensors_file import has_weights, read_model
+from hyperpod_ft.checkpoint.sharded.description import LoraDescription
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.checkpoint_directory import check_consolidable
@@ -28,8 +29,11 @@ from hyperpod_ft.engines.torch.loading.held import check_experts, held_parts
 from hyperpod_ft.errors import EXIT_USER_ERROR, UserError
 
 
-def check(directory: Path, lora: Lora | None) -> None:
-    """Raise UserError when the model cannot be trained, or what is trained cannot be consolidated."""
+def check(directory: Path, lora: Lora | None) -> LoraDescription | None:
+    """The adapters that training gives the model.
+
+    Raises UserError when it cannot be trained, or what is trained cannot be consolidated.
+    """
     model = whole_model(directory, torch.float32)
     located = locate(model, directory) if _has_weights(directory) else {}
     stored = _stored(directory) if located else {}
@@ -43,6 +47,7 @@ def check(directory: Path, lora: Lora | None) -> None:
             held = {} if lora else held_parts(model, located, directory)
             names = names_in_checkpoints(model, located, directory)
             check_consolidable(trained_shapes(model, names), described, directory, held)
+        return described
     except UserError as error:
         if lora is None or joined is None or not targets or error.problem.startswith("lora."):
             raise

@@ -24,7 +24,8 @@ def certify(source: Path, lora: Lora | None, scratch: Path) -> Certificate:
     all its attention; no small one is made. Raises UserError when the model cannot be trained, or what is trained
     cannot be consolidated or loaded.
     """
-    consolidable.check(source, lora)
+    adapters = consolidable.check(source, lora)
+    parameters = adapters.target_parameters if adapters else ()
     if is_encoder_decoder(read_config(source)):
         return Certificate()
     small = scratch / SMALL
@@ -33,7 +34,7 @@ def certify(source: Path, lora: Lora | None, scratch: Path) -> Certificate:
         alone = packing.alone(small)
     except NotBuiltError as error:
         reason = f"no small model of this type could be tried: {error}"
-        return Certificate(not_packed=reason, not_proven=reason)
+        return Certificate(reason, reason, parameters)
     not_packed = packing.why_not_packed(small, alone)
     try:
         if not_packed and (different := packing.why_not_unpacked(small, alone)):
@@ -48,4 +49,4 @@ def certify(source: Path, lora: Lora | None, scratch: Path) -> Certificate:
     except Exception as error:  # transformers' classes raise errors of any type
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"model.source: a small model of this type cannot be trained: {reason}", _REMEDY) from error
-    return Certificate(not_packed)
+    return Certificate(not_packed, target_parameters=parameters)

@@ -41,6 +41,19 @@ def test_without_packing_every_model_may_train(make_run: MakeRun, packing: str) 
     Certificate(APART, not_proven=APART).check(make_run(dataset__packing=packing).config, ONE_RANK)
 
 
+@pytest.mark.parametrize("served", ["adapter", "merged"])
+def test_an_endpoint_of_an_adapter_that_vllm_does_not_serve_is_refused(make_run: MakeRun, served: str) -> None:
+    config = make_run(deploy={"instance_type": "g6.2xlarge", "model": served}).config
+    Certificate().check(config, ONE_RANK)
+    found = Certificate.of({"target_parameters": ["up_proj.weight"]})
+    assert found
+    if served == "merged":
+        found.check(config, ONE_RANK)
+        return
+    with pytest.raises(UserError, match=r"^deploy\.model: [^\n]* for up_proj\.weight; set it to merged$"):
+        found.check(config, ONE_RANK)
+
+
 def test_damaged_facts_are_no_certificate() -> None:
     assert Certificate.of({"not_packed": APART}) == Certificate(APART)
     assert Certificate.of({"not_packed": 3}) is None
