@@ -1,13 +1,14 @@
 """The model and the dataset of a run, as stage download fetches them, and what a submission does about them before."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hyperpod_ft import publish
-from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, quantization, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, decoded_bytes, quantization, read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
@@ -26,7 +27,8 @@ _AT_A_TIME = 8
 
 def model(run: Run) -> Wanted:
     asset = model_asset(run.config)
-    return Wanted("model", "model", asset, model_files(_MODEL, asset.source), run.paths.base_model, _finish_model)
+    files = model_files(_MODEL, asset.source)
+    return Wanted("model", "model", asset, files, run.paths.base_model, _finish_model, _decoded_bytes)
 
 
 def datasets(run: Run) -> list[Wanted]:
@@ -57,13 +59,26 @@ def refuse_changes(runs: Iterable[Run]) -> None:
                 wanted.refuse_changes(record.facts.get(wanted.key, {}).get("content", ""))
 
 
-def _finish_model(directory: Path) -> str:
-    """Decode a quantized model, and reject a damaged one by its headers, before accelerators are requested."""
+def _decoded_bytes(source: FileSource, listing: Listing, directory: Path) -> int:
+    """What the decoded weights take while the quantized ones are there too; fetches config.json, which tells."""
+    source.fetch(listing.only(CONFIG), directory)
+    with _damage_explained():
+        return decoded_bytes(read_config(directory), listing.size)
+
+
+@contextlib.contextmanager
+def _damage_explained() -> Iterator[None]:
     try:
-        config = read_config(directory)
-        read_model(directory)
+        yield
     except UserError as error:
         raise UserError(f"{_MODEL}: the model is damaged: {error}") from error
+
+
+def _finish_model(directory: Path) -> str:
+    """Decode a quantized model, and reject a damaged one by its headers, before accelerators are requested."""
+    with _damage_explained():
+        config = read_config(directory)
+        read_model(directory)
     if not (method := quantization(config)):
         return ""
     from hyperpod_ft.checkpoint import quantized  # noqa: PLC0415 - imports numpy
@@ -117,13 +132,13 @@ def ensure_model_config(config: RunConfig) -> None:
     asset, final = model_asset(config), early_config(config)
     source = source_of("model", _MODEL, asset)
     listing = source.listing()
-    wanted = tuple(file for file in listing.files if file.name == CONFIG)
-    if not wanted:
+    wanted = listing.only(CONFIG)
+    if not wanted.files:
         raise UserError(f"{_MODEL}: {asset.source} has no {CONFIG}", "choose a transformers model")
     with publish.lock(final.with_name(f".{final.name}.lock")):
         if config_directory(config):  # by another command
             return
-        _fetch(source, Listing(wanted, listing.commit), final)
+        _fetch(source, wanted, final)
 
 
 def _fetch(source: FileSource, listing: Listing, final: Path) -> None:

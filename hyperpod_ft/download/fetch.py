@@ -31,7 +31,8 @@ class Wanted:
     """A model or a dataset, which of its files, and the directory that is to have them.
 
     `finish` changes what was fetched to what the directory is to have, and says how, in words; most stay as they are.
-    It raises UserError for one that is complete but unusable.
+    It raises UserError for one that is complete but unusable. `added`: the bytes that it needs beside the files, which
+    may take fetching some of a listing into the directory.
     """
 
     key: str  # where the run file has it
@@ -40,6 +41,7 @@ class Wanted:
     choose: Choice
     directory: Path
     finish: Callable[[Path], str] = lambda _: ""
+    added: Callable[[FileSource, Listing, Path], int] = lambda *_: 0
 
     @property
     def where(self) -> str:
@@ -143,7 +145,7 @@ def _fetch(wanted: Wanted) -> Manifest:
     manifest = Manifest.of(wanted.asset, listing)
     with publish.new_directory(wanted.directory, keep_partial=True) as partial:
         _prune(partial, manifest.files)
-        _check_free_disk(where, wanted.source, listing, partial)
+        _check_free_disk(wanted, listing, partial)
         at = f" at {listing.commit}" if listing.commit else ""
         print(
             f"{what}: fetching {wanted.asset.source}{at}: {len(listing.files)} files, {format_bytes(listing.size)}; if"
@@ -170,13 +172,13 @@ def _prune(partial: Path, wanted: Mapping[str, int]) -> None:
             path.unlink()
 
 
-def _check_free_disk(where: str, source: FileSource, listing: Listing, partial: Path) -> None:
-    if isinstance(source, Local) and not source.needs_space(partial):
-        return
-    needed = listing.size - bytes_below(partial)
+def _check_free_disk(wanted: Wanted, listing: Listing, partial: Path) -> None:
+    source, needed = wanted.source, wanted.added(wanted.source, listing, partial)
+    if not isinstance(source, Local) or source.needs_space(partial):
+        needed += listing.size - bytes_below(partial)
     free = shutil.disk_usage(partial).free
     if needed > free:
-        raise _disk_full(where, f"{needed / GB:.1f} GB more are needed, {free / GB:.1f} GB are free")
+        raise _disk_full(wanted.where, f"{needed / GB:.1f} GB more are needed, {free / GB:.1f} GB are free")
 
 
 def _disk_full(where: str, how_full: str) -> UserError:

@@ -36,6 +36,10 @@ class Listing:
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
+    def only(self, name: str) -> "Listing":
+        """The file of this name alone, if it is there."""
+        return Listing(tuple(file for file in self.files if file.name == name), self.commit)
+
     @property
     def content(self) -> str:
         """A digest of names, sizes and ETags of S3's objects; empty for other sources, whose revision says as much."""

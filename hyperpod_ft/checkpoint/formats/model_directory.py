@@ -47,6 +47,9 @@ BESIDE_WEIGHTS = (
     "USE_POLICY*",
 )
 OUTPUT = "lm_head.weight"
+# How many times as large weights become at most when quantized.py decodes them: bfloat16 has 16 bits for 8, or for 4
+# and their scales. Tensors that are not quantized stay as they are.
+_GROWTH = {"mxfp4": 4, "fp8": 2, "bitsandbytes": 4}
 # Types of transformers whose linear layers are Conv1D, which stores them as (in, out).
 CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 # T5's embedding. Its encoder and decoder use it too; files may hold it again under their names.
@@ -82,12 +85,17 @@ def quantization(config: Mapping[str, Any]) -> str:
     return str(described.get("quant_method", "unknown")) if isinstance(described, Mapping) else ""
 
 
+def decoded_bytes(config: Mapping[str, Any], nbytes: int) -> int:
+    """What weights of `nbytes` take at most when they are decoded; 0 for those that stay as they are."""
+    return _GROWTH.get(quantization(config), 0) * nbytes
+
+
 def refuse_undecodable(config: Mapping[str, Any]) -> None:
     """Raise UserError when the weights are quantized in a way that quantized.py does not know."""
     described = config.get("quantization_config") or {}
     found = quantization(config)
     in_8_bits = found == "bitsandbytes" and not described.get("load_in_4bit", described.get("_load_in_4bit"))
-    if found not in ("", "mxfp4", "fp8", "bitsandbytes") or in_8_bits:
+    if found and (found not in _GROWTH or in_8_bits):
         raise UserError(
             f"model.source: its weights are quantized ({found}{' in 8 bits' * in_8_bits}) and cannot be decoded",
             "use the model in bf16, fp16 or fp32, or one in mxfp4, fp8 or bitsandbytes' 4 bits",

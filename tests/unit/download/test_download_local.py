@@ -1,13 +1,15 @@
 """Local sources: linked, checked, shared."""
 
 import errno
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hyperpod_ft.download import sources
+from hyperpod_ft.download import assets, fetch, sources
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.runs.run import Run
@@ -57,6 +59,25 @@ def test_copies_where_links_cannot_be(tmp_path: Path, monkeypatch: pytest.Monkey
     perform(run, "download", stage.work)
     assert (run.paths.base_model / "model.safetensors").read_bytes() == WEIGHTS
     assert not (run.paths.base_model / "model.safetensors").samefile(tmp_path / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize(("method", "times"), [("mxfp4", 4), ("fp8", 2), (None, 0)])
+def test_what_decoding_takes_must_be_free_before_the_weights_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str | None, times: int
+) -> None:
+    """Beside the quantized weights, which are links here and take nothing."""
+    described = {"model_type": "llama"} | ({"quantization_config": {"quant_method": method}} if method else {})
+    run = local_run(tmp_path, {"config.json": json.dumps(described).encode()})
+    needed = times * assets.model(run).listing().size
+    free = SimpleNamespace(free=needed - 1)
+    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: free)
+    if method:
+        with pytest.raises(UserError, match=r"^model\.source: .* GB more are needed, .* free on the volume"):
+            perform(run, "download", stage.work)
+        assert not list((tmp_path / "root" / "models").rglob("*.safetensors"))
+    free.free = needed
+    perform(run, "download", stage.work)
+    assert (run.paths.base_model / "model.safetensors").exists()
 
 
 def test_files_of_other_splits_are_not_fetched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
