@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,11 @@ from pathlib import Path
 from hyperpod_ft import publish
 from hyperpod_ft.doctor.check import DoctorCheck, Expectations
 from hyperpod_ft.environments.interpreters import NEURON_DISK_GB
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import UserError, printable
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.health import VOLUME_GIB
+from hyperpod_ft.planning.certificate import Certificate
+from hyperpod_ft.runs.records import Record
 
 _OF_ONE_MACHINE = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "squashfs", "f2fs")
 REMOUNT = "mount it with flock: mount -o remount,flock, and FsxLustreConfig or /etc/fstab"
@@ -29,6 +32,7 @@ def checks(expected: Expectations) -> list[DoctorCheck]:
         DoctorCheck("locks", lambda: locks(expected.writable)),
         DoctorCheck("rename and fsync", lambda: renames(expected.writable)),
         DoctorCheck("free space", lambda: _space(expected)),
+        DoctorCheck("certificates", lambda: certificates(expected.root)),
     ]
 
 
@@ -136,3 +140,15 @@ def _space(expected: Expectations) -> Finding:
     if free < needed:
         return error("free space", f"{found}, less than {needed / 2**30:.0f}", "free some space; see `quota`")
     return ok("free space", found)
+
+
+def certificates(root: Path) -> Finding:
+    """What stage certify has proved for runs on the volume: for types of models, with adapters or all parameters."""
+    proved: Counter[str] = Counter()
+    for record in map(Record.read, sorted((root / "records").glob("certify-*.json"))):
+        if record and (found := Certificate.of(record.facts)):
+            what = printable(f"{record.facts.get('model_type')} ({record.facts.get('method')})")
+            says = "nothing is proven" if found.not_proven else "one example a row" if found.not_packed else "packed"
+            proved[f"{what}: {says}"] += 1
+    shown = (f"{text}{f' ({count} times)' if count > 1 else ''}" for text, count in proved.items())
+    return ok("certificates", "; ".join(shown) or f"none in {root}")

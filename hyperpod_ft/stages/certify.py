@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.engines.torch.certificate.certify import SMALL, certify
 from hyperpod_ft.engines.torch.certificate.division import check_division
 from hyperpod_ft.runs.run import Run
@@ -28,7 +29,9 @@ def work(run: Run) -> Result:
             with contextlib.redirect_stdout(io.StringIO()):
                 check_division(small, lora, Path(scratch), run.plan.degrees, packed=not found.not_packed)
     print(f"certify: {found}", flush=True)
-    return Result(facts=asdict(found))
+    # of what it is, for doctor: records of the volume's runs say it nowhere else
+    model_type = read_config(run.paths.base_model).get("model_type")
+    return Result(facts=asdict(found) | {"model_type": model_type, "method": run.config.training.method})
 
 
 if __name__ == "__main__":

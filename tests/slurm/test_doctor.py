@@ -76,8 +76,8 @@ def test_nothing_differs_on_the_local_cluster(head: Head) -> None:
     assert {row["name"]: row["verdict"] for row in rows if row["name"] != "clock"} == dict.fromkeys(
         [
             *("kit", "virtual environment", "packages", "cluster.root", "volume", "locks", "rename and fsync"),
-            *("free space", "temporary files", "names", "Slurm", "partitions", "nodes", "jobs", "auto-resume"),
-            *("topology", "accounting", "node node1", "node node2", "clocks of nodes", "health"),
+            *("free space", "certificates", "temporary files", "names", "Slurm", "partitions", "nodes", "jobs"),
+            *("auto-resume", "topology", "accounting", "node node1", "node node2", "clocks of nodes", "health"),
         ],
         "ok",
     )

@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from benchmarks.models import write_config
 from hyperpod_ft.config.sections.training import Lora
+from hyperpod_ft.doctor.volume import certificates
 from hyperpod_ft.engines.torch.certificate import division, round_trip
 from hyperpod_ft.engines.torch.certificate.certify import certify
 from hyperpod_ft.engines.torch.model import attention
@@ -196,6 +197,7 @@ def test_the_stage_decides_how_rows_are_filled(make_run: MakeRun) -> None:
     run.paths.record_path("certify").unlink()
     assert preview(run, Launchers()).certificate is None
     stage.perform(run, "certify", stage_certify.work)
+    assert certificates(run.config.root).found == "gpt_oss (lora): one example a row"
     found = run.journal.certificate()
     assert found and "attention sinks" in found.not_packed and preview(run, Launchers()).certificate == found
     assert not plan_layout(run).own_attention

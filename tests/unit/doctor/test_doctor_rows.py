@@ -21,6 +21,7 @@ from hyperpod_ft.launch.slurm.site import SlurmNode, SlurmSite
 from hyperpod_ft.planning.pins import NEURON_DRIVERS
 from hyperpod_ft.shipped import PACKAGE
 from tests.conftest import MakeRun
+from tests.unit.stage_runs import finish
 
 LUSTRE = "50 28 0:1 / /fsx rw,noatime - lustre 10.1.0.1@tcp:/4owupbev rw,{},lazystatfs\n"
 ROOT = "28 1 8:1 / / rw,relatime - ext4 /dev/root rw\n"
@@ -118,6 +119,21 @@ def test_little_space(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.Mon
     assert machine.temporary().verdict == "error"
     expected = Expectations(tmp_path, make_run().config, at([]))
     assert rows_of(volume.checks(expected))["free space"].verdict == "error"
+
+
+def test_certificates_of_the_volume(make_run: MakeRun, tmp_path: Path) -> None:
+    """Of all runs, whatever run file is given; a damaged record is none."""
+    run = make_run()
+    expected = Expectations(run.paths.root, None, at([]))
+    assert rows_of(volume.checks(expected))["certificates"].found == f"none in {run.paths.root}"
+    finish(run, "certify", facts={"not_packed": "sinks", "model_type": "gpt_oss\33[2J", "method": "lora"})
+    for name in ("certify-1", "certify-2"):
+        llama = make_run(model__revision=name)
+        finish(llama, "certify", facts={"model_type": "llama", "method": "full"})
+    (run.paths.root / "records" / "certify-3.json").write_text("{")
+    row = rows_of(volume.checks(expected))["certificates"]
+    assert row.verdict == "ok"
+    assert sorted(row.found.split("; ")) == ["gpt_oss?[2J (lora): one example a row", "llama (full): packed (2 times)"]
 
 
 def test_pins_of_the_evaluation_are_looked_for(
