@@ -72,6 +72,7 @@ _QUANTITIES = (
     _Quantity("memory_mb", "Peak memory of rank 0, GB", 1e-3),
     _Quantity("learning_rate", "Learning rate"),
     _Quantity("grad_norm", "Gradient norm, before clipping"),
+    _Quantity("aux_loss", "Load-balancing loss of routers, without its coefficient"),
     _Quantity("rewards/margins", "DPO reward margin, chosen minus rejected"),
     _Quantity("rewards/accuracies", "DPO pairs whose chosen completion has the higher reward, %", 100),
 )

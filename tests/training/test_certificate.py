@@ -90,6 +90,14 @@ def test_what_adapters_name_as_parameters_is_recorded(tmp_path: Path) -> None:
     assert found.target_parameters == ("down_proj.weight", "gate_proj.weight", "up_proj.weight")
 
 
+@pytest.mark.parametrize("lora", [None, ATTENTION])
+def test_a_routers_balancing_loss_is_trained_or_refused(tmp_path: Path, lora: Lora | None) -> None:
+    assert certified(tmp_path, "qwen3_moe", lora, output_router_logits=True) == Certificate()
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UserError, match="output_router_logits"):
+        certified(tmp_path / "other", "glm4_moe", lora, output_router_logits=True)
+
+
 def test_where_no_small_model_can_be_built_nothing_is_proven(tmp_path: Path) -> None:
     found = certified(tmp_path, "zamba", None)
     assert found.not_proven and found.not_packed == found.not_proven

@@ -15,7 +15,7 @@ from layouts_worker import filled_value
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch.nn.functional import logsigmoid
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.data.packing import IGNORED, fill, pack
 from hyperpod_ft.engines.batches import DataOrder, PreferenceSplit
@@ -27,6 +27,7 @@ from hyperpod_ft.stages import consolidate
 from tests.tasks import task_of
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, curve, metrics, tiny_llama, train_here
 from tests.training.test_layouts import differences, engine_name
+from tests.unit.tiny_families import MIXTURES, SIZES
 
 pytestmark = pytest.mark.training
 
@@ -329,3 +330,15 @@ def test_a_stored_reference_is_used_if_it_fits(make_preferring: MakeRun) -> None
         json.loads((run.paths.checkpoint(1) / "checkpoint.json").read_text())["progress"]["metrics"]["rewards/margins"]
         < 0
     )
+
+
+def test_a_mixtures_routers_are_balanced_beside_the_preferences(make_preferring: MakeRun) -> None:
+    """The reference is measured without that loss, and validation has none."""
+    sizes = SIZES | MIXTURES["qwen3_moe"] | {"vocab_size": VOCABULARY, "initializer_range": 0.3}
+    model = AutoConfig.for_model("qwen3_moe", **sizes, output_router_logits=True, router_aux_loss_coef=0.5)
+    run = make_preferring(settings={"training.method": "full", "training.validate_every_steps": 2}, model=model)
+    train_here(run)
+    rows = metrics(run)
+    assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert all(row["aux_loss"] > 2 for row in rows)
+    assert rows[-1]["validation_loss"] and not any("validation_aux_loss" in row for row in rows)

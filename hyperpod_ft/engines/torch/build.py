@@ -35,6 +35,7 @@ from hyperpod_ft.engines.torch.model import (
     stages,
     tensor_parallel,
 )
+from hyperpod_ft.engines.torch.model.router_loss import RouterLoss
 from hyperpod_ft.engines.torch.model.t5 import model as t5
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
 from hyperpod_ft.engines.torch.sharding.replicated import ReplicatedWeights
@@ -54,6 +55,7 @@ class ShardedModel:
     pipeline_stages: tuple[stages.StageLayers, ...]  # those on this rank; without a pipeline, one with all layers
     trainable_parameters: int  # of the whole model
     total_parameters: int
+    router_loss: RouterLoss | None = None  # of a mixture whose config.json asks for it
 
 
 def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
@@ -71,7 +73,7 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
     trained = torch.float32 if config.training.method == "full" and sharding.by_layer else dtype
     model = whole_model(task.base_model, trained, own_attention=task.layout.own_attention)
     weights = locate(model, task.base_model)
-    _prepare(model, config.training, meshes)
+    router_loss = _prepare(model, config.training, meshes)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     described = None
     if config.training.method == "lora":
@@ -104,7 +106,7 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
     else:
         trained_weights = _replicated(model, weights, shards, mesh, offload=sharding.offload == "optimizer")
     trained_weights.stored_names, trained_weights.held, trained_weights.adapters = stored_names, parts, described
-    return ShardedModel(model.train(), trained_weights, own_stages, trainable_parameters, total_parameters)
+    return ShardedModel(model.train(), trained_weights, own_stages, trainable_parameters, total_parameters, router_loss)
 
 
 def adapted(model: PreTrainedModel, lora: Lora, seed: int, directory: Path) -> LoraDescription:
@@ -119,8 +121,11 @@ def trained_shapes(model: PreTrainedModel, stored_names: Mapping[str, str]) -> d
     return {stored_names.get(name, name): parameter.shape for name, parameter in trained}
 
 
-def _prepare(model: PreTrainedModel, training: Training, meshes: Meshes) -> None:
-    """Before it is divided: check its heads, and change its attention, its result and what its layers keep."""
+def _prepare(model: PreTrainedModel, training: Training, meshes: Meshes) -> RouterLoss | None:
+    """Before it is divided: check its heads, and change its attention, its result and what its layers keep.
+
+    Returns what measures the load-balancing loss of its routers, if it has one.
+    """
     tensor_parallel_degree = meshes.weights["tp"].size()
     if tensor_parallel_degree > 1:
         # by attribute, not from config.json: older model families name these keys differently
@@ -131,12 +136,17 @@ def _prepare(model: PreTrainedModel, training: Training, meshes: Meshes) -> None
     device = torch.device(meshes.weights.device_type)
     compiled = devices.compiles(training, device)
     fused = compiled and device.type == "cuda"
-    (t5 if model.config.is_encoder_decoder else language_model).return_loss(model, fused=fused)
+    router_loss = None
+    if model.config.is_encoder_decoder:
+        t5.return_loss(model, fused=fused)
+    else:
+        router_loss = language_model.return_loss(model, fused=fused)
     if not compiled:
         # a compiler finds out by itself what need not be kept, and modules with their own forward functions would give
         # each layer a separate graph
         gated_mlp.keep_less(model)
         rms_norm.keep_less(model)
+    return router_loss
 
 
 def _replicated(

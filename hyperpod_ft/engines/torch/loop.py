@@ -28,7 +28,7 @@ from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.build import ShardedModel, build
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
-from hyperpod_ft.engines.torch.model import context_parallel
+from hyperpod_ft.engines.torch.model import context_parallel, router_loss
 from hyperpod_ft.engines.torch.objectives import reference
 from hyperpod_ft.engines.torch.objectives.objective import objective_of
 from hyperpod_ft.engines.torch.objectives.validation import Means, validation_of
@@ -90,6 +90,8 @@ class TrainingLoop:
         self.total_steps = total_steps(self.config, len(self.rows), self.order.rows_per_step)
         self.model: ShardedModel = build(task, meshes)
         self.trained_weights = self.model.trained_weights
+        # of each step, by the names in metrics.jsonl
+        self.metrics = self.objective.metrics + ((router_loss.NAME,) if self.model.router_loss else ())
         self.pipeline = pipeline_of(task, meshes, device, self.model, self.rows.max_length // self.chunk.count)
         self.throughput = throughput(
             task, self.order.rows_per_step, self.rows.max_length, self.model.trainable_parameters
@@ -158,7 +160,7 @@ class TrainingLoop:
                 while self._may_launch(launched, stopping):
                     launched.append(self.launch(launched[-1].number + 1 if launched else progress.step + 1, signals))
                 nothing_launched = len(launched) == waiting
-                step = launched.popleft().read(self.objective.metrics)
+                step = launched.popleft().read(self.metrics)
                 stopping = stopping or bool(step.stop_signal)
                 progress = self._after(step, progress, log, nothing_launched)
                 last = step.number == self.total_steps or progress.stopped_early
@@ -255,7 +257,7 @@ class TrainingLoop:
 
     def step(self, number: int, signals: list[int]) -> Step:
         """One optimizer step (from 1). Raises UserError, on every rank, when loss or gradients are not finite."""
-        return self.launch(number, signals).read(self.objective.metrics)
+        return self.launch(number, signals).read(self.metrics)
 
     def launch(self, number: int, signals: list[int]) -> LaunchedStep:
         """One optimizer step, whose outcome an accelerator may still be computing."""
@@ -267,10 +269,10 @@ class TrainingLoop:
         return launched
 
     def forward_backward(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the gradients of step `number`'s mean loss.
+        """Compute the gradients of step `number`'s mean loss, with that of routers if there is one.
 
-        Returns the part of the loss and of the objective's metrics that is of this rank's tokens, which in a pipeline
-        the last stage has, fp32 [1 + metrics], and the rank's share of the squared gradient norm, fp32 [].
+        Returns the part of the loss, without routers', and of the metrics that is of this rank's tokens, which in a
+        pipeline the last stage has, fp32 [1 + metrics], and the rank's share of the squared gradient norm, fp32 [].
         """
         count = self.objective.count(self.rows, self.order.step(number), f"step {number}")
         last = self.config.gradient_accumulation_steps - 1
@@ -278,13 +280,18 @@ class TrainingLoop:
             micro_batches = [self._micro_batch(number, index) for index in range(last + 1)]
             total = self.pipeline.forward_backward(micro_batches, count)
             return total, self.trained_weights.after_backward()
-        total = torch.zeros(1 + len(self.objective.metrics), device=self.device)
+        total = torch.zeros(1 + len(self.metrics), device=self.device)
         for index in range(last + 1):
             self.trained_weights.before_backward(last=index == last)
             # divided by the count of the whole step, so that sums over micro batches and ranks are its mean
             inputs = self.made_ahead.pop((number, index), None) or self._micro_batch(number, index)
             means = self.objective.sums(self.model.module, inputs) / count
-            means[0].backward()
+            loss = means[0]
+            if balancing := self.model.router_loss:
+                of_routers = balancing.take() / ((last + 1) * self.order.data_parallel)
+                loss = loss + balancing.coefficient * of_routers
+                means = torch.cat([means, of_routers[None]])
+            loss.backward()
             total += means.detach()
             if index < last or number < self.total_steps:
                 following = (number, index + 1) if index < last else (number + 1, 0)

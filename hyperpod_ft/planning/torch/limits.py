@@ -188,11 +188,8 @@ def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mappin
     family = str(model_config.get("model_type", ""))
     _check_kind(config, family, model_config)
     check_family(config, degrees, family)
-    if config.training.method == "full" and model_config.get("output_router_logits"):
-        raise UserError(
-            "model.source: its config.json asks for the router's balancing loss, which engine torch does not compute",
-            "set output_router_logits to false there, or adapt attention with training.method lora",
-        )
+    if model_config.get("output_router_logits"):
+        _check_router_loss(config, degrees)
     if degrees.context_parallel == 1:
         return
     if found := _rope_types(model_config) & {"dynamic", "longrope"}:
@@ -204,6 +201,23 @@ def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mappin
     heads = attention_heads(model_config)
     if heads is not None:
         _check_heads_over_ranks(degrees, heads)
+
+
+def _check_router_loss(config: RunConfig, degrees: Degrees) -> None:
+    """The load-balancing loss of routers is not a sum over tokens: a forward pass has all tokens of its rows."""
+    remedy = "output_router_logits to false in the model's config.json, to train without that loss"
+    if degrees.context_parallel > 1:
+        raise UserError(
+            "parallelism.context_parallel: the model's config.json asks for the router's load-balancing loss, which"
+            " needs all tokens of a row on one rank",
+            f"set it to 1, or {remedy}",
+        )
+    if config.instance.is_neuron:  # layers, each one graph there, would have to give out what they compute within
+        raise UserError(
+            "model.source: its config.json asks for the router's load-balancing loss, which engine torch does not"
+            " compute on trn2",
+            f"use a GPU instance type, or set {remedy}",
+        )
 
 
 def _check_kind(config: RunConfig, family: str, model_config: Mapping[str, Any]) -> None:

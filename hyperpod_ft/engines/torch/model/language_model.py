@@ -16,6 +16,7 @@ from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.model import attention
 from hyperpod_ft.engines.torch.model.context_parallel import SequenceChunk
 from hyperpod_ft.engines.torch.model.loss import LogitsRule, document_cross_entropies, summed_cross_entropy
+from hyperpod_ft.engines.torch.model.router_loss import RouterLoss, router_loss_of, tokens_of
 from hyperpod_ft.errors import UserError
 
 _WHOLE_ROWS = SequenceChunk()
@@ -62,25 +63,28 @@ def predicted(targets: torch.Tensor, device: torch.device) -> dict[str, torch.Te
     return {"targets": targets[at], "predicted_at": at}
 
 
-def return_loss(model: PreTrainedModel, *, fused: bool = False) -> None:
+def return_loss(model: PreTrainedModel, *, fused: bool = False) -> RouterLoss | None:
     """Make the model's forward pass take `inputs` and return the cross entropy summed over its targets, fp32 [].
 
-    With `documents`, it is summed over each document, fp32 [documents].
+    With `documents`, it is summed over each document, fp32 [documents]. Returns what measures the load-balancing loss
+    of routers in each forward pass of training, if the model's config.json asks for it.
 
     The loss is part of the forward pass of the model itself, where its head is gathered when parameters are sharded;
     the names of its parameters stay. `fused`: see LogitsRule. Raises UserError for a family whose logits are not those
-    of a head, scaled and softly capped.
+    of a head, scaled and softly capped, or whose load-balancing loss transformers does not compute.
     """
+    router_loss = router_loss_of(model)
     rule = replace(_logits_rule(model.config), fused=fused)
     check_logits(model, rule, stacks=(model.base_model_prefix,))
-    model.forward = LossForward(model, rule)
+    model.forward = LossForward(model, rule, router_loss)
+    return router_loss
 
 
 class LossForward:
     """The forward pass of a model that returns its loss, in two halves, so that a pipeline can have them apart."""
 
-    def __init__(self, model: PreTrainedModel, rule: LogitsRule) -> None:
-        self._model, self._rule = model, rule
+    def __init__(self, model: PreTrainedModel, rule: LogitsRule, router_loss: RouterLoss | None = None) -> None:
+        self._model, self._rule, self._router_loss = model, rule, router_loss
         self._separates = model.config._attn_implementation == attention.NAME
 
     def __call__(
@@ -92,21 +96,28 @@ class LossForward:
         predicted_at: torch.Tensor | None = None,
         documents: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
-        hidden = self.decode(self._model.base_model, position_ids, attention_mask, input_ids=input_ids)
-        return self.loss(hidden, targets, predicted_at, documents)
+        measured = {"output_router_logits": True} if self._router_loss and self._model.training else {}
+        decoded = self._decoded(self._model.base_model, position_ids, attention_mask, input_ids=input_ids, **measured)
+        if self._router_loss and measured:
+            self._router_loss.measure(decoded.router_logits, tokens_of(position_ids, targets, predicted_at))
+        return self.loss(decoded[0], targets, predicted_at, documents)
 
     def decode(
         self, decoder: nn.Module, position_ids: torch.Tensor, attention_mask: torch.Tensor, **start: torch.Tensor
     ) -> torch.Tensor:
         """Hidden states [rows, length, width] from `input_ids` or `inputs_embeds`."""
-        decoded = decoder(
+        hidden: torch.Tensor = self._decoded(decoder, position_ids, attention_mask, **start)[0]
+        return hidden
+
+    def _decoded(
+        self, decoder: nn.Module, position_ids: torch.Tensor, attention_mask: torch.Tensor, **arguments: Any
+    ) -> Any:
+        return decoder(
             position_ids=position_ids,
             attention_mask=attention_mask if self._separates else None,
             use_cache=False,
-            **start,
+            **arguments,
         )
-        hidden: torch.Tensor = decoded[0]
-        return hidden
 
     def loss(
         self,

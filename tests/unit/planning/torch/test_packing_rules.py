@@ -59,8 +59,20 @@ def test_damaged_facts_are_no_certificate() -> None:
     assert Certificate.of({"not_packed": 3}) is None
 
 
-def test_a_routers_balancing_loss_is_refused_with_all_parameters(make_run: MakeRun) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "degrees", "words"),
+    [
+        ({}, Degrees(1, 2, 1, 1, 2), r"^parallelism\.context_parallel: .*; set it to 1, or output_router_logits"),
+        ({"cluster__instance_type": "trn2.48xlarge"}, ONE_RANK, r"^model\.source: .* on trn2; use a GPU"),
+        ({}, Degrees(1, 2, 1, 2), r"^parallelism\.pipeline_parallel: "),
+        ({}, Degrees(1, 2, 2, 1), r"^parallelism\.tensor_parallel: "),
+    ],
+)
+def test_where_a_routers_balancing_loss_is_refused(
+    make_run: MakeRun, overrides: dict[str, Any], degrees: Degrees, words: str
+) -> None:
     model = {"model_type": "qwen3_moe", "output_router_logits": True}
-    with pytest.raises(UserError, match="balancing loss"):
-        check_model_config(make_run(training__method="full").config, ONE_RANK, model)
-    check_model_config(make_run().config, ONE_RANK, model)
+    for method in ("full", "lora"):
+        check_model_config(make_run(training__method=method).config, ONE_RANK, model)
+        with pytest.raises(UserError, match=words):
+            check_model_config(make_run(training__method=method, **overrides).config, degrees, model)
