@@ -39,6 +39,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 # directories whose entries runs share; those without a pattern may have any name
 _SHARED: tuple[tuple[Kind, str, str], ...] = (
     ("models", "models", r"[^.].*@.*"),
+    ("models", "adapters", r"[^.].*@.*"),
     ("datasets", "datasets", r"[0-9a-f]{16}"),
     ("datasets", "datasets/raw", r"[^.].*@.*"),
     ("environments", "envs", r"([a-z]+-)?[0-9a-f]{16}"),

@@ -18,8 +18,7 @@ def needs(run: Run) -> frozenset[str]:
 
 def _paths(run: Run) -> Iterator[Path]:
     config = run.config
-    yield run.paths.base_model
-    yield from run.paths.raw_datasets
+    yield from run.paths.fetched
     yield run.paths.dataset_path
     yield run.paths.environment_path
     if "precompile" in run.plan:
@@ -35,7 +34,8 @@ def _paths(run: Run) -> Iterator[Path]:
         if run.paths.own_tasks:
             yield run.paths.own_tasks
     # another run's model, or an interpreter that was made elsewhere on this volume
-    for given in (config.model.source, *(part.dataset.source for part in config.dataset.parts), *pythons):
+    adapter = [config.model.adapter.source] if config.model.adapter else []
+    for given in (config.model.source, *adapter, *(part.dataset.source for part in config.dataset.parts), *pythons):
         if given and given.startswith("/"):
             yield Path(given)
             # an interpreter is written as the user calls it, the root without links

@@ -91,6 +91,11 @@ def _check_training(config: RunConfig) -> None:
     training = config.training
     if training.method == "full" and config.merge.dtype != "base":
         raise ValueError("merge.dtype: has no effect with training.method full; remove it")
+    if training.method == "full" and config.model.adapter:
+        raise ValueError(
+            "model.adapter: training.method full trains no adapter; merge it into its base (hyperpod-ft merge), and"
+            " train that model"
+        )
     if training.validate_every_steps and not config.dataset.validates:
         raise ValueError(
             "training.validate_every_steps: dataset.validation_share 0 holds out no rows; raise it, for example to 0.02"

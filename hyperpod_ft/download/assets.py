@@ -1,4 +1,4 @@
-"""The model and the dataset of a run, as stage download fetches them, and what a submission does about them before."""
+"""What a run begins with, as stage download fetches it, and what a submission does about that before."""
 
 import contextlib
 import os
@@ -12,6 +12,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, decoded_bytes
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
+from hyperpod_ft.download import adapter
 from hyperpod_ft.download.fetch import Wanted, ensure
 from hyperpod_ft.download.listing import FileSource, Listing, dataset_files, model_files
 from hyperpod_ft.download.sources import source_of
@@ -41,7 +42,7 @@ def datasets(run: Run) -> list[Wanted]:
 
 def copy_local_sources(run: Run) -> None:
     """Put files of this machine below `cluster.root`, for jobs on other machines, which see only that or its copy."""
-    for wanted in (model(run), *datasets(run)):
+    for wanted in _all(run):
         if wanted.asset.kind == "local":
             ensure(wanted)
 
@@ -55,8 +56,12 @@ def refuse_changes(runs: Iterable[Run]) -> None:
     """Raise UserError when the objects at an S3 URI are not those that stage download has fetched."""
     for run in downloads(runs):
         if record := run.journal.valid_record("download"):
-            for wanted in (model(run), *datasets(run)):
+            for wanted in _all(run):
                 wanted.refuse_changes(record.facts.get(wanted.key, {}).get("content", ""))
+
+
+def _all(run: Run) -> list[Wanted]:
+    return [model(run), *adapter.wanted(run), *datasets(run)]
 
 
 def _decoded_bytes(source: FileSource, listing: Listing, directory: Path) -> int:

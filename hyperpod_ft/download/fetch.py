@@ -28,7 +28,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A model or a dataset, which of its files, and the directory that is to have them.
+    """A model, an adapter or a dataset, which of its files, and the directory that is to have them.
 
     `finish` changes what was fetched to what the directory is to have, and says how, in words; most stay as they are.
     It raises UserError for one that is complete but unusable. `added`: the bytes that it needs beside the files, which

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
@@ -23,41 +22,54 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from hyperpod_ft.checkpoint.adapters import lora_config
 from hyperpod_ft.checkpoint.formats.model_directory import CONFIG
 from hyperpod_ft.config.sources import Asset, beside
 from hyperpod_ft.download.listing import File, Listing
 from hyperpod_ft.errors import UserError, hub_http_error, hub_status
+from hyperpod_ft.runs.assets import Kind
 
 _PARALLEL_FILES = 8
 _LOOK_UP_SECONDS = 3.0
+# The file that every repository of the kind has, and what to choose where one lacks it.
+_LOOKED_FOR = {
+    "model": (CONFIG, "choose a transformers model"),
+    "adapter": (lora_config.CONFIG, "choose a LoRA adapter that PEFT has saved"),
+}
 
 
 @dataclass(frozen=True)
 class Hub:
-    """A model or dataset repository at `asset.revision`."""
+    """A repository of a model, an adapter or a dataset at `asset.revision`."""
 
     where: str  # the run file's key, for errors
-    kind: Literal["model", "dataset"]
+    kind: Kind
     asset: Asset
+
+    @property
+    def _repository(self) -> str:
+        """The Hub's kind of repository."""
+        return "dataset" if self.kind == "dataset" else "model"
 
     def listing(self) -> Listing:
         with self._explained():
-            information = HfApi().model_info if self.kind == "model" else HfApi().dataset_info
+            information = HfApi().dataset_info if self.kind == "dataset" else HfApi().model_info
             found = information(self.asset.source, revision=self.asset.revision, files_metadata=True)
         files = [File(sibling.rfilename, sibling.size or 0) for sibling in found.siblings or []]
         return Listing(tuple(sorted(files, key=lambda file: file.name)), found.sha or "")
 
     def look_up(self) -> str:
-        """Ask whether it is there for this account, in one short request: of a model, for its config.json.
+        """Ask whether it is there for this account, in one short request: of a model or an adapter, for one file.
 
         Returns why that could not be asked, or nothing. Raises UserError when the Hub says no.
         """
         name, revision = self.asset.source, self.asset.revision
         try:
-            if self.kind == "model":
-                get_hf_file_metadata(hf_hub_url(name, CONFIG, revision=revision), timeout=_LOOK_UP_SECONDS)
-            else:
+            if self.kind == "dataset":
                 HfApi().dataset_info(name, revision=revision, timeout=_LOOK_UP_SECONDS)
+            else:
+                file, _ = _LOOKED_FOR[self.kind]
+                get_hf_file_metadata(hf_hub_url(name, file, revision=revision), timeout=_LOOK_UP_SECONDS)
         except (OfflineModeIsEnabled, hub_http_error()) as error:
             refusal = self._explain(error)
             if hub_status(error) in (401, 403, 404):
@@ -72,7 +84,7 @@ class Hub:
             snapshot_download(
                 self.asset.source,
                 revision=listing.commit,
-                repo_type=self.kind,
+                repo_type=self._repository,
                 local_dir=directory,
                 allow_patterns=[glob.escape(file.name) for file in listing.files],
                 max_workers=_PARALLEL_FILES,
@@ -119,7 +131,8 @@ class Hub:
                     f"{where}: the Hub has no {self.kind} {name!r} that you can access", f"correct the id, {private}"
                 )
             case EntryNotFoundError():
-                return UserError(f"{where}: {name} has no {CONFIG}", "choose a transformers model")
+                file, remedy = _LOOKED_FOR.get(self.kind, _LOOKED_FOR["model"])
+                return UserError(f"{where}: {name} has no {file}", remedy)
             case OfflineModeIsEnabled():
                 return UserError(f"{where}: HF_HUB_OFFLINE is set", "unset it for the download")
             case HfHubHTTPError() if status in (401, 403):

@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, WEIGHTS
+from hyperpod_ft.checkpoint.formats.checksums import CHECKSUMS
 from hyperpod_ft.checkpoint.formats.model_directory import BESIDE_WEIGHTS
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data import source_files
@@ -63,6 +65,7 @@ class FileSource(Protocol):
 # in their own ways. Not `consolidated.safetensors`, `model.fp16.safetensors` or `original/`: the same weights.
 _WEIGHTS = re.compile(r"model(\.safetensors)?-\d{5,6}-of-\d{5,6}(\.safetensors)?|model\.safetensors")
 _LISTED = 10
+_OF_ADAPTER = (CONFIG, WEIGHTS, CHECKSUMS, "README.md")
 _FILES = (*BESIDE_WEIGHTS, "model.safetensors.index.json", "README.md")
 
 
@@ -79,6 +82,22 @@ def model_files(where: str, source: str) -> Choice:
         if not any(file.name == "config.json" for file in wanted):
             raise UserError(f"{where}: {source} has no config.json", "choose a transformers model")
         return wanted
+
+    return choose
+
+
+def adapter_files(where: str, source: str) -> Choice:
+    """Chooses an adapter's configuration, safetensors and license; never pickled weights."""
+
+    def choose(files: Sequence[File]) -> Sequence[File]:
+        names = {file.name for file in files}
+        for needed in (CONFIG, WEIGHTS):
+            if needed not in names:
+                raise UserError(
+                    f"{where}: {source} has no {needed}",
+                    "choose a LoRA adapter that PEFT has saved as safetensors: pickled weights are never loaded",
+                )
+        return [file for file in files if file.name in _OF_ADAPTER or fnmatchcase(file.name, "LICENSE*")]
 
     return choose
 

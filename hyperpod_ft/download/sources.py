@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hyperpod_ft.aws.s3 import trees
 from hyperpod_ft.aws.s3.objects import Entry
@@ -19,6 +19,7 @@ from hyperpod_ft.digests import files_below
 from hyperpod_ft.download.listing import File, FileSource, Listing
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.publish import remove
+from hyperpod_ft.runs.assets import Kind
 
 # Errors of link(): other file system, too many links, links not supported, file of another owner.
 _NO_LINK = (errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EPERM, errno.EACCES)
@@ -105,7 +106,7 @@ def _link_or_copy(origin: Path, target: Path) -> None:
         shutil.copyfile(origin, target)
 
 
-def source_of(kind: Literal["model", "dataset"], where: str, asset: Asset) -> FileSource:
+def source_of(kind: Kind, where: str, asset: Asset) -> FileSource:
     """`where` is the run file's key, for errors."""
     if asset.kind == "hub":
         from hyperpod_ft.download.hub import Hub  # noqa: PLC0415 - takes half a second, needed for this source only

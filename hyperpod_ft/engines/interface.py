@@ -28,6 +28,7 @@ class TrainingTask(TrainingPaths):
     documents_per_row: float | None  # on average over the training rows
     directory: Path
     compile_cache: Path
+    adapter: Path | None = None  # that training continues
 
 
 @dataclass(frozen=True)

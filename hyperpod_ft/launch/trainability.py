@@ -19,7 +19,7 @@ from hyperpod_ft.errors import EXIT_USER_ERROR, UserError, last_line
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.t5_shape import t5_shape
 from hyperpod_ft.progress import activity
-from hyperpod_ft.runs.assets import config_directory
+from hyperpod_ft.runs.assets import config_directory, is_adapter_known
 from hyperpod_ft.runs.jobs import job_python
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
@@ -40,6 +40,8 @@ def check_trainable(run: Run) -> None:
     directory = config_directory(run.config)
     python = job_python(run.paths)
     if run.config.engine != "torch" or directory is None or not python.exists():
+        return
+    if not is_adapter_known(run.config):
         return
     config = read_config(directory)
     shape = model_shape(config) or t5_shape(config)

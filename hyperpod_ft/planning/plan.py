@@ -9,6 +9,7 @@ from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.run_config import RunConfig, StageName
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.continued import OF_ADAPTER
 from hyperpod_ft.planning.engine_rules import rules_of
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.parallelism import degrees_of
@@ -150,10 +151,12 @@ def _settings(config: RunConfig, *chosen: str) -> dict[str, Any]:
     A new key, at its default, changes no fingerprint.
     """
     given = config.differing().items()
+    # an adapter that training continues has these, whether the run file repeats them or not
+    repeated = {f"lora.{key}" for key in OF_ADAPTER} if config.model.adapter else set()
     return {
         key: value
         for key, value in given
-        if key not in _RESULT_UNCHANGED and (key in chosen or key.partition(".")[0] in chosen)
+        if key not in _RESULT_UNCHANGED | repeated and (key in chosen or key.partition(".")[0] in chosen)
     }
 
 

@@ -96,7 +96,7 @@ def _columns(paths: RunPaths) -> dict[str, list[float | None]]:
 
 def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     config, degrees = run.config, run.plan.degrees
-    training, lora = config.training, config.lora
+    training, lora, adapter = config.training, config.lora, config.model.adapter
     lengths = f"{config.dataset.max_length:,} tokens a row"
     if config.dataset.max_target_length:
         lengths += f", {config.dataset.max_target_length:,} of the target"
@@ -109,6 +109,7 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     length = f"{known.total:,} steps ({known.total / known.per_epoch:.3g} epochs)" if known else "steps not known yet"
     return {
         "Base model": _pinned(model_asset(config).source, model_asset(config).revision),
+        **({"Adapter continued": _pinned(adapter.source, adapter.asset.revision)} if adapter else {}),
         "Dataset": ", ".join(
             dict.fromkeys(_pinned(part.dataset.source, part.dataset.asset.revision) for part in config.dataset.parts)
         ),

@@ -1,4 +1,4 @@
-"""The model and the dataset that a run begins with, and where the model's files are.
+"""The model, the adapter and the dataset that a run begins with, and where the files of the first two are.
 
 Nothing here needs a plan: choosing the degrees of one reads the model's config.json.
 """
@@ -6,20 +6,23 @@ Nothing here needs a plan: choosing the degrees of one reads the model's config.
 from pathlib import Path
 from typing import Any, Literal
 
+from hyperpod_ft.checkpoint.adapters import lora_config
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.continued import continued
 
-Kind = Literal["model", "dataset"]
+Kind = Literal["model", "adapter", "dataset"]
 
 
 def assets(config: RunConfig) -> list[tuple[str, Kind, Asset]]:
     """What stage download fetches: where the run file has it, what it is, and from where."""
     return [
         ("model", "model", model_asset(config)),
+        *([("model.adapter", "adapter", config.model.adapter.asset)] if config.model.adapter else ()),
         *((part.key, "dataset", part.dataset.asset) for part in config.dataset.parts),
     ]
 
@@ -31,6 +34,40 @@ def model_asset(config: RunConfig) -> Asset:
 def base_model(config: RunConfig) -> Path:
     """The directory in which stage download puts the base model."""
     return config.root / "models" / model_asset(config).slug
+
+
+def starting_adapter(config: RunConfig) -> Path | None:
+    """The directory in which stage download puts the adapter that training continues; None for a new one."""
+    return config.root / "adapters" / config.model.adapter.asset.slug if config.model.adapter else None
+
+
+def is_adapter_known(config: RunConfig) -> bool:
+    """Whether section `lora` is what training will use: an adapter that it continues may not be here yet."""
+    return config.model.adapter is None or _adapter_directory(config) is not None
+
+
+def with_adapter(config: RunConfig) -> RunConfig:
+    """The config with the values of the adapter that training continues in section `lora`, once it is here.
+
+    Raises UserError when the run file contradicts the adapter, or training cannot continue it.
+    """
+    directory = _adapter_directory(config)
+    if directory is None:
+        return config
+    try:
+        adapter = lora_config.read_config(directory / lora_config.CONFIG)
+    except UserError as error:
+        raise UserError(f"model.adapter.source: {error.problem}", error.remedy) from error
+    return continued(config, adapter)
+
+
+def _adapter_directory(config: RunConfig) -> Path | None:
+    """A directory that has the adapter; None when none is on this machine."""
+    fetched = starting_adapter(config)
+    if config.model.adapter is None or fetched is None:
+        return None
+    given = Path(config.model.adapter.source)
+    return next((path for path in (fetched, given) if path.is_absolute() and path.exists()), None)
 
 
 def raw_dataset(config: RunConfig, dataset: Dataset) -> Path:

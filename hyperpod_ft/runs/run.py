@@ -16,7 +16,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.choice import Proposal, propose
 from hyperpod_ft.planning.engine_rules import limits_of
 from hyperpod_ft.planning.plan import Plan, plan
-from hyperpod_ft.runs.assets import model_config
+from hyperpod_ft.runs.assets import model_config, with_adapter
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.run_paths import RunPaths
 
@@ -60,8 +60,9 @@ class Run:
     def of(cls, config: RunConfig) -> "Run":
         """The run of a resolved run file; with `parallelism.degrees: auto` its config has the degrees chosen.
 
-        Raises UserError when the degrees do not divide, or cannot be chosen.
+        Raises UserError when the degrees do not divide, or cannot be chosen, and as `with_adapter` does.
         """
+        config = with_adapter(config)
         if config.parallelism.degrees == "manual":
             return cls(config, plan(config))
         limits_of(config.engine).check_settings(config)
@@ -87,7 +88,10 @@ class Run:
             raise UserError(
                 f"{directory}: its plan.json cannot be read: {error.strerror}", "repair the volume, then resume"
             ) from error
-        run = cls(planned.config_of(frozen), Plan(planned.stages, planned.degrees))
+        config = planned.config_of(frozen)
+        with contextlib.suppress(UserError):  # stage download refuses such an adapter
+            config = with_adapter(config)
+        run = cls(config, Plan(planned.stages, planned.degrees))
         described = run.paths.directory
         if described != directory and described.resolve() != directory.resolve():
             raise UserError(

@@ -175,6 +175,17 @@ class RunPaths(TrainingPaths):
         return assets.base_model(self._config)
 
     @property
+    def starting_adapter(self) -> Path | None:
+        """The adapter that training continues; None when it begins with a new one."""
+        return assets.starting_adapter(self._config)
+
+    @property
+    def fetched(self) -> tuple[Path, ...]:
+        """What stage download fetches, in the order of `assets.assets`."""
+        adapter = (self.starting_adapter,) if self.starting_adapter else ()
+        return (self.base_model, *adapter, *self.raw_datasets)
+
+    @property
     def raw_datasets(self) -> tuple[Path, ...]:
         """The own files of each of the dataset's sources, in the order of `Data.parts`."""
         return tuple(assets.raw_dataset(self._config, part.dataset) for part in self._config.dataset.parts)

@@ -1,27 +1,30 @@
-"""Stage `download`: copy the base model and the raw dataset to the shared volume, once for all runs.
+"""Stage `download`: copy the base model, an adapter of it and the raw dataset to the shared volume, once for all runs.
 
 python -m hyperpod_ft.stages.download RUN_DIR
 
-Writes `paths.base_model` and `paths.raw_datasets`, each with a manifest. The only stage except `env` that uses the
-network. Runs on the kit's own interpreter: neither torch nor transformers is imported.
+Writes `paths.fetched`, each with a manifest. The only stage except `env` that uses the network. Runs on the kit's own
+interpreter: neither torch nor transformers is imported.
 """
 
 from typing import Any
 
-from hyperpod_ft.download import assets
+from hyperpod_ft.download import adapter, assets
 from hyperpod_ft.download.fetch import Manifest, ensure
 from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.runs.assets import with_adapter
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 
 def work(run: Run) -> Result:
-    fetched_model = ensure(assets.model(run))
-    check_model_directory(run.config, run.plan.degrees, run.paths.base_model)
-    fetched = {wanted.key: ensure(wanted) for wanted in assets.datasets(run)}
+    fetched = {"model": ensure(assets.model(run))}
+    fetched |= {wanted.key: ensure(wanted) for wanted in adapter.wanted(run)}
+    adapter.check(run)
+    check_model_directory(with_adapter(run.config), run.plan.degrees, run.paths.base_model)
+    fetched |= {wanted.key: ensure(wanted) for wanted in assets.datasets(run)}
     return Result(
-        [run.paths.base_model, *dict.fromkeys(run.paths.raw_datasets)],
-        {key: _facts(manifest) for key, manifest in {"model": fetched_model, **fetched}.items()},
+        list(dict.fromkeys(run.paths.fetched)),
+        {key: _facts(manifest) for key, manifest in fetched.items()},
     )
 
 

@@ -49,6 +49,7 @@ from hyperpod_ft.job import neuron_cache
 from hyperpod_ft.planning.layout import Layout
 from hyperpod_ft.planning.model_fit import check_model_directory
 from hyperpod_ft.runs import attempts
+from hyperpod_ft.runs.assets import with_adapter
 from hyperpod_ft.runs.journal import Journal
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.run import Run
@@ -243,7 +244,7 @@ def training_task(run: Run, layout: Layout) -> TrainingTask:
     facts = record.facts if record else {}
     examples, rows = facts.get("train_examples"), facts.get("train_rows")
     return TrainingTask(
-        config=run.config,
+        config=with_adapter(run.config),
         layout=layout,
         fingerprint=run.plan["train"].fingerprint,
         base_model=run.paths.base_model,
@@ -251,6 +252,7 @@ def training_task(run: Run, layout: Layout) -> TrainingTask:
         documents_per_row=examples / rows if examples and rows else None,
         directory=run.paths.directory,
         compile_cache=run.paths.compile_cache,
+        adapter=run.paths.starting_adapter,
     )
 
 

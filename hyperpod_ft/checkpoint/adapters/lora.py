@@ -15,7 +15,7 @@ from typing import Any
 
 from hyperpod_ft.checkpoint.adapters import experts
 from hyperpod_ft.checkpoint.adapters.experts import ExpertFiles, Experts
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, ends_with, parse_config
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, WEIGHTS, AdapterConfig, ends_with, parse_config
 from hyperpod_ft.checkpoint.formats.model_directory import OUTPUT, with_tied_output
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
@@ -34,7 +34,6 @@ __all__ = [
     "with_live_names",
 ]
 
-WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of every name in the file
 _PART = re.compile(
     r"(?P<module>.+)\.lora_(?P<part>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B|magnitude_vector)(\.weight)?"

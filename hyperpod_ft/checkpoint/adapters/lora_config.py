@@ -19,6 +19,7 @@ from hyperpod_ft.checkpoint.formats.json_file import read_object, validate
 from hyperpod_ft.errors import UserError
 
 CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 # Means every linear layer except the output layer; PEFT replaces it with the modules' names when it saves.
 _ALL_LINEAR = "all-linear"
 # Initializations that change the base's weights as well (PEFT, tuners/lora/layer.py, `pissa_init` and its neighbours).

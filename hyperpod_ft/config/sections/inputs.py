@@ -17,6 +17,22 @@ from hyperpod_ft.config.fields import (
 from hyperpod_ft.config.sources import Asset
 
 
+class StartingAdapter(Section):
+    """A LoRA adapter of that model, which training continues (engine torch; docs/methods.md)."""
+
+    source: Source = Field(
+        description="A Hub id, an `s3://bucket/prefix` or a local directory, with `adapter_config.json` and"
+        " `adapter_model.safetensors`."
+    )
+    revision: Revision | None = Field(
+        None, description="Hub commit (recommended), tag or branch of the adapter. Only for Hub ids."
+    )
+
+    @property
+    def asset(self) -> Asset:
+        return Asset(self.source, self.revision or "")
+
+
 class Model(Section):
     """The base model."""
 
@@ -27,6 +43,7 @@ class Model(Section):
     revision: Revision | None = Field(
         None, description="Hub commit (recommended), tag or branch; `main` if not set. Only for Hub ids."
     )
+    adapter: StartingAdapter | None = None
 
 
 # A split or a slice of one, as Hugging Face datasets write it.

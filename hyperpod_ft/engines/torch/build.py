@@ -24,6 +24,7 @@ from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.loading.held import check_experts, held_parts
 from hyperpod_ft.engines.torch.loading.slices import SliceReader
 from hyperpod_ft.engines.torch.lora import adapters
+from hyperpod_ft.engines.torch.lora.continued import starting_factors
 from hyperpod_ft.engines.torch.mesh import Meshes
 from hyperpod_ft.engines.torch.model import (
     activations,
@@ -75,11 +76,13 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
     weights = locate(model, task.base_model)
     router_loss = _prepare(model, config.training, meshes)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
-    described = None
+    described, factors = None, dict[str, LogicalTensor]()
     if config.training.method == "lora":
         described = adapted(model, config.lora, config.seed, task.base_model)
         trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         total_parameters += trainable_parameters
+        if task.adapter:
+            factors = starting_factors(task.adapter, model)
     stored_names = names_in_checkpoints(model, weights, task.base_model)
     parts = held_parts(model, weights, task.base_model) if described is None else {}
     if described:
@@ -99,7 +102,7 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
     held = shards if sharding.by_layer else {name: shard.unsharded for name, shard in shards.items()}
     skeleton.fill(model, weights, held)
     if config.training.method == "lora":
-        _initialize_adapters(model, weights, held, config.seed)
+        _initialize_adapters(model, weights, factors, held, config.seed)
     trained_weights: TrainedWeights
     if sharding.by_layer:
         trained_weights = ShardedWeights(model, shards, mesh, sharding, several_stages=len(own_stages) > 1)
@@ -204,9 +207,16 @@ def _change_forward(layers: list[nn.Module], task: TrainingTask, device: torch.d
 
 @torch.no_grad()
 def _initialize_adapters(
-    model: PreTrainedModel, weights: Mapping[str, LogicalTensor], shards: Mapping[str, RankShard], seed: int
+    model: PreTrainedModel,
+    weights: Mapping[str, LogicalTensor],
+    factors: Mapping[str, LogicalTensor],
+    shards: Mapping[str, RankShard],
+    seed: int,
 ) -> None:
-    """Give the adapters their initial values, and those linears that keep their weight in 4 bits this weight."""
+    """Give the adapters their initial values, and those linears that keep their weight in 4 bits this weight.
+
+    `factors`: of an adapter that training continues; none for a new one.
+    """
     with SliceReader() as reader:
         for name, module in model.named_modules():
             if isinstance(module, adapters.LoraLinear) and module.codes is not None:
@@ -214,8 +224,9 @@ def _initialize_adapters(
                 weight = torch.empty(stored.shape, device=module.codes.device)
                 reader.copy(stored, (0, 0), weight)
                 module.quantize(weight)
+    skeleton.fill(model, factors, shards)
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and name not in factors:
             value = adapters.initial_value(name, shards[name].shape, seed)
             own = local(parameter)
             if value is None:

@@ -214,8 +214,7 @@ class RunStore:
             run.paths.samples_path.name,
         )
         places = [
-            run.paths.base_model,
-            *run.paths.raw_datasets,
+            *run.paths.fetched,
             run.paths.dataset_path,
             *(run.paths.directory / place for place in own),
         ]
@@ -228,8 +227,7 @@ class RunStore:
 
     def _local_assets(self) -> list[Path]:
         """The directories of what stage download takes from the machine that submits."""
-        directories = (self._run.paths.base_model, *self._run.paths.raw_datasets)
-        found = zip(directories, assets(self._run.config), strict=True)
+        found = zip(self._run.paths.fetched, assets(self._run.config), strict=True)
         return list(dict.fromkeys(directory for directory, (_, _, asset) in found if asset.kind == "local"))
 
     def _push(self, files: Iterable[Path], what: str) -> None:

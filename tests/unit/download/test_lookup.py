@@ -70,6 +70,7 @@ def test_what_the_hub_does_not_have_is_found_before_any_job(tmp_path: Path, hub:
         ("model.source=org/gated", "gated"),
         ("model.source=org/empty", "no config.json"),
         ("model.revision=v9", "no revision 'v9'"),
+        ("model.adapter={source: org/tiny}", "no adapter_config.json"),
     ],
 )
 def test_each_refusal_is_a_line(tmp_path: Path, hub: Hub, setting: str, said: str) -> None:

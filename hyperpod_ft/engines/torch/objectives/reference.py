@@ -2,7 +2,8 @@
 
 The reference of DPO is the model that training begins with. Its log-probabilities do not change, so one forward pass
 over the rows that the run trains and validates on, before step 1, serves all epochs, validations and restarts. No copy
-of the weights is needed, nor any switch: before step 1, adapters add nothing.
+of the weights is needed, nor any switch: before step 1, new adapters add nothing, and one that training continues is
+part of that model.
 """
 
 import contextlib
