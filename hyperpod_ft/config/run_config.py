@@ -155,6 +155,10 @@ def _check_endpoint(config: RunConfig, section: Deploy) -> None:
         raise ValueError("deploy.model: vLLM does not serve DoRA adapters with a base model; set it to merged")
     if config.lora.target_parameters:
         raise ValueError("deploy.model: vLLM is not known to serve adapters of experts; set it to merged")
+    if config.lora.modules_to_save:
+        raise ValueError(
+            "deploy.model: vLLM serves no adapter with whole modules (lora.modules_to_save); set it to merged"
+        )
     if config.lora.r > MAX_LORA_RANK:
         raise ValueError(f"deploy.model: vLLM serves adapters of rank {MAX_LORA_RANK} or less; set it to merged")
 

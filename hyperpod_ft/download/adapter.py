@@ -1,10 +1,19 @@
 """The adapter that training continues, as stage download fetches it, and whether training can continue it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, WEIGHTS, is_frozen_base
+from hyperpod_ft.checkpoint.adapters.lora_config import (
+    CONFIG,
+    PREFIX,
+    WEIGHTS,
+    is_frozen_base,
+    is_second_copy,
+    read_config,
+)
 from hyperpod_ft.checkpoint.formats.json_file import read_object
-from hyperpod_ft.checkpoint.formats.safetensors_file import read_file
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_file, read_model
+from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
 from hyperpod_ft.download.fetch import Wanted
 from hyperpod_ft.download.listing import adapter_files
 from hyperpod_ft.errors import UserError
@@ -34,18 +43,28 @@ def check(run: Run) -> None:
 
     config = read_object(directory / CONFIG, _REMEDY)
     found = ShardedAdapter("default", config, tuple(read_file(directory / WEIGHTS)))
-    for tensor in found.tensors:
-        # PEFT saves the base's weight beside the factors of an embedding
-        if ".lora_" not in tensor.name and not is_frozen_base(tensor.name):
-            raise UserError(
-                f"{_KEY}.source: {directory / WEIGHTS}: training does not continue {tensor.name}",
-                "merge the adapter into its base (hyperpod-ft merge), and train that model",
-            )
+    _refuse_others(directory, found.tensors, run.paths.base_model)
     try:
         consolidate.check_fit(ShardedCheckpoint(directory, (found,), (), None), run.paths.base_model)
         origin.check_base(run.paths.base_model, directory)
     except UserError as error:
         raise UserError(f"{_KEY}.source: {error.problem}", error.remedy) from error
+
+
+def _refuse_others(directory: Path, tensors: Iterable[LogicalTensor], base: Path) -> None:
+    """Raise UserError for whole tensors that are no module's in `modules_to_save`, or of a resized vocabulary."""
+    config = read_config(directory / CONFIG)
+    shapes = {tensor.name: tensor.shape for tensor in read_model(base)}
+    for tensor in tensors:
+        # PEFT saves the base's weight beside the factors of an embedding
+        if ".lora_" in tensor.name or is_frozen_base(tensor.name) or is_second_copy(tensor.name):
+            continue
+        name = tensor.name.removeprefix(PREFIX)
+        if not config.saves(name.rpartition(".")[0]) or shapes.get(name, tensor.shape) != tensor.shape:
+            raise UserError(
+                f"{_KEY}.source: {directory / WEIGHTS}: training does not continue {name} {list(tensor.shape)}",
+                "merge the adapter into its base (hyperpod-ft merge), and train that model",
+            )
 
 
 def _finish(directory: Path) -> str:

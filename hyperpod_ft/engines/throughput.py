@@ -138,7 +138,8 @@ def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainabl
     """
     total, tied = base_parameters(task.base_model)
     if task.config.training.method == "lora":
-        total, trained = total + trainable_parameters, trainable_parameters
+        total += trainable_parameters - _trained_whole(task.base_model, task.config.lora.modules_to_save)
+        trained = trainable_parameters
     else:
         trained = total
     model_config = of_language_model(read_config(task.base_model))
@@ -157,6 +158,14 @@ def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainabl
         flops_per_token=flops,
         peak_flops=rank_flops * task.layout.degrees.world_size,
     )
+
+
+def _trained_whole(directory: Path, modules: tuple[str, ...]) -> int:
+    """Parameters of the base that are trained beside adapters."""
+    if not modules:
+        return 0
+    tensors = read_model(directory)
+    return sum(tensor.elements for tensor in tensors if tensor.name.rpartition(".")[0].endswith(modules))
 
 
 def base_parameters(directory: Path) -> tuple[int, bool]:

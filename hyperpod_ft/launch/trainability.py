@@ -48,7 +48,7 @@ def check_trainable(run: Run) -> None:
     if shape and _has_usual_names(shape, directory):
         return
     # only what decides, not the rank, for example: the points of a sweep ask the same
-    lora = run.config.lora.model_dump_json(include={"target_modules", "target_parameters", "dora"})
+    lora = run.config.lora.model_dump_json(include={"target_modules", "target_parameters", "modules_to_save", "dora"})
     adapters = (lora,) if run.config.training.method == "lora" else ()
     if refusal := _refusal((str(python.absolute()), "-m", _PROGRAM, str(directory.absolute()), *adapters)):
         raise UserError(refusal)

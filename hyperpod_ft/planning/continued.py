@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, names_in_language_model
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig
@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 _WEIGHT = ".weight"
 
 # The keys of section `lora` whose values are those of an adapter that training continues. A run file may repeat them.
-OF_ADAPTER = ("r", "alpha", "rslora", "dora", "target_modules", "target_parameters")
+OF_ADAPTER = ("r", "alpha", "rslora", "dora", "target_modules", "target_parameters", "modules_to_save")
 
 
 def continued(config: RunConfig, adapter: AdapterConfig) -> RunConfig:
@@ -49,12 +49,15 @@ def _comparable(value: Any) -> Any:
 
 def _values(adapter: AdapterConfig) -> dict[str, Any]:
     """Section `lora`'s values of an adapter. Raises UserError for one that this section cannot describe."""
-    plain = ("rank_pattern", "alpha_pattern", "layers_to_transform", "exclude_modules", "modules_to_save", "lora_bias")
+    plain = ("rank_pattern", "alpha_pattern", "layers_to_transform", "exclude_modules", "lora_bias")
     others = [*adapter.unsupported, *(key for key in plain if getattr(adapter, key))]
     if adapter.bias != "none":
         others.append(f"bias {adapter.bias}")
-    if isinstance(adapter.target_modules, str):
-        others.append("target_modules that is a pattern")
+    targets = adapter.target_modules
+    if isinstance(targets, str):  # as is written for image-text models
+        targets = names_in_language_model(targets)
+        if not targets:
+            others.append("target_modules that is a pattern")
     experts = [name for name in adapter.target_parameters if not name.endswith(_WEIGHT)]
     if experts and not _arranges_alike(adapter.peft_version):
         others.append(f"target_parameters as PEFT {adapter.peft_version or 'before 0.18'} arranges them")
@@ -62,10 +65,10 @@ def _values(adapter: AdapterConfig) -> dict[str, Any]:
         raise UserError(f"{_WHERE}: its {CONFIG} has what training cannot continue: {', '.join(others)}", _MERGE)
     # a linear layer whose weight is named, as PEFT needs it beside experts
     weights = [name.removesuffix(_WEIGHT) for name in adapter.target_parameters if name.endswith(_WEIGHT)]
-    modules = (*adapter.target_modules, *weights)
-    for name in (*modules, *experts):
+    modules = (*targets, *weights)
+    for name in (*modules, *experts, *adapter.modules_to_save):
         if not _NAME.fullmatch(name):
-            raise UserError(f"{_WHERE}: its {CONFIG} targets {shown(name)}, which names no module", _MERGE)
+            raise UserError(f"{_WHERE}: its {CONFIG} has {shown(name)}, which names no module", _MERGE)
     return {
         "r": adapter.r,
         "alpha": adapter.lora_alpha,
@@ -73,4 +76,5 @@ def _values(adapter: AdapterConfig) -> dict[str, Any]:
         "dora": adapter.use_dora,
         "target_modules": tuple(sorted(modules)),
         "target_parameters": tuple(sorted(experts)),
+        "modules_to_save": tuple(sorted(adapter.modules_to_save)),
     }

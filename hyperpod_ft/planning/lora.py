@@ -37,6 +37,7 @@ def check_targets(config: RunConfig, shape: ModelShape) -> None:
     if config.training.method == "lora":
         refuse_unknown(targets(config.lora, shape.model_type), shape.modules)
         refuse_unknown_parameters(config.lora.target_parameters, ())
+        whole_modules(config.lora.modules_to_save, (shape.family.embedding, shape.family.head), tied=shape.tied)
 
 
 def refuse_unknown(wanted: Iterable[str], modules: Iterable[str]) -> None:
@@ -48,6 +49,30 @@ def refuse_unknown(wanted: Iterable[str], modules: Iterable[str]) -> None:
                 f"lora.target_modules: {target!r} matches no module of the model",
                 f"set it to some of those that it has: {', '.join(sorted(last_parts(paths)))}",
             )
+
+
+def whole_modules(wanted: Iterable[str], ends: Iterable[str], *, tied: bool) -> tuple[str, ...]:
+    """The modules that `lora.modules_to_save` names, of the embedding and the output layer, whose paths are `ends`.
+
+    PEFT takes the end of a module's path for its name. Raises UserError for others, and where the two are `tied`: PEFT
+    would train each of them apart.
+    """
+    paths, found = list(ends), list[str]()
+    for name in wanted:
+        if tied:
+            raise UserError(
+                "lora.modules_to_save: the model's embedding and output layer are one matrix, which PEFT would train"
+                " apart",
+                "leave it out, or set training.method to full",
+            )
+        of_name = [path for path in paths if path.endswith(name)]
+        if not of_name:
+            raise UserError(
+                f"lora.modules_to_save: {name!r} is neither the embedding nor the output layer",
+                f"set it to some of: {', '.join(sorted(last_parts(paths)))}",
+            )
+        found += of_name
+    return tuple(dict.fromkeys(found))
 
 
 def refuse_unknown_parameters(wanted: Iterable[str], parameters: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.planning.layout import Degrees, copies_over_tensor
-from hyperpod_ft.planning.lora import adapted_linears, target_names
+from hyperpod_ft.planning.lora import adapted_linears, target_names, whole_modules
 from hyperpod_ft.planning.model_shape import Linear, ModelShape
 
 
@@ -90,9 +90,15 @@ def _layer_adapters(lora: Lora, shape: ModelShape, tensor: int) -> int:
 
 
 def _end_adapters(lora: Lora, shape: ModelShape, vocabulary: int, first: bool, last: bool) -> int:
-    """An embedding's factors are whole on each rank; of the head's, one has the rank's `vocabulary` entries."""
+    """Trained parameters of the embedding and the head, if they are on this stage.
+
+    An embedding's factors are whole on each rank; of the head's, one has the rank's `vocabulary` entries.
+    """
     targets = target_names(lora, shape.model_type)
     embedding = lora.r * (shape.vocabulary + shape.hidden) + lora.dora * shape.hidden
     head = lora.r * (vocabulary + shape.hidden) + lora.dora * vocabulary
-    is_embedding, is_head = (path.rpartition(".")[2] in targets for path in (shape.family.embedding, shape.family.head))
-    return (is_embedding and first) * embedding + (is_head and last) * head
+    ends = (shape.family.embedding, shape.family.head)
+    is_embedding, is_head = (path.rpartition(".")[2] in targets for path in ends)
+    whole = whole_modules(lora.modules_to_save, ends, tied=False)
+    matrices = sum(end for path, end in zip(ends, (first, last), strict=True) if path in whole)
+    return (is_embedding and first) * embedding + (is_head and last) * head + matrices * vocabulary * shape.hidden

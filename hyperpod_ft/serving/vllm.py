@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, read_config
+from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, read_config
 from hyperpod_ft.checkpoint.formats.model_directory import CHAT_TEMPLATE
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK
@@ -60,6 +60,11 @@ def vllm_setup(models: Models, python: Path, arguments: str, *, base: bool, on_n
     return VllmSetup(_one_model(models, base=base), _options(python, arguments), {})
 
 
+def _serves(adapter: AdapterConfig) -> bool:
+    """Whether vLLM adds such an adapter to its base: it knows none of experts, and none with whole modules."""
+    return not adapter.target_parameters and not adapter.modules_to_save
+
+
 def _options(python: Path, arguments: str) -> tuple[str, ...]:
     return ("--with", str(python.absolute()), f"--vllm-args={arguments.strip()}")
 
@@ -71,7 +76,7 @@ def _one_model(models: Models, *, base: bool) -> Models:
         return models
     file = run.paths.adapter / CONFIG
     adapted = base and run.config.training.method == "lora" and not run.config.lora.dora
-    if adapted and file.is_file() and not read_config(file).target_parameters:
+    if adapted and file.is_file() and _serves(read_config(file)):
         return replace(
             models, directories={BASE: run.paths.base_model}, adapters={TUNED: run.paths.adapter, **models.adapters}
         )
@@ -132,11 +137,12 @@ def _rank(adapters: Mapping[str, Path]) -> int:
         config = read_config(directory / CONFIG)
         if config.use_dora:
             raise UserError(f"adapter {name}: vLLM does not serve DoRA", "serve the merged model (--no-base)")
-        if config.target_parameters:
-            raise UserError(
-                f"adapter {name}: vLLM is not known to serve adapters with target_parameters",
-                "serve the merged model (--no-base)",
-            )
+        for key in ("target_parameters", "modules_to_save"):
+            if getattr(config, key):
+                raise UserError(
+                    f"adapter {name}: vLLM is not known to serve adapters with {key}",
+                    "serve the merged model (--no-base)",
+                )
         largest = max(largest, config.r, *config.rank_pattern.values())
     if largest > MAX_LORA_RANK:
         raise UserError(

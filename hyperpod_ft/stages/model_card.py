@@ -47,6 +47,7 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
     if lora:
         variants = [name for name in ("rslora", "dora") if getattr(config.lora, name)]
         variants += [f"plus_ratio {config.lora.plus_ratio:g}"] * (config.lora.plus_ratio != 1)
+        variants += [f"{name} trained whole" for name in config.lora.modules_to_save]
         variants += [f"on a base in {config.lora.quantization}"] * (config.lora.quantization != "none")
         method += f" ({', '.join((f'r {config.lora.r}, alpha {config.lora.alpha:g}', *variants))})"
         method += ", merged" * (not adapter)

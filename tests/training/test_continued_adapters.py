@@ -18,7 +18,7 @@ from hyperpod_ft.engines.batches import DataOrder
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch.loop import training_loop
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages import consolidate
+from hyperpod_ft.stages import consolidate, download, stage
 from tests.tasks import task_of
 from tests.training.conftest import Jobs, MakeRun, curve, kit, metrics, process_group_of_its_own, train_here
 from tests.training.every_stage import perform
@@ -152,5 +152,17 @@ def test_every_stage(tmp_path: Path) -> None:
     card = (run.paths.tuned_model / "README.md").read_text(encoding="utf-8")
     assert f"| adapter continued | {first.paths.adapter} @ local-" in card
     assert Run.open(run.paths.directory) == run
-    said = kit("verify", str(run.paths.directory), cwd=tmp_path)
-    assert "error" not in said.lower()
+    kit("verify", str(run.paths.directory), cwd=tmp_path)
+
+
+def test_preferences_are_learned_from_the_adapter(tmp_path: Path) -> None:
+    """The reference is what training begins with: at first, no answer is preferred more than by it."""
+    root = [f"cluster.root={tmp_path / 'root'}", "cluster.nodes=1", "parallelism.tensor_parallel=1"]
+    root += ["parallelism.ranks_per_node=1", "training.max_steps=2"]
+    run = Run.of(run_file.load(run_file.find("quickstart-dpo"), root))
+    stage.perform(run, "download", download.work)
+    given = saved_by_peft(run.paths.base_model, tmp_path / "given")
+    run = Run.of(run_file.load(run_file.find("quickstart-dpo"), [*root, f"model.adapter.source={given}"]))
+    perform(run)
+    facts = run.journal.record("train").facts  # type: ignore[union-attr]
+    assert facts["final_loss"] < facts["first_loss"] == pytest.approx(0.6931, abs=1e-4)

@@ -1,5 +1,6 @@
 """Mixtures of experts: the tuned model's files are arranged as the base model's are, and its adapter is PEFT's."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from hyperpod_ft.checkpoint.adapters.lora import PREFIX
+from hyperpod_ft.checkpoint.adapters.lora import CONFIG, PREFIX, WEIGHTS
 from hyperpod_ft.checkpoint.verify import forms
 from hyperpod_ft.checkpoint.verify.verify import Verification, verify
+from hyperpod_ft.download import adapter, fetch
 from hyperpod_ft.engines.torch.lora.adapters import adapt
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
@@ -105,6 +107,28 @@ def test_experts_divided_over_ranks_are_consolidated(make_run: MakeRun, jobs: Jo
     held.write_text(held.read_text().replace("experts.0.", "experts.9.").replace("experts.1.", "experts.0."))
     with pytest.raises(UserError, match=r"held\.json: is damaged"):
         consolidate.work(run)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_moe", "gpt_oss"])
+def test_an_adapter_of_experts_is_continued(make_run: MakeRun, model_type: str) -> None:
+    """Linear layers beside experts, which it names by their weights, too."""
+    config = config_of(model_type)
+    first = make_run("first", model=config, settings=ADAPTED | EXPERTS | {"training.learning_rate": 1e-3})
+    train_here(first)
+    consolidate.work(first)
+    given = {"model.adapter": {"source": str(first.paths.adapter)}, "lora": {}, "training.learning_rate": 1e-9}
+    run = make_run(model=config, settings={"training.method": "lora"} | given)
+    fetch.ensure(adapter.wanted(run)[0])
+    adapter.check(run)
+    train_here(run)
+    consolidate.work(run)
+    before, after = (json.loads((each.paths.adapter / CONFIG).read_text()) for each in (first, run))
+    assert after == before | {"base_model_name_or_path": after["base_model_name_or_path"]} | {
+        "revision": after["revision"]
+    }
+    start, end = (load_file(each.paths.adapter / WEIGHTS) for each in (first, run))
+    assert start.keys() == end.keys()
+    assert all(torch.allclose(end[name], value, atol=1e-7) for name, value in start.items())
 
 
 def loaded(directory: Path) -> PreTrainedModel:

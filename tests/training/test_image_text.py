@@ -11,6 +11,7 @@ from transformers import AutoModelForImageTextToText
 
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.checkpoint.verify.verify import verify
+from hyperpod_ft.download import adapter, fetch
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, metrics, train_here
@@ -70,6 +71,25 @@ def test_adapters_fit_the_whole_model(make_run: MakeRun, model_type: str) -> Non
     assert (before - logits(tuned)).abs().max() > 1e-3
     assert all(name.endswith(("q_proj.weight", "v_proj.weight")) and "vision" not in name for name in changed(run))
     assert sound_merge(run)
+
+
+def test_an_adapter_is_continued_and_trained_with_whole_modules(make_run: MakeRun) -> None:
+    config = tiny_image_text.config_of("llava", vocab_size=VOCABULARY)
+    targets = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]}
+    first = make_run("first", model=config, settings=SETTINGS | {"lora": targets})
+    train_here(first)
+    consolidate.work(first)
+    second = {"model.adapter": {"source": str(first.paths.adapter)}, "lora": {}}
+    run = make_run(model=config, settings=SETTINGS | second)
+    fetch.ensure(adapter.wanted(run)[0])
+    adapter.check(run)
+    train_here(run)
+    assert losses(run)[0] < losses(first)[-1]
+    consolidate.work(run)
+    merge.work(run)
+    base, tuned = (pretrained.load(path, "auto") for path in (run.paths.base_model, run.paths.tuned_model))
+    assert torch.allclose(logits(PeftModel.from_pretrained(base, str(run.paths.adapter))), logits(tuned), atol=1e-5)
+    assert "language_model.lm_head.weight" in changed(run) and sound_merge(run)
 
 
 @pytest.mark.parametrize("model_type", tiny_image_text.TYPES)

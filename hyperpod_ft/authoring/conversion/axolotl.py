@@ -127,8 +127,10 @@ RULES: Mapping[str, Rule] = {
     "bfloat16": training_arguments.RULES["bf16"],
     "float16": training_arguments.RULES["fp16"],
     "activation_offloading": switch("training.activation_offload"),
-    "lora_modules_to_save": changes("the kit trains adapters of linear layers and embeddings: see lora.target_modules"),
-    "lora_model_dir": changes("the kit starts new adapters; merge the earlier one into model.source first"),
+    "lora_modules_to_save": changes(
+        "set lora.modules_to_save to the embedding and the output layer; the kit trains no other whole"
+    ),
+    "lora_model_dir": changes("set model.adapter to it, or merge it into model.source first"),
     "chat_template": _chat_template,
     "special_tokens": _special_tokens,
     "plugins": _plugins,

@@ -62,9 +62,11 @@ RULES: Mapping[str, Rule] = {
     "dpo_label_smoothing": number("dpo.label_smoothing"),
     "mix_strategy": _mix,
     "interleave_probs": changes(_MIXED),
-    "adapter_name_or_path": changes("the kit starts new adapters; merge the earlier one into model.source first"),
+    "adapter_name_or_path": changes("set model.adapter to it, or merge it into model.source first"),
     "ref_model": changes("the reference of DPO is the base model"),
-    "additional_target": changes("the kit trains adapters of linear layers and embeddings: see lora.target_modules"),
+    "additional_target": changes(
+        "set lora.modules_to_save to the embedding and the output layer; the kit trains no other whole"
+    ),
     "rope_scaling": changes("is taken from the model's own files"),
 }
 _ALPACA = ("instruction", "input", "output")

@@ -62,7 +62,9 @@ RULES: Mapping[str, Rule] = {
     "lora_r": number("lora.r"),
     "lora_alpha": number("lora.alpha"),
     "lora_dropout": number("lora.dropout"),
-    "lora_modules_to_save": changes("the kit trains adapters of linear layers and embeddings: see lora.target_modules"),
+    "lora_modules_to_save": changes(
+        "set lora.modules_to_save to the embedding and the output layer; the kit trains no other whole"
+    ),
     "use_rslora": switch("lora.rslora"),
     "use_dora": switch("lora.dora"),
     "beta": number("dpo.beta"),

@@ -15,7 +15,15 @@ from typing import Any
 
 from hyperpod_ft.checkpoint.adapters import experts
 from hyperpod_ft.checkpoint.adapters.experts import ExpertFiles, Experts
-from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, WEIGHTS, AdapterConfig, ends_with, parse_config
+from hyperpod_ft.checkpoint.adapters.lora_config import (
+    CONFIG,
+    PREFIX,
+    WEIGHTS,
+    AdapterConfig,
+    ends_with,
+    is_second_copy,
+    parse_config,
+)
 from hyperpod_ft.checkpoint.formats.model_directory import OUTPUT, with_tied_output
 from hyperpod_ft.checkpoint.tensors.elements import ARITHMETIC
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
@@ -34,7 +42,6 @@ __all__ = [
     "with_live_names",
 ]
 
-PREFIX = "base_model.model."  # of every name in the file
 _PART = re.compile(
     r"(?P<module>.+)\.lora_(?P<part>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B|magnitude_vector)(\.weight)?"
 )
@@ -99,7 +106,7 @@ def classify_tensors(
             )
         if found:
             parts.setdefault(found["module"], {})[found["part"]] = tensor
-        elif not _is_second_copy(name):
+        elif not is_second_copy(name):
             replaced[name.replace(".base_layer.", ".")] = tensor
     _check_replaced(where, replaced, base)
     updates: dict[str, Update] = {}
@@ -185,11 +192,6 @@ def check_fit(
     if not parsed.unsupported:
         base = with_live_names(modules(tensors), base)
         classify_tensors(where, parsed, tensors, with_tied_output(base) if tied else base, model_type=model_type)
-
-
-def _is_second_copy(name: str) -> bool:
-    """PEFT saves an embedding in modules_to_save under three names when the vocabulary was resized."""
-    return ".modules_to_save." in name or ".original_module." in name
 
 
 def _not_in_base(where: Path, name: str) -> UserError:

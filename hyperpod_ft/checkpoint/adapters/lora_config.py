@@ -20,6 +20,7 @@ from hyperpod_ft.errors import UserError
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."  # of every name in that file
 # Means every linear layer except the output layer; PEFT replaces it with the modules' names when it saves.
 _ALL_LINEAR = "all-linear"
 # Initializations that change the base's weights as well (PEFT, tuners/lora/layer.py, `pissa_init` and its neighbours).
@@ -169,7 +170,7 @@ class AdapterConfig(BaseModel):
     def as_peft(
         self, base_model: str, revision: str | None, dropout: float, task: str, fan_in_fan_out: bool
     ) -> dict[str, Any]:
-        """adapter_config.json for PEFT, of a configuration whose optional fields have their defaults."""
+        """adapter_config.json for PEFT, of a configuration whose other optional fields have their defaults."""
         modules = self.target_modules
         parameters = {"target_parameters": sorted(self.target_parameters), "peft_version": _PEFT}
         return {
@@ -186,7 +187,7 @@ class AdapterConfig(BaseModel):
             "bias": "none",
             "fan_in_fan_out": fan_in_fan_out,
             "init_lora_weights": True,
-            "modules_to_save": None,
+            "modules_to_save": sorted(self.modules_to_save) or None,
             "rank_pattern": {},
             "alpha_pattern": {},
             "target_modules": modules if isinstance(modules, str) else sorted(modules),
@@ -200,6 +201,13 @@ def in_language_model(names: Iterable[str]) -> str:
     """
     ends = "|".join(re.escape(name) for name in names)
     return rf"(?:.*\.)?(?:(?:language_model|text_model)\.(?:.*\.)?|(?=lm_head$))(?:{ends})"
+
+
+def names_in_language_model(pattern: str) -> tuple[str, ...]:
+    """The names from which `in_language_model` has made a pattern; none if it has made no such pattern."""
+    ends = pattern.rpartition("(?:")[2].removesuffix(")")
+    names = tuple(re.sub(r"\\(.)", r"\1", end) for end in ends.split("|"))
+    return names if in_language_model(names) == pattern else ()
 
 
 def ends_with(module: str, name: str) -> bool:
@@ -262,3 +270,8 @@ def is_frozen_base(name: str) -> bool:
     the merge takes it from the base model. A base bias under LoRA is saved only if it was trained (`bias`).
     """
     return name.endswith(".base_layer.weight")
+
+
+def is_second_copy(name: str) -> bool:
+    """PEFT saves an embedding in modules_to_save under three names when the vocabulary was resized."""
+    return ".modules_to_save." in name or ".original_module." in name

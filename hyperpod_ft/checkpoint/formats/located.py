@@ -74,13 +74,15 @@ def _stored(model: PreTrainedModel, expected: dict[str, torch.Tensor], directory
 def names_in_checkpoints(
     model: PreTrainedModel, located: Mapping[str, LogicalTensor], directory: Path
 ) -> dict[str, str]:
-    """What parameters are called in checkpoints, where it is not their name in the model.
+    """What trained parameters are called in checkpoints, where it is not their name in the model.
 
-    Those that transformers only renames have the files' names, adapters in an image-text model those in the whole.
+    Without adapters, those that transformers only renames have the files' names. PEFT loads an adapter into the live
+    model: with adapters, those in an image-text model have their names in the whole.
     """
-    renamed = {name: tensor.name for name, tensor in located.items() if tensor.name not in located}
-    adapters = [name for name, _ in model.named_parameters() if name not in located]
-    return renamed | image_text.names_in_whole(directory, adapters)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if any(".lora_" in name for name in trained):
+        return image_text.names_in_whole(directory, trained)
+    return {name: tensor.name for name, tensor in located.items() if tensor.name not in located}
 
 
 def _check(tensor: LogicalTensor, expected: torch.Tensor, directory: Path) -> None:

@@ -40,6 +40,7 @@ class LoraDescription(_Part):
     dropout: float
     target_modules: str | tuple[str, ...]  # PEFT's: a string is a regular expression of whole names
     target_parameters: tuple[str, ...] = ()
+    modules_to_save: tuple[str, ...] = ()
     rslora: bool
     dora: bool
     task: Literal["CAUSAL_LM", "SEQ_2_SEQ_LM"] = "CAUSAL_LM"  # PEFT's task_type

@@ -140,8 +140,10 @@ def of_engine(
         use_dora=lora.dora,
         target_modules=lora.target_modules,
         target_parameters=lora.target_parameters,
+        modules_to_save=lora.modules_to_save,
     )
-    if other := [tensor.name for tensor in tensors if ".lora_" not in tensor.name]:
+    others = (tensor.name for tensor in tensors if ".lora_" not in tensor.name)
+    if other := [name for name in others if not config.saves(name.rpartition(".")[0])]:
         raise UserError(f"{directory}: tensor {other[0]} is not one of a LoRA adapter", "use an earlier checkpoint")
     # engine torch's names are those in PEFT's files but for this prefix
     named = tuple(tensor.renamed(PREFIX + tensor.name) for tensor in tensors)

@@ -254,7 +254,7 @@ class _Known:
     def find(self, name: str, among: Collection[str]) -> str | None:
         """The key in the files of a live model's tensor, module or experts."""
         # transformers calls the text part of a model with several modalities so, whatever its files do
-        if name not in among and self.has_modalities and name.startswith("model.language_model."):
+        if name not in among and self.has_modalities and name.startswith(("model.language_model.", "lm_head")):
             name = self.by_bare.get(forms.bare(name), "")
         return name if name in among else None
 

@@ -127,6 +127,11 @@ class Lora(Section):
         description="Names of parameters that hold a matrix for each expert, to adapt too: `mlp.experts.gate_up_proj`,"
         " `mlp.experts.down_proj` (engine torch; docs/methods.md).",
     )
+    modules_to_save: tuple[str, ...] = Field(
+        (),
+        description="The embedding, the output layer or both, to train whole beside the adapters and to save with them:"
+        " `[embed_tokens, lm_head]` (engine torch; docs/methods.md).",
+    )
     rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
     dora: bool = Field(False, description="DoRA: also train the norm of each output's weights (engine torch).")
     plus_ratio: PositiveFloat = Field(
@@ -144,6 +149,8 @@ class Lora(Section):
     def _adapts_something(self) -> "Lora":
         if self.target_modules == () and not self.target_parameters:
             raise ValueError("target_modules: names nothing; name modules, or set target_parameters")
+        if both := sorted(self.given_names & last_parts(self.modules_to_save)):
+            raise ValueError(f"modules_to_save: {both[0]} is trained whole; remove it here or from target_modules")
         for key in ("dropout", "dora") if self.target_parameters else ():
             if getattr(self, key):
                 raise ValueError(f"{key}: PEFT has none for target_parameters; remove one of them")

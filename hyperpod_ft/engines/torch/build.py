@@ -80,10 +80,12 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
     if config.training.method == "lora":
         described = adapted(model, config.lora, config.seed, task.base_model)
         trainable_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        total_parameters += trainable_parameters
-        if task.adapter:
-            factors = starting_factors(task.adapter, model)
+        total_parameters += sum(p.numel() for name, p in model.named_parameters() if adapters.is_factor(name))
+        if sharding.by_layer:
+            _keep_masters(model)
     stored_names = names_in_checkpoints(model, weights, task.base_model)
+    if task.adapter:
+        factors = starting_factors(task.adapter, model, stored_names)
     parts = held_parts(model, weights, task.base_model) if described is None else {}
     if described:
         check_experts(weights, task.base_model, described.target_parameters)
@@ -107,7 +109,9 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
     if sharding.by_layer:
         trained_weights = ShardedWeights(model, shards, mesh, sharding, several_stages=len(own_stages) > 1)
     else:
-        trained_weights = _replicated(model, weights, shards, mesh, offload=sharding.offload == "optimizer")
+        trained_weights = _replicated(
+            model, {**weights, **factors}, shards, mesh, offload=sharding.offload == "optimizer"
+        )
     trained_weights.stored_names, trained_weights.held, trained_weights.adapters = stored_names, parts, described
     return ShardedModel(model.train(), trained_weights, own_stages, trainable_parameters, total_parameters, router_loss)
 
@@ -150,6 +154,13 @@ def _prepare(model: PreTrainedModel, training: Training, meshes: Meshes) -> Rout
         gated_mlp.keep_less(model)
         rms_norm.keep_less(model)
     return router_loss
+
+
+def _keep_masters(model: PreTrainedModel) -> None:
+    """Make what is trained whole beside adapters fp32, in which FSDP2 updates it; before it has values."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
 
 
 def _replicated(
@@ -226,7 +237,7 @@ def _initialize_adapters(
                 module.quantize(weight)
     skeleton.fill(model, factors, shards)
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and name not in factors:
+        if adapters.is_factor(name) and name not in factors:
             value = adapters.initial_value(name, shards[name].shape, seed)
             own = local(parameter)
             if value is None:

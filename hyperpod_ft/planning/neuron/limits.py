@@ -35,7 +35,13 @@ _TORCH_ONLY = (
     "training.save_only_model",
 )
 # matter with method lora
-_LORA_TORCH_ONLY = ("lora.dora", "lora.plus_ratio", "lora.quantization", "lora.target_parameters")
+_LORA_TORCH_ONLY = (
+    "lora.dora",
+    "lora.plus_ratio",
+    "lora.quantization",
+    "lora.target_parameters",
+    "lora.modules_to_save",
+)
 
 
 def check_settings(config: RunConfig) -> None:

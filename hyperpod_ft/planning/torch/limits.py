@@ -83,6 +83,8 @@ def _check_encoder_decoder(config: RunConfig) -> None:
             raise UserError(f"parallelism.{key}: not available for encoder-decoders", "set it to 1")
     if config.parallelism.sequence_parallel:
         raise UserError("parallelism.sequence_parallel: not available for encoder-decoders", "remove it")
+    if config.lora.modules_to_save:
+        raise UserError("lora.modules_to_save: not available for encoder-decoders", "remove it")
     if unsuitable := config.lora.given_names & _SHARED_MODULES:
         raise UserError(
             f"lora.target_modules: {min(unsuitable)} of an encoder-decoder cannot have an adapter",

@@ -50,7 +50,9 @@ def test_what_engine_torch_has_not_on_trainium(tmp_path: Path, key: str, value: 
         assert load(tmp_path, cluster__instance_type="p5.48xlarge", parallelism__tensor_parallel=1, **{key: value})
 
 
-@pytest.mark.parametrize(("key", "value"), [("dora", True), ("plus_ratio", 16), ("quantization", "nf4")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("dora", True), ("plus_ratio", 16), ("quantization", "nf4"), ("modules_to_save", ("lm_head",))]
+)
 def test_variants_of_lora_are_for_engine_torch(tmp_path: Path, key: str, value: object) -> None:
     lora = {f"lora__{key}": value, "parallelism": {"tensor_parallel": 1, "ranks_per_node": 1}}
     assert getattr(load(tmp_path, **lora).lora, key) == value
@@ -153,6 +155,19 @@ def test_a_pattern_that_is_none_is_refused(tmp_path: Path, pattern: str) -> None
     assert "generate.answer_pattern" in refused(tmp_path, generate__answer_pattern=pattern)
 
 
+def test_only_engine_torch_continues_an_adapter(tmp_path: Path) -> None:
+    given = {"model": {"source": "org/base", "adapter": {"source": "org/adapter"}}}
+    parallelism = {"parallelism": {"tensor_parallel": 1, "ranks_per_node": 1}}
+    assert load(tmp_path, **given, **parallelism).model.adapter
+    said = refused(tmp_path, engine="neuron", cluster__instance_type="trn1.32xlarge", **given, **parallelism)
+    assert "model.adapter: only engine torch" in said and len(said.splitlines()) == 1
+
+
+def test_a_module_is_trained_whole_or_has_an_adapter(tmp_path: Path) -> None:
+    said = refused(tmp_path, lora__target_modules=["q_proj", "lm_head"], lora__modules_to_save=["lm_head"])
+    assert "lora" in said and "modules_to_save: lm_head" in said and len(said.splitlines()) == 1
+
+
 def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
     assert "generate.prompts: number 1 is empty" in refused(tmp_path, generate__prompts=["a", " \n"])
 
@@ -163,6 +178,7 @@ def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
         ({"dataset__max_target_length": 64, "dataset__format": "dolly"}, "encoder-decoders"),
         ({"deploy__model": "adapter", "lora__dora": True}, "DoRA"),
         ({"deploy__model": "adapter", "lora__r": 1024}, "rank 512 or less"),
+        ({"deploy__model": "adapter", "lora__modules_to_save": ["lm_head"]}, "whole modules"),
         ({"deploy__model": "adapter", "training__method": "full"}, "no adapter"),
     ],
 )

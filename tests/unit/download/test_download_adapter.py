@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.clean.needs import needs
 from hyperpod_ft.config.sources import EXAMPLES
 from hyperpod_ft.download.fetch import MANIFEST
 from hyperpod_ft.errors import UserError
@@ -67,6 +68,7 @@ def test_a_local_one_is_copied_without_what_training_does_not_read(tmp_path: Pat
     record = run.journal.record("download")
     assert record is not None and record.facts["model.adapter"]["files"] == 3
     assert run.journal.is_done("download")
+    assert {run.paths.relative(path) for path in run.paths.fetched} <= needs(run), "clean keeps it"
     (run.paths.starting_adapter / "adapter_model.safetensors").unlink()
     assert not run.journal.is_done("download"), "its record has the adapter's files"
 

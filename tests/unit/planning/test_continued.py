@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig
+from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig, in_language_model
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.continued import continued
@@ -35,6 +35,7 @@ def test_the_adapters_values_are_used(given: dict[str, Any]) -> None:
     found = continued(config(given | {"dropout": 0.1}), saved()).lora
     assert (found.r, found.alpha, found.dora, found.rslora) == (8, 8, True, False)
     assert found.target_modules == ("q_proj", "v_proj") and found.dropout == 0.1
+    assert continued(config(given), saved(modules_to_save=["lm_head"])).lora.modules_to_save == ("lm_head",)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_other_values_are_refused(given: dict[str, Any]) -> None:
         ({"exclude_modules": ["v_proj"]}, "exclude_modules"),
         ({"bias": "all"}, "bias all"),
         ({"lora_bias": True}, "lora_bias"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"modules_to_save": ["lm_head\x1b"]}, "names no module"),
         ({"init_lora_weights": "pissa"}, "pissa"),
         ({"target_modules": ".*q_proj"}, "pattern"),
         ({"use_qalora": True}, "use_qalora"),
@@ -81,6 +82,13 @@ def test_a_linear_layer_beside_experts_is_a_target_again() -> None:
     found = continued(config(), adapter).lora
     assert found.target_modules == ("mlp.shared.up_proj", "q_proj", "v_proj")
     assert found.target_parameters == ("mlp.experts.down_proj",)
+
+
+def test_the_targets_of_an_image_text_model_are_names_again() -> None:
+    names = ("q_proj", "self_attn.v_proj")
+    assert continued(config(), saved(target_modules=in_language_model(names))).lora.target_modules == names
+    with pytest.raises(UserError, match="pattern"):
+        continued(config(), saved(target_modules=in_language_model(["q_proj"]) + "|.*vision.*"))
 
 
 def test_the_run_is_the_same_before_and_after_the_adapter_is_known() -> None:

@@ -95,11 +95,24 @@ def test_without_the_base_the_merged_model_is_served(tuned_run: Run) -> None:
         )
 
 
+def test_a_run_whose_adapter_has_whole_modules_is_served_merged(tuned_run: Run) -> None:
+    file = tuned_run.paths.adapter / "adapter_config.json"
+    before = file.read_text()
+    try:
+        file.write_text(json.dumps(json.loads(before) | {"modules_to_save": ["lm_head"]}))
+        found = models.find(str(tuned_run.paths.directory), Launchers())
+        setup = vllm.vllm_setup(found, Path("/p"), "", base=True, on_node=False)
+        assert setup.models.directories == {"tuned": tuned_run.paths.tuned_model} and not setup.models.adapters
+    finally:
+        file.write_text(before)
+
+
 def test_adapters_that_vllm_cannot_serve(tuned_run: Run, tmp_path: Path) -> None:
     config = json.loads((tuned_run.paths.adapter / "adapter_config.json").read_text())
     for changes, reason in (
         ({"use_dora": True}, "DoRA"),
         ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"r": 600}, "rank 600"),
     ):
         (tmp_path / "adapter_config.json").write_text(json.dumps(config | changes))

@@ -44,7 +44,7 @@ from hyperpod_ft.engines.torch.lora.experts import adapt_parameters
 from hyperpod_ft.engines.torch.lora.product import flat, product, squared_row_norms
 from hyperpod_ft.engines.torch.tensor_collectives import dropout_of_part
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.lora import refuse_unknown, refuse_unknown_parameters, targets
+from hyperpod_ft.planning.lora import refuse_unknown, refuse_unknown_parameters, targets, whole_modules
 
 # Names of linear layers that PEFT 0.21 takes for those of experts, wherever they are, in `target_modules` of a mixture
 # (utils/transformers_weight_conversion.py). In `target_parameters` they mean themselves; the factors are the same.
@@ -60,7 +60,7 @@ class Adapted:
 
 
 def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> Adapted:
-    """Freeze `model` and give the targets adapters, in place; on the meta device too.
+    """Freeze `model`, but for what is trained whole, and give the targets adapters, in place; on the meta device too.
 
     Factors are on their module's device. On a real device they have their initial values; on the meta device,
     `initial_value` and `initial_magnitude` give those later, and `LoraLinear.quantize` takes a 4-bit weight.
@@ -95,6 +95,8 @@ def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> Adapted:
             if value is None:
                 value = initial_magnitude(model.get_submodule(name.rpartition(".")[0]))
             parameter.data.copy_(value)
+    for name in _whole_modules(model, lora):
+        model.get_submodule(name).requires_grad_(True)
     mistaken = {name for name in wanted if joined and name.rpartition(".")[2] in _TAKEN_FOR_EXPERTS}
     if mistaken and lora.dora:
         raise UserError(
@@ -103,6 +105,20 @@ def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> Adapted:
         )
     weights = (f"{name}.weight" for name in sorted(mistaken))
     return Adapted(tuple(name for name in wanted if name not in mistaken), (*lora.target_parameters, *weights))
+
+
+def _whole_modules(model: PreTrainedModel, lora: Lora) -> tuple[str, ...]:
+    """The paths of what `lora.modules_to_save` names. Raises UserError as `planning.lora.whole_modules` does."""
+    if not lora.modules_to_save:
+        return ()
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    ends = [name for name, module in model.named_modules() if module in (embedding, output)]
+    return whole_modules(lora.modules_to_save, ends, tied=embedding.weight is output.weight)
+
+
+def is_factor(name: str) -> bool:
+    """Whether a parameter is an adapter's own: others that are trained are the model's, which are trained whole."""
+    return ".lora_" in name
 
 
 def joined_parameters(model: nn.Module) -> list[str]:

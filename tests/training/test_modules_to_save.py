@@ -1,0 +1,157 @@
+"""lora.modules_to_save: embedding and output layer trained whole beside the adapters, as PEFT does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from hyperpod_ft.config import run_file
+from hyperpod_ft.download import adapter, fetch
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.stage_sizes import pipeline_stage_sizes
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import certify, consolidate, merge
+from tests.training.conftest import Jobs, MakeRun, curve, kit, metrics, tiny_llama, train_here
+from tests.training.every_stage import perform
+
+pytestmark = pytest.mark.training
+
+ENDS = ["embed_tokens", "lm_head"]
+LORA = {"r": 4, "alpha": 8, "modules_to_save": ENDS}
+FILES = ("base_model.model.lm_head.weight", "base_model.model.model.embed_tokens.weight")
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.arange(3, 67)[None]).logits
+    return found
+
+
+def loaded(directory: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("whole", [ENDS, ["lm_head"]], ids=str)
+def test_peft_and_the_merged_model_have_what_was_trained(make_run: MakeRun, whole: list[str]) -> None:
+    run = make_run(settings={"lora": LORA | {"modules_to_save": whole}})
+    facts = train_here(run).facts
+    assert facts["trainable_parameters"] == 7424 + len(whole) * 128 * 64
+    assert facts["total_parameters"] - 7424 == sum(p.numel() for p in loaded(run.paths.base_model).parameters())
+    consolidate.work(run)
+    merge.work(run)
+    described = json.loads((run.paths.adapter / "adapter_config.json").read_text())
+    assert described["modules_to_save"] == sorted(whole)
+    stored = load_file(run.paths.adapter / "adapter_model.safetensors")
+    assert [name for name in sorted(stored) if ".lora_" not in name] == sorted(FILES)[: len(whole)]
+    adapted = PeftModel.from_pretrained(loaded(run.paths.base_model), run.paths.adapter)
+    names = dict(adapted.named_parameters())
+    assert torch.equal(names["base_model.model.lm_head.modules_to_save.default.weight"], stored[FILES[0]])
+    merged = loaded(run.paths.tuned_model)
+    assert torch.equal(merged.lm_head.weight, stored[FILES[0]])
+    assert not torch.equal(merged.lm_head.weight, loaded(run.paths.base_model).lm_head.weight)
+    torch.testing.assert_close(logits(adapted), logits(merged), atol=2e-6, rtol=1e-5)
+    assert (logits(merged) - logits(loaded(run.paths.base_model))).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("changes", [{}, {"training.precision": "bf16"}], ids=str)
+def test_an_interruption_changes_nothing(make_run: MakeRun, changes: dict[str, Any]) -> None:
+    run = make_run(settings={"training.save_every_steps": 2, "lora": LORA | {"dropout": 0.1}, **changes})
+    train_here(run)
+    whole = curve(run)
+    run.paths.record_path("train").unlink()
+    (run.paths.checkpoints / "step-00000004" / "checkpoint.json").unlink()
+    assert train_here(run).facts["resumed_from"] == [2] and curve(run) == whole
+
+
+@pytest.mark.parametrize(
+    ("divided", "precision"),
+    [
+        ({"sharding": "zero1"}, "fp32"),
+        ({"sharding": "zero1"}, "bf16"),
+        ({"sharding": "zero2"}, "bf16"),
+        ({"sharding": "zero3"}, "fp32"),
+        ({"sharding": "zero3"}, "bf16"),
+        ({"tensor_parallel": 2}, "fp32"),
+        ({"pipeline_parallel": 2}, "fp32"),
+        ({"context_parallel": 2}, "fp32"),
+    ],
+    ids=str,
+)
+def test_ranks_divide_what_one_has(make_run: MakeRun, jobs: Jobs, divided: dict[str, Any], precision: str) -> None:
+    shared = {"lora": LORA, "training.precision": precision, "training.learning_rate": 1e-3}
+    data_parallel = 2 if "sharding" in divided else 1
+    one = make_run(settings=shared | {"training.gradient_accumulation_steps": 2 * data_parallel})
+    train_here(one)
+    parallel = {"parallelism": {"ranks_per_node": 2, **divided}, "training.gradient_accumulation_steps": 2}
+    two = make_run(settings=shared | parallel)
+    jobs.train(two)
+    close = {"rel": 2e-5} if precision == "fp32" else {"rel": 1e-3}
+    for key in ("loss", "grad_norm"):
+        found, expected = ([row[key] for row in metrics(run)] for run in (two, one))
+        assert found == pytest.approx(expected, rel=close["rel"] * (1 if key == "loss" else 20)), key
+
+
+def test_an_adapter_with_whole_modules_is_continued(make_run: MakeRun, tmp_path: Path) -> None:
+    base = loaded(make_run("base").paths.base_model)
+    settings = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=ENDS, task_type="CAUSAL_LM")
+    saved = get_peft_model(base, settings)
+    for parameter in saved.parameters():
+        if parameter.requires_grad:
+            parameter.data += torch.randn_like(parameter) * 0.02
+    saved.save_pretrained(tmp_path / "given")
+    values = {"model.adapter": {"source": str(tmp_path / "given")}, "lora": {}, "training.learning_rate": 1e-9}
+    run = make_run(settings=values)
+    assert run.config.lora.modules_to_save == tuple(ENDS)
+    fetch.ensure(adapter.wanted(run)[0])
+    adapter.check(run)
+    train_here(run)
+    consolidate.work(run)
+    given, after = (
+        load_file(directory / "adapter_model.safetensors") for directory in (tmp_path / "given", run.paths.adapter)
+    )
+    assert given.keys() == after.keys()
+    for name, value in given.items():
+        torch.testing.assert_close(after[name], value, atol=1e-7, rtol=0)
+
+
+def test_every_stage(tmp_path: Path) -> None:
+    changes = [f"cluster.root={tmp_path / 'root'}", "cluster.nodes=1", "parallelism.tensor_parallel=1"]
+    changes += ["parallelism.ranks_per_node=1", "training.max_steps=2", "generate.train_samples=1"]
+    changes += ["generate.validation_samples=1", "generate.max_new_tokens=4", f"lora.modules_to_save={ENDS}"]
+    run = perform(Run.of(run_file.load(run_file.find("quickstart"), changes)))
+    kit("verify", str(run.paths.directory), cwd=tmp_path)
+    card = (run.paths.tuned_model / "README.md").read_text(encoding="utf-8")
+    assert "lm_head trained whole" in card
+
+
+def test_a_tied_output_layer_is_refused_before_training(make_run: MakeRun) -> None:
+    tied = tiny_llama(tie_word_embeddings=True)
+    run = make_run(model=tied, settings={"lora": LORA})
+    for ask in (certify.work, train_here):
+        with pytest.raises(UserError, match=r"^lora\.modules_to_save: .* one matrix"):
+            ask(run)
+
+
+@pytest.mark.parametrize("name", ["q_proj", "norm", "no_such"])
+def test_other_modules_are_refused_before_training(make_run: MakeRun, name: str) -> None:
+    run = make_run(settings={"lora": LORA | {"target_modules": ["v_proj"], "modules_to_save": [name]}})
+    for ask in (certify.work, train_here):
+        with pytest.raises(UserError, match=rf"^lora\.modules_to_save: '{name}' .*: embed_tokens, lm_head"):
+            ask(run)
+
+
+def test_the_plan_counts_them(make_run: MakeRun) -> None:
+    run = make_run(settings={"lora": LORA})
+    alone = make_run(settings={"lora": LORA | {"modules_to_save": []}})
+    assert run.plan.run_id != alone.plan.run_id
+    shape = model_shape(tiny_llama().to_dict())
+    assert shape is not None
+    sizes = [next(pipeline_stage_sizes(each.config, each.plan.degrees, shape, [2], [1.0])) for each in (run, alone)]
+    assert sizes[0].trainable - sizes[1].trainable == 2 * 128 * 64
+    assert sizes[0].trainable == train_here(run).facts["trainable_parameters"]
