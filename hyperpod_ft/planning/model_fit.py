@@ -71,7 +71,7 @@ def check_model_directory(
 def _unknown(shape: ModelShape | None, model_config: Mapping[str, Any]) -> str:
     family = of_language_model(model_config).get("model_type") or "(none)"
     if shape is None:
-        return f"config.json does not give the sizes of {family} models; the files will, once stage download is done"
+        return f"config.json does not give the sizes of {family} models; those of most types are known after download"
     if isinstance(shape, UndividedShape) and not shape.complete:
         return f"at least that: what layers of {family} models keep beside their matrices is not counted"
     return ""

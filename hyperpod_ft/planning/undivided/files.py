@@ -11,6 +11,7 @@ from hyperpod_ft.checkpoint.formats.model_directory import (
     OUTPUT,
     embedding,
     is_encoder_decoder,
+    is_image_text,
     is_tied,
     language_names,
     of_language_model,
@@ -32,8 +33,8 @@ _EXPERT = re.compile(r"(?P<module>.+\.experts)\.\*\.(?P<part>[^.]+)\.weight")
 def files_shape(directory: Path, config: Mapping[str, Any]) -> UndividedShape | None:
     """The shape of the language model in `directory`; `config`: its config.json.
 
-    None without files, before stage download has decoded quantized ones, for encoder-decoders, and where config.json
-    does not say the number of layers. Raises UserError for damaged files.
+    None without files, before stage download has decoded quantized ones, for encoder-decoders, and where the number of
+    layers, or the embedding, is not found. Raises UserError for damaged files.
     """
     values = of_language_model(config)
     layers = _first(values, _LAYERS)
@@ -44,6 +45,8 @@ def files_shape(directory: Path, config: Mapping[str, Any]) -> UndividedShape | 
     tied = is_tied(config, names)
     shapes = {name: stored[name].shape for name in names if not (tied and name == OUTPUT)}
     first = embedding(shapes)
+    if first is None and not is_image_text(config):
+        first = _as_long_as(shapes, values.get("vocab_size"))
     if first is None:
         return None
     vocabulary, hidden = shapes[first]
@@ -63,6 +66,12 @@ def files_shape(directory: Path, config: Mapping[str, Any]) -> UndividedShape | 
         experts_used=_first(values, _USED),
         complete=False,
     )
+
+
+def _as_long_as(shapes: Mapping[str, tuple[int, ...]], vocabulary: object) -> str | None:
+    """The embedding, by its shape: some types have names of their own for it."""
+    found = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == vocabulary and name != OUTPUT]
+    return found[0] if found else None
 
 
 def _first(values: Mapping[str, Any], keys: tuple[str, ...]) -> int:
@@ -95,8 +104,13 @@ def _joined(found: list[Parameters], experts: int) -> Iterator[Parameters]:
     for module, parts in modules.items():
         for name, spellings in OF_ONE.items():
             for spelling in spellings:
-                if len(one := [parts.pop(part) for part in spelling if part in parts]) == len(spelling):
-                    outputs, inputs = sum(each.shape[0] for each in one), one[0].shape[1]
-                    yield Parameters(f"{module}.{name}", (experts, outputs, inputs), one[0].count // experts, True)
+                if parts.keys() >= set(spelling):
+                    yield _of_all(f"{module}.{name}", [parts.pop(part) for part in spelling], experts)
         for each in parts.values():
-            yield Parameters(each.name, (experts, *each.shape), each.count // experts, True)
+            yield _of_all(each.name, [each], experts)
+
+
+def _of_all(name: str, of_one: list[Parameters], experts: int) -> Parameters:
+    """What all experts of a layer have of matrices of one expert, joined along their outputs."""
+    outputs, inputs = sum(each.shape[0] for each in of_one), of_one[0].shape[1:]
+    return Parameters(name, (experts, outputs, *inputs), max(1, of_one[0].count // experts), of_experts=True)

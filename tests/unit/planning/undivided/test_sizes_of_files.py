@@ -8,18 +8,22 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from hyperpod_ft.checkpoint.formats.pretrained import auto_class
+from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_fit import TrainingFit, check_model_directory, shape_of
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.undivided.files import files_shape
 from hyperpod_ft.planning.undivided.shape import UndividedShape
 from tests.conftest import MakeRun
+from tests.unit import tiny_image_text
 from tests.unit.tiny_families import FILE, MIXTURES, SIZES
 
 _JAMBA = {"num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}
 TYPES: dict[str, dict[str, Any]] = {
     **MIXTURES,
     "jamba": _JAMBA | {"num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "mamba": {},
     "bloom": {"n_layer": 2, "n_head": 4},
     "starcoder2": {},
     "afmoe": {"num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1, "moe_intermediate_size": 16},
@@ -54,6 +58,16 @@ def test_parameters_are_counted(tmp_path: Path, model_type: str) -> None:
         assert shape.active_parameters == pytest.approx(of_config.active_parameters, abs=2 * 4)
     else:
         assert (shape.experts > 0) == (0 < shape.expert_parameters < shape.parameters)
+
+
+@pytest.mark.parametrize("model_type", tiny_image_text.TYPES)
+def test_of_an_image_text_model_the_language_model_is_counted(tmp_path: Path, model_type: str) -> None:
+    config = tiny_image_text.config_of(model_type)
+    model = auto_class(config.to_dict()).from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    language = skeleton.build(tmp_path, torch.bfloat16, None)
+    # a scalar of each layer of gemma4 is a buffer
+    assert shape_in(tmp_path).parameters == pytest.approx(sum(each.numel() for each in language.parameters()), abs=2)
 
 
 def fit_of(make_run: MakeRun, directory: Path, **overrides: Any) -> TrainingFit:
