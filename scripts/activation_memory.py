@@ -33,8 +33,7 @@ from hyperpod_ft.engines.torch.model import (
     tensor_parallel,
 )
 from hyperpod_ft.planning.families import family_of
-from hyperpod_ft.planning.model_fit import estimate
-from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.model_fit import estimate, shape_of
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.torch.memory import has_sequence_parallel
 
@@ -59,6 +58,19 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_neox": {"num_key_value_heads": None, "attention_dropout": 0.0, "hidden_dropout": 0.0},
     "gptj": _GPT | {"n_embd": 128, "n_head": 8, "n_positions": LENGTH, "rotary_dim": 8},
     "phi3": {"num_key_value_heads": 8, "pad_token_id": 0},
+}
+_EXPERTS = {"pad_token_id": 0, "num_experts_per_tok": 4}
+_WIDTHS = {"moe_intermediate_size": 96, "first_k_dense_replace": 0, "n_shared_experts": 1}
+_LATENT = {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+_LATENT |= {"head_dim": 8, "num_key_value_heads": 8}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "deepseek_v3": _EXPERTS | _WIDTHS | _LATENT | {"n_routed_experts": 8, "n_group": 1, "topk_group": 1},
+    "glm4_moe": _EXPERTS | _WIDTHS | {"n_routed_experts": 8},
+    "granitemoe": _EXPERTS | {"num_local_experts": 8, "intermediate_size": 96},
+    "mixtral": _EXPERTS | {"num_local_experts": 8, "intermediate_size": 96},
+    "olmoe": _EXPERTS | {"num_experts": 8, "intermediate_size": 96},
+    "qwen2_moe": _EXPERTS | _WIDTHS | {"num_experts": 8, "shared_expert_intermediate_size": 160},
+    "qwen3_moe": _EXPERTS | _WIDTHS | {"num_experts": 8},
 }
 
 
@@ -112,13 +124,13 @@ def measured(choice: Choice) -> float:
 
 
 def _per_layer(choice: Choice, total: Any) -> float:
-    values = MODEL | {"model_type": choice.family, "head_dim": 16} | OWN.get(choice.family, {})
+    values = MODEL | {"model_type": choice.family, "head_dim": 16} | (OWN | MIXTURES).get(choice.family, {})
     few, many = (total(choice, values | dict.fromkeys(("num_hidden_layers", "n_layer"), layers)) for layers in (2, 4))
     return float(many - few) / 2
 
 
 def _estimated(choice: Choice, values: dict[str, Any]) -> float:
-    config, shape = choice.config(), model_shape(values)
+    config, shape = choice.config(), shape_of(values)
     assert shape is not None
     return estimate(config, degrees_of(config), shape).activations
 
@@ -136,13 +148,13 @@ def _measured(choice: Choice, values: dict[str, Any]) -> float:
         # as adapters of earlier layers do
         model.get_input_embeddings().register_forward_hook(lambda _, args, output: output.requires_grad_())
     family = family_of(choice.family)
-    assert family is not None
+    layers = family.layers if family else "model.layers"
     positions = torch.arange(LENGTH).expand(ROWS, -1)
     with rank_of(choice) as (tp, chunk):
-        if tp.size() > 1:
+        if family and tp.size() > 1:
             sequence_parallel = has_sequence_parallel(config, degrees_of(config))
             tensor_parallel.parallelize(model, family, tp, sequence_parallel=sequence_parallel)
-        activations.checkpoint_layers(list(model.get_submodule(family.layers)), config.training)
+        activations.checkpoint_layers(list(model.get_submodule(layers)), config.training)
         with MadeTensors() as made:
             output = model.base_model(
                 input_ids=chunk.take(positions) % values["vocab_size"],

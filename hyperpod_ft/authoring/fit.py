@@ -12,11 +12,11 @@ from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.automatic.choice import propose
+from hyperpod_ft.planning.automatic.choice import propose, timed_shape
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_fit import check_memory, check_trainable
-from hyperpod_ft.planning.model_shape import ModelShape, model_shape
+from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.parallelism import degrees_of
 
 TOKENS_PER_STEP = 1 << 16  # usual for fine-tuning: 32 rows of 2,048 tokens
@@ -104,7 +104,7 @@ def _batches(draft: Draft, keep_batch: bool) -> Iterator[tuple[int, int]]:
 
 def _layout(config: RunConfig, model_config: Mapping[str, Any], keep_batch: bool) -> _Layout:
     """Raises UserError when this micro batch does not fit with any degrees, or a step would have too many rows."""
-    shape = model_shape(model_config)
+    shape = timed_shape(model_config)
     speed = 0.0
     if shape is not None and not config.instance.is_neuron:
         automatic = config.parallelism.model_copy(update={"degrees": "auto", "tensor_parallel": None})

@@ -3,7 +3,8 @@
 Model FLOPs are the operations that the model requires, whatever the hardware executes. A dense decoder multiplies each
 token by every matrix: per parameter, 2 operations forward, 2 for the gradient of the
 matrix's input and 2 for that of the matrix itself (Kaplan et al., arXiv:2001.08361, section 2.1). A frozen matrix, such
-as one with LoRA factors, needs no weight gradient: 4 instead of 6. Attention over T positions adds
+as one with LoRA factors, needs no weight gradient: 4 instead of 6. Of experts, those count that a token passes through.
+Attention over T positions adds
 12 * L * H * Q * T for L layers of H heads of size Q (Chowdhery et al., arXiv:2204.02311, appendix B), trained or not,
 since gradients flow through it; as in that paper, nothing is deducted for the causal mask
 or for the borders of packed documents.
@@ -35,11 +36,12 @@ from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.lora import target_names
 from hyperpod_ft.planning.t5_shape import T5Shape, t5_shape
+from hyperpod_ft.planning.undivided.files import EXPERT_COUNTS
+from hyperpod_ft.planning.undivided.mixture import mixture_shape
+from hyperpod_ft.planning.undivided.shape import adapter_parameters
 
 _NEEDED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
 _POSITIONS = "max_position_embeddings"
-# mixture of experts: a token passes through only some of them
-_MIXTURES = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def flops_per_token(
@@ -50,16 +52,17 @@ def flops_per_token(
     *,
     tied: bool,
 ) -> float | None:
-    """Operations to train on one token, forward and backward; None for model families with other keys, or with experts.
+    """Operations to train on one token, forward and backward; None for model families with other keys.
 
     `model_config` is the parsed `config.json` of a Hugging Face model. Both parameter counts cover the
-    whole model with its adapters; trainable are either all parameters or the adapters. `tied`: the embedding is also
+    whole model with its adapters, of experts those that a token passes through; trainable are either all parameters or
+    the adapters. `tied`: the embedding is also
     the output matrix, and is counted once.
     """
     family = family_of(str(model_config.get("model_type", "")))
     spelled = family.attribute_map if family else {}
     found = {key: model_config.get(spelled.get(key, key)) for key in (*_NEEDED, _POSITIONS)}
-    if not all(isinstance(found[key], int) for key in _NEEDED) or any(model_config.get(key) for key in _MIXTURES):
+    if not all(isinstance(found[key], int) for key in _NEEDED):
         return None
     hidden, vocabulary, layers, heads = (int(found[key] or 0) for key in _NEEDED)
     head_size = int(model_config.get("head_dim") or hidden // heads)
@@ -149,7 +152,7 @@ def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainabl
         names = target_names(lora, shape.model_type)
         flops: float | None = t5_flops_per_token(shape, task.config.dataset, names, rank)
     else:
-        flops = flops_per_token(model_config, total, trained, max_length, tied=tied)
+        flops = _decoder_flops(task, model_config, total, trained, max_length, tied=tied)
     rank_flops = task.config.instance.rank_tflops * 1e12
     return Throughput(
         rows_per_step=rows_per_step,
@@ -166,6 +169,28 @@ def _trained_whole(directory: Path, modules: tuple[str, ...]) -> int:
         return 0
     tensors = read_model(directory)
     return sum(tensor.elements for tensor in tensors if tensor.name.rpartition(".")[0].endswith(modules))
+
+
+def _decoder_flops(
+    task: TrainingTask, model_config: Mapping[str, Any], total: int, trained: int, max_length: int, *, tied: bool
+) -> float | None:
+    """Of a mixture, a token passes through some experts and their adapters only. None for layers of other kinds."""
+    shape = mixture_shape(model_config)
+    if shape is None:
+        # of other mixtures, the experts are not told from the rest
+        mixture = any(model_config.get(key) for key in EXPERT_COUNTS)
+        return None if mixture else flops_per_token(model_config, total, trained, max_length, tied=tied)
+    if not shape.complete:
+        return None
+    active, lora = shape.active_parameters, task.config.lora
+    if task.config.training.method == "full":
+        trained = total = active
+    else:
+        adapters = adapter_parameters(shape.adapted_experts(lora.target_parameters), lora.r)
+        trained -= round(adapters * (1 - shape.used_share))
+        total = active + trained
+    heads = {"head_dim": shape.head_dim}
+    return flops_per_token({**model_config, **heads}, total, trained, max_length, tied=shape.tied)
 
 
 def base_parameters(directory: Path) -> tuple[int, bool]:

@@ -64,6 +64,7 @@ class Preview:
             "sharding": self.fit.sharding if self.fit else None,
             "pipeline": self.fit.pipeline if self.fit else None,
             "memory": memory,
+            "memory_unknown": self.fit.unknown if self.fit else None,
             "certificate": asdict(self.certificate) if self.certificate else None,
             "steps_per_epoch": self.steps.per_epoch if self.steps else None,
             "total_steps": self.steps.total if self.steps else None,

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from hyperpod_ft.checkpoint.formats.model_directory import (
     is_encoder_decoder,
     is_image_text,
+    of_language_model,
     read_config,
     refuse_undecodable,
 )
@@ -26,6 +27,9 @@ from hyperpod_ft.planning.memory import GIB, Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape, model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.planning.t5_shape import t5_shape
+from hyperpod_ft.planning.undivided.files import files_shape
+from hyperpod_ft.planning.undivided.mixture import mixture_shape
+from hyperpod_ft.planning.undivided.shape import UndividedShape
 
 # keys of the run file and their new values
 Change = dict[str, Any]
@@ -40,6 +44,7 @@ class TrainingFit:
     layout: Layout
     sharding: str  # what data-parallel ranks divide, in words
     memory: Memory | None  # None: unknown, or no accelerators
+    unknown: str  # what is not known of the memory, in one line; empty without accelerators
     pipeline: str | None = None  # how it is cut, in words; None without one
 
 
@@ -48,20 +53,32 @@ def check_model_directory(
 ) -> TrainingFit:
     """How a run that trains a model on disk fits. Raises UserError when the run cannot train it.
 
-    The memory is unknown for families that are not built like Llama: the engine checks those, since it knows their
-    attributes. `certificate`: None where there is none yet, or with engine neuron.
+    Types that config.json does not size are sized by their files, once these are there. `certificate`: None where there
+    is none yet, or with engine neuron.
     """
     model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
     _check_evaluation(config, model_config)
     if certificate:
         certificate.check(config, degrees)
     shape, rules = check_trainable(config, degrees, model_config), rules_of(config.engine)
+    if shape is None:
+        shape = files_shape(directory, model_config)
     memory = check_memory(config, degrees, shape) if shape else None
     packs = certificate is not None and not certificate.not_packed
     own_attention = packs and not is_encoder_decoder(model_config)
     layout = replace(rules.layout(config, degrees, shape), own_attention=own_attention)
     pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
-    return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, pipeline)
+    unknown = _unknown(shape, model_config) if available(config) else ""
+    return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, unknown, pipeline)
+
+
+def _unknown(shape: ModelShape | None, model_config: Mapping[str, Any]) -> str:
+    family = of_language_model(model_config).get("model_type") or "(none)"
+    if shape is None:
+        return f"config.json does not give the sizes of {family} models; those of most types are known after download"
+    if isinstance(shape, UndividedShape) and not shape.complete:
+        return f"at least that: what layers of {family} models keep beside their matrices is not counted"
+    return ""
 
 
 def _check_evaluation(config: RunConfig, model_config: Mapping[str, Any]) -> None:
@@ -81,10 +98,16 @@ def check_trainable(config: RunConfig, degrees: Degrees, model_config: Mapping[s
     """
     refuse_undecodable(model_config)
     limits_of(config.engine).check_model_config(config, degrees, model_config)
-    shape = model_shape(model_config) or t5_shape(model_config)
+    shape = shape_of(model_config)
     if shape is not None:
         check_model(config, degrees, shape)
     return shape
+
+
+def shape_of(model_config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape that a parsed config.json describes; None where it does not say enough of a model of its type."""
+    language = of_language_model(model_config)
+    return model_shape(model_config) or t5_shape(model_config) or mixture_shape(language)
 
 
 def estimate(config: RunConfig, degrees: Degrees, shape: ModelShape) -> Memory:

@@ -120,6 +120,15 @@ class ModelShape:
         """Entries of the vocabulary on the fullest of the ranks that divide it."""
         return -(-self.vocabulary // tensor_parallel)
 
+    def largest_parameter(self, tensor_parallel: int) -> int:
+        """Elements of the largest parameter on a rank: the embedding."""
+        return self.vocabulary_on_rank(tensor_parallel) * self.hidden
+
+    @property
+    def layer_multiplied(self) -> int:
+        """Elements of the matrices of a layer that a token is multiplied with."""
+        return sum(linear.inputs * linear.outputs for linear in self.linears)
+
     @property
     def end_vectors(self) -> int:
         """Parameters of the last norm."""
@@ -128,8 +137,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """All parameters; a tied matrix counts once."""
-        layer = sum(linear.inputs * linear.outputs for linear in self.linears)
-        layer += self.column_biases + self.layer_vectors
+        layer = self.layer_multiplied + self.column_biases + self.layer_vectors
         entry = (1 if self.tied else 2) * self.hidden + ("head" in self.biases)
         return self.layers * layer + self.vocabulary * entry + self.positions * self.hidden + self.end_vectors
 

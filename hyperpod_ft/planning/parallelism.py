@@ -9,6 +9,7 @@ from hyperpod_ft.planning.engine_rules import limits_of, rules_of
 from hyperpod_ft.planning.layout import Degrees, check_divides, listed_divisors
 from hyperpod_ft.planning.lora import check_targets
 from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.undivided.shape import UndividedShape
 from hyperpod_ft.progress import count
 
 
@@ -63,8 +64,24 @@ def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
             f"parallelism.pipeline_parallel: {degrees.pipeline_parallel} stages for {shape.layers} layers",
             f"set it to at most {shape.layers}",
         )
-    check_targets(config, shape)
+    if isinstance(shape, UndividedShape):
+        _check_rows(config, shape)
+    else:
+        check_targets(config, shape)
     limits_of(config.engine).check_shape(config, degrees, shape)
+
+
+def _check_rows(config: RunConfig, shape: UndividedShape) -> None:
+    """Stage certify finds this out for every model; of these types it is known, so that auto does not choose it.
+
+    Their LoRA targets are compared with transformers' modules (launch/trainability.py).
+    """
+    if config.parallelism.context_parallel > 1 and shape.one_a_row:
+        raise UserError(
+            f"parallelism.context_parallel: engine torch does not compute the attention of {shape.model_type} models,"
+            " so their rows cannot be divided",
+            "set it to 1",
+        )
 
 
 def check_heads(engine: EngineName, tensor_parallel: int, heads: int, kv_heads: int) -> None:

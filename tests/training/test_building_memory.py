@@ -17,7 +17,7 @@ from hyperpod_ft.engines.torch.sharding.shards import Pieces
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.t5_shape import t5_shape
-from hyperpod_ft.planning.torch.memory import memory_of
+from hyperpod_ft.planning.torch.step_memory import memory_of
 from tests.tasks import task_of
 from tests.training.conftest import MakeRun, tiny_llama
 from tests.unit import tiny_t5

@@ -15,10 +15,12 @@ from hyperpod_ft.checkpoint.adapters.lora import CONFIG, PREFIX, WEIGHTS
 from hyperpod_ft.checkpoint.verify import forms
 from hyperpod_ft.checkpoint.verify.verify import Verification, verify
 from hyperpod_ft.download import adapter, fetch
+from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch.lora.adapters import adapt
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
+from tests.tasks import task_of
 from tests.training.conftest import VOCABULARY, Jobs, MakeRun, curve, train_here
 from tests.unit.tiny_families import FILE, MIXTURES, SIZES
 
@@ -251,3 +253,19 @@ def test_adapters_of_experts_divided_over_ranks(make_run: MakeRun, jobs: Jobs, s
     assert one.keys() == other.keys()
     for name, value in one.items():
         torch.testing.assert_close(value, other[name], rtol=0, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_utilization_counts_the_experts_that_a_token_passes_through(make_run: MakeRun, method: str) -> None:
+    settings = EXPERTS | {"lora.target_modules": [], "lora.r": 2} if method == "lora" else {}
+    run = make_run(model=config_of("qwen3_moe"), settings={"training.method": method} | settings)
+    model = AutoModelForCausalLM.from_pretrained(run.paths.base_model)
+    used = {
+        name: parameter.numel() // (2 if ".experts." in name else 1) for name, parameter in model.named_parameters()
+    }
+    multiplied = sum(used.values()) - used["model.embed_tokens.weight"]
+    # two layers of four experts, of which two are used: 32 to 2 x 16, and 16 to 32
+    adapters = 2 * 4 * 2 * (32 + 32 + 16 + 32)
+    attention = 12 * 2 * 4 * 8 * 32
+    found = throughput(task_of(run), 2, 32, adapters if method == "lora" else sum(used.values())).flops_per_token
+    assert found == (6 * multiplied if method == "full" else 4 * multiplied + 6 * adapters // 2) + attention

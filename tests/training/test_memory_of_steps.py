@@ -1,6 +1,7 @@
 """The estimate of memory, compared with the tensors of a step: weights, gradients and optimizer state."""
 
 import gc
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,18 +10,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from memory import bytes_on_host, live_bytes, meshes_of, no_checkpoints, peak_during
+from transformers import AutoConfig, PretrainedConfig
 
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch import training_state
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.sharding import trained_weights
 from hyperpod_ft.planning.layout import Sharding
-from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.model_fit import shape_of
 from hyperpod_ft.planning.torch import sharded_state
-from hyperpod_ft.planning.torch.memory import memory_of
+from hyperpod_ft.planning.torch.step_memory import memory_of
 from hyperpod_ft.runs.run import Run
 from tests.tasks import task_of
 from tests.training.conftest import MakeRun, tiny_llama
+from tests.unit.tiny_families import SIZES
 
 pytestmark = pytest.mark.training
 
@@ -69,10 +72,42 @@ def test_memory_is_as_estimated(
         monkeypatch.setattr(module, "BUCKET_BYTES", BUCKET_BYTES)
     monkeypatch.setattr(training_state, "Checkpoints", no_checkpoints)
     model = tiny_llama(vocab_size=2000, hidden_size=256, intermediate_size=768, num_hidden_layers=10)
-    shape = model_shape(model.to_dict())
+    ranks, changes, _ = CASES[name]
+    assert_as_estimated(make_run, model, ranks, changes, sharding)
+
+
+MIXTURE_CASES = {
+    "full": (2, FULL, MODES[1:]),
+    "bf16": (2, BF16 | ACCUMULATED, [MODES[1], MODES[3]]),
+    "lora": (2, {}, [MODES[0], MODES[3]]),
+    "experts": (2, {"lora.target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}, [MODES[0]]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "sharding"),
+    [(name, sharding) for name, (_, _, shardings) in MIXTURE_CASES.items() for sharding in shardings],
+    ids=str,
+)
+def test_memory_of_a_mixture_is_as_estimated(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, name: str, sharding: Sharding
+) -> None:
+    """Most parameters are those of experts, a layer's in two."""
+    for module in (sharded_state, trained_weights):
+        monkeypatch.setattr(module, "BUCKET_BYTES", BUCKET_BYTES)
+    monkeypatch.setattr(training_state, "Checkpoints", no_checkpoints)
+    sizes = {"vocab_size": 2000, "hidden_size": 128, "num_hidden_layers": 10, "num_experts": 16}
+    model = AutoConfig.for_model("qwen3_moe", **SIZES | sizes | {"moe_intermediate_size": 64, "num_experts_per_tok": 2})
+    ranks, changes, _ = MIXTURE_CASES[name]
+    assert_as_estimated(make_run, model, ranks, changes, sharding)
+
+
+def assert_as_estimated(
+    make_run: MakeRun, model: PretrainedConfig, ranks: int, changes: dict[str, Any], sharding: Sharding
+) -> None:
+    shape = shape_of(json.loads(model.to_json_string()))
     assert shape is not None
     # few tokens: activations and logits are next to nothing
-    ranks, changes, _ = CASES[name]
     settings: dict[str, Any] = {"parallelism": {"ranks_per_node": ranks}, "training.micro_batch_size": 1}
     run = make_run("run", settings | {"training.max_steps": 3} | changes, model=model, max_length=12)
     counted = memory_of(run.config, run.plan.degrees, shape)
@@ -83,5 +118,5 @@ def test_memory_is_as_estimated(
     with training(run, sharding) as loop:
         step(loop, 1)
         peak = peak_during(lambda: step(loop, 2)) - others - bytes_on_host(loop)
-    print(f"{name}, {sharding}: {peak / 1e6:.1f} MB, {peak / expected:.3f} of the estimate")
+    print(f"{changes}, {sharding}: {peak / 1e6:.1f} MB, {peak / expected:.3f} of the estimate")
     assert 0.9 < peak / expected < 1.1

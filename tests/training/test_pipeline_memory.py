@@ -9,7 +9,7 @@ import pytest
 
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.torch.memory import memory_of
+from hyperpod_ft.planning.torch.step_memory import memory_of
 from tests.training.conftest import Jobs, MakeRun, tiny_llama
 
 pytestmark = pytest.mark.training

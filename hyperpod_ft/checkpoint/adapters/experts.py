@@ -25,7 +25,7 @@ from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor, Piece
 
 # By a parameter's last name: those of one expert's matrices in files, joined along outputs in this order.
-_OF_ONE: Mapping[str, tuple[tuple[str, ...], ...]] = {
+OF_ONE: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "up_proj": (("up_proj",),),
     "down_proj": (("down_proj",), ("w2",)),
@@ -33,7 +33,7 @@ _OF_ONE: Mapping[str, tuple[tuple[str, ...], ...]] = {
 # Those of all experts in files that do not have the parameter's own name.
 _OF_ALL = {"gate_up_proj": "input_linear.weight", "down_proj": "output_linear.weight"}
 # The order of a module's parameters in the classes of transformers.
-ORDER = tuple(_OF_ONE)
+ORDER = tuple(OF_ONE)
 # Types that store a parameter as (E, inputs, outputs).
 TRANSPOSED = frozenset({"aria_text", "gpt_oss", "openai_privacy_filter"})
 _EXPERT = re.compile(r"(?P<layer>.+?)\.[^.]+\.experts\.(?P<expert>\d+)\.(?P<part>[^.]+)\.weight")
@@ -93,7 +93,7 @@ class ExpertFiles:
         if len(self._shapes.get(whole, ())) == 3:
             return (ExpertSlice(whole),), self._shapes[whole]
         layer = block.rpartition(".")[0]
-        for parts in _OF_ONE.get(last, ()):
+        for parts in OF_ONE.get(last, ()):
             of_experts = [self._of_one.get((layer, part), {}) for part in parts]
             if all(of_experts):
                 return self._joined(of_experts)

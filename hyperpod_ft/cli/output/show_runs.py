@@ -15,6 +15,7 @@ from hyperpod_ft.launch.preflight import Preview
 from hyperpod_ft.launch.status import MAY_CHANGE, RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
+from hyperpod_ft.planning.model_fit import TrainingFit
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.results import training_summary
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
@@ -32,6 +33,14 @@ STATE_STYLES = {
     "pending": "dim",
     "unknown": "yellow",
 }
+
+
+def _print_memory(fit: TrainingFit, available_bytes: float) -> None:
+    if fit.memory:
+        least = f"; {fit.unknown}" if fit.unknown else ""
+        print(f"memory    {fit.memory}; available: {available_bytes / GIB:.1f} (estimated){least}")
+    elif fit.unknown:
+        print(f"memory    unknown: {fit.unknown}")
 
 
 def plan(preview: Preview) -> None:
@@ -53,8 +62,7 @@ def plan(preview: Preview) -> None:
         print(f"sharding  {preview.fit.sharding}")
         if preview.fit.pipeline:
             print(f"pipeline  {preview.fit.pipeline}")
-        if preview.fit.memory:
-            print(f"memory    {preview.fit.memory}; available: {preview.available_bytes / GIB:.1f} (estimated)")
+        _print_memory(preview.fit, preview.available_bytes)
     if "certify" in run.plan:
         print(f"model     {preview.certificate or 'what it allows is known after stage certify'}")
     print(f"step      {preview.rows_per_step} rows, at most {preview.tokens_per_step:,} tokens")

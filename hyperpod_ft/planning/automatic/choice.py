@@ -15,11 +15,12 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
 from hyperpod_ft.planning.layout import Degrees, Sharding, divisors
 from hyperpod_ft.planning.memory import GIB, available
-from hyperpod_ft.planning.model_fit import check_memory, check_trainable
-from hyperpod_ft.planning.model_shape import ModelShape, model_shape
+from hyperpod_ft.planning.model_fit import check_memory, check_trainable, shape_of
+from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.parallelism import degrees_of, ranks_per_node
-from hyperpod_ft.planning.torch.memory import memory_of
-from hyperpod_ft.planning.torch.sharding import choose_sharding, tried_shardings
+from hyperpod_ft.planning.t5_shape import T5Shape
+from hyperpod_ft.planning.torch.sharding import choose_sharding, is_whole, tried_shardings
+from hyperpod_ft.planning.torch.step_memory import memory_of
 
 _SHOWN = 8  # degrees that a proposal shows
 _SHOWN_SLOWER = 3  # of these, at most, that are allowed but slower
@@ -79,7 +80,7 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
 
     Raises UserError when the size of the model is unknown, or no degrees are possible.
     """
-    shape = model_shape(model_config)
+    shape = timed_shape(model_config)
     if shape is None:
         family = model_config.get("model_type") or "(none)"
         raise UserError(
@@ -111,6 +112,12 @@ def propose(config: RunConfig, model_config: Mapping[str, Any]) -> Proposal:
     slower = others[:_SHOWN_SLOWER]
     refused += list(impossible.values())[: _SHOWN - 1 - len(slower) - len(refused)]
     return Proposal(chosen, tuple(slower), tuple(refused))
+
+
+def timed_shape(model_config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape of a model whose speed can be estimated; None for T5, and where config.json does not tell enough."""
+    shape = shape_of(model_config)
+    return None if shape is None or isinstance(shape, T5Shape) or not is_whole(shape) else shape
 
 
 def _candidates(config: RunConfig) -> Iterator[tuple[RunConfig, Degrees]]:

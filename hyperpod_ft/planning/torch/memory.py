@@ -124,21 +124,27 @@ class TorchMemory(StepMemory):
     @property
     def _attention(self) -> float:
         """Bytes per token: query, key, value; and the output, as computed and as o_proj's input."""
-        config, shape, element = self.config, self.shape, self.element
+        shape, element = self.shape, self.element
         keys = shape.key_width * key_value_copies(self.degrees, shape)
-        total: float = element * (3 * shape.query_width + 2 * keys)
-        softmax = self.in_fp32_too  # computed in fp32
+        total: float = element * (3 * shape.query_width + 2 * keys) + self._scores
         fused = any(len(parts) == 3 or "triples" in parts for parts in shape.family.columns.values())
         if fused and not shape.positions:
             # the value keeps all that its linear computed, besides queries and keys that were rotated
             total += element * (shape.query_width + keys)
+        return total
+
+    @property
+    def _scores(self) -> float:
+        """Bytes per token of what attention keeps of each pair of tokens, where no kernel avoids it."""
+        config, shape, element = self.config, self.shape, self.element
+        softmax = self.in_fp32_too  # computed in fp32
         if shape.softcap:
             # no kernel caps scores: they are there after tanh; keys and values are repeated
-            total += (element + softmax) * shape.heads * config.dataset.max_length + element * 2 * shape.query_width
-        elif config.instance.is_neuron:
+            return (element + softmax) * shape.heads * config.dataset.max_length + element * 2 * shape.query_width
+        if config.instance.is_neuron:
             # a dense mask separates the documents of a row; it is not known whether the compiler avoids the softmax
-            total += softmax * shape.heads * config.dataset.max_length
-        return total
+            return softmax * shape.heads * config.dataset.max_length
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -217,13 +223,6 @@ class T5Memory(TorchMemory):
             return kept
         # one layer is recomputed, after the loss has freed its memory
         return kept + max(0.0, max(whole.values()) - logits)
-
-
-def memory_of(config: RunConfig, degrees: Degrees, shape: ModelShape) -> TorchMemory:
-    """What counts the memory of training a model of this shape."""
-    if isinstance(shape, T5Shape):
-        return T5Memory(config, degrees, shape)
-    return TorchMemory(config, degrees, shape)
 
 
 def key_value_copies(degrees: Degrees, shape: ModelShape) -> int:

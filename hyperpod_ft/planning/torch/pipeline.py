@@ -22,12 +22,13 @@ class TokenOperations:
 def token_operations(config: RunConfig, shape: ModelShape) -> TokenOperations:
     """2 for each element of a matrix forward, 2 for the gradient of its input, and 2 for its own if it is trained.
 
+    Of experts, those count that a token passes through.
     Attention over T positions and a width q of all query heads has 4 q T forward and twice that backward.
     """
     training = config.training
     trained, again = training.method == "full", training.activation_checkpointing == "full"
     attention = 4 * shape.query_width * config.dataset.max_length
-    matrices = sum(linear.inputs * linear.outputs for linear in shape.linears)
+    matrices = shape.layer_multiplied
     forward = 2 * matrices + attention
     backward = 2 * matrices * (1 + trained) + 2 * attention
     return TokenOperations(

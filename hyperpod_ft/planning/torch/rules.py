@@ -17,8 +17,9 @@ from hyperpod_ft.planning.layout import Degrees, Layout
 from hyperpod_ft.planning.memory import Memory
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.torch import pipeline
-from hyperpod_ft.planning.torch.memory import has_sequence_parallel, memory_of
+from hyperpod_ft.planning.torch.memory import has_sequence_parallel
 from hyperpod_ft.planning.torch.sharding import choose_sharding, explain_sharding
+from hyperpod_ft.planning.torch.step_memory import memory_of
 
 TRIAL_LAUNCHER: tuple[str, ...] = ()
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (

@@ -50,10 +50,8 @@ class ShardedState:
         on_host = self.sharding.offload != "none"
         if self.degrees.weight_replicas == 1 and not on_host:
             return whole
-        # the embedding may be larger than a bucket
-        largest = (
-            0 if self._lora else FP32 * self.shape.vocabulary_on_rank(self.degrees.tensor_parallel) * self.shape.hidden
-        )
+        # a parameter may be larger than a bucket
+        largest = 0 if self._lora else FP32 * self.shape.largest_parameter(self.degrees.tensor_parallel)
         bucket = min(whole, max(BUCKET_BYTES, largest))
         # whole ones are there until the last micro batch of a step; on one shard rank, what was sent is what is kept
         if accumulated or (ranks == 1 and not on_host):

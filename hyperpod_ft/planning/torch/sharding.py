@@ -6,7 +6,9 @@ from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.layout import Degrees, Mode, Offload, Sharding
 from hyperpod_ft.planning.memory import GIB, available
 from hyperpod_ft.planning.model_shape import ModelShape
-from hyperpod_ft.planning.torch.memory import TorchMemory, memory_of
+from hyperpod_ft.planning.torch.memory import TorchMemory
+from hyperpod_ft.planning.torch.step_memory import memory_of
+from hyperpod_ft.planning.undivided.shape import UndividedShape
 
 _MODES: tuple[Mode, ...] = ("replicated", "zero1", "zero2", "zero3")
 
@@ -52,15 +54,20 @@ def _order(config: RunConfig) -> tuple[Mode, ...]:
 def choose_sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Sharding:
     """The first of the candidates that fits, else the smallest. `shape` None: the model's size is unknown.
 
-    Without accelerators everything fits; an unknown model gets the sharding that needs the least memory.
+    Without accelerators everything fits; a model of which not all is known gets the sharding that needs least memory.
     """
     possible = list(candidates(config, degrees))
     room = available(config)
     if not room:
         return possible[0]
-    if shape is None:
+    if shape is None or not is_whole(shape):
         return possible[-1]
     return tried_shardings(memory_of(config, degrees, shape))[-1][0]
+
+
+def is_whole(shape: ModelShape) -> bool:
+    """Whether all that a step keeps in memory is known of a shape."""
+    return not isinstance(shape, UndividedShape) or shape.complete
 
 
 def tried_shardings(memory: TorchMemory) -> list[tuple[Sharding, float]]:
@@ -81,7 +88,7 @@ def tried_shardings(memory: TorchMemory) -> list[tuple[Sharding, float]]:
 def explain_sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
     """The chosen sharding, and why it is not the next faster one, in one line."""
     room = available(config)
-    if not room or shape is None:
+    if not room or shape is None or not is_whole(shape):
         return str(choose_sharding(config, degrees, shape))
     *faster, (chosen, _) = tried_shardings(memory_of(config, degrees, shape))
     if not faster:

@@ -44,7 +44,7 @@ def test_heads_of_a_size_of_their_own() -> None:
     assert wide == 48_250_773_504 + ATTENTION
 
 
-@pytest.mark.parametrize("changes", [{"num_local_experts": 8}, {"hidden_size": None}])
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": None}, {"hidden_size": None}])
 def test_what_is_not_known_of_a_family_is_not_made_up(changes: dict[str, Any]) -> None:
     assert flops_per_token(LLAMA_3_8B | changes, TOTAL, TOTAL, 2048, tied=False) is None
 

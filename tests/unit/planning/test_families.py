@@ -21,7 +21,7 @@ from hyperpod_ft.engines.torch.model import tensor_parallel
 from hyperpod_ft.planning.families import CAUSAL_IMAGE_TEXT, FAMILIES, family_of
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.torch.memory import memory_of
+from hyperpod_ft.planning.torch.step_memory import memory_of
 from tests.unit.tiny_families import SIZES
 
 RUN = {

@@ -64,7 +64,7 @@ def test_experts_that_would_not_be_merged_are_refused(
     mixture: Path, monkeypatch: pytest.MonkeyPatch, parts: tuple[str, ...]
 ) -> None:
     """transformers finds them by a table of its own; a merge would take other tensors for them, or find none."""
-    monkeypatch.setattr(experts, "_OF_ONE", {"gate_up_proj": (parts,), "down_proj": (("down_proj",),)})
+    monkeypatch.setattr(experts, "OF_ONE", {"gate_up_proj": (parts,), "down_proj": (("down_proj",),)})
     check(mixture, Lora(target_parameters=("experts.down_proj",)))
     with pytest.raises(UserError, match=r"lora\.target_parameters: .*\.gate_up_proj is"):
         check(mixture, Lora(target_parameters=("experts.gate_up_proj",)))

@@ -18,8 +18,12 @@ from hyperpod_ft.planning.torch import sharding
 from hyperpod_ft.runs.run import Run
 from scripts.memory_table import LLAMA_3_8B, LLAMA_3_70B, QWEN3_8B
 from tests.conftest import MakeRun
+from tests.unit.published_mixtures import PUBLISHED
 
 GPTJ_6B = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 28, "n_positions": 2048, "vocab_size": 50400}
+MIXTRAL = PUBLISHED["mistralai/Mixtral-8x7B-v0.1"][0]
+QWEN3_30B = PUBLISHED["Qwen/Qwen3-30B-A3B"][0]
+GPT_OSS = PUBLISHED["openai/gpt-oss-20b"][0]
 FULL = {"method": "full", "activation_checkpointing": "full"}
 CHECKPOINTED = {"activation_checkpointing": "full"}
 
@@ -65,6 +69,10 @@ def allowed(proposal: Proposal) -> list[AllowedDegrees]:
         (config("p5.48xlarge", 1, sharding="zero3"), LLAMA_3_8B, "dp 8 x tp 1", "zero3 over 8 ranks"),
         # on CPUs, what communicates least
         (config("local", ranks_per_node=4), LLAMA_3_8B, "dp 4 x tp 1", "replicated"),
+        # mixtures are divided by rows and by sharding
+        (config("p5.48xlarge", training=CHECKPOINTED), MIXTRAL, "dp 8 x tp 1", "zero3 over 8 ranks"),
+        (config("p4d.24xlarge", 1, 131_072, CHECKPOINTED), QWEN3_30B, "dp 4 x cp 2 x tp 1", "zero3 over 8 ranks"),
+        (config("p5.48xlarge", 4, training=FULL), QWEN3_30B, "dp 16 x cp 2 x tp 1", "zero2 over 32 ranks"),
     ],
 )
 def test_known_cases(given: RunConfig, model_config: dict[str, Any], degrees: str, sharding: str) -> None:
@@ -220,3 +228,23 @@ def test_config_json_must_be_there(make_run: MakeRun) -> None:
 def test_one_gpu_that_has_no_link_to_another(nodes: int) -> None:
     chosen = propose(config("g5.xlarge", nodes, training=CHECKPOINTED), LLAMA_3_8B).chosen
     assert chosen.degrees.world_size == nodes and chosen.tokens_per_second > 0
+
+
+def test_rows_of_a_type_that_cannot_share_them_are_not_divided() -> None:
+    proposal = propose(config("p5.48xlarge", training=CHECKPOINTED), GPT_OSS)
+    assert all(each.degrees.context_parallel == 1 for each in allowed(proposal))
+    assert any("parallelism.context_parallel" in reason for _, reason in proposal.refused)
+
+
+def test_a_mixture_is_as_fast_as_the_experts_that_a_token_passes_through() -> None:
+    given = config("p5.48xlarge", training=CHECKPOINTED, sharding="replicated")
+    few, many = (propose(given, QWEN3_30B | {"num_experts_per_tok": used}).chosen for used in (8, 16))
+    of_experts = 8 * 3 * 2048 * 768 * 48  # parameters, whose operations are twice as many
+    assert many.time.compute - few.time.compute == pytest.approx(
+        few.config.training.micro_batch_size * 2048 * of_experts * (2 + 2 + 2) / (989.5e12 * 0.4), rel=0.01
+    )
+
+
+def test_a_hybrid_is_not_chosen_for() -> None:
+    with pytest.raises(UserError, match="auto cannot estimate the speed of qwen3_next models"):
+        propose(config("p5.48xlarge"), PUBLISHED["Qwen/Qwen3-Next-80B-A3B-Instruct"][0])

@@ -10,7 +10,7 @@ from hyperpod_ft.planning.automatic import step_time as module
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
 from hyperpod_ft.planning.layout import Degrees, Mode, Sharding
 from hyperpod_ft.planning.model_shape import model_shape
-from hyperpod_ft.planning.torch.memory import memory_of
+from hyperpod_ft.planning.torch.step_memory import memory_of
 from scripts.memory_table import LLAMA_3_8B
 from tests.unit.planning.automatic.test_choice import config
 

@@ -18,7 +18,7 @@ from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.parallelism import check_model, degrees_of
 from hyperpod_ft.planning.torch import pipeline, sharding
 from hyperpod_ft.planning.torch.limits import check_family
-from hyperpod_ft.planning.torch.memory import memory_of
+from hyperpod_ft.planning.torch.step_memory import memory_of
 from scripts.memory_table import LLAMA_3_8B
 
 SHAPE = model_shape(LLAMA_3_8B)

@@ -1,0 +1,117 @@
+"""Memory of a training step of models that are a list of parameters: mixtures of experts, and types without a row.
+
+A token leaves the model's width by some matrices of a layer and returns to it by others, in attention as in an MLP. For
+the backward pass, norms keep their input, attention and MLP theirs, the first matrices their outputs, and the last ones
+their inputs, as computed and as multiplied: for a Llama, that is `StepMemory._layer`. Each expert that a token passes
+through (k of them) keeps its own copies of its input and of its output, which the router weighs: with experts of width
+i, k (2 h + 4 i) elements, of frozen ones k (h + 3 i).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from hyperpod_ft.planning.lora import targets
+from hyperpod_ft.planning.stage_sizes import PipelineStageSize
+from hyperpod_ft.planning.torch.memory import TorchMemory
+from hyperpod_ft.planning.undivided.shape import Parameters, UndividedShape, adapter_parameters
+
+_NORMS = 2  # of a layer, at the model's width
+_LEAVING = ("q", "k", "v")  # the first letter of matrices that leave the width, where widths are equal
+
+
+@dataclass(frozen=True)
+class UndividedMemory(TorchMemory):
+    """What differs for a model that neither tensor parallelism nor a pipeline divides."""
+
+    shape: UndividedShape
+
+    @cached_property
+    def stages(self) -> tuple[PipelineStageSize, ...]:
+        """The whole model."""
+        shape, lora = self.shape, self.config.lora
+        trainable = shape.parameters
+        if self.config.training.method == "lora":
+            modules, experts = self._adapted
+            magnitudes = lora.dora * sum(each.count * each.shape[0] for each in modules)
+            trainable = adapter_parameters((*modules, *experts), lora.r) + magnitudes
+        quantized = lora.quantization != "none"
+        whole = PipelineStageSize(
+            layers=shape.layers,
+            layer_parameters=shape.layers_parameters // shape.layers,
+            end_parameters=shape.parameters - shape.layers_parameters,
+            quantized=sum(each.elements for each in self._adapted[0] if each.in_layers) if quantized else 0,
+            trainable=trainable,
+            in_flight=1,
+            last=True,
+        )
+        return (whole,)
+
+    def activations(self, stage: PipelineStageSize, logits: float) -> float:
+        """With the sums of experts and their updates, where they have adapters, and the gradient of a layer's.
+
+        They are computed again in the backward pass; compiled layers that are not computed again keep theirs.
+        """
+        training = self.config.training
+        experts = self._adapted[1] if training.method == "lora" else []
+        in_a_layer = sum(each.elements // each.count for each in experts)
+        kept = training.activation_checkpointing == "none" and training.compiles(self.config.instance.has_accelerators)
+        sums = stage.layers if kept else 1
+        return super().activations(stage, logits) + (sums + 1) * in_a_layer * self.element
+
+    @cached_property
+    def _adapted(self) -> tuple[list[Parameters], list[Parameters]]:
+        """Linear modules, and experts, that have adapters."""
+        lora, shape = self.config.lora, self.shape
+        by_default = shape.experts and lora.target_modules is None
+        modules = shape.adapted(None if by_default else targets(lora, shape.model_type))
+        return modules, shape.adapted_experts(lora.target_parameters)
+
+    @property
+    def _products(self) -> float:
+        shape = self.shape
+        outputs = sum(self._in_a_layer(each) * each.outputs for each in shape.layer_inventory if each.is_matrices)
+        return self.element * (outputs + shape.query_width) + self.kept.exchanged
+
+    @property
+    def _layer(self) -> float:
+        shape, element = self.shape, self.element
+        matrices = [each for each in shape.layer_inventory if each.is_matrices]
+        inside = sum(self._in_a_layer(each) * self._kept_by(each) for each in matrices)
+        total = _NORMS * shape.hidden * (self._norm + element) + element * inside + self._scores
+        if shape.head_norms:
+            total += self._norm * (shape.query_width + shape.key_width)
+        return total + self._adapter_copies
+
+    def _in_a_layer(self, parameters: Parameters) -> float:
+        """How many of these matrices a token passes through in a layer, on average."""
+        return self.shape.share(parameters) * parameters.widths / sum(parameters.shape[-2:]) / self.shape.layers
+
+    def _kept_by(self, matrix: Parameters) -> int:
+        """Elements per token that a layer keeps of what goes into a matrix and comes out."""
+        hidden, (outputs, inputs) = self.shape.hidden, matrix.shape[-2:]
+        if matrix.of_experts:
+            return self._kept_by_expert(matrix, outputs + inputs - hidden)
+        if hidden not in (outputs, inputs):
+            # in latent attention: inputs are normalized before, and heads are put together from parts after
+            return 2 * (outputs + inputs)
+        leaves = outputs != hidden or matrix.module.rpartition(".")[2].startswith(_LEAVING)
+        return outputs if leaves else 2 * inputs
+
+    def _kept_by_expert(self, experts: Parameters, units: int) -> int:
+        """`units`: the side that is not the model's width: with a fused gate, both of its parts."""
+        trains = self.config.training.method == "full" or experts in self._adapted[1]
+        if experts.name.endswith("down_proj"):
+            return units * (1 + trains) + self.shape.hidden
+        return units + self.shape.hidden * trains
+
+    @property
+    def _adapter_copies(self) -> float:
+        """Bytes per token of what dropout keeps of the adapters' inputs, with a mask, and DoRA of outputs."""
+        lora = self.config.lora
+        if self.config.training.method != "lora":
+            return 0.0
+        each = (1 + self.element) * bool(lora.dropout)
+        modules = [parameters for parameters in self._adapted[0] if parameters.in_layers]
+        return sum(
+            self._in_a_layer(one) * (each * one.inputs + lora.dora * self.element * one.outputs) for one in modules
+        )
