@@ -54,8 +54,7 @@ def refuse_unknown(wanted: Iterable[str], modules: Iterable[str]) -> None:
 def whole_modules(wanted: Iterable[str], ends: Iterable[str], *, tied: bool) -> tuple[str, ...]:
     """The modules that `lora.modules_to_save` names, of the embedding and the output layer, whose paths are `ends`.
 
-    PEFT takes the end of a module's path for its name. Raises UserError for others, and where the two are `tied`: PEFT
-    would train each of them apart.
+    Raises UserError for others, and where the two are `tied`: PEFT would train each of them apart.
     """
     paths, found = list(ends), list[str]()
     for name in wanted:
@@ -65,7 +64,8 @@ def whole_modules(wanted: Iterable[str], ends: Iterable[str], *, tied: bool) -> 
                 " apart",
                 "leave it out, or set training.method to full",
             )
-        of_name = [path for path in paths if path.endswith(name)]
+        # PEFT would take any end of a path, "s" too, which other modules also have
+        of_name = [path for path in paths if ends_with(path, name)]
         if not of_name:
             raise UserError(
                 f"lora.modules_to_save: {name!r} is neither the embedding nor the output layer",

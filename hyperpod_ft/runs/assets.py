@@ -3,6 +3,7 @@
 Nothing here needs a plan: choosing the degrees of one reads the model's config.json.
 """
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +68,8 @@ def _adapter_directory(config: RunConfig) -> Path | None:
     if config.model.adapter is None or fetched is None:
         return None
     given = Path(config.model.adapter.source)
-    return next((path for path in (fetched, given) if path.is_absolute() and path.exists()), None)
+    # false, not an error, below a directory that this user may not enter
+    return next((path for path in (fetched, given) if path.is_absolute() and os.path.exists(path)), None)  # noqa: PTH110
 
 
 def raw_dataset(config: RunConfig, dataset: Dataset) -> Path:

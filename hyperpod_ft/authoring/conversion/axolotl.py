@@ -130,7 +130,7 @@ RULES: Mapping[str, Rule] = {
     "lora_modules_to_save": changes(
         "set lora.modules_to_save to the embedding and the output layer; the kit trains no other whole"
     ),
-    "lora_model_dir": changes("set model.adapter to it, or merge it into model.source first"),
+    "lora_model_dir": changes("set model.adapter.source to it, or merge it into model.source first"),
     "chat_template": _chat_template,
     "special_tokens": _special_tokens,
     "plugins": _plugins,

@@ -62,7 +62,7 @@ RULES: Mapping[str, Rule] = {
     "dpo_label_smoothing": number("dpo.label_smoothing"),
     "mix_strategy": _mix,
     "interleave_probs": changes(_MIXED),
-    "adapter_name_or_path": changes("set model.adapter to it, or merge it into model.source first"),
+    "adapter_name_or_path": changes("set model.adapter.source to it, or merge it into model.source first"),
     "ref_model": changes("the reference of DPO is the base model"),
     "additional_target": changes(
         "set lora.modules_to_save to the embedding and the output layer; the kit trains no other whole"

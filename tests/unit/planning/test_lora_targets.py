@@ -7,7 +7,7 @@ import pytest
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.lora import check_targets
+from hyperpod_ft.planning.lora import check_targets, whole_modules
 from hyperpod_ft.planning.model_shape import model_shape
 from tests.unit.tiny_families import SIZES
 
@@ -48,3 +48,12 @@ def test_an_adapter_of_experts_is_not_deployed_with_its_base() -> None:
     run = RUN | {"engine": "torch", "deploy": {"instance_type": "ml.g6.xlarge", "model": "adapter"}}
     with pytest.raises(ValueError, match=r"deploy\.model: .* adapters of experts; set it to merged"):
         RunConfig.model_validate(run | {"lora": {"target_parameters": EXPERTS}})
+
+
+@pytest.mark.parametrize("name", ["", "s", "head", "layers"])
+def test_whole_modules_have_names_of_their_own(name: str) -> None:
+    """PEFT takes any end of a module's path, which `embed_tokens` and `layers` may share."""
+    ends = ("model.embed_tokens", "lm_head")
+    assert whole_modules(["embed_tokens", "lm_head"], ends, tied=False) == ends
+    with pytest.raises(UserError, match="neither the embedding nor the output layer"):
+        whole_modules([name], ends, tied=False)
