@@ -122,7 +122,7 @@ def score(request: ScoresRequest) -> None:
 def _model(request: ScoresRequest) -> Any:
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
 
-    return HFLM(
+    loaded = HFLM(
         pretrained=request.model,
         tokenizer=request.tokenizer,
         device=request.device,
@@ -130,6 +130,10 @@ def _model(request: ScoresRequest) -> Any:
         batch_size=request.batch_size,
         parallelize=request.device == "cuda" and _needs_every_gpu(Path(request.model)),
     )
+    if getattr(loaded.model.config, "output_router_logits", False):
+        # transformers computes the loss of routers then, which fails where a padded batch is continued
+        loaded.model.config.output_router_logits = False
+    return loaded
 
 
 def _needs_every_gpu(model: Path) -> bool:

@@ -29,7 +29,7 @@ def continued(config: RunConfig, adapter: AdapterConfig) -> RunConfig:
         own = getattr(config.lora, key)
         if f"lora.{key}" in given and _comparable(own) != _comparable(value):
             raise UserError(
-                f"lora.{key}: is {shown(own)}, and {shown(value)} in the {CONFIG} of model.adapter",
+                f"lora.{key}: is {_shown(own)}, and {_shown(value)} in the {CONFIG} of model.adapter",
                 "leave it out, or leave model.adapter out to train a new adapter",
             )
     values = config.model_dump()
@@ -45,6 +45,10 @@ def _arranges_alike(version: str | None) -> bool:
 
 def _comparable(value: Any) -> Any:
     return frozenset(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> str:
+    return shown(list(value) if isinstance(value, tuple) else value)
 
 
 def _values(adapter: AdapterConfig) -> dict[str, Any]:

@@ -58,7 +58,8 @@ def with_adapter(config: RunConfig) -> RunConfig:
     try:
         adapter = lora_config.read_config(directory / lora_config.CONFIG)
     except UserError as error:
-        raise UserError(f"model.adapter.source: {error.problem}", error.remedy) from error
+        remedy = "give the directory in which PEFT or this kit has saved an adapter"
+        raise UserError(f"model.adapter.source: {error.problem}", remedy) from error
     return continued(config, adapter)
 
 

@@ -1,5 +1,6 @@
 """The load-balancing loss of routers is transformers' own, however a step is divided."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.data.packing import IGNORED, Packing, fill
 from hyperpod_ft.engines.batches import Batch, DataOrder
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch.loop import training_loop
 from hyperpod_ft.engines.torch.model import language_model
 from hyperpod_ft.engines.torch.model.router_loss import tokens_of
+from hyperpod_ft.evaluation import greedy
 from hyperpod_ft.runs.run import Run
 from tests.tasks import task_of
 from tests.training.conftest import (
@@ -26,6 +29,7 @@ from tests.training.conftest import (
     train_here,
     write_rows,
 )
+from tests.unit import tiny_tokenizer
 from tests.unit.tiny_families import FILE, MIXTURES, SIZES
 
 pytestmark = pytest.mark.training
@@ -198,3 +202,15 @@ def test_padding_is_no_token() -> None:
     tokens = torch.tensor([[1, 1, 1, 0, 0, 0], [1] * 6, [1] * 6], dtype=torch.bool)
     inputs = language_model.inputs(Batch(torch.zeros_like(labels), labels, position_ids), torch.device("cpu"))
     assert torch.equal(tokens_of(position_ids, inputs["targets"], inputs["predicted_at"]), tokens)
+
+
+def test_prompts_of_different_lengths_are_answered(tmp_path: Path) -> None:
+    """Transformers' own classes fail at padded prompts when they compute the loss too."""
+    tokenizer = tiny_tokenizer.make()
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of("qwen3_moe", vocab_size=len(tokenizer)))
+    model.save_pretrained(tmp_path)
+    prompts = [[5, 6, 7], [8, 9, 10, 11, 12]]
+    loaded = pretrained.load(tmp_path, "auto")
+    together = greedy.answers(loaded, tokenizer, prompts, 4)
+    assert together == [greedy.answers(loaded, tokenizer, [prompt], 4)[0] for prompt in prompts]

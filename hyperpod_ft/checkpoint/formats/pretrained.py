@@ -51,4 +51,7 @@ def load(directory: Path, dtype: torch.dtype | str, attention: str | None = None
     model, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"{directory}: {len(missing)} of the model's tensors are missing: {missing[0]}", _REMEDY)
+    if getattr(model.config, "output_router_logits", False):
+        # transformers computes the loss of routers then, which fails where a padded batch is continued
+        model.config.output_router_logits = False
     return model

@@ -1,8 +1,8 @@
 """What a run starts from: section `model`, and one source of section `dataset`, which data.py has."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hyperpod_ft.config.fields import (
     NonNegativeInt,
@@ -44,6 +44,13 @@ class Model(Section):
         None, description="Hub commit (recommended), tag or branch; `main` if not set. Only for Hub ids."
     )
     adapter: StartingAdapter | None = None
+
+    @field_validator("adapter", mode="before")
+    @classmethod
+    def _named_by_source(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            raise ValueError(f"write {{source: {given}}}")
+        return given
 
 
 # A split or a slice of one, as Hugging Face datasets write it.

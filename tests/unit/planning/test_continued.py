@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ft.checkpoint.adapters.lora_config import AdapterConfig, in_language_model
+from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.continued import continued
@@ -104,3 +105,9 @@ def test_full_fine_tuning_continues_no_adapter() -> None:
     values = config().model_dump() | {"training": {"method": "full"}}
     with pytest.raises(ValueError, match=r"model\.adapter: .*merge it"):
         RunConfig.model_validate(values)
+
+
+def test_a_path_alone_is_answered_with_how_to_write_it() -> None:
+    values = config().model_dump(mode="json", exclude_unset=True) | {"model": {"source": "a/b", "adapter": "./saved"}}
+    with pytest.raises(UserError, match=r"model\.adapter: write \{source: \./saved\}"):
+        run_file.validate(values, "run.yaml")
