@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.download import adapter, fetch
+from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.model_fit import check_trainable
 from hyperpod_ft.planning.model_shape import model_shape
@@ -20,6 +21,7 @@ from hyperpod_ft.planning.torch.step_memory import memory_of
 from hyperpod_ft.planning.undivided.mixture import mixture_shape
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import certify, consolidate, merge
+from tests.tasks import task_of
 from tests.training.conftest import Jobs, MakeRun, curve, kit, metrics, tiny_llama, train_here
 from tests.training.every_stage import perform
 from tests.unit.tiny_families import MIXTURES, SIZES
@@ -185,3 +187,21 @@ def test_the_plan_of_a_mixture_refuses_others(
     run = make_run(settings={"lora": LORA | {"modules_to_save": names}})
     with pytest.raises(UserError, match=rf"^lora\.modules_to_save: .*{refusal}"):
         check_trainable(run.config, run.plan.degrees, values)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_utilization_counts_the_output_layer_once_and_no_embedding(make_run: MakeRun, family: str) -> None:
+    model = tiny_llama() if family == "llama" else AutoConfig.for_model(family, **SIZES | MIXTURES[family])
+    vocabulary, hidden = model.vocab_size, model.hidden_size
+    alone, ends, head = (
+        throughput(task_of(make_run(model=model, settings={"lora": settings})), 2, 32, adapters + more).flops_per_token
+        for adapters in [7424]
+        for settings, more in (
+            (LORA | {"modules_to_save": []}, 0),
+            (LORA, 2 * vocabulary * hidden),
+            (LORA | {"modules_to_save": ["lm_head"]}, vocabulary * hidden),
+        )
+    )
+    assert alone is not None
+    # the gradient of the matrix itself
+    assert ends == head == alone + 2 * vocabulary * hidden
