@@ -24,11 +24,13 @@ from typing import Any
 from hyperpod_ft.checkpoint.formats.model_directory import (
     OUTPUT,
     SHARED_ALIASES,
+    embedding,
     is_encoder_decoder,
     is_tied,
     language_names,
     of_language_model,
     read_config,
+    without_predictors,
 )
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.config.sections.inputs import Preparation
@@ -55,8 +57,8 @@ def flops_per_token(
     """Operations to train on one token, forward and backward; None for model families with other keys.
 
     `model_config` is the parsed `config.json` of a Hugging Face model. Both parameter counts cover the
-    whole model with its adapters, of experts those that a token passes through; trainable are either all parameters or
-    the adapters. `tied`: the embedding is also
+    whole model with its adapters, of experts those that a token passes through; trainable are either all parameters, or
+    the adapters and an output matrix that is trained whole. `tied`: the embedding is also
     the output matrix, and is counted once.
     """
     family = family_of(str(model_config.get("model_type", "")))
@@ -140,11 +142,11 @@ def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainabl
     Raises UserError when the base model's files are missing or damaged.
     """
     total, tied = base_parameters(task.base_model)
+    trained, of_base = total, total
     if task.config.training.method == "lora":
-        total += trainable_parameters - _trained_whole(task.base_model, task.config.lora.modules_to_save)
-        trained = trainable_parameters
-    else:
-        trained = total
+        looked_up, of_base = _trained_whole(task.base_model, task.config.lora.modules_to_save)
+        trained = trainable_parameters - looked_up
+        total += trained - of_base
     model_config = of_language_model(read_config(task.base_model))
     if shape := t5_shape(model_config):
         lora = task.config.lora
@@ -152,7 +154,7 @@ def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainabl
         names = target_names(lora, shape.model_type)
         flops: float | None = t5_flops_per_token(shape, task.config.dataset, names, rank)
     else:
-        flops = _decoder_flops(task, model_config, total, trained, max_length, tied=tied)
+        flops = _decoder_flops(task, model_config, total, trained, of_base, max_length, tied=tied)
     rank_flops = task.config.instance.rank_tflops * 1e12
     return Throughput(
         rows_per_step=rows_per_step,
@@ -163,18 +165,33 @@ def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainabl
     )
 
 
-def _trained_whole(directory: Path, modules: tuple[str, ...]) -> int:
-    """Parameters of the base that are trained beside adapters."""
+def _trained_whole(directory: Path, modules: tuple[str, ...]) -> tuple[int, int]:
+    """Parameters of the base that are trained beside adapters: an embedding's, and those that tokens are multiplied by.
+
+    An embedding is looked up: counted as trained, it would take the place of frozen matrices.
+    """
     if not modules:
-        return 0
-    tensors = read_model(directory)
-    return sum(tensor.elements for tensor in tensors if tensor.name.rpartition(".")[0].endswith(modules))
+        return 0, 0
+    found = without_predictors(read_config(directory), {tensor.name: tensor for tensor in read_model(directory)})
+    whole = {name: tensor.elements for name, tensor in found.items() if name.rpartition(".")[0].endswith(modules)}
+    looked_up = whole.pop(embedding(found) or "", 0)
+    return looked_up, sum(whole.values())
 
 
 def _decoder_flops(
-    task: TrainingTask, model_config: Mapping[str, Any], total: int, trained: int, max_length: int, *, tied: bool
+    task: TrainingTask,
+    model_config: Mapping[str, Any],
+    total: int,
+    trained: int,
+    of_base: int,
+    max_length: int,
+    *,
+    tied: bool,
 ) -> float | None:
-    """Of a mixture, a token passes through some experts and their adapters only. None for layers of other kinds."""
+    """Of a mixture, a token passes through some experts and their adapters only. None for layers of other kinds.
+
+    `of_base`: how many of the trained parameters are the base's own.
+    """
     shape = mixture_shape(model_config)
     if shape is None:
         # of other mixtures, the experts are not told from the rest
@@ -188,7 +205,7 @@ def _decoder_flops(
     else:
         adapters = adapter_parameters(shape.adapted_experts(lora.target_parameters), lora.r)
         trained -= round(adapters * (1 - shape.used_share))
-        total = active + trained
+        total = active + trained - of_base
     heads = {"head_dim": shape.head_dim}
     return flops_per_token({**model_config, **heads}, total, trained, max_length, tied=shape.tied)
 

@@ -7,7 +7,7 @@ from hyperpod_ft.config.run_config import EngineName, RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.engine_rules import limits_of, rules_of
 from hyperpod_ft.planning.layout import Degrees, check_divides, listed_divisors
-from hyperpod_ft.planning.lora import check_targets
+from hyperpod_ft.planning.lora import check_targets, whole_modules
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.undivided.shape import UndividedShape
 from hyperpod_ft.progress import count
@@ -66,6 +66,8 @@ def check_model(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
         )
     if isinstance(shape, UndividedShape):
         _check_rows(config, shape)
+        if config.training.method == "lora":
+            whole_modules(config.lora.modules_to_save, [each.module for each in shape.ends], tied=shape.tied)
     else:
         check_targets(config, shape)
     limits_of(config.engine).check_shape(config, degrees, shape)

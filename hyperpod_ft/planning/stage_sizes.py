@@ -19,6 +19,7 @@ class PipelineStageSize:
     end_parameters: int  # embedding, last norm and output matrix, if on this stage
     quantized: int  # of the layers' parameters, those in 4 bits
     trainable: int
+    whole_ends: int  # of those, the ends' own: with LoRA, what `lora.modules_to_save` names
     in_flight: float  # micro batches whose activations are in memory at the same time
     last: bool
 
@@ -51,13 +52,16 @@ def pipeline_stage_sizes(
         ends = matrix * (first + (last and not (shape.tied and first)))
         ends += first * shape.positions * shape.hidden
         ends += last * (shape.end_vectors + ("head" in shape.biases) * vocabulary)
+        lora = config.training.method == "lora"
+        whole = matrix * _whole_matrices(config.lora, shape, first, last) if lora else ends
         adapters = layers * layer_adapters + _end_adapters(config.lora, shape, vocabulary, first, last)
         yield PipelineStageSize(
             layers=layers,
             layer_parameters=layer,
             end_parameters=ends,
             quantized=layers * quantized,
-            trainable=adapters if config.training.method == "lora" else layers * layer + ends,
+            trainable=(adapters if lora else layers * layer) + whole,
+            whole_ends=whole,
             in_flight=in_flight[stage],
             last=last,
         )
@@ -90,7 +94,7 @@ def _layer_adapters(lora: Lora, shape: ModelShape, tensor: int) -> int:
 
 
 def _end_adapters(lora: Lora, shape: ModelShape, vocabulary: int, first: bool, last: bool) -> int:
-    """Trained parameters of the embedding and the head, if they are on this stage.
+    """LoRA parameters of the embedding and the head, if they are on this stage.
 
     An embedding's factors are whole on each rank; of the head's, one has the rank's `vocabulary` entries.
     """
@@ -99,6 +103,11 @@ def _end_adapters(lora: Lora, shape: ModelShape, vocabulary: int, first: bool, l
     head = lora.r * (vocabulary + shape.hidden) + lora.dora * vocabulary
     ends = (shape.family.embedding, shape.family.head)
     is_embedding, is_head = (path.rpartition(".")[2] in targets for path in ends)
+    return (is_embedding and first) * embedding + (is_head and last) * head
+
+
+def _whole_matrices(lora: Lora, shape: ModelShape, first: bool, last: bool) -> int:
+    """How many of embedding and head are trained whole beside adapters, of those that are on this stage."""
+    ends = (shape.family.embedding, shape.family.head)
     whole = whole_modules(lora.modules_to_save, ends, tied=False)
-    matrices = sum(end for path, end in zip(ends, (first, last), strict=True) if path in whole)
-    return (is_embedding and first) * embedding + (is_head and last) * head + matrices * vocabulary * shape.hidden
+    return sum(end for path, end in zip(ends, (first, last), strict=True) if path in whole)

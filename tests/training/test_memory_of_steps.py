@@ -30,6 +30,7 @@ pytestmark = pytest.mark.training
 BUCKET_BYTES = 1 << 20  # smaller, in proportion to the model
 FULL = {"training.method": "full"}
 BF16 = FULL | {"training.precision": "bf16"}
+WHOLE = {"lora.modules_to_save": ["embed_tokens", "lm_head"]}
 ACCUMULATED = {"training.gradient_accumulation_steps": 2}
 MODES = [Sharding("replicated", 1), *(Sharding(mode, 2) for mode in ("zero1", "zero2", "zero3"))]
 OFFLOADED = [Sharding("zero1", 2, "optimizer"), Sharding("zero3", 2, "optimizer"), Sharding("zero3", 2, "parameters")]
@@ -40,6 +41,8 @@ CASES = {
     "bf16": (2, BF16 | ACCUMULATED, [*MODES, *OFFLOADED]),
     "int8": (2, FULL | ACCUMULATED | {"training.optimizer_state": "int8"}, [Sharding("zero1", 2)]),
     "lora": (2, {}, MODES),
+    # embedding and output matrix are most of what is trained, and larger than a bucket
+    "whole": (2, WHOLE, MODES[:3]),
 }
 
 
@@ -71,7 +74,8 @@ def test_memory_is_as_estimated(
     for module in (sharded_state, trained_weights):
         monkeypatch.setattr(module, "BUCKET_BYTES", BUCKET_BYTES)
     monkeypatch.setattr(training_state, "Checkpoints", no_checkpoints)
-    model = tiny_llama(vocab_size=2000, hidden_size=256, intermediate_size=768, num_hidden_layers=10)
+    vocabulary = 8000 if name == "whole" else 2000
+    model = tiny_llama(vocab_size=vocabulary, hidden_size=256, intermediate_size=768, num_hidden_layers=10)
     ranks, changes, _ = CASES[name]
     assert_as_estimated(make_run, model, ranks, changes, sharding)
 
@@ -80,6 +84,7 @@ MIXTURE_CASES = {
     "full": (2, FULL, MODES[1:]),
     "bf16": (2, BF16 | ACCUMULATED, [MODES[1], MODES[3]]),
     "lora": (2, {}, [MODES[0], MODES[3]]),
+    "whole": (2, WHOLE, [MODES[1]]),
     "experts": (2, {"lora.target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}, [MODES[0]]),
 }
 

@@ -8,17 +8,23 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.download import adapter, fetch
+from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.model_fit import check_trainable
 from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.stage_sizes import pipeline_stage_sizes
+from hyperpod_ft.planning.torch.step_memory import memory_of
+from hyperpod_ft.planning.undivided.mixture import mixture_shape
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import certify, consolidate, merge
+from tests.tasks import task_of
 from tests.training.conftest import Jobs, MakeRun, curve, kit, metrics, tiny_llama, train_here
 from tests.training.every_stage import perform
+from tests.unit.tiny_families import MIXTURES, SIZES
 
 pytestmark = pytest.mark.training
 
@@ -154,4 +160,48 @@ def test_the_plan_counts_them(make_run: MakeRun) -> None:
     assert shape is not None
     sizes = [next(pipeline_stage_sizes(each.config, each.plan.degrees, shape, [2], [1.0])) for each in (run, alone)]
     assert sizes[0].trainable - sizes[1].trainable == 2 * 128 * 64
+    assert (sizes[0].whole_ends, sizes[1].whole_ends) == (2 * 128 * 64, 0)
     assert sizes[0].trainable == train_here(run).facts["trainable_parameters"]
+
+
+@pytest.mark.parametrize("whole", [ENDS, ["lm_head"]], ids=str)
+def test_the_plan_counts_those_of_a_mixture(make_run: MakeRun, whole: list[str]) -> None:
+    model = AutoConfig.for_model("qwen3_moe", **SIZES | MIXTURES["qwen3_moe"] | {"vocab_size": 128})
+    run = make_run(model=model, settings={"lora": LORA | {"modules_to_save": whole}})
+    shape = mixture_shape(json.loads(model.to_json_string()))
+    assert shape is not None
+    (stage,) = memory_of(run.config, run.plan.degrees, shape).stages
+    assert stage.whole_ends == len(whole) * shape.vocabulary * shape.hidden
+    assert stage.trainable == train_here(run).facts["trainable_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "names", "refusal"),
+    [({}, ["no_such"], "'no_such' is neither"), ({"tie_word_embeddings": True}, ENDS, "one matrix")],
+    ids=str,
+)
+def test_the_plan_of_a_mixture_refuses_others(
+    make_run: MakeRun, changes: dict[str, Any], names: list[str], refusal: str
+) -> None:
+    values = json.loads(AutoConfig.for_model("qwen3_moe", **SIZES | MIXTURES["qwen3_moe"] | changes).to_json_string())
+    run = make_run(settings={"lora": LORA | {"modules_to_save": names}})
+    with pytest.raises(UserError, match=rf"^lora\.modules_to_save: .*{refusal}"):
+        check_trainable(run.config, run.plan.degrees, values)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_utilization_counts_the_output_layer_once_and_no_embedding(make_run: MakeRun, family: str) -> None:
+    model = tiny_llama() if family == "llama" else AutoConfig.for_model(family, **SIZES | MIXTURES[family])
+    vocabulary, hidden = model.vocab_size, model.hidden_size
+    alone, ends, head = (
+        throughput(task_of(make_run(model=model, settings={"lora": settings})), 2, 32, adapters + more).flops_per_token
+        for adapters in [7424]
+        for settings, more in (
+            (LORA | {"modules_to_save": []}, 0),
+            (LORA, 2 * vocabulary * hidden),
+            (LORA | {"modules_to_save": ["lm_head"]}, vocabulary * hidden),
+        )
+    )
+    assert alone is not None
+    # the gradient of the matrix itself
+    assert ends == head == alone + 2 * vocabulary * hidden

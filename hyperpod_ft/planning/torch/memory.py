@@ -118,7 +118,7 @@ class TorchMemory(StepMemory):
             return received
         # the loss computes its gradients in the forward pass: that of the output matrix waits for the backward pass
         matrix = self.shape.vocabulary_on_rank(self.degrees.tensor_parallel) * self.shape.hidden * FP32
-        head = matrix if config.training.method == "full" else 0
+        head = matrix if stage.whole_ends else 0
         return received + (stage.in_flight - 1) * (self._of_batch + head)
 
     @property
@@ -173,6 +173,7 @@ class T5Memory(TorchMemory):
             end_parameters=ends,
             quantized=sum(linears[name] for name in linears if name in targets and lora.quantization != "none"),
             trainable=adapters if self.config.training.method == "lora" else parameters + ends,
+            whole_ends=0 if self.config.training.method == "lora" else ends,
             in_flight=1,
             last=True,
         )

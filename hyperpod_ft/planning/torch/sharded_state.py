@@ -50,9 +50,7 @@ class ShardedState:
         on_host = self.sharding.offload != "none"
         if self.degrees.weight_replicas == 1 and not on_host:
             return whole
-        # a parameter may be larger than a bucket
-        largest = 0 if self._lora else FP32 * self.shape.largest_parameter(self.degrees.tensor_parallel)
-        bucket = min(whole, max(BUCKET_BYTES, largest))
+        bucket = min(whole, max(BUCKET_BYTES, FP32 * self._largest))  # a parameter may be larger than a bucket
         # whole ones are there until the last micro batch of a step; on one shard rank, what was sent is what is kept
         if accumulated or (ranks == 1 and not on_host):
             return whole + bucket
@@ -61,7 +59,7 @@ class ShardedState:
     def _gradients_by_layer(self, whole: float, accumulated: bool) -> float:
         """The same with FSDP2. `whole`: bytes of all gradients of the stage, before they are sharded."""
         stage, zero2 = self.stage, self.sharding.mode == "zero2"
-        ends = 0 if self._lora else stage.end_parameters
+        ends = stage.whole_ends
         layers = stage.trainable - ends
         in_bucket = self._layers_in_bucket / stage.layers * layers
         sharded = 0.0 if self.sharding.offload == "parameters" else whole / self.sharding.shard_ranks
@@ -72,7 +70,7 @@ class ShardedState:
         # the backward pass begins with the last layers, and ends with embedding and output matrix, when zero2 has
         # released the layers
         begins = kept + in_bucket * sent
-        released = layers * self._element if zero2 else 0.0
+        released = (self._shared - stage.end_parameters) * self._element if zero2 else 0.0
         return max(kept + received, begins, sharded + ends * sent - released)
 
     @property
@@ -80,9 +78,9 @@ class ShardedState:
         """Moments, and fp32 weights where those that compute are bf16 (with FSDP2 they are the sharded weights)."""
         if self.sharding.offload != "none":
             return 0.0
-        masters = not self._lora and self._element < FP32 and not self.sharding.by_layer
-        each = _MOMENTS[self.config.training.optimizer_state] + (FP32 if masters else 0)
-        return self.stage.trainable * each / self.sharding.shard_ranks
+        rounded = self.stage.trainable - self._adapters if self._element < FP32 and not self.sharding.by_layer else 0
+        moments = self.stage.trainable * _MOMENTS[self.config.training.optimizer_state]
+        return (moments + rounded * FP32) / self.sharding.shard_ranks
 
     @property
     def _lora(self) -> bool:
@@ -94,8 +92,16 @@ class ShardedState:
 
     @property
     def _adapters(self) -> int:
-        """Parameters of adapters."""
-        return self.stage.trainable if self._lora else 0
+        """Parameters of adapters: what is trained whole beside them is the model's own."""
+        return self.stage.trainable - self.stage.whole_ends if self._lora else 0
+
+    @property
+    def _largest(self) -> int:
+        """Elements of the largest trained parameter; 0 for adapters. Embedding and output matrix are equally large."""
+        ranks = self.degrees.tensor_parallel
+        if not self._lora:
+            return self.shape.largest_parameter(ranks)
+        return min(self.stage.whole_ends, self.shape.vocabulary_on_rank(ranks) * self.shape.hidden)
 
     @property
     def _shared(self) -> int:
@@ -105,8 +111,8 @@ class ShardedState:
     @property
     def _at_rest(self) -> int:
         """Bytes of these parameters as FSDP2 stores them: fp32 where they are trained."""
-        element = self._element if self._lora else FP32
-        return (self.stage.parameters - self.stage.quantized) * element + self._adapters * FP32
+        frozen = self.stage.parameters - self.stage.quantized - self.stage.whole_ends if self._lora else 0
+        return frozen * self._element + (self._shared - frozen) * FP32
 
     @property
     def _weights_in_bucket(self) -> float:

@@ -10,7 +10,7 @@ i, k (2 h + 4 i) elements, of frozen ones k (h + 3 i).
 from dataclasses import dataclass
 from functools import cached_property
 
-from hyperpod_ft.planning.lora import targets
+from hyperpod_ft.planning.lora import targets, whole_modules
 from hyperpod_ft.planning.stage_sizes import PipelineStageSize
 from hyperpod_ft.planning.torch.memory import TorchMemory
 from hyperpod_ft.planning.undivided.shape import Parameters, UndividedShape, adapter_parameters
@@ -29,22 +29,26 @@ class UndividedMemory(TorchMemory):
     def stages(self) -> tuple[PipelineStageSize, ...]:
         """The whole model."""
         shape, lora = self.shape, self.config.lora
-        trainable = shape.parameters
+        trainable, ends = shape.parameters, shape.parameters - shape.layers_parameters
+        whole_ends = ends
         if self.config.training.method == "lora":
+            whole = whole_modules(lora.modules_to_save, [each.module for each in shape.ends], tied=shape.tied)
+            whole_ends = sum(each.elements for each in shape.ends if each.module in whole)
             modules, experts = self._adapted
             magnitudes = lora.dora * sum(each.count * each.shape[0] for each in modules)
-            trainable = adapter_parameters((*modules, *experts), lora.r) + magnitudes
+            trainable = adapter_parameters((*modules, *experts), lora.r) + magnitudes + whole_ends
         quantized = lora.quantization != "none"
-        whole = PipelineStageSize(
+        stage = PipelineStageSize(
             layers=shape.layers,
             layer_parameters=shape.layers_parameters // shape.layers,
-            end_parameters=shape.parameters - shape.layers_parameters,
+            end_parameters=ends,
             quantized=sum(each.elements for each in self._adapted[0] if each.in_layers) if quantized else 0,
             trainable=trainable,
+            whole_ends=whole_ends,
             in_flight=1,
             last=True,
         )
-        return (whole,)
+        return (stage,)
 
     def activations(self, stage: PipelineStageSize, logits: float) -> float:
         """With the sums of experts and their updates, where they have adapters, and the gradient of a layer's.

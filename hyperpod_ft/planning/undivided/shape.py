@@ -87,6 +87,11 @@ class UndividedShape(ModelShape):
         return tuple(parameters for parameters in self.inventory if parameters.in_layers)
 
     @property
+    def ends(self) -> tuple[Parameters, ...]:
+        """Embedding and output layer; types that are sized by their files may have other matrices beside the layers."""
+        return tuple(each for each in self.inventory if each.is_matrices and not each.in_layers)
+
+    @property
     def parameters(self) -> int:
         return sum(parameters.elements for parameters in self.inventory)
 
