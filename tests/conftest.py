@@ -57,7 +57,7 @@ def _no_state_outside(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
 
 @pytest.fixture(autouse=True)
 def _notices_arrive() -> Iterator[None]:
-    """Training ignores notices once it is over, since its process ends. A test's goes on, and so do its programs'."""
+    """Undo what training leaves: it ignores further notices, and the programs of later tests would inherit that."""
     yield
     signal.signal(NOTICE, signal.SIG_DFL)
 

@@ -194,7 +194,7 @@ def _decoder_flops(
     """
     shape = mixture_shape(model_config)
     if shape is None:
-        # of other mixtures, the experts are not told from the rest
+        # for other mixtures, nothing says which parameters are the experts
         mixture = any(model_config.get(key) for key in EXPERT_COUNTS)
         return None if mixture else flops_per_token(model_config, total, trained, max_length, tied=tied)
     if not shape.complete:

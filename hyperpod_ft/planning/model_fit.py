@@ -53,8 +53,8 @@ def check_model_directory(
 ) -> TrainingFit:
     """How a run that trains a model on disk fits. Raises UserError when the run cannot train it.
 
-    Types that config.json does not size are sized by their files, once these are there. `certificate`: None where there
-    is none yet, or with engine neuron.
+    If config.json does not give the sizes of a type, its weight files do, once they are there. `certificate`: None
+    before stage certify has run, and with engine neuron.
     """
     model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
     _check_evaluation(config, model_config)

@@ -1,4 +1,4 @@
-"""model.adapter: training that continues an adapter begins as PEFT loads it, and goes on as any other."""
+"""model.adapter: training starts from what PEFT loads, and then behaves like any other training."""
 
 import json
 from collections.abc import Mapping

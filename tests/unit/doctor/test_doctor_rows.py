@@ -122,7 +122,7 @@ def test_little_space(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_certificates_of_the_volume(make_run: MakeRun, tmp_path: Path) -> None:
-    """Of all runs, whatever run file is given; a damaged record is none."""
+    """The row covers all runs on the volume, whichever run file is given, and skips damaged records."""
     run = make_run()
     expected = Expectations(run.paths.root, None, at([]))
     assert rows_of(volume.checks(expected))["certificates"].found == f"none in {run.paths.root}"
