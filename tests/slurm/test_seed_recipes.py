@@ -69,16 +69,17 @@ def gptj(directory: Path) -> None:
 
 
 def overrides(directory: Path, model: Path, changes: dict[str, Any]) -> list[str]:
-    data = directory / "data"
-    data.mkdir(exist_ok=True)
-    (data / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    values = TOY | {"cluster.root": directory / "root", "model.source": model, "dataset.source": data} | changes
+    places = {"cluster.root": directory / "root", "model.source": model, "dataset.source": directory / "data"}
+    values = TOY | places | changes
     return [f"{key}={value}" for key, value in values.items()]
 
 
 def test_the_recipes_train_and_answer(head: Head, tmp_path: Path) -> None:
     gptj(tmp_path / "gptj")
     tiny_t5.save(tmp_path / "t5", TEXT)
+    # written once: the job of GPT-J reads it beside the runs of the others
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     changes = overrides(tmp_path, tmp_path / "gptj", GPTJ)
     head("submit", "gptj-6b-full-p4d", *(part for change in changes for part in ("--set", change)))
     runs = {"gptj-6b-full-p4d": Run.open(Path(head.status()["directory"]))}
