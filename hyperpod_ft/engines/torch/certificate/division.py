@@ -1,8 +1,9 @@
 """Ranks that divide a small model, its layers and its rows train as one rank does: two along each axis that is divided.
 
-python -m torch.distributed.run ... -m hyperpod_ft.engines.torch.certificate.division BASE DIRECTORY DEGREES [LORA]
+python -m hyperpod_ft.engines.torch.certificate.division BASE DIRECTORY DEGREES PACKED [LORA]
 
-What each rank runs: DEGREES and LORA are JSON.
+What the ranks run, all but the paths as JSON. They are forks of this program, so that packages, which take seconds, are
+imported once; it has computed nothing, and so has no threads.
 """
 
 import json
@@ -13,9 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
 
 from hyperpod_ft.config.sections.training import Lora
-from hyperpod_ft.engines.ranks import Ranks, join_ranks
+from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch.certificate.packing import TOLERANCE
 from hyperpod_ft.engines.torch.certificate.task import ONE_RANK, small_task
 from hyperpod_ft.engines.torch.loop import training_loop
@@ -41,12 +43,9 @@ def check_division(base: Path, lora: Lora | None, directory: Path, degrees: Degr
     alone = directory / "alone"
     _train(base, lora, alone, ONE_RANK, Ranks(0, 1, 0, dist.HashStore()), packed=packed)
     together = directory / "together"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={divided.world_size}"]
-    command += ["-m", __name__, str(base), str(together), json.dumps(asdict(divided)), json.dumps(packed)]
-    command += [lora.model_dump_json()] if lora else []
-    # torchrun leaves a directory in the temporary one
-    variables = os.environ | _VARIABLES | {"TMPDIR": str(directory)}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    settings = [json.dumps(asdict(divided)), json.dumps(packed), *([lora.model_dump_json()] if lora else [])]
+    command = [sys.executable, "-m", __name__, str(base), str(together), *settings]
+    done = subprocess.run(command, env=os.environ | _VARIABLES, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(
             f"parallelism: {divided} does not divide a small model of this type: {last_line(done.stdout)}",
@@ -73,17 +72,23 @@ def _measured(directory: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def main() -> None:
-    """One rank."""
-    base, directory, degrees, packed, *lora = sys.argv[1:]
-    divided = Degrees(**json.loads(degrees))
-    adapters = Lora.model_validate_json(lora[0]) if lora else None
+def _rank(rank: int, base: Path, lora: Lora | None, directory: Path, degrees: Degrees, packed: bool) -> None:
     try:
-        ranks = join_ranks(divided.world_size)
-        _train(Path(base), adapters, Path(directory), divided, ranks, packed=json.loads(packed))
+        store = dist.FileStore(str(directory / "store"), degrees.world_size)
+        _train(base, lora, directory, degrees, Ranks(rank, degrees.world_size, rank, store), packed=packed)
     except Exception as error:  # the last line says why
         print(" ".join(str(error).split()), flush=True)
         sys.exit(1)
+
+
+def main() -> None:
+    """Run the ranks."""
+    base, directory, degrees, packed, *lora = sys.argv[1:]
+    adapters = Lora.model_validate_json(lora[0]) if lora else None
+    divided, place = Degrees(**json.loads(degrees)), Path(directory)
+    place.mkdir()
+    arguments = (Path(base), adapters, place, divided, json.loads(packed))
+    start_processes(_rank, arguments, divided.world_size, start_method="fork")
 
 
 if __name__ == "__main__":
