@@ -1,4 +1,4 @@
-"""One run file as Slurm jobs, plain processes and training jobs whose containers really run (containers.py)."""
+"""One run file as Slurm jobs, in this process and as training jobs whose containers really run (containers.py)."""
 
 import random
 import re
@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
 from tests.aws import training_run
 from tests.aws.training_command import Command
 from tests.aws.training_run import Jobs, results, resumed_from
+from tests.forking import ForkServer
+from tests.training.conftest import fork_server, jobs_in  # noqa: F401 - a fixture
+from tests.training.every_stage import perform
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -30,13 +34,12 @@ def values(root: Path, section: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def by_process(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run by launcher `process`: both ranks on this machine, without containers."""
-    root = tmp_path_factory.mktemp("by-process")
-    run = training_run.make(root, values(root, {}), "process")
-    wait_for(lambda: not Launchers().active(run), training_run.SECONDS, every=0.1)
-    assert run.journal.is_done("generate")
-    return run
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Run:  # noqa: F811
+    """The run without launcher and containers: its stages in this process, both ranks beside it."""
+    root = tmp_path_factory.mktemp("undisturbed")
+    run = Run.of(resolve(validate(values(root, {}), "run.yaml"), root))
+    with jobs_in(tmp_path_factory.mktemp("jobs") / "jobs", fork_server) as jobs:
+        return perform(run, jobs.train)
 
 
 @pytest.fixture
@@ -48,10 +51,11 @@ def slurm(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Mapping[str
 
 
 def test_begun_on_slurm_and_finished_as_training_jobs(
-    slurm: Mapping[str, str], aws: "Aws", tmp_path: Path, by_process: Run
+    slurm: Mapping[str, str], aws: "Aws", tmp_path: Path, undisturbed: Run
 ) -> None:
     """On one file system, by the commands of a user, who cancels the training on Slurm."""
     jobs = Jobs(aws, tmp_path / "fsx")
+    training_run.copy_shared(tmp_path / "fsx" / "ft", undisturbed.paths.root)
     command = Command(tmp_path, aws, values(tmp_path / "fsx" / "ft", jobs.section), slurm)
     command.run("submit", "run.yaml", "--launcher", "slurm")
     run = command.opened
@@ -75,22 +79,23 @@ def test_begun_on_slurm_and_finished_as_training_jobs(
     for launcher in ("sagemaker", "process"):
         assert "Nothing to submit" in command.run("submit", "run.yaml", "--launcher", launcher)
     assert resumed_from(run)
-    assert results(run) == results(by_process)
+    assert results(run) == results(undisturbed)
 
 
-def test_interruptions_change_no_byte(aws: "Aws", tmp_path: Path, by_process: Run) -> None:
+def test_interruptions_change_no_byte(aws: "Aws", tmp_path: Path, undisturbed: Run) -> None:
     """While it starts and while it trains: all instances gone at once, or SIGTERM with time to save.
 
     In a store: every host loses its files.
     """
     jobs, root = Jobs(aws), tmp_path / "client"
-    run = training_run.make(root, values(root, jobs.section), shared=by_process.paths.root)
+    training_run.copy_shared(root, undisturbed.paths.root)
+    run = training_run.make(root, values(root, jobs.section))
     (train,) = jobs.names(run)
     lost = random.choice([0, random.randint(1, 25)])
     aws.scenario(interruptions={train: [("internal error", lost), ("spot", 26)]})
     jobs.wait_for_the_run(run)
     jobs.fetch(run)
-    assert results(run) == results(by_process), lost
+    assert results(run) == results(undisturbed), lost
     described = jobs.describe(train)
     transitions = described["SecondaryStatusTransitions"]
     history = [transition["Status"] for transition in transitions]

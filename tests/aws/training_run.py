@@ -67,14 +67,18 @@ def fully_sharded(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def make(root: Path, values: dict[str, Any], launcher: str = "sagemaker", shared: Path | None = None) -> Run:
-    """Submit a run. `shared`: another root, whose model and dataset are copied."""
+def make(root: Path, values: dict[str, Any]) -> Run:
+    """Submit a run."""
     root.mkdir(parents=True, exist_ok=True)
-    for name in ("models", "datasets", "records") if shared else ():
-        shutil.copytree(Path(str(shared), name), root / name)
     run = Run.of(resolve(validate(values, "run.yaml"), root))
-    submit.submit(run, Launchers(), Selection(), launcher)
+    submit.submit(run, Launchers(), Selection(), "sagemaker")
     return run
+
+
+def copy_shared(root: Path, other: Path) -> None:
+    """Give a root the model, dataset and certificate of another."""
+    for name in ("models", "datasets", "records"):
+        shutil.copytree(other / name, root / name)
 
 
 class Jobs:

@@ -221,9 +221,15 @@ def job_server(
 
 @pytest.fixture
 def jobs(tmp_path: Path, fork_server: ForkServer) -> Iterator[Jobs]:
-    directory = tmp_path / "jobs"
+    with jobs_in(tmp_path / "jobs", fork_server) as result:
+        yield result
+
+
+@contextlib.contextmanager
+def jobs_in(directory: Path, server: ForkServer) -> Iterator[Jobs]:
+    """Jobs that end with the block; makes the directory."""
     directory.mkdir()
-    result = Jobs(directory, fork_server)
+    result = Jobs(directory, server)
     yield result
     for job in result.started:
         if job.process.poll() is None:
