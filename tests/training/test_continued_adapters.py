@@ -1,6 +1,7 @@
 """model.adapter: training starts from what PEFT loads, and then behaves like any other training."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,11 @@ def test_every_stage(tmp_path: Path) -> None:
     recipe = run_file.find("quickstart")
     first = perform(Run.of(run_file.load(recipe, changes)))
     second = [*changes, f"model.adapter.source={first.paths.adapter}", "training.learning_rate=2.0e-3"]
+    planned = kit("plan", "quickstart", *(part for change in second for part in ("--set", change)), cwd=tmp_path)
+    lora = first.config.lora
+    assert re.search(
+        rf"^adapter +continues .*/adapter, r {lora.r}, alpha {lora.alpha:g}: .*q_proj", planned, re.MULTILINE
+    )
     run = perform(Run.of(run_file.load(recipe, second)))
     assert run.config.lora.r == first.config.lora.r and run.config.lora.target_modules
     facts = [each.journal.record("train").facts for each in (first, run)]  # type: ignore[union-attr]

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hyperpod_ft.cli.output.tables import clip, clip_start, console, shown, table
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import printable
 from hyperpod_ft.launch.follow import last_lines
 from hyperpod_ft.launch.launchers import Launchers
@@ -16,6 +17,7 @@ from hyperpod_ft.launch.status import MAY_CHANGE, RunStatus
 from hyperpod_ft.planning.automatic.choice import Proposal
 from hyperpod_ft.planning.memory import GIB
 from hyperpod_ft.planning.model_fit import TrainingFit
+from hyperpod_ft.runs.assets import is_adapter_known, with_adapter
 from hyperpod_ft.runs.jobs import Job
 from hyperpod_ft.runs.results import training_summary
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
@@ -48,6 +50,8 @@ def plan(preview: Preview) -> None:
     print(f"run       {run.paths.full_name}  in {shown(run.paths.directory)}")
     training = run.config.training
     print(f"engine    {run.config.engine}, {training.objective}, {training.method}, {training.precision}")
+    if run.config.model.adapter:
+        print(f"adapter   continues {shown(run.config.model.adapter.source)}, {_of_adapter(run.config)}")
     print(
         f"ranks     {degrees.nodes} x {run.config.cluster.instance_type}, {degrees.ranks_per_node} per node"
         f" = {degrees.world_size}: tensor {degrees.tensor_parallel} x pipeline {degrees.pipeline_parallel}"
@@ -92,6 +96,18 @@ def plan(preview: Preview) -> None:
             jobs.add_row(job.name, " ".join(job.stages), job.instances, limit, Text(job.image))
         print(f"with --launcher {launcher}:")
         console().print(jobs)
+
+
+def _of_adapter(config: RunConfig) -> str:
+    if not is_adapter_known(config):
+        return "whose settings are known after stage download"
+    lora = with_adapter(config).lora
+    trained = (
+        *(lora.target_modules or ()),
+        *lora.target_parameters,
+        *(f"{name} whole" for name in lora.modules_to_save),
+    )
+    return f"r {lora.r}, alpha {lora.alpha:g}: {', '.join(trained)}"
 
 
 def _proposal(proposal: Proposal) -> RenderableType:
