@@ -1,7 +1,7 @@
 """How evenly the routers of a mixture load the experts of its layers: what training records of it, and what that means.
 
 An expert's load is its number of tokens over the mean of its layer in one step: 1 where loads are even. The largest one
-is MaxVio + 1 (Wang et al., arXiv:2408.15664, section 3).
+is MaxVio + 1 (Wang et al., arXiv:2408.15664).
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,6 @@ def described(first: Loads, last: Loads) -> str:
     layer = max(last, key=lambda name: last[name].largest)
     before, after = metrics(first), metrics(last)
     return (
-        f"the most loaded expert, in {layer}, gets {after[LARGEST]:.1f} times the mean of its layer"
-        f" ({before[LARGEST]:.1f} in the first step); {count(int(after[DEAD]), 'expert')} of all layers no token"
-        f" ({before[DEAD]:,.0f})"
+        f"the most loaded expert, in {layer}, got {after[LARGEST]:.1f} times the mean number of tokens in the last step"
+        f" ({before[LARGEST]:.1f} in the first); {count(int(after[DEAD]), 'expert')} got none ({before[DEAD]:,.0f})"
     )

@@ -114,8 +114,8 @@ def test_a_mixture_has_the_loads_of_its_experts(tmp_path: Path) -> None:
     replace(record, facts=known | {"expert_load": [first, last]}).write(run.paths.record_path("train"))
     report = gather(run)
     page = report_page([report])
-    heading = "in layers.1.mlp, gets 3.0 times the mean of its layer (2.0 in the first step); 2 experts of all layers"
-    assert heading in headings.experts(report) and headings.experts(report) in page
+    found = "in layers.1.mlp, got 3.0 times the mean number of tokens in the last step (2.0 in the first); 2 experts"
+    assert found in headings.experts(report) and headings.experts(report) in page
     (row,) = re.findall(r'<tr><th scope="row">layers\.1\.mlp</th>(.*?)</tr>', page)
     assert re.findall(r">([0-9.]+)<", row) == ["1.75", "0.25", "0", "3.00", "0.00", "2"]
     charts = data_of(page)
