@@ -100,7 +100,7 @@ def test_one_graph_for_all_layers_and_steps(tmp_path: Path, traced: None, mode: 
     assert counters["aot_autograd"]["ok"] == counters["aot_autograd"]["total"] == 1 + lora
 
 
-@pytest.mark.parametrize("mode", ["none", "full"])
+@pytest.mark.parametrize("mode", ["none", "full", "selective"])
 def test_layers_that_count_the_tokens_of_their_experts_share_a_graph(tmp_path: Path, traced: None, mode: str) -> None:
     found = []
     for compiled in False, True:
