@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hyperpod_ft.runs.results.expert_load import Loads
 from hyperpod_ft.runs.training_paths import TrainingPaths
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class TrainingProgress:
     stopped_early: bool = False
     # the objective's other metrics, by their names in metrics.jsonl: of the last step, and the newest validation's
     metrics: Mapping[str, float] = field(default_factory=dict)
+    # of a mixture's experts
+    first_expert_load: Loads = field(default_factory=dict)
+    last_expert_load: Loads = field(default_factory=dict)
 
     def validated(self, loss: float, patience: int | None, metrics: Mapping[str, float]) -> TrainingProgress:
         """The progress after a validation; `patience`: after how many in a row without a lower loss it stops.

@@ -17,6 +17,8 @@ from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.engines.throughput import Throughput
 from hyperpod_ft.progress import format_duration
+from hyperpod_ft.runs.results import expert_load
+from hyperpod_ft.runs.results.expert_load import Loads
 from hyperpod_ft.runs.results.metrics import OF_SOURCE, intact_rows
 
 _IN_LINES = ("rewards/margins", "rewards/accuracies")  # of an objective's other metrics, those in the log
@@ -102,9 +104,13 @@ class MetricsLog:
             print(f"train: resuming from step {self._begun_step}", flush=True)
 
     def advance(
-        self, progress: TrainingProgress, loss: float, others: Mapping[str, float] | None = None
+        self,
+        progress: TrainingProgress,
+        loss: float,
+        others: Mapping[str, float] | None = None,
+        loads: Loads | None = None,
     ) -> TrainingProgress:
-        """The progress after one more step; `others`: the objective's other metrics."""
+        """The progress after one more step; `others`: its other metrics, `loads`: of a mixture's experts."""
         now = time.monotonic()
         seconds, self._progress_at = now - self._progress_at, now
         warming_up = progress.step == self._begun_step
@@ -117,6 +123,8 @@ class MetricsLog:
             last_loss=loss,
             smoothed_loss=sanity.smoothed(progress.smoothed_loss, loss),
             metrics={**progress.metrics, **(others or {})},
+            first_expert_load=progress.first_expert_load or loads or {},
+            last_expert_load=loads or {},
         )
 
     def leave_out(self, seconds: float) -> None:
@@ -198,6 +206,7 @@ class MetricsLog:
             "best_step": progress.best_step,
             "stopped_early": progress.stopped_early,
             **progress.metrics,
+            **expert_load.facts(progress.first_expert_load, progress.last_expert_load),
             "trainable_parameters": trainable_parameters,
             **RankDegrees.model_validate(self._task.layout.degrees, from_attributes=True).model_dump(),
         }

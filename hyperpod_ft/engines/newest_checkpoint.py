@@ -1,14 +1,18 @@
 """The checkpoint that training resumes from: the newest one that every node has complete and undamaged."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from hyperpod_ft.checkpoint.sharded import dcp, description
 from hyperpod_ft.engines.checkpoint_directory import why_unusable
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.engines.ranks import Ranks, Volume
 from hyperpod_ft.errors import UserError
+
+_PROGRESS = TypeAdapter(TrainingProgress)  # JSON has no tuples
 
 
 def find(task: TrainingTask, ranks: Ranks, volume: Volume) -> TrainingProgress | None:
@@ -33,7 +37,7 @@ def find(task: TrainingTask, ranks: Ranks, volume: Volume) -> TrainingProgress |
         directory = task.checkpoint(step)
         reasons = ranks.gather(f"restore/{step}/damaged", _why_damaged(directory, ranks, volume, task))
         if not any(reasons):
-            return _progress(by_volume[0][step, digest])
+            return _PROGRESS.validate_python(by_volume[0][step, digest])
         if ranks.is_rank_0:
             _print_ignored(directory, next(filter(None, reasons)))
     if elsewhere:
@@ -67,11 +71,6 @@ def _why_damaged(directory: Path, ranks: Ranks, volume: Volume, task: TrainingTa
     if not volume.shared:
         part, parts = ranks.local_rank, ranks.world_size // task.layout.degrees.nodes
     return description.why_damaged(directory, {name: recorded[name] for name in sorted(recorded)[part::parts]})
-
-
-def _progress(values: Mapping[str, Any]) -> TrainingProgress:
-    """Progress read from JSON, which has no tuples."""
-    return TrainingProgress(**{**values, "resumed_from": tuple(values["resumed_from"])})
 
 
 def _print_ignored(directory: Path, reason: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from hyperpod_ft.report.numbers import finite
 from hyperpod_ft.report.run_report import RunReport
+from hyperpod_ft.runs.results.expert_load import DEAD, LARGEST
 from hyperpod_ft.runs.results.metrics import OF_SOURCE
 
 POINTS = 24_000  # of all curves of a page together: about half a megabyte
@@ -73,6 +74,8 @@ _QUANTITIES = (
     _Quantity("learning_rate", "Learning rate"),
     _Quantity("grad_norm", "Gradient norm, before clipping"),
     _Quantity("aux_loss", "Load-balancing loss of routers, without its coefficient"),
+    _Quantity(LARGEST, "Largest load of an expert, times the mean of its layer"),
+    _Quantity(DEAD, "Experts without a token, of all layers"),
     _Quantity("rewards/margins", "DPO reward margin, chosen minus rejected"),
     _Quantity("rewards/accuracies", "DPO pairs whose chosen completion has the higher reward, %", 100),
 )
@@ -195,7 +198,11 @@ def _marks(reports: Sequence[RunReport]) -> list[Mark]:
 
 def _budget(reports: Sequence[RunReport]) -> int:
     """How many points a curve may have."""
-    curves = sum(len(_QUANTITIES) + 3 + len(_of_sources(report)) for report in reports if report.metrics)
+    curves = sum(
+        sum(quantity.name in report.metrics for quantity in _QUANTITIES) + 3 + len(_of_sources(report))
+        for report in reports
+        if report.metrics
+    )
     return max(_FEWEST_POINTS, min(_MOST_POINTS, POINTS // max(1, curves)))
 
 

@@ -19,7 +19,7 @@ from hyperpod_ft.report.timeline import timeline
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.records import Record, utc_now
-from hyperpod_ft.runs.results import usage
+from hyperpod_ft.runs.results import expert_load, usage
 from hyperpod_ft.runs.results.evaluation import evaluations
 from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.results.samples import Samples
@@ -68,6 +68,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         timeline=spans,
         stages=_stages(run.plan, records, status),
         accelerators=_accelerators(run, spans),
+        expert_load=expert_load.read(facts),
         dataset=_dataset(records),
         shown=shown.read(run.paths.dataset_path) if "dataset" in records else (),
         samples=samples,

@@ -4,6 +4,7 @@ from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.progress import count
 from hyperpod_ft.report.numbers import duration, last_known, moment, number, percent
 from hyperpod_ft.report.run_report import RunReport
+from hyperpod_ft.runs.results import expert_load
 
 
 def lead(report: RunReport) -> str:
@@ -81,6 +82,12 @@ def evaluations(report: RunReport) -> str:
     better, worse = sum(change > 0 for change in compared), sum(change < 0 for change in compared)
     metrics = count(len(compared), "metric")
     return f"The tuned model scores better than its base on {better} of {metrics}, worse on {worse}"
+
+
+def experts(report: RunReport) -> str:
+    """How evenly the routers of a mixture load its experts."""
+    found = expert_load.described(*report.expert_load)
+    return found[0].upper() + found[1:]
 
 
 def speed(report: RunReport) -> str:

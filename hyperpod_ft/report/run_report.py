@@ -9,6 +9,7 @@ from hyperpod_ft.launch.status import State
 from hyperpod_ft.report.numbers import last_known
 from hyperpod_ft.runs.jobs import Submission
 from hyperpod_ft.runs.results.evaluation import EvaluationResult
+from hyperpod_ft.runs.results.expert_load import Loads
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import TrainingSummary
 
@@ -91,6 +92,7 @@ class RunReport:
     timeline: Sequence[TimelineSpan]
     stages: Sequence[StageSummary]
     accelerators: Accelerators | None
+    expert_load: tuple[Loads, Loads]  # of a mixture, in the first and the last step
     dataset: Mapping[str, Any]  # facts of stage dataset
     shown: Sequence[ShownExample]  # examples of its rows, token by token
     samples: Samples | None

@@ -102,8 +102,10 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 
 def balanced(run: Run) -> torch.Tensor:
-    """The curve of a run with the loss of its routers."""
-    return torch.tensor([(*of_step, row["aux_loss"]) for of_step, row in zip(curve(run), metrics(run), strict=True)])
+    """The curve of a run with the loss of its routers, and the load of its experts."""
+    names = "aux_loss", "expert_load_max", "dead_experts"
+    rows = zip(curve(run), metrics(run), strict=True)
+    return torch.tensor([(*of_step, *(row[name] for name in names)) for of_step, row in rows])
 
 
 @pytest.mark.parametrize("model_type", COMPUTED)

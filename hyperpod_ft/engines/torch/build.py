@@ -36,6 +36,7 @@ from hyperpod_ft.engines.torch.model import (
     stages,
     tensor_parallel,
 )
+from hyperpod_ft.engines.torch.model.expert_load import ExpertCounts
 from hyperpod_ft.engines.torch.model.router_loss import RouterLoss
 from hyperpod_ft.engines.torch.model.t5 import model as t5
 from hyperpod_ft.engines.torch.sharding.fully_sharded import ShardedWeights, shard_by_layer
@@ -56,6 +57,7 @@ class ShardedModel:
     pipeline_stages: tuple[stages.StageLayers, ...]  # those on this rank; without a pipeline, one with all layers
     trainable_parameters: int  # of the whole model
     total_parameters: int
+    expert_counts: ExpertCounts
     router_loss: RouterLoss | None = None  # of a mixture whose config.json asks for it
 
 
@@ -75,6 +77,7 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
     model = whole_model(task.base_model, trained, own_attention=task.layout.own_attention)
     weights = locate(model, task.base_model)
     router_loss = _prepare(model, config.training, meshes)
+    expert_counts = ExpertCounts(model, device, whole_rows=meshes.tokens["cp"].size() == 1)
     total_parameters = trainable_parameters = sum(p.numel() for p in model.parameters())
     described, factors = None, dict[str, LogicalTensor]()
     if config.training.method == "lora":
@@ -113,7 +116,15 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
             model, {**weights, **factors}, shards, mesh, offload=sharding.offload == "optimizer"
         )
     trained_weights.stored_names, trained_weights.held, trained_weights.adapters = stored_names, parts, described
-    return ShardedModel(model.train(), trained_weights, own_stages, trainable_parameters, total_parameters, router_loss)
+    return ShardedModel(
+        model.train(),
+        trained_weights,
+        own_stages,
+        trainable_parameters,
+        total_parameters,
+        expert_counts,
+        router_loss,
+    )
 
 
 def adapted(model: PreTrainedModel, lora: Lora, seed: int, directory: Path) -> LoraDescription:

@@ -1,8 +1,7 @@
 """Engine torch: native PyTorch on a device mesh, the same code on every device.
 
 One optimizer step: forward and backward over the rank's micro batches, which sums the gradients over the ranks; one
-all-reduce of a few numbers over all ranks (loss, squared gradient norm, whether a signal arrived); clip; AdamW. Shapes
-never change, so a compiler sees one graph.
+all-reduce of a few numbers over all ranks (steps.py); clip; AdamW. Shapes never change, so a compiler sees one graph.
 """
 
 import contextlib
@@ -37,6 +36,7 @@ from hyperpod_ft.engines.torch.pipeline import pipeline_of
 from hyperpod_ft.engines.torch.steps import LaunchedStep, Step
 from hyperpod_ft.engines.torch.training_state import TrainingState
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.runs.results import expert_load
 from hyperpod_ft.runs.results.metrics import OF_SOURCE
 
 
@@ -176,8 +176,10 @@ class TrainingLoop:
         self, step: Step, progress: TrainingProgress, log: metrics.MetricsLog, nothing_launched: bool
     ) -> TrainingProgress:
         """Validate if it is due, write the step's row, and check its loss. Returns the progress that includes it."""
-        progress = log.advance(progress, step.loss, step.metrics)
-        validation_loss, row_metrics = None, step.metrics
+        loads = self.model.expert_counts.loads(step.expert_counts)
+        row_metrics = step.metrics | expert_load.metrics(loads)
+        progress = log.advance(progress, step.loss, row_metrics, loads)
+        validation_loss = None
         if self.validation and self._validates_after(step.number):
             validation_loss, validation_metrics = self._validate(log)
             progress = progress.validated(validation_loss, self.config.early_stopping_patience, validation_metrics)
@@ -202,6 +204,9 @@ class TrainingLoop:
                 f" {progress.best_validation_loss:.4f}, after step {progress.best_step}",
                 flush=True,
             )
+        first, last = progress.first_expert_load, progress.last_expert_load
+        if self.ranks.is_rank_0 and expert_load.grew_uneven(first, last):
+            print(f"train: routing grew uneven: {expert_load.described(first, last)}", flush=True)
         best = self.config.keep_best
         if best and self.ranks.is_rank_0:
             checkpoint_directory.check_best(
@@ -263,8 +268,9 @@ class TrainingLoop:
         """One optimizer step, whose outcome an accelerator may still be computing."""
         means, share_of_norm = self.forward_backward(number)
         rate = learning_rate(self.config, number, self.total_steps)
+        counts = self.model.expert_counts.take()
         # the means are equal on the ranks of a tp group, so each contributes its share
-        launched = LaunchedStep(number, rate, means / self.tensor_parallel, share_of_norm, signals)
+        launched = LaunchedStep(number, rate, means / self.tensor_parallel, share_of_norm, signals, counts)
         self.optimizer.step(rate, launched.grad_norm)
         return launched
 

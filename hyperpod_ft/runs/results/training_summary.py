@@ -66,6 +66,9 @@ class TrainingSummary:
     reward_accuracy: Annotated[float | None, _Line("rewards/accuracies", "{:.1%}".format)]
     validation_reward_margin: Annotated[float | None, _Line("validation rewards/margins", "{:.4f}".format)]
     validation_reward_accuracy: Annotated[float | None, _Line("validation rewards/accuracies", "{:.1%}".format)]
+    # of a mixture's experts, in the last step
+    expert_load_max: Annotated[float | None, _Line("largest load of an expert", "{:.2f}".format)]
+    dead_experts: Annotated[int | None, _Line("experts without a token", "{:,.0f}".format)]
     exact_train: Annotated[AnswerCount | None, _Line("exact answers, train", _answers)]
     exact_validation: Annotated[AnswerCount | None, _Line("exact answers, validation", _answers)]
     pattern_train: Annotated[AnswerCount | None, _Line("answers by pattern, train", _answers)]

@@ -96,6 +96,33 @@ def test_several_sources_have_their_shares_and_losses(tmp_path: Path) -> None:
     assert "Validation examples that training has too" in page
 
 
+def test_a_mixture_has_the_loads_of_its_experts(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path)
+    assert 'id="experts"' not in report_page([gather(run)])
+    rows = [json.loads(line) for line in run.paths.metrics_path.read_text().splitlines()]
+    for row in rows:
+        row |= {"expert_load_max": 2 + row["step"] / 100, "dead_experts": row["step"] // 50}
+    publish.write_text(run.paths.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
+    record = run.journal.record("train")
+    assert record is not None
+    first = {"layers.0.mlp": [2.0, 0.5, 0], "layers.1.mlp": [1.75, 0.25, 0]}
+    last = {"layers.0.mlp": [2.5, 0.125, 0], "layers.1.mlp": [3.0, 0.0, 2]}
+    known = record.facts | {"expert_load_max": 3.0, "dead_experts": 2}
+    for damaged in ([first], [first, {"layers.0.mlp": last["layers.0.mlp"]}], [first, last | {"layers.1.mlp": [3.0]}]):
+        replace(record, facts=known | {"expert_load": damaged}).write(run.paths.record_path("train"))
+        assert 'id="experts"' not in report_page([gather(run)])
+    replace(record, facts=known | {"expert_load": [first, last]}).write(run.paths.record_path("train"))
+    report = gather(run)
+    page = report_page([report])
+    found = "in layers.1.mlp, got 3.0 times the mean number of tokens in the last step (2.0 in the first); 2 experts"
+    assert found in headings.experts(report) and headings.experts(report) in page
+    (row,) = re.findall(r'<tr><th scope="row">layers\.1\.mlp</th>(.*?)</tr>', page)
+    assert re.findall(r">([0-9.]+)<", row) == ["1.75", "0.25", "0", "3.00", "0.00", "2"]
+    charts = data_of(page)
+    assert {"expert_load_max", "dead_experts"} < charts.keys()
+    assert report.training_summary is not None and report.training_summary.dead_experts == 2
+
+
 def test_answers_that_are_right_by_pattern_are_counted_and_marked(tmp_path: Path) -> None:
     row = SampledRow.of("validation", RecordedAnswers("q", False, "#1", "see #7"), "so #7", lambda text: text[-2:])
     report = replace(gather(recorded_run(tmp_path)), samples=Samples.of([], [row], 1, None))

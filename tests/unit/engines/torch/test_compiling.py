@@ -16,7 +16,9 @@ from hyperpod_ft.engines.batches import Batch
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.lora import adapters
 from hyperpod_ft.engines.torch.model import activations, attention, language_model, tensor_parallel
+from hyperpod_ft.engines.torch.model.expert_load import ExpertCounts
 from hyperpod_ft.planning.families import family_of
+from tests.unit.tiny_families import MIXTURES, SIZES
 
 CPU = torch.device("cpu")
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_NEURONX_NEFF_CACHE_DIR")
@@ -96,6 +98,30 @@ def test_one_graph_for_all_layers_and_steps(tmp_path: Path, traced: None, mode: 
     assert counters["stats"]["unique_graphs"] == 1 + lora
     assert not counters["graph_break"]
     assert counters["aot_autograd"]["ok"] == counters["aot_autograd"]["total"] == 1 + lora
+
+
+@pytest.mark.parametrize("mode", ["none", "full", "selective"])
+def test_layers_that_count_the_tokens_of_their_experts_share_a_graph(tmp_path: Path, traced: None, mode: str) -> None:
+    found = []
+    for compiled in False, True:
+        torch.manual_seed(0)
+        sizes = SIZES | MIXTURES["qwen3_moe"] | {"num_hidden_layers": 3}
+        config = AutoConfig.for_model("qwen3_moe", **sizes, attn_implementation=attention.NAME)
+        model = AutoModelForCausalLM.from_config(config).train()
+        model.set_experts_implementation("batched_mm")  # grouped products on CPUs break a graph by themselves
+        language_model.return_loss(model)
+        counts = ExpertCounts(model, CPU, whole_rows=True)
+        training = Training(activation_checkpointing=mode, compile=compiled)
+        activations.checkpoint_layers(list(model.model.layers), training)
+        devices.compile_layers(list(model.model.layers), training, CPU, tmp_path)
+        ids = torch.randint(0, 64, (3, 2, 16), generator=torch.Generator().manual_seed(0))
+        for each in ids:
+            batch = Batch(each, each, torch.arange(16).expand(2, -1).clone())
+            model(**language_model.inputs(batch, CPU, compiled)).backward()
+        found.append(counts.take())
+    assert torch.equal(*found) and found[0].sum() == 2 * 3 * ids.numel()
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
 
 
 @pytest.mark.parametrize(("mode", "offload"), [("none", False), ("full", False), ("selective", True)])
