@@ -53,7 +53,7 @@ SECONDS = {
     "extension.node": 0.05,  # installing (*) or removing an extension, on all nodes at once
     "node.failed": 0.03,  # how long a failed node is listed
     "endpoint.create": 0.05,  # instances and image
-    "endpoint.health": 120.0,  # how long a container may take until it answers /ping
+    "endpoint.health": 600.0,  # how long a container may take until it answers /ping
     "endpoint.delete": 0.05,
     "training.start": 0.03,
     "training.download": 0.01,
