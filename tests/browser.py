@@ -85,6 +85,15 @@ class Browser:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
         self.call("POST", "goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics})
 
+    def measure_work(self) -> None:
+        """For `work_seconds` of the pages that are opened from now on."""
+        self.call("POST", "goog/cdp/execute", {"cmd": "Performance.enable", "params": {"timeDomain": "threadTicks"}})
+
+    def work_seconds(self) -> float:
+        """Processor time of the page's own thread since it was opened: scripts, layout, drawing."""
+        answer = self.call("POST", "goog/cdp/execute", {"cmd": "Performance.getMetrics", "params": {}})
+        return next(float(metric["value"]) for metric in answer["metrics"] if metric["name"] == "TaskDuration")
+
     def screenshot(self, file: Path) -> None:
         file.write_bytes(base64.b64decode(self.call("GET", "screenshot")))
 

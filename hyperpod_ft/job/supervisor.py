@@ -46,7 +46,9 @@ _RECORD_POLL_SECONDS = 1.0  # a file on the shared volume
 _GRACE_SECONDS = 10
 _TERMINATION_SECONDS = 5
 _REQUEUE_WAIT_SECONDS = 120
+# How much later than the command this process may get a signal; the second when SIGTERM seems to have ended it.
 _SIGNAL_DELIVERY_SECONDS = 1
+_TERMINATION_DELIVERY_SECONDS = 10
 _REPEAT_NOTICE_SECONDS = 3  # ranks that had not started yet missed the first notice
 _REQUEUE_TIMEOUT_SECONDS = 60
 _REQUEUE_RETRY_SECONDS = 5
@@ -157,7 +159,10 @@ def _attempt(
     child = signals.start(command, environment)
     recorded = _wait(journal, stage, child, signals) or journal.is_done(stage)
     if child.returncode and not recorded:
-        signals.wait(_SIGNAL_DELIVERY_SECONDS)  # a job that is cancelled did not crash
+        # a job that is cancelled did not crash; after a crash, srun ends other nodes by SIGTERM too
+        statuses = {shell_status(child.returncode), *(failure.status for failure in recovery.failures(directory))}
+        terminated = statuses == {TERMINATED_STATUS}
+        signals.wait(_TERMINATION_DELIVERY_SECONDS if terminated else _SIGNAL_DELIVERY_SECONDS)
     status = NOTICE_STATUS if child.returncode is None else child.returncode
     return Attempt(
         job_id=job_id,

@@ -79,7 +79,6 @@ def render_slurm_conf(spec: ClusterSpec, runtime: Path, user: str, host: str) ->
             "SchedulerParameters=sched_min_interval=0,sched_interval=2,bf_interval=1,batch_sched_delay=0",
             "ReturnToService=1",
             "JobRequeue=1",
-            "KillWait=2",
             "MailProg=/bin/true",  # a rehearsal sends no mail
             "MinJobAge=86400",
             "MessageTimeout=10",

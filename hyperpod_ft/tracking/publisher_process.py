@@ -17,6 +17,7 @@ from hyperpod_ft.runs.run import Run
 from hyperpod_ft.shipped import PACKAGE
 
 _POLL_SECONDS = 0.2
+_LOG_SECONDS = 3  # for the rest of its output; a process that has left its session may keep the pipe open
 
 
 class PublishingError(Exception):
@@ -73,13 +74,15 @@ class Publisher:
             self._process.wait(max(0.0, min(self._deadline() - time.monotonic(), 5.0)))
         except subprocess.TimeoutExpired:
             self.kill()
-        self._log.join(1)
+        else:
+            self._log.join(_LOG_SECONDS)
 
     def kill(self) -> None:
-        """End the process and those of its session at once."""
+        """End the process and those of its session at once; what it printed is then in its log."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._log.join(_LOG_SECONDS)
 
     def _send(self, data: bytes) -> None:
         pipe = self._process.stdin.fileno()  # type: ignore[union-attr]

@@ -27,7 +27,7 @@ class Extension:
         if status == "Updating":
             yield self.cluster.region.seconds("extension.shown")
         self.status, self.active = status, 0
-        yield self.cluster.region.seconds("extension.node")
+        yield from self.cluster.region.until_over("extension.node")
         issues = self.cluster.region.world.scenario.extension_issues
         self.active = len(self.nodes) - sum(issue["NodeCount"] for issue in issues)
         self.status = "Degraded" if issues and self.active else "CreateFailed" if issues else "Active"

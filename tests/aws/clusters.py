@@ -112,7 +112,7 @@ class Cluster:
         return left
 
     def _create(self) -> Process:
-        yield self.region.seconds("cluster.create")
+        yield from self.region.until_over("cluster.create")
         nodes = self._missing()
         if self.continuous:
             self._in_service()
@@ -230,7 +230,7 @@ class Cluster:
 
     def _reboot(self, node: Node) -> Process:
         node.become("Pending")
-        yield self.region.seconds("node.reboot")
+        yield from self.region.until_over("node.reboot")
         if not node.removed:
             node.become("Running")  # no lifecycle script: it does not run on a reboot
 

@@ -9,7 +9,6 @@ do not fit the files, end the container as they would end the real one; the othe
 import http.client
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -53,8 +52,9 @@ class Container:
 
     def __init__(self, region: "Region", definition: dict[str, Any], log_group: str, stream: str) -> None:
         self.region, self.log_group, self.stream = region, log_group, stream
-        self.port = _free_port()
+        self.port = 0  # until its server, which binds a free one, answers
         self._directory = Path(tempfile.mkdtemp(prefix="endpoint-"))
+        self._address = self._directory / "address.json"
         self._logs = region.client("logs")
         self._process: subprocess.Popen[str] | None = None
         try:
@@ -75,13 +75,14 @@ class Container:
 
     def _server(self, definition: dict[str, Any], answers: dict[str, str] | None) -> list[str]:
         if answers is not None:
-            return [sys.executable, str(RECORDED_SERVER), str(self.port), json.dumps(answers)]
+            return [sys.executable, str(RECORDED_SERVER), str(self._address), json.dumps(answers)]
         model, lora = self._directory / "model", definition["Environment"].get("SM_VLLM_LORA_MODULES", "")
         named = [f"--model=tuned={model}"]
         if lora:
             name, _, where = lora.partition("=")
             named = [f"--model=base={model}", f"--adapter={name}={where.replace(MODEL_DIRECTORY, str(model))}"]
-        return [sys.executable, "-m", "hyperpod_ft.serving", *named, "--port", str(self.port), "--device", "cpu"]
+        listen = ["--port=0", f"--address-file={self._address}"]
+        return [sys.executable, "-m", "hyperpod_ft.serving", *named, *listen, "--device", "cpu"]
 
     def _start(self, program: list[str]) -> None:
         self._process = subprocess.Popen(
@@ -112,6 +113,9 @@ class Container:
         return not self._shipping.is_alive()
 
     def answers_ping(self) -> bool:
+        if not self._address.exists():
+            return False
+        self.port = json.loads(self._address.read_text())["port"]
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PING_SECONDS)
         try:
             connection.request("GET", "/ping")
@@ -180,9 +184,3 @@ def _check(image: str, variables: dict[str, str], model: Path) -> None:
         most, rank = int(given["max_lora_rank"]), json.loads(config.read_text())["r"]
         if most not in _VLLM_LORA_RANKS or rank > most:
             raise _RefusedError(f"LoRA rank {rank} is greater than max_lora_rank {most}, or that is not allowed")
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

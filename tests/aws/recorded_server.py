@@ -1,11 +1,12 @@
 """A container's server in miniature, for tests of what is around it: it starts at once, and answers from a table.
 
-python tests/aws/recorded_server.py PORT ANSWERS      a JSON object, {prompt: answer}
+python tests/aws/recorded_server.py ADDRESS ANSWERS   the file for its port, and a JSON object, {prompt: answer}
 """
 
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 ANSWERS: dict[str, str] = json.loads(sys.argv[2])
 
@@ -28,4 +29,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 print("recorded answers", flush=True)
-ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+address = Path(sys.argv[1])
+partial = address.with_suffix(".partial")
+partial.write_text(json.dumps({"port": server.server_port}))
+partial.rename(address)
+server.serve_forever()

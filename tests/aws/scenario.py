@@ -6,7 +6,7 @@ forgets everything: resources, scenario, requests; `POST /_test/begin` the scena
 `GET /_test/requests` lists [service, operation] of all calls since.
 
     seconds            how long things take, by name; the defaults are below. Tests that look at a state in between set
-                       it long, and all others leave it short.
+                       it long, and all others leave it short. Those marked `*` can be set short again meanwhile.
     lifecycle          {instance group: {"lines": [...], "exit": 1, "times": 1}}: lines of the lifecycle log of that
                        group's nodes; with an exit code other than 0 the first `times` of its nodes fail
     capacity           {instance type: nodes that AWS can give}; any number without an entry
@@ -38,7 +38,7 @@ SECONDS = {
     "stack.resource": 0.002,  # each resource of a stack, created, updated or deleted
     "fsx.create": 0.05,
     "fsx.delete": 0.05,
-    "cluster.create": 0.02,  # before the first node
+    "cluster.create": 0.02,  # * before the first node
     "cluster.update": 0.02,
     "cluster.rollback": 0.02,
     "cluster.delete.shown": 0.0,  # until DescribeCluster shows it
@@ -47,13 +47,13 @@ SECONDS = {
     "node.lifecycle": 0.03,
     "node.shutdown.shown": 0.0,  # until ListClusterNodes shows it
     "node.shutdown": 0.03,
-    "node.reboot": 0.03,
+    "node.reboot": 0.03,  # *
     "node.update": 0.03,
     "extension.shown": 0.0,  # until DescribeClusterExtension shows that it changes
-    "extension.node": 0.05,  # installing or removing an extension, on all nodes at once
+    "extension.node": 0.05,  # installing (*) or removing an extension, on all nodes at once
     "node.failed": 0.03,  # how long a failed node is listed
     "endpoint.create": 0.05,  # instances and image
-    "endpoint.health": 120.0,  # how long a container may take until it answers /ping
+    "endpoint.health": 600.0,  # how long a container may take until it answers /ping
     "endpoint.delete": 0.05,
     "training.start": 0.03,
     "training.download": 0.01,

@@ -60,9 +60,10 @@ def test_from_nothing_to_a_cluster_and_back(kit: Kit) -> None:
 
 def test_create_continues_after_every_interruption(kit: Kit) -> None:
     """Killed while it waits in each step, then run again: one stack, one cluster, nothing created twice."""
-    kit.aws.scenario(seconds={"stack.resource": 0.1, "fsx.create": 0.5, "cluster.create": 12.0, "node.launch": 0.5})
+    kit.aws.scenario(seconds={"stack.resource": 0.1, "fsx.create": 0.5, "cluster.create": 3600, "node.launch": 0.5})
     for expected in ("CREATE_COMPLETE", "lifecycle:", "requested", "cluster: Creating"):
         kit.start("create").kill_at(expected)
+    kit.aws.scenario(seconds={"cluster.create": 0})
     assert "is complete" in kit.run("create")
     operations = [operation for _, operation in kit.aws.requests()]
     assert operations.count("CreateStack") == 1

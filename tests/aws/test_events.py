@@ -42,10 +42,11 @@ def test_who_may_not_read_events_still_waits(kit: Kit) -> None:
         "message": "User: x is not authorized to perform: sagemaker:ListClusterEvents",
     }
     refusal = {"service": "sagemaker", "operation": "ListClusterEvents", **denied, "times": 999}
-    kit.aws.scenario(errors=[refusal], seconds={"node.launch": 1})
-    output = kit.run("create")
-    assert "is complete" in output
-    assert "worker-group-1 lacks instances: events: access denied to sagemaker:ListClusterEvents" in output
+    kit.aws.scenario(errors=[refusal], capacity={"ml.trn1.32xlarge": 0})
+    command = kit.start("create")
+    command.wait_for("worker-group-1 lacks instances: events: access denied to sagemaker:ListClusterEvents")
+    kit.aws.scenario(capacity={"ml.trn1.32xlarge": 1})
+    assert "is complete" in command.finish()
 
 
 def test_a_cluster_without_continuous_provisioning_has_no_events(kit: Kit) -> None:

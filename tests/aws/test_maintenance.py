@@ -77,9 +77,11 @@ def test_scaling_beyond_the_quota_is_refused_in_one_line(running: Kit) -> None:
 def test_a_node_is_rebooted_and_stays_the_same(running: Kit) -> None:
     worker, *_ = before = running.workers()
     assert "--yes" in running.run("reboot-node", NAME, worker, status=2)
-    running.aws.scenario(seconds={"node.reboot": 0.5})
-    output = running.run("reboot-node", NAME, worker, "--yes")
-    assert output.index(f"{worker}: Pending") < output.index(f"{worker}: Running"), "it waits"
+    running.aws.scenario(seconds={"node.reboot": 3600})
+    command = running.start("reboot-node", NAME, worker, "--yes")
+    command.wait_for(f"{worker}: Pending")
+    running.aws.scenario(seconds={"node.reboot": 0})
+    assert f"{worker}: Running" in command.finish(), "it waits"
     assert running.workers() == before
     assert "BatchRebootClusterNodes" in operations(running)
     assert "no node 'i-1'" in running.run("reboot-node", NAME, "i-1", "--yes", status=2)

@@ -42,9 +42,11 @@ def test_a_removal_that_fails_is_reported(running: Kit) -> None:
 
 def test_the_state_before_a_change_is_not_taken_for_its_end(running: Kit) -> None:
     running.run("observability", NAME, "--install")
-    running.aws.scenario(seconds={"extension.shown": 0.1, "extension.node": 1})
-    output = running.run("observability", NAME, "--install")
-    assert output.index(": Updating") < output.index(": Active, 4 of 4")
+    running.aws.scenario(seconds={"extension.shown": 0.1, "extension.node": 3600})
+    command = running.start("observability", NAME, "--install")
+    command.wait_for(": Updating")
+    running.aws.scenario(seconds={"extension.node": 0})
+    assert ": Active, 4 of 4" in command.finish()
     assert running.run("observability", NAME, "--remove", "--yes").endswith("not installed\n")
 
 

@@ -86,7 +86,7 @@ def test_it_ends_well_also_beside_a_copy_that_is_told_to_end(tmp_path: Path, fin
         status, output = copy.finish()
         assert status == 128 + told, output
         assert "Rehearsed" not in output
-        assert time.monotonic() - began < 60, "at once"
+        assert time.monotonic() - began < 300, "at once"
     status, output = rehearsal.finish()
     assert status == 0, output
     assert "Rehearsed" in output

@@ -133,7 +133,7 @@ class TestTheConfigurationInUse:
             assert proxy.stderr.read() == b""
 
     def test_no_node_says_why_in_a_line(self, sagemaker: Any, run: Run, aws: Aws) -> None:
-        aws.scenario(seconds={"node.launch": 60})
+        aws.scenario(seconds={"node.launch": 3600})
         sagemaker.batch_replace_cluster_nodes(ClusterName="c", NodeIds=[instance_of(sagemaker, "worker-group-1")])
         wait_for(lambda: not any(n.running and n.group == "worker-group-1" for n in list_nodes(sagemaker, "c")))
         done = run("ssh", "c.worker-group-1", "true")

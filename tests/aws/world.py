@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 from botocore.config import Config
 
-from tests.aws.clock import Clock
+from tests.aws.clock import Clock, Process
 from tests.aws.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -60,6 +60,16 @@ class Region:
 
     def seconds(self, name: str) -> float:
         return self.world.scenario.seconds[name]
+
+    def until_over(self, name: str) -> Process:
+        """The same as a process, in which a test can set fewer seconds, once it has seen the state in between."""
+        passed = 0.0
+        while True:
+            step = min(max(self.seconds(name) - passed, 0.0), 0.05)
+            yield step
+            passed += step
+            if passed >= self.seconds(name):
+                return
 
     def client(self, service: str) -> Any:
         """The server as its own client: CloudFormation and HyperPod act in an account through the same API."""

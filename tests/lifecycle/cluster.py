@@ -116,7 +116,7 @@ class Cluster:
         log = self.logs / f"provision-{self._runs}-{node.instance.hostname}.log"
         return node.start(*node.provision_command(), log=log), log
 
-    def job(self, node: Node, script: str, *options: str, user: str = USER, seconds: float = 30) -> str:
+    def job(self, node: Node, script: str, *options: str, user: str = USER, seconds: float = 300) -> str:
         """Submit a job as a user from its home and wait; returns its output without srun's notes about waiting."""
         number = self.submit(node, script, *options, user=user)
         state = self.wait_for_job(number, seconds)
@@ -131,7 +131,7 @@ class Cluster:
         command = f"sbatch --parsable --time=5 {' '.join(options)} <<'END'\n#!/bin/bash\n{script}\nEND"
         return int(node.run("bash", "-lc", command, user=user).stdout.strip().splitlines()[-1])
 
-    def wait_for_job(self, number: int, seconds: float = 30) -> str:
+    def wait_for_job(self, number: int, seconds: float = 300) -> str:
         """The state in which a job ended."""
 
         def shown() -> str:

@@ -228,7 +228,7 @@ class Node:
         """Run a program on the node; `AssertionError` with its output if it fails and `check` is set."""
         with self.start(*argv, user=user, environment=environment) as process:
             try:
-                output, errors = process.communicate(timeout=500)
+                output, errors = process.communicate(timeout=1800)
             except subprocess.TimeoutExpired:
                 kill_tree(process.pid)
                 raise

@@ -23,7 +23,7 @@ from tests.pages.blocks import blocks as page_blocks
 from tests.pages.reader import clone
 from tests.unit.wheels import wheel
 
-pytestmark = [pytest.mark.lifecycle, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lifecycle, pytest.mark.timeout(1800)]
 
 ENSUREPIP = Path(f"/usr/lib/python{sysconfig.get_python_version()}/ensurepip")
 PACKAGES = sysconfig.get_path("purelib")

@@ -37,10 +37,8 @@ def test_kill_9_half_way_changes_no_loss(settings: dict[str, Any], neuron_jobs: 
     undisturbed, killed = (make_run(name, tp=2, dp=2, settings=settings | STEPS) for name in ("undisturbed", "killed"))
     neuron_jobs.train(undisturbed)
 
-    job = neuron_jobs.start_train(killed)
-    job.wait_for(lambda: last_step(killed) >= 9, 300)
-    job.kill()
-    assert last_step(killed) < 12 and killed.journal.record("train") is None
+    neuron_jobs.start_held(killed, after_step=9).kill()
+    assert last_step(killed) == 9 and killed.journal.record("train") is None
     said = neuron_jobs.train(killed)
 
     assert curve(killed) == curve(undisturbed)

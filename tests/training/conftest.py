@@ -180,6 +180,7 @@ class Jobs:
     started: list[Launched] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     always_torchrun: bool = False
+    held_after: int = 0  # a step, see start_held
 
     def start(self, ranks: int, module: list[str]) -> Launched:
         """`python -m MODULE...` on that many processes, under torchrun; as a rule, one alone without it."""
@@ -188,12 +189,28 @@ class Jobs:
         output = self.directory / f"job-{len(self.started)}.out"
         # torchrun leaves a directory in the temporary one
         environment = os.environ | ENVIRONMENT | self.environment | {"TMPDIR": str(self.directory)}
+        if self.held_after:
+            environment |= {"HELD_AFTER_STEP": str(self.held_after)}
         job = Launched(self.server.start(module, environment, output), output)
         self.started.append(job)
         return job
 
     def start_train(self, run: Run) -> Launched:
         return self.start(run.plan.degrees.world_size, ["hyperpod_ft.stages.train", str(run.paths.directory)])
+
+    def start_held(self, run: Run, after_step: int) -> Launched:
+        """A training of several ranks, when it has done that many steps: it does no more until it gets a signal.
+
+        Without that, on a busy machine, the steps that are left go by before the signal comes.
+        """
+        self.held_after = after_step
+        try:
+            job = self.start_train(run)
+        finally:
+            self.held_after = 0
+        path = run.paths.metrics_path
+        job.wait_for(lambda: path.exists() and path.read_text().count("\n") >= after_step)
+        return job
 
     def train(self, run: Run, expect: int = 0) -> str:
         """Run stage train to its end; what it printed."""

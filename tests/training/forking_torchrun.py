@@ -26,6 +26,8 @@ import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
+from hyperpod_ft.engines.interface import TrainingProgress
+from hyperpod_ft.engines.metrics import MetricsLog
 from tests.forking import fork_module
 
 
@@ -53,6 +55,8 @@ class WaitingRanks:
         os.environ.update(environment)
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if step := environment.get("HELD_AFTER_STEP"):
+            hold_after(int(step))
 
     def start(self, _: tuple[str, ...], env: dict[str, str]) -> "StartedRank":
         """Stands in for `SubprocessHandler._popen`."""
@@ -60,6 +64,21 @@ class WaitingRanks:
         with begin:
             begin.send(env)
         return StartedRank(pid)
+
+
+def hold_after(step: int) -> None:
+    """Let the rank that writes metrics wait after that step, and so all, until a signal has come that it handles."""
+    came, note = os.pipe()
+    os.set_blocking(note, False)
+    signal.set_wakeup_fd(note)
+    write = MetricsLog.write
+
+    def write_and_wait(log: MetricsLog, progress: TrainingProgress, *rest: Any, **named: Any) -> None:
+        write(log, progress, *rest, **named)
+        if progress.step == step:
+            os.read(came, 1)
+
+    MetricsLog.write = write_and_wait  # type: ignore[method-assign]
 
 
 class StartedRank(subprocess.Popen[bytes]):

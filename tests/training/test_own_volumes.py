@@ -1,10 +1,10 @@
 """Nodes that share no volume: each keeps its own part of a checkpoint, and needs those of others to continue."""
 
 import shutil
-import socket
 from pathlib import Path
 
 from hyperpod_ft.checkpoint.sharded import description
+from hyperpod_ft.localcluster.ports import reserve_ports
 from hyperpod_ft.runs.run import Run
 from tests.training.conftest import Jobs, MakeRun, curve
 from tests.unit.stage_runs import tree
@@ -21,21 +21,20 @@ SETTINGS = {
 
 def on_nodes(jobs: Jobs, programs: list[list[str]]) -> None:
     """One rank on each node, to its end; rank 0 hosts the store."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
-    for rank, program in enumerate(programs):
-        jobs.environment = {
-            "RANK": str(rank),
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(len(programs)),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        started.append(jobs.start(1, program))
-    for job in started:
-        assert job.wait() == 0, job.text()
+    ports = reserve_ports(1)  # no other process gets the port before rank 0 binds it
+    with ports.lock:
+        started = []
+        for rank, program in enumerate(programs):
+            jobs.environment = {
+                "RANK": str(rank),
+                "LOCAL_RANK": "0",
+                "WORLD_SIZE": str(len(programs)),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(ports.first),
+            }
+            started.append(jobs.start(1, program))
+        for job in started:
+            assert job.wait() == 0, job.text()
 
 
 def train_on_nodes(jobs: Jobs, runs: list[Run]) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -75,20 +76,35 @@ def test_what_a_killed_writer_left_is_cleared(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
 
 
-def test_the_lock_lets_one_in_and_a_death_frees_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lock_lets_one_in_and_a_death_frees_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = (
         "import pathlib, sys, time; from hyperpod_ft import publish\n"
         "with publish.lock(pathlib.Path(sys.argv[1])):\n"
-        "    print('held', flush=True); time.sleep(60)\n"
+        "    print('held', flush=True); time.sleep(3600)\n"
     )
     lock = tmp_path / "lock"
     with subprocess.Popen([sys.executable, "-c", program, lock], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        threading.Timer(0.3, holder.kill).start()
-        start = time.monotonic()
+        flock, waits, killed = fcntl.flock, threading.Event(), threading.Event()
+
+        def flock_and_say(stream: IO[str], kind: int) -> None:
+            if not kind & fcntl.LOCK_NB:
+                waits.set()
+            flock(stream, kind)
+
+        def kill_once_it_waits() -> None:
+            waits.wait(300)
+            time.sleep(0.1)  # in the kernel
+            killed.set()
+            holder.kill()
+
+        monkeypatch.setattr(fcntl, "flock", flock_and_say)
+        threading.Thread(target=kill_once_it_waits).start()
         with publish.lock(lock, waiting="waiting"):
-            assert time.monotonic() - start > 0.2
+            assert killed.is_set()
     assert capsys.readouterr().out == "waiting\n"
 
 

@@ -110,7 +110,7 @@ def test_homes_that_are_there_stay_as_they_are(node: Node) -> None:
 
 def test_a_job_that_runs_already_does_not_keep_its_user_from_the_new_home(node: Node) -> None:
     """HyperPod may put a node back into Slurm before it runs these scripts. A sleep stands in for the job."""
-    with node.start("runuser", "-u", "ubuntu", "--", "sleep", "60") as job:
+    with node.start("runuser", "-u", "ubuntu", "--", "sleep", "3600") as job:
         wait_for(lambda: node.run("pgrep", "-u", "ubuntu", check=False).stdout)
         node.provision()
         assert node.run("getent", "passwd", "ubuntu").stdout.split(":")[5] == "/fsx/ubuntu"

@@ -42,7 +42,7 @@ def test_slurmd_that_runs_gets_its_limit_without_a_restart(tmp_path: Path) -> No
     with nodes(tmp_path, workers=1) as (_, worker):
         _efa(worker)
         worker.run("cp", "/usr/bin/sleep", "/usr/local/bin/slurmd")
-        script = "ulimit -l 64; setsid slurmd 60 >/dev/null 2>&1 & echo $!"
+        script = "ulimit -l 64; setsid slurmd 3600 >/dev/null 2>&1 & echo $!"
         pid = worker.run("bash", "-c", script, environment={"PATH": "/usr/local/bin:/usr/bin:/bin"}).stdout.strip()
         done = worker.provision()
         limits = worker.run("cat", f"/proc/{pid}/limits").stdout

@@ -102,24 +102,26 @@ def test_two_runs_on_one_node_follow_each_other(node: Node) -> None:
     assert_right(node)
 
 
-def _slow_mount(node: Node, seconds: int) -> None:
+def _mount_after(node: Node, command: str) -> None:
     program = node.path("/usr/sbin/mount.lustre")
-    program.write_text(program.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\nsleep {seconds}\n"))
+    program.write_text(program.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{command}\n"))
 
 
 def test_ending_a_run_ends_its_commands(legacy_node: Node) -> None:
-    _slow_mount(legacy_node, 300)
+    _mount_after(legacy_node, "sleep 300")
     script = f"cd {SCRIPTS} && timeout 1 python3 -B -m provision --only fsx"
     assert legacy_node.run("bash", "-c", script, check=False).returncode == 124
-    assert legacy_node.run("pgrep", "-x", "sleep|python3", check=False).stdout.count("\n") == 1  # instance metadata
+    running = "pgrep", "-x", "sleep|python3"
+    wait_for(lambda: legacy_node.run(*running, check=False).stdout.count("\n") == 1)  # instance metadata
 
 
 def test_what_a_killed_run_left_at_work_is_waited_for(legacy_node: Node, tmp_path: Path) -> None:
-    _slow_mount(legacy_node, 2)
+    _mount_after(legacy_node, "until [ -e /tmp/killed ]; do sleep 0.1; done; sleep 2")
     script = f"cd {SCRIPTS} && exec python3 -B -m provision --only fsx"
     with legacy_node.start("bash", "-c", script, log=tmp_path / "killed.log"):
         wait_for(lambda: legacy_node.run("pgrep", "-x", "sleep", check=False).returncode == 0, every=0.05)
         legacy_node.run("pkill", "-KILL", "--oldest", "-f", "python3 -B -m provision")
+    legacy_node.path("/tmp/killed").touch()
     legacy_node.provision()
     # Mounted by what the killed run left, and not once more on top.
     assert legacy_node.run("grep", "-c", " /fsx ", "/proc/self/mountinfo").stdout == "1\n"
@@ -129,7 +131,7 @@ def test_what_a_killed_run_left_at_work_is_waited_for(legacy_node: Node, tmp_pat
 _SEED = 5
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_killed_anywhere_and_run_again(tmp_path: Path) -> None:
     """Two nodes at a time: one is killed at random moments while the other runs; then both are right, with one key."""
     moments = random.Random(_SEED)

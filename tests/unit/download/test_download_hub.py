@@ -67,7 +67,8 @@ def hub_run(tmp_path: Path, model: str = "org/tiny", revision: str | None = None
 
 def environment(hub: Hub, tmp_path: Path, token: str = "") -> dict[str, str]:
     values = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0", "HF_TOKEN": token}
-    return values | {"HF_TOKEN_PATH": str(tmp_path / "no-token"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    values |= {"HF_TOKEN_PATH": str(tmp_path / "no-token"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return values | {"HF_HUB_DOWNLOAD_TIMEOUT": "300", "HF_HUB_ETAG_TIMEOUT": "300"}
 
 
 def test_only_what_is_needed_whole_and_without_links(tmp_path: Path, hub: Hub) -> None:
@@ -225,7 +226,7 @@ def test_killed_it_goes_on_where_it_stopped(tmp_path: Path, hub: Hub) -> None:
         lambda: (
             any(_size(file) >= 20_000_000 for file in partial.rglob("*.incomplete"))
             and _noted(partial, "tokenizer.model")
-            and len(hub.fetched()) == len(MODEL)
+            and len(hub.fetched()) >= len(MODEL)  # a client that lost patience asks again
         ),
         every=0.01,
         process=process,

@@ -29,11 +29,12 @@ def run(make_run: MakeRun) -> Run:
     return run
 
 
-# The supervisor, but it waits for less long: for what outlives the stage's record, and before it asks Slurm again.
+# The supervisor, but it waits for less long for what outlives the stage's record, and before it asks Slurm again; and
+# for longer for what ends.
 IMPATIENT = """
 import sys
 from hyperpod_ft.job import supervisor
-supervisor._RECORD_POLL_SECONDS, supervisor._GRACE_SECONDS, supervisor._TERMINATION_SECONDS = 0.1, 1, 1
+supervisor._RECORD_POLL_SECONDS, supervisor._GRACE_SECONDS, supervisor._TERMINATION_SECONDS = 0.1, 1, 300
 supervisor._REQUEUE_RETRY_SECONDS = 0.1
 sys.exit(supervisor.main())
 """
@@ -126,7 +127,7 @@ def test_what_is_done_is_not_started_again(run: Run) -> None:
 
 
 def test_a_cancelled_job_is_not_tried_again(run: Run) -> None:
-    process = start(run, "trap 'exit 1' TERM; touch started; while :; do sleep 0.1; done")
+    process = start(run, "trap 'exit 143' TERM; touch started; while :; do sleep 0.1; done")
     wait_for((run.paths.directory / "started").exists)
     subprocess.run(["pkill", "-TERM", "-P", str(process.pid)], check=True)  # Slurm signals both, in any order
     process.send_signal(signal.SIGTERM)
@@ -162,11 +163,12 @@ def test_ranks_that_hang_do_not_keep_the_job_from_being_requeued(make_run: MakeR
     run.freeze()
     slurm = scontrol(tmp_path, f"touch {shlex.quote(str(tmp_path / 'asked'))}")
     save = "mkdir -p checkpoints/step-00000004"
-    process = start(run, f"trap '' USR1; {save}; touch started; exec sleep 60", **slurm)
+    process = start(run, f"trap '' USR1; {save}; touch started; exec sleep 3600", **slurm)
     wait_for((run.paths.directory / "started").exists)
     process.send_signal(signal.SIGUSR1)
     wait_for((tmp_path / "asked").exists)
-    subprocess.run(["pkill", "-KILL", "-P", str(process.pid)], check=True)
+    # not the stand-in for scontrol, which may still run: the job was requeued
+    subprocess.run(["pkill", "-KILL", "-P", str(process.pid), "sleep"], check=True)
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 143
 
@@ -262,14 +264,16 @@ def test_a_training_job_waits_for_its_checkpoint_as_long_as_its_own_notice_allow
     """Of a limit of 15 s, three are notice, and two for the checkpoint; Slurm would have given 80 % of five minutes."""
     run = make_run()
     run.freeze()
-    hangs = f"trap '{SAVES}' USR1; touch started; until [[ -e over ]]; do sleep 0.1; done"
+    hangs = f"trap '' USR1; {SAVES}; touch started; until [[ -e over ]]; do sleep 0.1; done"
     process = start(run, hangs, **HOST | {"HYPERPOD_FT_MAX_RUNTIME": "15"})
     wait_for((run.paths.directory / "started").exists)
+    noticed = time.monotonic()
     process.send_signal(signal.SIGUSR1)
     try:
-        process.wait(300)
+        process.wait(200)
     finally:
         (run.paths.directory / "over").touch()
+    assert time.monotonic() - noticed >= 2
     status, output = finish(process)
     assert status == 138 and "the next job resumes from step 4" in output
 

@@ -184,11 +184,9 @@ def test_dark_and_print(window: Browser, page: Path) -> None:
 
 
 def test_a_long_run_opens_in_less_than_two_seconds(window: Browser, long_page: Path) -> None:
-    took = []
-    for _ in range(3):
-        show(window, long_page)
-        took.append(window.run("const [load] = performance.getEntriesByType('navigation'); return load.loadEventEnd"))
-    assert 0 < min(took) < 2000
+    window.measure_work()
+    show(window, long_page)
+    assert 0 < window.work_seconds() < 2, "of a processor: others may use it too"
     window.run(f"document.querySelector('{LOSS} details').open = true")
     window.wait_for(lambda: window.run(f"return document.querySelectorAll('{LOSS} .scroll tbody tr').length") > 1000)
     assert str(SPIKE) in window.text(f"{LOSS} .scroll tbody")

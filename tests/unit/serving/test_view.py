@@ -53,9 +53,9 @@ def working(base: Path) -> Iterator[Run]:
     """Its first job works until it is cancelled."""
     run = make(base, name="working")
     prepare(run, Launchers())
-    run.paths.script("env").write_text("echo ready; exec sleep 300\n")
+    run.paths.script("env").write_text("echo ready; exec sleep 3600\n")
     ProcessLauncher().submit(run, run.plan.stages[:1], {})
-    wait_for(lambda: list(run.paths.logs.glob("*")))
+    wait_for(lambda: [state.state for state in Launchers().active(run).values()] == ["RUNNING"])
     log_steps(run, 1, 2)
     yield run
     cancel(run, Launchers())

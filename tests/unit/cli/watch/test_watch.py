@@ -114,7 +114,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     root = tmp_path_factory.mktemp("volume")
     run = Run.of(run_file.resolve(run_file.validate(run_file_values(root), "run.yaml"), root))
     prepare(run, Launchers())
-    run.paths.script("env").write_text("echo 'first line'; echo 'env: second line'; exec sleep 300\n")
+    run.paths.script("env").write_text("echo 'first line'; echo 'env: second line'; exec sleep 3600\n")
     ProcessLauncher().submit(run, run.plan.stages, {})
     yield run
     cancel(run, Launchers())

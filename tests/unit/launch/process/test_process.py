@@ -138,7 +138,7 @@ def test_active_states(state: str) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to another user")
 def test_no_process_is_ended_that_another_user_has_named(make_run: MakeRun) -> None:
-    run = prepared(make_run, env="sleep 60")
+    run = prepared(make_run, env="sleep 3600")
     ProcessLauncher().submit(run, run.plan.stages[:1], {})
     wait_for(lambda: states(run) == {"env": "RUNNING"})
     (state_file,) = (run.paths.directory / "processes").glob("*.json")

