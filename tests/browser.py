@@ -41,7 +41,7 @@ class Browser:
         """The value of a script's `return`."""
         return self.call("POST", "execute/sync", {"script": script, "args": list(arguments)})
 
-    def wait_for(self, condition: Callable[[], Any], seconds: float = 30) -> Any:
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 300) -> Any:
         """The first true value of the condition."""
         return wait_for(condition, seconds, lambda: self.text("body"))
 

@@ -16,7 +16,7 @@ from hyperpod_ft.localcluster.slurm_conf import MAX_NODES, ClusterSpec
 from hyperpod_ft.processes import ProcessIdentity
 from hyperpod_ft.shipped import state_directory
 
-_UP_SECONDS = 60.0
+_UP_SECONDS = 300.0
 _TAKES_JOBS = ("idle", "mixed", "allocated")
 
 

@@ -30,7 +30,7 @@ from hyperpod_ft.localcluster.programs import Programs
 from hyperpod_ft.localcluster.slurm_conf import ClusterSpec, render_cgroup_conf, render_slurm_conf
 from hyperpod_ft.processes import ProcessIdentity, all_pids, ancestors
 
-ANSWER_SECONDS = 15.0
+ANSWER_SECONDS = 60.0
 _PATH = re.compile(r"/tmp/hyperpod-ft-\d+-([0-9a-f]{12})/slurm\.conf")  # noqa: S108 - as below
 
 

@@ -50,9 +50,9 @@ class Head:
             check=True,
         ).stdout
 
-    def wait(self, condition: Callable[[], object], seconds: float = 240) -> None:
-        wait_for(condition, seconds, lambda: self.run("status").stdout, every=0.5)
+    def wait(self, condition: Callable[[], object], seconds: float = 300, every: float = 0.5) -> None:
+        wait_for(condition, seconds, lambda: self.run("status").stdout, every=every)
 
-    def wait_for_the_queue(self, seconds: float = 240) -> None:
+    def wait_for_the_queue(self, seconds: float = 300) -> None:
         """Until Slurm has no job left."""
         self.wait(lambda: not self.slurm("squeue", "--noheader"), seconds)

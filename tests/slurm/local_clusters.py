@@ -14,9 +14,9 @@ ESCAPEE = "setsid sh -c 'sleep 300 & echo $! > \"$0\"' {file} </dev/null >/dev/n
 
 
 def run(cluster: LocalCluster, *argv: str, cwd: Path | None = None) -> str:
-    """A Slurm client's output; it must succeed within 20 s."""
+    """A Slurm client's output; it must succeed within 300 s."""
     return subprocess.run(
-        ["timeout", "20", *argv],
+        ["timeout", "300", *argv],
         env={**os.environ, **cluster.environment()},
         cwd=cwd,
         stdin=subprocess.DEVNULL,

@@ -125,7 +125,7 @@ def test_ordinary_user(slurm_installed: None, open_directory: Path) -> None:
         from hyperpod_ft.localcluster import LocalCluster, default_directory
         cluster = LocalCluster(default_directory())
         cluster.up()
-        argv = ["timeout", "20", "srun", "-N2", "id", "-un"]
+        argv = ["timeout", "300", "srun", "-N2", "id", "-un"]
         subprocess.run(argv, env={**os.environ, **cluster.environment()}, stdin=subprocess.DEVNULL, check=True)
         cluster.kill_node("node1")
         cluster.start_node("node1")

@@ -24,8 +24,8 @@ def test_node_loss_requeues_the_job_or_fails_it(cluster: LocalCluster, tmp_path:
     cluster.kill_node("node2")
     try:
         assert ("node2", "down") in [(name, state.rstrip("*")) for name, state in cluster.status().nodes]
-        wait_for(lambda: job_state(cluster, lost) == "NODE_FAIL", seconds=5)
-        wait_for(lambda: job_state(cluster, again) == "PENDING", seconds=5)
+        wait_for(lambda: job_state(cluster, lost) == "NODE_FAIL")
+        wait_for(lambda: job_state(cluster, again) == "PENDING")
     finally:
         cluster.start_node("node2")
     wait_for(lambda: job_state(cluster, again) == "COMPLETED")

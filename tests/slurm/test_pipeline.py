@@ -182,15 +182,15 @@ def test_training_resumes_after_a_dead_node_and_a_kill_as_if_nothing_had_happene
 
     Its losses are those of the same ranks on this machine, undisturbed.
     """
-    content = values(shared, max_steps=24, save_every_steps=4)
+    content = values(shared, max_steps=48, save_every_steps=4)
     head("submit", head.write(content | {"name": "killed"}, "killed.yaml"))
     directory = str(head.status()["directory"])
     run = Run.open(Path(directory))
-    head.wait(lambda: len(metrics(directory)) >= 6)
+    head.wait(lambda: len(metrics(directory)) >= 6, every=0.05)
     cluster.kill_node("node2")
     head.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=power")
     cluster.start_node("node2")
-    head.wait(lambda: newest_is_of_a_resumed_training(run))
+    head.wait(lambda: newest_is_of_a_resumed_training(run), every=0.05)
     for pid in [*launchers_of(directory), *ranks_of(directory)]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -206,7 +206,7 @@ def test_training_resumes_after_a_dead_node_and_a_kill_as_if_nothing_had_happene
     finish(undisturbed, "env")
     jobs.train(undisturbed)
     found = [(row["step"], row["loss"]) for row in metrics(directory)]
-    assert [step for step, _ in found] == list(range(1, 25))
+    assert [step for step, _ in found] == list(range(1, 49))
     assert found == [(row["step"], row["loss"]) for row in metrics(str(undisturbed.paths.directory))]
     after_the_node, after_the_kill = run.journal.record("train").facts["resumed_from"]  # type: ignore[union-attr]
     assert after_the_node % 4 == 0 and after_the_kill == newest > after_the_node
@@ -241,12 +241,12 @@ def test_what_to_do_without_slurm(tmp_path: Path, shared: Path) -> None:
 def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared: Path) -> None:
     tracking = {"trackers": ["tensorboard"], "python": sys.executable}
     run_file = head.write(
-        values(shared, nodes=1, max_steps=30, save_every_steps=5) | {"name": "by-itself", "tracking": tracking}
+        values(shared, nodes=1, max_steps=60, save_every_steps=5) | {"name": "by-itself", "tracking": tracking}
     )
     head("submit", run_file)
     directory = head.status()["directory"]
     run = Run.open(Path(directory))
-    head.wait(lambda: len(metrics(directory)) >= 6)
+    head.wait(lambda: len(metrics(directory)) >= 6, every=0.05)
     os.kill(ranks_of(directory)[0], signal.SIGKILL)
     head.wait(lambda: run.paths.restarts_path("train").exists())
     training = next(stage for stage in head.status()["stages"] if stage["stage"] == "train")
@@ -254,13 +254,13 @@ def test_a_crash_and_a_notice_of_the_time_limit_need_no_user(head: Head, shared:
     assert training["restarts"].startswith("restart 1 of 3 (rank ")
     assert "restart 1 of 3 (rank " in head("status")
 
-    head.wait(lambda: ranks_of(directory) and metrics(directory)[-1]["step"] >= 12)
+    head.wait(lambda: metrics(directory)[-1]["step"] >= 12 and ranks_of(directory), every=0.05)
     head.slurm("scancel", "--batch", "--signal=USR1", training["job_id"])
     head.wait(lambda: run.journal.is_done("consolidate"))
     states = {stage["stage"]: stage["state"] for stage in head.status()["stages"]}
     assert states["train"] == states["consolidate"] == "done", "what depended on it has waited"
     head("cancel")
-    assert [row["step"] for row in metrics(directory)] == list(range(1, 31))
+    assert [row["step"] for row in metrics(directory)] == list(range(1, 61))
     record = run.journal.record("train")
     assert record is not None and record.job_id == training["job_id"]
     assert [restart["cause"] for restart in record.facts["restarts"]] == ["crash", "time limit"]

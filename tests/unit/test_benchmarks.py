@@ -22,15 +22,22 @@ from benchmarks.measure import measure
 log, output, program = map(Path, sys.argv[1:])
 print(json.dumps(asdict(measure([sys.executable, str(program), str(output)], {}, log, lambda: [output]))))
 """
+# Two at a time: each holds its memory until the other does too, and then for some samples.
 HOLD = """
 import sys, time
+from pathlib import Path
+from tests.waiting import wait_for
+mine, others = map(Path, sys.argv[1:])
 held = bytearray(100_000_000)
 held[::4096] = b"1" * len(held[::4096])
+mine.touch()
+wait_for(others.exists)
 time.sleep(0.5)
 """
 WORK = f"""
 import subprocess, sys, time
-children = [subprocess.Popen([sys.executable, "-c", {HOLD!r}]) for _ in range(2)]
+names = sys.argv[1] + ".a", sys.argv[1] + ".b"
+children = [subprocess.Popen([sys.executable, "-c", {HOLD!r}, *order]) for order in (names, names[::-1])]
 end = time.process_time() + 0.3
 while time.process_time() < end: pass
 assert not any(child.wait() for child in children)

@@ -229,27 +229,33 @@ def test_an_error_of_one_block_ends_all_and_leaves_nothing(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-SLOW_WRITE = """
-import signal, sys, time
+# Stops before the third shard until a file exists.
+STOPPED_WRITE = """
+import signal, sys
 from pathlib import Path
+from hyperpod_ft.checkpoint.formats.resumable import finished
 from hyperpod_ft.checkpoint.tensors import direct
 # a shell's background job ignores it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.unit.checkpoint.tensors_to_write import some_values, write
+from tests.waiting import wait_for
+model, go_on = map(Path, sys.argv[1:])
 real = direct.DirectWriter.write
-def slow(*arguments):
-    time.sleep(0.02)
+def stopped(*arguments):
+    if len(finished(model.with_name(".model.partial"))) == 2:
+        wait_for(go_on.exists)
     real(*arguments)
-direct.DirectWriter.write = slow
-print("started", flush=True)
-write(Path(sys.argv[1]), some_values(), 3_000_000)
+direct.DirectWriter.write = stopped
+write(model, some_values(), 3_000_000)
 """
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_finished_shards_are_not_written_again(tmp_path: Path, how: signal.Signals) -> None:
     write(tmp_path / "expected", some_values(), 3_000_000)
-    process = subprocess.Popen([sys.executable, "-c", SLOW_WRITE, str(tmp_path / "model")], stderr=subprocess.DEVNULL)
+    go_on = tmp_path / "go-on"
+    program = [sys.executable, "-c", STOPPED_WRITE, tmp_path / "model", go_on]
+    process = subprocess.Popen(program, stderr=subprocess.DEVNULL)
     partial = tmp_path / ".model.partial"
 
     def finished() -> list[str]:
@@ -261,13 +267,15 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, how: signal.Signa
     try:
         wait_for(lambda: len(finished()) >= 2, every=0.01, process=process)
         process.send_signal(how)
+        go_on.touch()  # an interrupt waits for the threads of the writer
     finally:
         if sys.exc_info()[0]:
             process.kill()
         process.wait()
+    go_on.unlink()
     assert not (tmp_path / "model").exists()
     inodes = {name: (partial / name).stat().st_ino for name in finished()}
-    assert 2 <= len(inodes) < len(content(tmp_path / "expected")) - 2
+    assert 2 == len(inodes) < len(content(tmp_path / "expected")) - 2
     write(tmp_path / "model", some_values(), 3_000_000)
     assert content(tmp_path / "model") == content(tmp_path / "expected")
     assert inodes == {name: (tmp_path / "model" / name).stat().st_ino for name in inodes}

@@ -69,6 +69,8 @@ def end(run: Run) -> str:
     """The state of the run, once none of its jobs is active."""
     ended = ("done", "failed")
     wait_for(lambda: status(run, Launchers()).state in ended, what=lambda: run, every=0.1)
+    # the job of the last stage ends a moment after its stage
+    wait_for(lambda: not Launchers().active(run), what=lambda: run)
     return status(run, Launchers()).state
 
 
@@ -184,8 +186,7 @@ def test_what_acts_on_a_run_takes_no_name_for_another_users(command: Command, wr
     for acting in ("cancel", "resume"):
         with pytest.raises(UserError, match=str(run.paths.directory)):
             command(acting, "test")
-    # the job of the last stage ends a moment after its stage
-    wait_for(lambda: "nothing to cancel" in command("cancel", run.paths.full_name))
+    assert "nothing to cancel" in command("cancel", run.paths.full_name)
 
 
 def test_a_misspelt_file_is_named_before_any_run_was_submitted(command: Command) -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -69,8 +68,9 @@ def test_kill_9_at_two_moments_then_the_same_bytes(tmp_path: Path) -> None:
     for moment, reached in moments.items():
         process = start("dataset", run)
         wait_for(functools.partial(reached, process), what=moment, every=0.0005, process=process)
+        process.send_signal(signal.SIGSTOP)  # it would go on while its workers are looked for
         workers = _children(process.pid)
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.communicate(timeout=300)
         assert process.returncode == -signal.SIGKILL
         assert not run.paths.dataset_path.exists()

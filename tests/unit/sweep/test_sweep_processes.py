@@ -42,7 +42,11 @@ def ended(sweep: Sweep) -> SweepResult:
     """The result once nothing is at work."""
 
     def at_rest() -> bool:
-        return not {point.state for point in sweep_result(sweep, Launchers()).points} & {"pending", "running"}
+        if {point.state for point in sweep_result(sweep, Launchers()).points} & {"pending", "running"}:
+            return False
+        # the job of a run's last stage ends a moment after its stage
+        runs = filter(None, map(sweep.open_if_intact, sweep.points))
+        return not any(Launchers().active(run) for run in runs)
 
     wait_for(at_rest, what=lambda: sweep_result(sweep, Launchers()), every=0.1)
     return sweep_result(sweep, Launchers())

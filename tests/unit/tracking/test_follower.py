@@ -264,20 +264,21 @@ def test_a_state_that_cannot_be_read_publishes_nothing(stand_in: Run) -> None:
 
 
 def test_an_error_of_the_run_does_not_end_the_tracker(stand_in: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = [UserError("records/eval.json: is damaged")]
+    repaired = threading.Event()
 
-    def damaged_once(run: Run) -> dict[str, float]:
-        if errors:
-            raise errors.pop()
+    def damaged_at_first(run: Run) -> dict[str, float]:
+        if not repaired.is_set():
+            raise UserError("records/eval.json: is damaged")
         return final(run)
 
-    monkeypatch.setattr(follower, "final", damaged_once)
+    monkeypatch.setattr(follower, "final", damaged_at_first)
     shutdown = Shutdown()
     thread = threading.Thread(target=follow, args=(stand_in, shutdown))
     thread.start()
     try:
         wait_for((stand_in.paths.tracking / "mlflow.json").exists)
         assert TrackerState.read(stand_in, "mlflow").problem == "records/eval.json: is damaged"
+        repaired.set()
         log(stand_in, [1])
         wait_for(lambda: published(stand_in) == [1])
     finally:

@@ -177,9 +177,14 @@ def test_points_of_a_sweep_ask_once_and_leave_nothing(
     assert seen.read_text() == "hyperpod_ft /\n", "one program, with this package, not those next to it, and no secret"
     assert not (tmp_path / "root").exists()
     (tmp_path / "hang").touch()
-    monkeypatch.setattr(trainability, "_SECONDS", 0.2)
-    check_run(run_of(mixture, env__python=str(python), lora={"target_modules": ["q_proj"]}))
-    assert seen.read_text() == "hyperpod_ft /\n" * 2
+
+    def was_asked(seconds: float) -> bool:
+        monkeypatch.setattr(trainability, "_SECONDS", seconds)
+        trainability._refusal.cache_clear()
+        check_run(run_of(mixture, env__python=str(python), lora={"target_modules": ["q_proj"]}))
+        return seen.read_text() == "hyperpod_ft /\n" * 2
+
+    assert any(map(was_asked, (0.2, 3, 30))), "on a busy machine, the program starts late"
 
 
 def test_usual_names_need_no_other_program(

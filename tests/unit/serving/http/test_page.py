@@ -70,6 +70,7 @@ def test_base_and_tuned_answers_stand_beside_each_other(window: Browser, serving
 def test_a_narrow_screen_shows_everything(window: Browser, serving: Serving) -> None:
     window.resize(360, 640)
     open_page(window, serving.url)
+    window.run(f"document.querySelector('#tokens').value = {tuned.TOKENS}")
     ask(window, "Which command submits a batch script to Slurm, and what does a very-long-word-" + "x" * 60 + " mean?")
     assert window.run("return document.documentElement.scrollWidth") <= 360
     tops = window.run("return [...document.querySelectorAll('.answers section')].map(e => e.offsetTop)")
