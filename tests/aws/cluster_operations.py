@@ -106,15 +106,14 @@ def list_cluster_nodes(region: Region, request: dict[str, Any]) -> dict[str, Any
     """`InstanceGroupNameContains` matches substrings, as on AWS: "worker" also finds "worker-2"."""
     cluster, part = find(region, request["ClusterName"]), request.get("InstanceGroupNameContains", "")
     logical = request.get("IncludeNodeLogicalIds", False)
-    found = [
-        {**node.summary(), "NodeLogicalId": node.logical_id if logical else None}
-        for node in cluster.nodes
-        if part in node.group and (node.id or logical)
-    ]
+    found = [node for node in cluster.nodes if part in node.group and (node.id or logical)]
     if request.get("SortOrder") == "Descending":
         found.reverse()
     page, token = _page(found, request, 10)
-    return {"ClusterNodeSummaries": page, "NextToken": token}
+    for node in page:
+        node.listed = node.status
+    summaries = [{**node.summary(), "NodeLogicalId": node.logical_id if logical else None} for node in page]
+    return {"ClusterNodeSummaries": summaries, "NextToken": token}
 
 
 def _page(found: list[Any], request: dict[str, Any], default: int) -> tuple[list[Any], str | None]:

@@ -145,6 +145,8 @@ class Cluster:
         while not node.present and not node.removed:
             if node.id:  # it failed; without an instance it waits for capacity
                 yield self.region.seconds("node.failed")
+                while node.listed != "Failure" and not node.removed:  # as in _update
+                    yield 0.01
                 if node.removed:
                     return
                 node.become("ShuttingDown")

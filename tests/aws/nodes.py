@@ -31,6 +31,7 @@ class Node:
         self.logical_id = secrets.token_hex(8)
         self.id = ""  # until AWS has launched an instance
         self.status, self.message = "Pending", ""
+        self.listed = ""  # the status that ListClusterNodes last answered
         self.launched: datetime | None = None
         self.address = ""
         self.image = cluster.image_of(group)
@@ -67,7 +68,7 @@ class Node:
         self.id, self.launched, self.address = "", None, ""
 
     def become(self, status: str, message: str = "") -> None:
-        self.status, self.message = status, message
+        self.status, self.message, self.listed = status, message, ""
         if status == "Failure":
             where = f"in Cluster {self.cluster.name} and InstanceGroup {self.group}"
             self.cluster.event(f"Failed to provision EC2 Instance {where}", self, message)

@@ -61,8 +61,7 @@ def test_a_node_that_fails_once_is_reported_and_waited_for(kit: Kit) -> None:
         lifecycle={
             "worker-group-1": {"lines": ["error: fsx: not writable yet"], "exit": 1, "times": 1},
             "b": {"lines": ["error: users: no answer"], "exit": 1, "times": 1},
-        },
-        seconds={"node.failed": 3},
+        }
     )
     output = kit.run("create")
     assert output.count("error: fsx: not writable yet") == 1
@@ -73,8 +72,7 @@ def test_a_node_that_fails_once_is_reported_and_waited_for(kit: Kit) -> None:
 
 def test_a_node_that_fails_three_times_ends_the_wait(kit: Kit) -> None:
     kit.aws.scenario(
-        lifecycle={"worker-group-1": {"lines": ["error: fsx: no such file system"], "exit": 1, "times": 99}},
-        seconds={"node.failed": 0.5},
+        lifecycle={"worker-group-1": {"lines": ["error: fsx: no such file system"], "exit": 1, "times": 99}}
     )
     output = kit.run("create", status=2)
     assert output.count("error: fsx: no such file system") == 1, "its log is printed once"

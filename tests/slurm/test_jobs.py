@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,8 +64,13 @@ def test_jobs_that_a_killed_submission_left_are_found_and_cancelled(
     slurm: SlurmLauncher, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = waiting(make_run)
-    # held, so that they stay; and slow to answer, so that the kill comes before the answer
-    sbatch_wrapper(tmp_path, monkeypatch, 'id=$(REAL --hold "$@"); sleep 2; echo "$id"')
+    # held, so that they stay; and the second does not answer before the kill
+    sbatch_wrapper(
+        tmp_path,
+        monkeypatch,
+        f'id=$(REAL --hold "$@"); if [[ -e {tmp_path}/first ]]; then while kill -0 $PPID; do sleep 0.1; done; fi'
+        f'\ntouch {tmp_path}/first; echo "$id"',
+    )
     run.freeze()
     program = (
         "import pathlib, sys; from hyperpod_ft.runs.run import Run\n"
@@ -215,7 +221,10 @@ def test_slurm_keeps_no_secret(
     sbatch_wrapper(tmp_path, monkeypatch, 'REAL --hold "$@"')
     run = waiting(make_run, tracking={"trackers": ["wandb"]})
     submit(run, Launchers(), Selection())
-    saved = b"".join(path.read_bytes() for path in (cluster.conf.parent / "state").rglob("*") if path.is_file())
+    saved = b""
+    for path in (cluster.conf.parent / "state").rglob("*"):
+        with suppress(FileNotFoundError, IsADirectoryError):  # slurmctld renames them meanwhile
+            saved += path.read_bytes()
     assert b"hhhh-iiii" in saved, "this is where Slurm keeps it"
     assert not [value for value in secrets.values() if value.encode() in saved]
 

@@ -12,6 +12,7 @@ import pytest
 
 from hyperpod_ft import publish
 from hyperpod_ft.launch.render import Installation, render
+from hyperpod_ft.processes import children
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.records import Record, utc_now
@@ -126,10 +127,22 @@ def test_what_is_done_is_not_started_again(run: Run) -> None:
     assert "already done" in output
 
 
-def test_a_cancelled_job_is_not_tried_again(run: Run) -> None:
-    process = start(run, "trap 'exit 143' TERM; touch started; while :; do sleep 0.1; done")
+# The supervisor, with seconds for its own SIGTERM after an end of the command, and after one by SIGTERM.
+SIGNALLED_LATE = """
+import sys
+from hyperpod_ft.job import supervisor
+supervisor._SIGNAL_DELIVERY_SECONDS, supervisor._TERMINATION_DELIVERY_SECONDS = {}, {}
+sys.exit(supervisor.main())
+"""
+
+
+@pytest.mark.parametrize(("end", "seconds"), [(1, (300, 0)), (143, (0, 300))])
+def test_a_cancelled_job_is_not_tried_again(run: Run, end: int, seconds: tuple[int, int]) -> None:
+    command = f"trap 'exit {end}' TERM; touch started; while :; do sleep 0.1; done"
+    process = start(run, command, program=SIGNALLED_LATE.format(*seconds))
     wait_for((run.paths.directory / "started").exists)
     subprocess.run(["pkill", "-TERM", "-P", str(process.pid)], check=True)  # Slurm signals both, in any order
+    wait_for(lambda: not children(process.pid))
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 143
     assert run.paths.exit_marker("train", "7").read_text() == "143\n"
