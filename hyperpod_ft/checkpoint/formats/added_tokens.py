@@ -1,0 +1,130 @@
+"""More tokens for the tokenizer of a model directory: their ids, and the rows that the model needs for them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.formats import model_directory
+from hyperpod_ft.checkpoint.formats.json_file import read_object, validate
+from hyperpod_ft.checkpoint.formats.safetensors_file import has_weights
+from hyperpod_ft.errors import UserError
+
+FILE = "tokenizer.json"
+_OLDER_FILE = "added_tokens.json"
+_REMEDY = "download the model again"
+# Matched as written, wherever it occurs, and kept where answers are decoded without special tokens.
+_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+# A vocabulary grows to a multiple of this: degrees of tensor parallelism divide it, and kernels are fastest.
+_MULTIPLE = 64
+
+
+@dataclass(frozen=True)
+class NumberedTokens:
+    """Tokens by their ids. `known`: those that the tokenizer has; `new`: those that it lacks, in order.
+
+    `first`: the id of the first new one.
+    """
+
+    known: Mapping[str, int]
+    new: Mapping[str, int]
+    first: int
+
+    def rows(self, vocabulary: int) -> int:
+        """The rows that embedding and output layer need, of `vocabulary` that they have."""
+        return _enough(self.first + len(self.new), vocabulary) if self.new else vocabulary
+
+
+class _Token(BaseModel):
+    id: int
+    content: str
+
+
+class _Vocabulary(BaseModel):
+    vocab: dict[str, int] | list[tuple[str, float]]  # BPE, WordPiece and WordLevel; Unigram
+
+
+class _Tokenizer(BaseModel):
+    added_tokens: list[_Token]
+    model: _Vocabulary
+
+
+def numbered(directory: Path, tokens: Sequence[str]) -> NumberedTokens:
+    """The ids that `tokens` have in a model's tokenizer, and those that new ones get.
+
+    They are what the `tokenizers` library gives (added_vocabulary.rs, `add_tokens`). Raises UserError when there is no
+    tokenizer.json, or it is damaged.
+    """
+    return _numbered(_read(directory), directory, tokens)
+
+
+def add(directory: Path, tokens: Sequence[str]) -> None:
+    """Add tokens to the tokenizer's files. One that is in its vocabulary is matched as a whole from then on."""
+    values = _read(directory)
+    found = _numbered(values, directory, tokens)
+    there = {token["content"] for token in values["added_tokens"]}
+    ids = {token: number for token, number in {**found.known, **found.new}.items() if token not in there}
+    added = [{"id": number, "content": token, **_FLAGS} for token, number in ids.items()]
+    values["added_tokens"] = sorted([*values["added_tokens"], *added], key=lambda token: token["id"])
+    publish.write_json(directory / FILE, values)
+    # what transformers before 5 reads, too
+    _extend(
+        directory / model_directory.TOKENIZER_CONFIG,
+        "added_tokens_decoder",
+        {str(number): {"content": token, **_FLAGS} for token, number in ids.items()},
+    )
+    older = directory / _OLDER_FILE
+    if older.is_file():
+        publish.write_json(older, read_object(older, _REMEDY) | ids)
+
+
+def with_room(config: Mapping[str, Any], directory: Path, tokens: Sequence[str]) -> dict[str, Any]:
+    """A config.json as it is once `tokens` are added to the model in `directory`; at most so large without its files.
+
+    Raises UserError as `numbered` does.
+    """
+    vocabulary = model_directory.of_language_model(config).get("vocab_size")
+    if not tokens or not isinstance(vocabulary, int):
+        return dict(config)
+    if has_weights(directory) or (directory / FILE).is_file():
+        rows = numbered(directory, tokens).rows(vocabulary)
+    else:
+        rows = _enough(vocabulary + len(tokens), vocabulary)
+    return model_directory.updated(config, {"vocab_size": rows})
+
+
+def _enough(needed: int, vocabulary: int) -> int:
+    return vocabulary if needed <= vocabulary else -(-needed // _MULTIPLE) * _MULTIPLE
+
+
+def _read(directory: Path) -> dict[str, Any]:
+    file = directory / FILE
+    if not file.is_file():
+        raise UserError(
+            f"model.new_tokens: {directory} has no {FILE}, to which they are added",
+            "save the tokenizer with transformers, and give that model",
+        )
+    return read_object(file, _REMEDY)
+
+
+def _numbered(values: Mapping[str, Any], directory: Path, tokens: Sequence[str]) -> NumberedTokens:
+    described = validate(directory / FILE, values, _Tokenizer, _REMEDY)
+    pieces = described.model.vocab
+    vocabulary = pieces if isinstance(pieces, dict) else {piece: number for number, (piece, _) in enumerate(pieces)}
+    added = {token.content: token.id for token in described.added_tokens}
+    ids, first = {**vocabulary, **added}, max(len(vocabulary), 1 + max(added.values(), default=-1))
+    lacking = (token for token in tokens if token not in ids)
+    return NumberedTokens(
+        {token: ids[token] for token in tokens if token in ids},
+        {token: number for number, token in enumerate(lacking, first)},
+        first,
+    )
+
+
+def _extend(file: Path, key: str, more: Mapping[str, Any]) -> None:
+    values = read_object(file, _REMEDY) if file.is_file() else {}
+    if key in values:
+        publish.write_json(file, values | {key: values[key] | more})
