@@ -32,17 +32,17 @@ _BY_LAYER = "embed_tokens_per_layer.weight"  # Gemma 4's second embedding; Gemma
 _REMEDY = "leave it out, or add them with another program, and give that model"
 
 
-def add_tokens(directory: Path, tokens: Sequence[str]) -> str:
-    """Add tokens to the model in `directory`; what was done, in words.
+def add_tokens(directory: Path, tokens: Sequence[str], special: Sequence[str] = ()) -> str:
+    """Add tokens, and special ones, to the model in `directory`; what was done, in words.
 
     Files with other tensors than those of the vocabulary stay as they are, and none is written in place: it may be a
     link. Raises UserError for a tokenizer without tokenizer.json, and a model whose embedding is not known.
     """
-    found = added_tokens.numbered(directory, tokens)
+    found = added_tokens.numbered(directory, [*tokens, *special])
     if found.known:
         print(f"model.new_tokens: tokens already: {', '.join(map(repr, found.known))}", flush=True)
     more = _add_rows(directory, found) if found.new else 0
-    added_tokens.add(directory, tokens)
+    added_tokens.add(directory, tokens, special)
     return f"{count(len(found.new), 'token')} and {count(more, 'row')} added"
 
 

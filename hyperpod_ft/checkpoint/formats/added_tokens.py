@@ -16,8 +16,8 @@ from hyperpod_ft.errors import UserError
 FILE = "tokenizer.json"
 _OLDER_FILE = "added_tokens.json"
 _REMEDY = "download the model again"
-# Matched as written, wherever it occurs, and kept where answers are decoded without special tokens.
-_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+# Matched as written, wherever it occurs.
+_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 # A vocabulary grows to a multiple of this: degrees of tensor parallelism divide it, and kernels are fastest.
 _MULTIPLE = 64
 
@@ -61,24 +61,37 @@ def numbered(directory: Path, tokens: Sequence[str]) -> NumberedTokens:
     return _numbered(_read(directory), directory, tokens)
 
 
-def add(directory: Path, tokens: Sequence[str]) -> None:
-    """Add tokens to the tokenizer's files. One that is in its vocabulary is matched as a whole from then on."""
+def add(directory: Path, tokens: Sequence[str], special: Sequence[str] = ()) -> None:
+    """Add tokens to the tokenizer's files. One that is in its vocabulary is matched as a whole from then on.
+
+    Those that are `special` are left out where answers are decoded without special tokens.
+    """
     values = _read(directory)
-    found = _numbered(values, directory, tokens)
+    found = _numbered(values, directory, [*tokens, *special])
     there = {token["content"] for token in values["added_tokens"]}
     ids = {token: number for token, number in {**found.known, **found.new}.items() if token not in there}
-    added = [{"id": number, "content": token, **_FLAGS} for token, number in ids.items()]
+    described = {number: {"content": token, **_FLAGS, "special": token in special} for token, number in ids.items()}
+    added = [{"id": number, **token} for number, token in described.items()]
     values["added_tokens"] = sorted([*values["added_tokens"], *added], key=lambda token: token["id"])
     publish.write_json(directory / FILE, values)
-    # what transformers before 5 reads, too
-    _extend(
-        directory / model_directory.TOKENIZER_CONFIG,
-        "added_tokens_decoder",
-        {str(number): {"content": token, **_FLAGS} for token, number in ids.items()},
-    )
+    _describe(directory / model_directory.TOKENIZER_CONFIG, described, special)
     older = directory / _OLDER_FILE
     if older.is_file():
         publish.write_json(older, read_object(older, _REMEDY) | ids)
+
+
+def _describe(file: Path, tokens: Mapping[int, Mapping[str, Any]], special: Sequence[str]) -> None:
+    """Repeat tokens in tokenizer_config.json, as transformers before 5 does, and name the special ones."""
+    values = read_object(file, _REMEDY) if file.is_file() else {}
+    if "added_tokens_decoder" in values:
+        values["added_tokens_decoder"] |= {str(number): token for number, token in tokens.items()}
+    if special:
+        # its name since transformers 5, which still reads the other
+        newer = isinstance(values.get("extra_special_tokens"), list)
+        key = "extra_special_tokens" if newer else "additional_special_tokens"
+        values[key] = list(dict.fromkeys([*(values.get(key) or ()), *special]))
+    if values:
+        publish.write_json(file, values)
 
 
 def with_room(config: Mapping[str, Any], directory: Path, tokens: Sequence[str]) -> dict[str, Any]:
@@ -122,9 +135,3 @@ def _numbered(values: Mapping[str, Any], directory: Path, tokens: Sequence[str])
         {token: number for number, token in enumerate(lacking, first)},
         first,
     )
-
-
-def _extend(file: Path, key: str, more: Mapping[str, Any]) -> None:
-    values = read_object(file, _REMEDY) if file.is_file() else {}
-    if key in values:
-        publish.write_json(file, values | {key: values[key] | more})

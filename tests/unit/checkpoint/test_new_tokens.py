@@ -194,6 +194,17 @@ def test_ids_are_those_that_transformers_gives(tmp_path: Path, change: Callable[
         assert json.loads(older[0].read_text())["<tool>"] == by_hand.convert_tokens_to_ids("<tool>")
 
 
+@pytest.mark.parametrize("change", [lambda _: None, of_transformers_4, of_qwen2])
+def test_special_ones_are_left_out_of_answers(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    tiny_tokenizer.save(tmp_path, tiny_tokenizer.make())
+    change(tmp_path)
+    added_tokens.add(tmp_path, ["<tool>"], ["<|call|>", "<|im_end|>"])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer("<tool>a<|call|>", add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<tool>a"
+    assert ids[-1] in tokenizer.all_special_ids and ids[0] not in tokenizer.all_special_ids
+
+
 def test_the_fast_encoder_knows_them(tmp_path: Path) -> None:
     tiny_tokenizer.save(tmp_path, tiny_tokenizer.make(chat_template=None))
     added_tokens.add(tmp_path, TOOLS)
