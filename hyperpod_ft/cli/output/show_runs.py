@@ -63,6 +63,8 @@ def plan(preview: Preview) -> None:
         if preview.fit.pipeline:
             print(f"pipeline  {preview.fit.pipeline}")
         _print_memory(preview.fit, preview.available_bytes)
+    if tokens := run.config.model.added_tokens:
+        print(f"tokens    {len(tokens)} new: {clip(', '.join(map(repr, tokens)), 80)}")
     if "certify" in run.plan:
         print(f"model     {preview.certificate or 'what it allows is known after stage certify'}")
     print(f"step      {preview.rows_per_step} rows, at most {preview.tokens_per_step:,} tokens")
