@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats import added_tokens, model_directory
@@ -41,7 +42,7 @@ def add_tokens(directory: Path, tokens: Sequence[str], special: Sequence[str] = 
     found = added_tokens.numbered(directory, [*tokens, *special])
     if found.known:
         print(f"model.new_tokens: tokens already: {', '.join(map(repr, found.known))}", flush=True)
-    more = _add_rows(directory, found) if found.new else 0
+    more = _add_rows(directory, found)
     added_tokens.add(directory, tokens, special)
     return f"{count(len(found.new), 'token')} and {count(more, 'row')} added"
 
@@ -54,15 +55,14 @@ def _add_rows(directory: Path, tokens: NumberedTokens) -> int:
     vocabulary = next(iter(outer.values())).shape[0]
     described = model_directory.of_language_model(config)
     sizes = {described.get("vocab_size", vocabulary), *(tensor.shape[0] for tensor in outer.values())}
-    if len(sizes) > 1 or tokens.first > vocabulary:
-        raise UserError(
-            f"model.new_tokens: the model's tensors have rows for {' and '.join(map(str, sorted(sizes)))} tokens, and"
-            f" its tokenizer has {tokens.first}",
-            _REMEDY,
-        )
+    if len(sizes) > 1:
+        listed = " and ".join(map(str, sorted(sizes)))
+        raise UserError(f"model.new_tokens: the model has matrices for {listed} tokens", _REMEDY)
     rows = tokens.rows(vocabulary)
     # padding is as unlikely as the new tokens; rows that were there may have a use that the tokenizer does not show
-    new = range(tokens.first, rows if rows > vocabulary else tokens.first + len(tokens.new))
+    new = range(min(tokens.first, vocabulary), rows if rows > vocabulary else tokens.first + len(tokens.new))
+    if not new:
+        return 0
     changed = {name: _with_rows(tensor, rows, new) for name, tensor in outer.items()}
     files: dict[str, list[Outgoing]] = {tensor.pieces[0].file.name: [] for tensor in outer.values()}
     for name, tensor in stored.items():
@@ -110,7 +110,7 @@ def _with_rows(tensor: LogicalTensor, rows: int, new: range) -> Outgoing:
     return Outgoing(tensor.name, tensor.dtype, (rows, *tensor.shape[1:]), fill)
 
 
-def _mean(tensor: LogicalTensor, rows: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+def _mean(tensor: LogicalTensor, rows: int) -> NDArray[np.float64]:
     """Of the first rows, summed in fp64, block by block."""
     width = prod(tensor.shape[1:])
     step = max(1, BLOCK_BYTES // (4 * width))

@@ -63,7 +63,8 @@ def work(run: Run) -> Result:
     start = _decoder_start(run)
     how = _packing_of(run)
     encoder = Encoder.load(run.paths.base_model, chat=dataset.may_have_messages)
-    _check_new_tokens(run, encoder)
+    if tokens := run.config.model.added_tokens:
+        encoder.check_ids(added_tokens.numbered(run.paths.base_model, tokens).known)
     rendering.fix_date()
     if encoder.tokenizer is not None and dataset.questions.format == "chat":
         run_prompts.as_asked(run.config.generate.prompts, dataset.questions, encoder.tokenizer, chats=True)
@@ -191,17 +192,6 @@ def _blocks(
         packed, tokens = stored_packings.in_memory(stored, examples)
         for first, stop in prepared.blocks_of(packed.row_count, max(1, _TOKENS_PER_BLOCK // width)):
             yield fill(packed, tokens, first, stop)
-
-
-def _check_new_tokens(run: Run, encoder: Encoder) -> None:
-    """Raise UserError where the library that tokenizes gives other ids than those that have the new rows."""
-    ids = added_tokens.numbered(run.paths.base_model, tokens).known if (tokens := run.config.model.added_tokens) else {}
-    for token, number in ids.items():
-        if (found := encoder.backend.encode([token]).ids.tolist()) != [number]:
-            raise UserError(
-                f"model.new_tokens: {token!r} is {number} in tokenizer.json, and {found} with transformers",
-                "load the tokenizer with transformers, save it, and give the model with these files",
-            )
 
 
 def _decoder_start(run: Run) -> int | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from pydantic import BaseModel
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats import model_directory
-from hyperpod_ft.checkpoint.formats.json_file import read_object, validate
+from hyperpod_ft.checkpoint.formats.json_file import read, read_object
 from hyperpod_ft.checkpoint.formats.safetensors_file import has_weights
 from hyperpod_ft.errors import UserError
 
@@ -34,8 +35,8 @@ class NumberedTokens:
     first: int
 
     def rows(self, vocabulary: int) -> int:
-        """The rows that embedding and output layer need, of `vocabulary` that they have."""
-        return _enough(self.first + len(self.new), vocabulary) if self.new else vocabulary
+        """The rows that embedding and output layer need for these tokens, of `vocabulary` that they have."""
+        return _enough(1 + max((*self.known.values(), *self.new.values())), vocabulary)
 
 
 class _Token(BaseModel):
@@ -58,7 +59,13 @@ def numbered(directory: Path, tokens: Sequence[str]) -> NumberedTokens:
     They are what the `tokenizers` library gives (added_vocabulary.rs, `add_tokens`). Raises UserError when there is no
     tokenizer.json, or it is damaged.
     """
-    return _numbered(_read(directory), directory, tokens)
+    ids, first = _ids(_file(directory), (directory / FILE).stat().st_mtime_ns)
+    lacking = (token for token in tokens if token not in ids)
+    return NumberedTokens(
+        {token: ids[token] for token in tokens if token in ids},
+        {token: number for number, token in enumerate(lacking, first)},
+        first,
+    )
 
 
 def add(directory: Path, tokens: Sequence[str], special: Sequence[str] = ()) -> None:
@@ -66,8 +73,7 @@ def add(directory: Path, tokens: Sequence[str], special: Sequence[str] = ()) -> 
 
     Those that are `special` are left out where answers are decoded without special tokens.
     """
-    values = _read(directory)
-    found = _numbered(values, directory, [*tokens, *special])
+    values, found = read_object(_file(directory), _REMEDY), numbered(directory, [*tokens, *special])
     there = {token["content"] for token in values["added_tokens"]}
     ids = {token: number for token, number in {**found.known, **found.new}.items() if token not in there}
     described = {number: {"content": token, **_FLAGS, "special": token in special} for token, number in ids.items()}
@@ -113,25 +119,21 @@ def _enough(needed: int, vocabulary: int) -> int:
     return vocabulary if needed <= vocabulary else -(-needed // _MULTIPLE) * _MULTIPLE
 
 
-def _read(directory: Path) -> dict[str, Any]:
+def _file(directory: Path) -> Path:
     file = directory / FILE
     if not file.is_file():
         raise UserError(
             f"model.new_tokens: {directory} has no {FILE}, to which they are added",
             "save the tokenizer with transformers, and give that model",
         )
-    return read_object(file, _REMEDY)
+    return file
 
 
-def _numbered(values: Mapping[str, Any], directory: Path, tokens: Sequence[str]) -> NumberedTokens:
-    described = validate(directory / FILE, values, _Tokenizer, _REMEDY)
+@lru_cache(maxsize=1)  # takes a second for a large vocabulary, and each point of a sweep asks
+def _ids(file: Path, _changed: int) -> tuple[Mapping[str, int], int]:
+    """The ids of all tokens, and the next one. `_changed`: when the file was."""
+    described = read(file, _Tokenizer, _REMEDY)
     pieces = described.model.vocab
     vocabulary = pieces if isinstance(pieces, dict) else {piece: number for number, (piece, _) in enumerate(pieces)}
     added = {token.content: token.id for token in described.added_tokens}
-    ids, first = {**vocabulary, **added}, max(len(vocabulary), 1 + max(added.values(), default=-1))
-    lacking = (token for token in tokens if token not in ids)
-    return NumberedTokens(
-        {token: ids[token] for token in tokens if token in ids},
-        {token: number for number, token in enumerate(lacking, first)},
-        first,
-    )
+    return {**vocabulary, **added}, max(len(vocabulary), 1 + max(added.values(), default=-1))

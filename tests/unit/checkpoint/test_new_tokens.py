@@ -188,7 +188,7 @@ def test_ids_are_those_that_transformers_gives(tmp_path: Path, change: Callable[
     text = "b<tool> the a</tool>thethe"
     assert found(text)["input_ids"] == by_hand(text)["input_ids"]
     known = added_tokens.numbered(tmp_path, asked)
-    assert not known.new and known.rows(5) == 5
+    assert not known.new and known.rows(len(found)) == len(found)
     assert known.known == {token: by_hand.convert_tokens_to_ids(token) for token in asked}
     if older := [file for file in [tmp_path / "added_tokens.json"] if file.exists()]:
         assert json.loads(older[0].read_text())["<tool>"] == by_hand.convert_tokens_to_ids("<tool>")
@@ -253,6 +253,27 @@ def test_families_with_other_names_compute_with_them(tmp_path: Path, family: str
     assert expected < 1e-5, "the logit of a new token is the mean of the others"
 
 
+def test_tokens_of_the_tokenizer_that_have_no_rows_get_them(tmp_path: Path) -> None:
+    """Added with transformers, as when a chat template needs them."""
+    before = model(tmp_path)
+    added_tokens.add(tmp_path, ["<user>", *TOOLS])
+    assert new_tokens.add_tokens(tmp_path, TOOLS) == "0 tokens and 8 rows added"
+    assert torch.equal(tensors_in(tmp_path)[HEAD], with_rows(before[HEAD], 320, slice(312, 320)))
+    assert added_tokens.numbered(tmp_path, TOOLS).known == {"<tool>": 313, "</tool>": 314}
+
+
+def test_tokens_that_transformers_does_not_load_are_refused(tmp_path: Path) -> None:
+    """Of a Qwen2, it takes those of tokenizer_config.json, if that lists any."""
+    of_qwen2(tmp_path)
+    added_tokens.add(tmp_path, TOOLS)
+    known = added_tokens.numbered(tmp_path, TOOLS).known
+    Encoder.load(tmp_path, chat=False).check_ids(known)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"added_tokens_decoder": {}}))
+    with pytest.raises(UserError, match=r"^model\.new_tokens: '<tool>' is 313 in tokenizer\.json, and \[\d+, "):
+        Encoder.load(tmp_path, chat=False).check_ids(known)
+
+
 def without_tokenizer(directory: Path) -> None:
     (directory / "tokenizer.json").unlink()
 
@@ -272,7 +293,7 @@ def of_more_rows(directory: Path) -> None:
     [
         (without_tokenizer, r"has no tokenizer\.json"),
         (of_other_names, "names of the model's embedding and output layer are not known"),
-        (of_more_rows, "the model's tensors have rows for 304 and 312 tokens, and its tokenizer has 312"),
+        (of_more_rows, "the model has matrices for 304 and 312 tokens"),
     ],
 )
 def test_what_cannot_be_extended_is_refused(tmp_path: Path, change: Callable[[Path], None], refusal: str) -> None:

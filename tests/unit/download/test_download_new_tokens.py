@@ -72,7 +72,7 @@ def test_a_kill_leaves_nothing_that_the_next_attempt_takes_for_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the files of weights have their names."""
-    run = tokens_run(tmp_path, ["<tool>", "</tool>", "<more>"])
+    run = tokens_run(tmp_path, ["<tool>", "\n\n", "größer 😀"])
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -82,7 +82,7 @@ def test_a_kill_leaves_nothing_that_the_next_attempt_takes_for_the_model(
         stage.work(run)
     assert not run.paths.base_model.exists()
     perform(run, "download", stage.work)
-    assert model_config(run.config)["vocab_size"] == 64
+    assert model_config(Run.open(run.paths.directory).config)["vocab_size"] == 64
     manifest = fetch.Manifest.read(run.paths.base_model)
     assert manifest is not None and manifest.matches(run.paths.base_model)
     assert manifest.finished == "3 tokens and 60 rows added"
