@@ -98,8 +98,8 @@ def _check_training(config: RunConfig) -> None:
         )
     if config.model.adapter and config.model.added_tokens:
         raise ValueError(
-            "model.adapter: was trained without model.new_tokens; merge it into its base (hyperpod-ft merge), and train"
-            " that model"
+            "model.adapter: is not continued with model.new_tokens; merge it into its base (hyperpod-ft merge), and"
+            " train that model"
         )
     if training.validate_every_steps and not config.dataset.validates:
         raise ValueError(

@@ -92,7 +92,7 @@ def test_what_is_wrong_is_said_before_a_job(tmp_path: Path, capsys: pytest.Captu
     for wrong, message in ((["<a>", "<a>"], "'<a>' is there twice"), ([""], "at least 1 character")):
         with pytest.raises(ConfigError, match=rf"model.*new_tokens.*{message}"):
             tokens_run(tmp_path, wrong)
-    with pytest.raises(ConfigError, match=r"model\.adapter: was trained without model\.new_tokens; merge it"):
+    with pytest.raises(ConfigError, match=r"model\.adapter: is not continued with model\.new_tokens; merge it"):
         tokens_run(tmp_path, adapter={"source": "some/adapter"})
     run = tokens_run(tmp_path)
     show_runs.plan(preview(run, Launchers()))
