@@ -15,6 +15,7 @@ from hyperpod_ft.authoring import dataset_format
 from hyperpod_ft.authoring.dataset_format import FormatUnclearError, FoundFormat, LocalFiles
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.fit import fit
+from hyperpod_ft.checkpoint.formats.added_tokens import with_room
 from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, is_encoder_decoder, of_language_model, read_config
 from hyperpod_ft.config import run_file, sources, yaml_text
 from hyperpod_ft.config.fields import shown
@@ -221,7 +222,8 @@ def complete(draft: Draft, output: Path, *, keep_batch: bool = False) -> None:
                 local = LocalFiles.of(Path(dataset.source), dataset.files, dataset.split)
                 draft.head += local.unused_columns(dataset)
         directory = _model_directory(config, Path(scratch), draft)
-        model_config = read_config(directory) if directory else None
+        tokens = config.model.added_tokens
+        model_config = with_room(read_config(directory), directory, tokens) if directory else None
         if model_config is not None:
             described = of_language_model(model_config)
             _set_lengths(draft, described)

@@ -25,7 +25,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats import checksums, model_directory
 from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, read_model
-from hyperpod_ft.checkpoint.formats.safetensors_writer import MAX_SHARD_BYTES, Outgoing, write_model
+from hyperpod_ft.checkpoint.formats.safetensors_writer import MAX_SHARD_BYTES, Outgoing, copied, write_model
 from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.elements import Stored, narrow
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor
@@ -116,13 +116,7 @@ def _decoded(directory: Path, stored: Mapping[str, LogicalTensor], config: Mappi
             found[weight] = _FourBits(codes, own, state).outgoing(weight)
             used.add(name)
     plain = (tensor for name, tensor in stored.items() if name not in found and name not in used)
-    return [*found.values(), *(_copied(tensor) for tensor in plain)]
-
-
-def _copied(tensor: LogicalTensor) -> Outgoing:
-    return Outgoing(
-        tensor.name, tensor.dtype, tensor.shape, lambda begin, end, out: reading.fill(tensor, begin, end, out)
-    )
+    return [*found.values(), *map(copied, plain)]
 
 
 @dataclass(frozen=True, eq=False)

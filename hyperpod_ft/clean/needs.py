@@ -18,7 +18,7 @@ def needs(run: Run) -> frozenset[str]:
 
 def _paths(run: Run) -> Iterator[Path]:
     config = run.config
-    yield from run.paths.fetched
+    yield from (*run.paths.fetched, *run.paths.inputs)
     yield run.paths.dataset_path
     yield run.paths.environment_path
     if "precompile" in run.plan:

@@ -96,6 +96,11 @@ def _check_training(config: RunConfig) -> None:
             "model.adapter: training.method full trains no adapter; merge it into its base (hyperpod-ft merge), and"
             " train that model"
         )
+    if config.model.adapter and config.model.added_tokens:
+        raise ValueError(
+            "model.adapter: is not continued with model.new_tokens; merge it into its base (hyperpod-ft merge), and"
+            " train that model"
+        )
     if training.validate_every_steps and not config.dataset.validates:
         raise ValueError(
             "training.validate_every_steps: dataset.validation_share 0 holds out no rows; raise it, for example to 0.02"
@@ -159,6 +164,8 @@ def _check_endpoint(config: RunConfig, section: Deploy) -> None:
         raise ValueError(
             "deploy.model: vLLM serves no adapter with whole modules (lora.modules_to_save); set it to merged"
         )
+    if config.model.added_tokens:
+        raise ValueError("deploy.model: vLLM is not known to serve adapters of new tokens; set it to merged")
     if config.lora.r > MAX_LORA_RANK:
         raise ValueError(f"deploy.model: vLLM serves adapters of rank {MAX_LORA_RANK} or less; set it to merged")
 

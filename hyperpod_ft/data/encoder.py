@@ -3,7 +3,7 @@
 tiktoken takes a sixth of the time. Package `byte_level` decides for which models the ids are the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -17,6 +17,7 @@ from hyperpod_ft.data import tokenizer
 from hyperpod_ft.data.byte_level import bpe
 from hyperpod_ft.data.byte_level.bpe import ByteLevelBpe
 from hyperpod_ft.data.tokenizer import Tokenizer
+from hyperpod_ft.errors import UserError
 
 # Separates texts that are encoded in one call: a code point that Unicode will never assign to a character.
 _BOUNDARY = "\U0010ffff"
@@ -86,6 +87,18 @@ class Encoder:
     def token(self, token: int) -> str:
         """How the tokenizer writes a special token."""
         return str(self._library.id_to_token(token))
+
+    def check_ids(self, ids: Mapping[str, int]) -> None:
+        """Raise UserError unless each of these tokens of tokenizer.json is encoded to its id there.
+
+        For some models, transformers adds tokens of its own when it loads the file, or takes only a part of it.
+        """
+        for token, number in ids.items():
+            if (found := self.backend.encode([token]).ids.tolist()) != [number]:
+                raise UserError(
+                    f"model.new_tokens: {token!r} is {number} in tokenizer.json, and {found} with transformers",
+                    "load the tokenizer with transformers, save it, and give the model with these files",
+                )
 
     @property
     def _library(self) -> Any:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import Asset
 from hyperpod_ft.download import adapter
-from hyperpod_ft.download.fetch import Wanted, ensure
-from hyperpod_ft.download.listing import FileSource, Listing, dataset_files, model_files
+from hyperpod_ft.download.fetch import MANIFEST, Wanted, ensure
+from hyperpod_ft.download.listing import File, FileSource, Listing, dataset_files, model_files
 from hyperpod_ft.download.sources import source_of
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.planning.engine_rules import limits_of
@@ -29,7 +29,25 @@ _AT_A_TIME = 8
 def model(run: Run) -> Wanted:
     asset = model_asset(run.config)
     files = model_files(_MODEL, asset.source)
-    return Wanted("model", "model", asset, files, run.paths.base_model, _finish_model, _decoded_bytes)
+    return Wanted("model", "model", asset, files, run.paths.fetched_model, _finish_model, _decoded_bytes)
+
+
+def model_with_new_tokens(run: Run) -> Wanted | None:
+    """The base model that is made of the one that was fetched; None without `model.new_tokens`."""
+    given, fetched = run.config.model, Asset(str(run.paths.fetched_model), "")
+    if not given.added_tokens:
+        return None
+
+    def finish(directory: Path) -> str:
+        from hyperpod_ft.checkpoint import new_tokens  # noqa: PLC0415 - imports numpy
+
+        return new_tokens.add_tokens(directory, given.new_tokens, given.new_special_tokens)
+
+    return Wanted("model", "model", fetched, _all_but_manifest, run.paths.base_model, finish)
+
+
+def _all_but_manifest(files: Sequence[File]) -> Sequence[File]:
+    return [file for file in files if file.name != MANIFEST]
 
 
 def datasets(run: Run) -> list[Wanted]:

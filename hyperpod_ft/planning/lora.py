@@ -6,6 +6,7 @@ The modules are those that the run file names, or its family's.
 from collections.abc import Iterable
 
 from hyperpod_ft.checkpoint.adapters.lora_config import ends_with
+from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK
 from hyperpod_ft.config.sections.training import Lora, last_parts
@@ -40,6 +41,23 @@ def check_targets(config: RunConfig, shape: ModelShape) -> None:
         whole_modules(config.lora.modules_to_save, (shape.family.embedding, shape.family.head), tied=shape.tied)
 
 
+def check_new_tokens(config: RunConfig) -> None:
+    """Raise UserError where LoRA would leave the rows of new tokens as they are, equal, so that none is told apart."""
+    if not config.model.added_tokens or config.training.method != "lora":
+        return
+    whole = last_parts(config.lora.modules_to_save)
+    trained = whole | config.lora.given_names
+    # `modules_to_save` names no others than these two, whatever they are called
+    if len(whole) < 2 and not ("lm_head" in trained and trained.intersection(EMBEDDINGS)):
+        raise UserError(
+            "model.new_tokens: LoRA trains their rows only with the embedding and the output layer",
+            "add lora.modules_to_save: [embed_tokens, lm_head], or, where the two are one matrix, both names to"
+            " lora.target_modules"
+            if config.dataset.max_target_length is None
+            else "set training.method to full",
+        )
+
+
 def refuse_unknown(wanted: Iterable[str], modules: Iterable[str]) -> None:
     """`modules`: paths of those that can have adapters. Raises UserError, which lists the last parts of their names."""
     paths = list(modules)
@@ -62,7 +80,7 @@ def whole_modules(wanted: Iterable[str], ends: Iterable[str], *, tied: bool) -> 
             raise UserError(
                 "lora.modules_to_save: the model's embedding and output layer are one matrix, which PEFT would train"
                 " apart",
-                "leave it out, or set training.method to full",
+                "leave it out, and name both in lora.target_modules or set training.method to full",
             )
         # PEFT would take any end of a path, "s" too, which other modules also have
         of_name = [path for path in paths if ends_with(path, name)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hyperpod_ft.checkpoint.formats.added_tokens import with_room
 from hyperpod_ft.checkpoint.formats.model_directory import (
     is_encoder_decoder,
     is_image_text,
@@ -56,7 +57,8 @@ def check_model_directory(
     If config.json does not give the sizes of a type, its weight files do, once they are there. `certificate`: None
     before stage certify has run, and with engine neuron.
     """
-    model_config = read_config(directory, "set model.source to the directory of a Hugging Face model")
+    found = read_config(directory, "set model.source to the directory of a Hugging Face model")
+    model_config = with_room(found, directory, config.model.added_tokens)
     _check_evaluation(config, model_config)
     if certificate:
         certificate.check(config, degrees)

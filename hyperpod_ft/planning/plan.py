@@ -137,8 +137,11 @@ _RESULT_UNCHANGED = {
     *("neuron.xser", "neuron.precompile_steps"),
     *("eval.python", "eval.include_path"),  # eval.include_revision is the digest of its content
 }
-# Settings of adapters that a small model has in its own way.
-_CERTIFICATE_UNCHANGED = {"lora.r", "lora.alpha", "lora.dropout", "lora.plus_ratio", "lora.quantization"}
+# Settings that a small model has in its own way.
+_CERTIFICATE_UNCHANGED = {
+    *("model.new_tokens", "model.new_special_tokens"),
+    *("lora.r", "lora.alpha", "lora.dropout", "lora.plus_ratio", "lora.quantization"),
+}
 # Settings that change no compiled graph.
 _GRAPHS_UNCHANGED = {
     *("training.epochs", "training.max_steps", "training.learning_rate", "training.schedule", "training.warmup_share"),

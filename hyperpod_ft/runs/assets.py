@@ -3,11 +3,13 @@
 Nothing here needs a plan: choosing the degrees of one reads the model's config.json.
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ft.checkpoint.adapters import lora_config
+from hyperpod_ft.checkpoint.formats.added_tokens import with_room
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.inputs import Dataset
@@ -32,9 +34,18 @@ def model_asset(config: RunConfig) -> Asset:
     return Asset(config.model.source, config.model.revision or "")
 
 
-def base_model(config: RunConfig) -> Path:
-    """The directory in which stage download puts the base model."""
+def fetched_model(config: RunConfig) -> Path:
+    """The directory in which stage download puts the model of `model.source`."""
     return config.root / "models" / model_asset(config).slug
+
+
+def base_model(config: RunConfig) -> Path:
+    """The directory of the base model: what was fetched, or with `model.new_tokens` what stage download makes of it."""
+    fetched, model = fetched_model(config), config.model
+    if not model.added_tokens:
+        return fetched
+    digest = text_sha256(json.dumps([model.new_tokens, model.new_special_tokens]))[:12]
+    return fetched.with_name(f"{fetched.name}+{digest}")
 
 
 def starting_adapter(config: RunConfig) -> Path | None:
@@ -86,18 +97,19 @@ def early_config(config: RunConfig) -> Path:
 
 def config_directory(config: RunConfig) -> Path | None:
     """A directory that has the model's config.json; None when none is on this machine."""
-    for directory in (base_model(config), Path(config.model.source), early_config(config)):
+    for directory in (base_model(config), fetched_model(config), Path(config.model.source), early_config(config)):
         if directory.is_absolute() and directory.is_dir():
             return directory
     return None
 
 
 def model_config(config: RunConfig) -> dict[str, Any]:
-    """The model's config.json. Raises UserError when it is not on this machine, or is damaged."""
+    """config.json of the base model. Raises UserError when it is not on this machine, or is damaged."""
     directory = config_directory(config)
     if directory is None:
         raise UserError(
             f"parallelism.degrees: auto needs the config.json of {config.model.source}, which is not on this volume",
             "hyperpod-ft plan RUN_FILE fetches it",
         )
-    return read_config(directory, "set model.source to the directory of a Hugging Face model")
+    found = read_config(directory, "set model.source to the directory of a Hugging Face model")
+    return with_room(found, directory, config.model.added_tokens)

@@ -175,6 +175,11 @@ class RunPaths(TrainingPaths):
         return assets.base_model(self._config)
 
     @property
+    def fetched_model(self) -> Path:
+        """The model of `model.source`; the base model too, unless it has `model.new_tokens`."""
+        return assets.fetched_model(self._config)
+
+    @property
     def starting_adapter(self) -> Path | None:
         """The adapter that training continues; None when it begins with a new one."""
         return assets.starting_adapter(self._config)
@@ -183,7 +188,12 @@ class RunPaths(TrainingPaths):
     def fetched(self) -> tuple[Path, ...]:
         """What stage download fetches, in the order of `assets.assets`."""
         adapter = (self.starting_adapter,) if self.starting_adapter else ()
-        return (self.base_model, *adapter, *self.raw_datasets)
+        return (self.fetched_model, *adapter, *self.raw_datasets)
+
+    @property
+    def inputs(self) -> tuple[Path, ...]:
+        """What stage download leaves for the other stages."""
+        return (self.base_model, *self.fetched[1:])
 
     @property
     def raw_datasets(self) -> tuple[Path, ...]:
@@ -256,7 +266,7 @@ class RunPaths(TrainingPaths):
     @property
     def base_scores(self) -> Path:
         """The base model's scores, a file for the conditions of each evaluation."""
-        return self.root / "evaluations" / "base" / assets.model_asset(self._config).slug
+        return self.root / "evaluations" / "base" / self.base_model.name
 
     @property
     def tuned_scores(self) -> Path:

@@ -82,12 +82,16 @@ def _model(config: RunConfig, run_file: str) -> Path:
     directory, asset = assets.base_model(config), assets.model_asset(config)
     if directory.is_dir():
         return directory
+    if config.model.added_tokens:
+        raise UserError("model.new_tokens: are not in a tokenizer on this machine", _download(run_file))
     if asset.kind != "local":
         raise _missing("model", asset, run_file)
     return Path(asset.source)
 
 
 def _missing(kind: assets.Kind, asset: Asset, run_file: str) -> UserError:
-    return UserError(
-        f"{kind}.source: {asset.source} is not on this machine", f"run: hyperpod-ft submit {run_file} --only download"
-    )
+    return UserError(f"{kind}.source: {asset.source} is not on this machine", _download(run_file))
+
+
+def _download(run_file: str) -> str:
+    return f"run: hyperpod-ft submit {run_file} --only download"

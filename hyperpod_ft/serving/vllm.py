@@ -75,7 +75,8 @@ def _one_model(models: Models, *, base: bool) -> Models:
     if run is None:
         return models
     file = run.paths.adapter / CONFIG
-    adapted = base and run.config.training.method == "lora" and not run.config.lora.dora
+    adapted = base and run.config.training.method == "lora"
+    adapted = adapted and not run.config.lora.dora and not run.config.model.added_tokens
     if adapted and file.is_file() and _serves(read_config(file)):
         return replace(
             models, directories={BASE: run.paths.base_model}, adapters={TUNED: run.paths.adapter, **models.adapters}

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.formats import added_tokens
 from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, read_config
 from hyperpod_ft.config.sections.data import Data
 from hyperpod_ft.data import context_check, packing, prepared, tokenizer
@@ -62,6 +63,8 @@ def work(run: Run) -> Result:
     start = _decoder_start(run)
     how = _packing_of(run)
     encoder = Encoder.load(run.paths.base_model, chat=dataset.may_have_messages)
+    if tokens := run.config.model.added_tokens:
+        encoder.check_ids(added_tokens.numbered(run.paths.base_model, tokens).known)
     rendering.fix_date()
     if encoder.tokenizer is not None and dataset.questions.format == "chat":
         run_prompts.as_asked(run.config.generate.prompts, dataset.questions, encoder.tokenizer, chats=True)

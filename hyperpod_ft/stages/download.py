@@ -2,8 +2,8 @@
 
 python -m hyperpod_ft.stages.download RUN_DIR
 
-Writes `paths.fetched`, each with a manifest. The only stage except `env` that uses the network. Runs on the kit's own
-interpreter: neither torch nor transformers is imported.
+Writes `paths.fetched` and `paths.inputs`, each with a manifest. The only stage except `env` that uses the network. Runs
+on the kit's own interpreter: neither torch nor transformers is imported.
 """
 
 from typing import Any
@@ -18,12 +18,14 @@ from hyperpod_ft.stages.stage import Result, main
 
 def work(run: Run) -> Result:
     fetched = {"model": ensure(assets.model(run))}
+    if extended := assets.model_with_new_tokens(run):
+        fetched["model.new_tokens"] = ensure(extended)
     fetched |= {wanted.key: ensure(wanted) for wanted in adapter.wanted(run)}
     adapter.check(run)
     check_model_directory(with_adapter(run.config), run.plan.degrees, run.paths.base_model)
     fetched |= {wanted.key: ensure(wanted) for wanted in assets.datasets(run)}
     return Result(
-        list(dict.fromkeys(run.paths.fetched)),
+        list(dict.fromkeys(run.paths.inputs)),
         {key: _facts(manifest) for key, manifest in fetched.items()},
     )
 

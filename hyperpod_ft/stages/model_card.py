@@ -53,6 +53,7 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
         method += ", merged" * (not adapter)
     rows = {
         "base model": ", ".join(filter(None, (_pinned(model_asset(run.config)), _finished(run.journal)))),
+        **({"tokens added": " ".join(map(repr, config.model.added_tokens))} if config.model.added_tokens else {}),
         **({"adapter continued": _pinned(config.model.adapter.asset)} if config.model.adapter else {}),
         "dataset": ", ".join(dict.fromkeys(map(_pinned, data))),
         "method": method if lora else "every parameter",

@@ -49,9 +49,11 @@ class Upload:
 
 
 def stage_of(run: Run, adapter: bool) -> str:
-    """The stage that makes what is uploaded. Raises UserError when the run has no adapter."""
+    """The stage that makes what is uploaded. Raises UserError when the run has no adapter, or one that needs more."""
     if adapter and run.config.training.method != "lora":
         raise UserError("--adapter: this run trains every parameter and has no adapter", "leave the option out")
+    if adapter and run.config.model.added_tokens:
+        raise UserError("--adapter: has no tokenizer with the run's model.new_tokens", "leave the option out")
     return "consolidate" if adapter else run.plan.model_stage
 
 

@@ -15,6 +15,7 @@ from hyperpod_ft.authoring.conversion.foreign_file import (
     switch,
     text,
     used,
+    whole_modules,
 )
 from hyperpod_ft.authoring.dataset_format import template, text_of
 from hyperpod_ft.config.sections.cluster import PROJECT, PROJECT_CHARACTERS
@@ -93,7 +94,8 @@ def _chat_template(conversion: Conversion, key: str) -> None:
 
 def _special_tokens(conversion: Conversion, key: str) -> None:
     tokens = conversion.values[key]
-    if not isinstance(tokens, dict) or any(value for name, value in tokens.items() if name != "pad_token"):
+    known = ("pad_token", "additional_special_tokens")
+    if not isinstance(tokens, dict) or any(value for name, value in tokens.items() if name not in known):
         conversion.changes[key] = "tokens are those of the model's tokenizer"
 
 
@@ -101,7 +103,7 @@ def _special_tokens(conversion: Conversion, key: str) -> None:
 _READ_ELSEWHERE = (
     "base_model_config datasets rl adapter wandb_mode sample_packing micro_batch_size load_in_4bit"
     " lora_target_modules lora_target_parameters lora_target_linear excess_length_strategy val_set_size"
-    " early_stopping_patience shuffle_merged_datasets"
+    " early_stopping_patience shuffle_merged_datasets tokens"
 )
 RULES: Mapping[str, Rule] = {
     **training_arguments.RULES,
@@ -127,9 +129,7 @@ RULES: Mapping[str, Rule] = {
     "bfloat16": training_arguments.RULES["bf16"],
     "float16": training_arguments.RULES["fp16"],
     "activation_offloading": switch("training.activation_offload"),
-    "lora_modules_to_save": changes(
-        "set lora.modules_to_save to the embedding and the output layer; the kit trains no other whole"
-    ),
+    "lora_modules_to_save": whole_modules,
     "lora_model_dir": changes("set model.adapter.source to it, or merge it into model.source first"),
     "chat_template": _chat_template,
     "special_tokens": _special_tokens,
@@ -154,6 +154,10 @@ def finish(conversion: Conversion) -> None:
     if adapter == "qlora" or (adapter and conversion.is_on("load_in_4bit")):
         draft.set("lora.quantization", "nf4")
     _set_modules(conversion)
+    special = values.get("special_tokens")
+    conversion.set_new_tokens(
+        values.get("tokens"), special.get("additional_special_tokens") if isinstance(special, dict) else None
+    )
     if dpo:
         draft.set("training.objective", "dpo")
     training_arguments.set_batch(conversion, "micro_batch_size", 1)

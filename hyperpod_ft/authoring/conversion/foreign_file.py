@@ -20,6 +20,7 @@ from hyperpod_ft.errors import UserError, did_you_mean, printable
 
 _SECRET = re.compile(r"(^|_)(token|api_?key|secret|password|credentials?|access_key(_id)?)$", re.IGNORECASE)
 GIVE_DATASET = "give one with --dataset"
+_ENDS = ("embed_tokens", "lm_head")
 _WORDS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
 
 
@@ -98,6 +99,14 @@ class Conversion:
             self.draft.set(
                 "lora.target_parameters", [str(name) for name in (given if isinstance(given, list) else [given])]
             )
+
+    def set_new_tokens(self, plain: Any, special: Any) -> None:
+        """Set the tokens to add; their rows are trained, as by default or of necessity in the other tools."""
+        for key, given in (("new_tokens", plain), ("new_special_tokens", special)):
+            if not is_unset(given):
+                self.draft.set(f"model.{key}", _names(given))
+                if self.draft.get("training.method") == "lora":
+                    self.draft.default("lora.modules_to_save", list(_ENDS), "with the rows of new tokens")
 
     def is_on(self, key: str) -> bool:
         """Whether a switch is on: PyYAML, which these tools read with, also takes yes and no for switches."""
@@ -180,6 +189,22 @@ def changes(reason: str) -> Rule:
         conversion.changes[key] = reason
 
     return rule
+
+
+def whole_modules(conversion: Conversion, key: str) -> None:
+    """Modules that are trained whole beside the adapters."""
+    names = _names(conversion.values[key])
+    if set(names).issubset(_ENDS):
+        conversion.draft.set("lora.modules_to_save", names)
+    else:
+        conversion.changes[key] = (
+            "set lora.modules_to_save to the embedding and the output layer; the kit trains no other whole"
+        )
+
+
+def _names(value: Any) -> list[str]:
+    """Of a list, or of text with commas between."""
+    return [str(name).strip() for name in (value if isinstance(value, list) else str(value).split(","))]
 
 
 def used(_: Conversion, __: str) -> None:

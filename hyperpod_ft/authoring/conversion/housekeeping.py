@@ -27,6 +27,9 @@ _HOUSEKEEPING = {
         "tokenizer_type tokenizer_config tokenizer_use_fast tokenizer_legacy is_llama_derived_model"
         " is_mistral_derived_model is_falcon_derived_model lora_fan_in_fan_out lora_task_type pad_token"
     ),
+    "a vocabulary without room grows to a multiple of 64 rows, which begin at the mean of the others": (
+        "resize_vocab resize_token_embeddings_to_32x mean_resizing_embeddings"
+    ),
     "the kit runs no code of a model": "trust_remote_code",
     "`hyperpod-ft resume` continues a run": "resume_from_checkpoint auto_resume_from_checkpoints",
     "the kit's checkpoints can be resumed from": "save_only_model save_safetensors",

@@ -16,6 +16,7 @@ from hyperpod_ft.authoring.conversion.foreign_file import (
     switch,
     text,
     used,
+    whole_modules,
 )
 from hyperpod_ft.authoring.dataset_format import template, text_of
 from hyperpod_ft.errors import UserError
@@ -39,7 +40,7 @@ def _mix(conversion: Conversion, key: str) -> None:
 _READ_ELSEWHERE = (
     "stage finetuning_type dataset dataset_dir max_samples val_size packing neat_packing"
     " per_device_train_batch_size lora_target quantization_bit quantization_method pref_loss template"
-    " disable_gradient_checkpointing"
+    " disable_gradient_checkpointing add_tokens add_special_tokens new_special_tokens"
 )
 RULES: Mapping[str, Rule] = {
     **training_arguments.RULES,
@@ -64,9 +65,7 @@ RULES: Mapping[str, Rule] = {
     "interleave_probs": changes(_MIXED),
     "adapter_name_or_path": changes("set model.adapter.source to it, or merge it into model.source first"),
     "ref_model": changes("the reference of DPO is the base model"),
-    "additional_target": changes(
-        "set lora.modules_to_save to the embedding and the output layer; the kit trains no other whole"
-    ),
+    "additional_target": whole_modules,
     "rope_scaling": changes("is taken from the model's own files"),
 }
 _ALPACA = ("instruction", "input", "output")
@@ -96,6 +95,8 @@ def finish(conversion: Conversion) -> None:
     draft.set("training.method", "full" if full else "lora")
     if not full:
         _set_lora(conversion)
+    special = values.get("add_special_tokens") or values.get("new_special_tokens")  # as it was called before
+    conversion.set_new_tokens(values.get("add_tokens"), special)
     if stage == "dpo":
         draft.set("training.objective", "dpo")
     if stage != "pt":

@@ -16,6 +16,7 @@ from hyperpod_ft.authoring.conversion.foreign_file import (
     switch,
     text,
     used,
+    whole_modules,
 )
 from hyperpod_ft.authoring.dataset_format import text_of
 from hyperpod_ft.errors import UserError
@@ -62,9 +63,7 @@ RULES: Mapping[str, Rule] = {
     "lora_r": number("lora.r"),
     "lora_alpha": number("lora.alpha"),
     "lora_dropout": number("lora.dropout"),
-    "lora_modules_to_save": changes(
-        "set lora.modules_to_save to the embedding and the output layer; the kit trains no other whole"
-    ),
+    "lora_modules_to_save": whole_modules,
     "use_rslora": switch("lora.rslora"),
     "use_dora": switch("lora.dora"),
     "beta": number("dpo.beta"),

@@ -56,7 +56,7 @@ CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 SHARED, SHARED_ALIASES = "shared.weight", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _PREDICTOR, _LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:(?:language_)?model\.)*layers\.(\d+)\.")
 # Names of the embedding in transformers' other language models: Llama and most others, GPT-2, GPT-NeoX, BLOOM.
-_EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
+EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 
 
 def copy_files(base: Path, target: Path, patterns: Iterable[str] = BESIDE_WEIGHTS) -> list[str]:
@@ -196,19 +196,23 @@ def set_dtype(directory: Path, torch_name: str) -> None:
 
 
 def update_config(directory: Path, values: Mapping[str, Any]) -> None:
-    """Set values in config.json; of an image-text model, those of its language model."""
-    config = read_config(directory)
-    if is_image_text(config):
-        config["text_config"] = {**config["text_config"], **values}
-        values = {key: value for key, value in values.items() if key in config or key == "tie_word_embeddings"}
-    publish.write_json(directory / CONFIG, config | dict(values))
+    """Set values in config.json as `updated` does."""
+    publish.write_json(directory / CONFIG, updated(read_config(directory), values))
+
+
+def updated(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with these values; of an image-text model, those of its language model."""
+    if not is_image_text(config):
+        return {**config, **values}
+    outer = {key: value for key, value in values.items() if key in config or key == "tie_word_embeddings"}
+    return {**config, "text_config": {**config["text_config"], **values}, **outer}
 
 
 def embedding(names: Collection[str]) -> str | None:
     """The name of the embedding among a model's tensors; None unless there is exactly one."""
     if SHARED in names:
         return SHARED
-    found = [name for name in names if name.endswith(tuple(f"{module}.weight" for module in _EMBEDDINGS))]
+    found = [name for name in names if name.endswith(tuple(f"{module}.weight" for module in EMBEDDINGS))]
     return found[0] if len(found) == 1 else None
 
 

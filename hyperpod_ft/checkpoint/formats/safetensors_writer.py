@@ -25,11 +25,11 @@ from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats import resumable
 from hyperpod_ft.checkpoint.formats.resumable import NoSpaceError
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, SINGLE
-from hyperpod_ft.checkpoint.tensors import direct
+from hyperpod_ft.checkpoint.tensors import direct, reading
 from hyperpod_ft.checkpoint.tensors.blocks import THREADS, Digest, for_each
 from hyperpod_ft.checkpoint.tensors.direct import ALIGNMENT, BLOCK_BYTES, DirectWriter
 from hyperpod_ft.checkpoint.tensors.elements import STORED, Stored
-from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_BYTES
+from hyperpod_ft.checkpoint.tensors.logical_tensor import DTYPE_BYTES, LogicalTensor
 from hyperpod_ft.progress import ByteProgress
 
 MAX_SHARD_BYTES = 5_000_000_000  # of a file of weights, unless another size is asked for
@@ -55,6 +55,13 @@ class Outgoing:
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+def copied(tensor: LogicalTensor) -> Outgoing:
+    """The tensor as it is stored."""
+    return Outgoing(
+        tensor.name, tensor.dtype, tensor.shape, lambda begin, end, out: reading.fill(tensor, begin, end, out)
+    )
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,7 @@ def plan(preview: Preview) -> None:
     print(f"run       {run.paths.full_name}  in {shown(run.paths.directory)}")
     training = run.config.training
     print(f"engine    {run.config.engine}, {training.objective}, {training.method}, {training.precision}")
-    if run.config.model.adapter:
-        print(f"adapter   continues {shown(run.config.model.adapter.source)}, {_of_adapter(run.config)}")
+    _print_changes(run.config)
     print(
         f"ranks     {degrees.nodes} x {run.config.cluster.instance_type}, {degrees.ranks_per_node} per node"
         f" = {degrees.world_size}: tensor {degrees.tensor_parallel} x pipeline {degrees.pipeline_parallel}"
@@ -96,6 +95,14 @@ def plan(preview: Preview) -> None:
             jobs.add_row(job.name, " ".join(job.stages), job.instances, limit, Text(job.image))
         print(f"with --launcher {launcher}:")
         console().print(jobs)
+
+
+def _print_changes(config: RunConfig) -> None:
+    """What makes the base model another one than that of `model.source`."""
+    if tokens := config.model.added_tokens:
+        print(f"tokens    {len(tokens)} new: {clip(', '.join(map(repr, tokens)), 80)}")
+    if config.model.adapter:
+        print(f"adapter   continues {shown(config.model.adapter.source)}, {_of_adapter(config)}")
 
 
 def _of_adapter(config: RunConfig) -> str:

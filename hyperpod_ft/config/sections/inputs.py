@@ -1,8 +1,9 @@
 """What a run starts from: section `model`, and one source of section `dataset`, which data.py has."""
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from hyperpod_ft.config.fields import (
     NonNegativeInt,
@@ -13,6 +14,7 @@ from hyperpod_ft.config.fields import (
     Source,
     matches,
     shortened,
+    shown,
 )
 from hyperpod_ft.config.sources import Asset
 
@@ -33,6 +35,9 @@ class StartingAdapter(Section):
         return Asset(self.source, self.revision or "")
 
 
+_Token = Annotated[str, StringConstraints(min_length=1)]
+
+
 class Model(Section):
     """The base model."""
 
@@ -44,6 +49,21 @@ class Model(Section):
         None, description="Hub commit (recommended), tag or branch; `main` if not set. Only for Hub ids."
     )
     adapter: StartingAdapter | None = None
+    new_tokens: tuple[_Token, ...] = Field(
+        (), description="Tokens to add to the tokenizer, such as `<tool>` (docs/methods.md)."
+    )
+    new_special_tokens: tuple[_Token, ...] = Field((), description="The same for special tokens, such as `<|im_end|>`.")
+
+    @property
+    def added_tokens(self) -> tuple[str, ...]:
+        """Both kinds."""
+        return (*self.new_tokens, *self.new_special_tokens)
+
+    @model_validator(mode="after")
+    def _has_each_token_once(self) -> "Model":
+        if twice := [token for token, count in Counter(self.added_tokens).items() if count > 1]:
+            raise ValueError(f"new_tokens: {shown(twice[0])} is there twice; remove one")
+        return self
 
     @field_validator("adapter", mode="before")
     @classmethod

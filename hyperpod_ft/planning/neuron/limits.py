@@ -36,6 +36,8 @@ _TORCH_ONLY = (
 )
 # matter with method lora
 _LORA_TORCH_ONLY = (
+    "model.new_tokens",
+    "model.new_special_tokens",
     "lora.dora",
     "lora.plus_ratio",
     "lora.quantization",

@@ -19,7 +19,7 @@ from hyperpod_ft.planning.families import (
     family_of,
 )
 from hyperpod_ft.planning.layout import Degrees, listed_divisors
-from hyperpod_ft.planning.lora import adapted_linears
+from hyperpod_ft.planning.lora import adapted_linears, check_new_tokens
 from hyperpod_ft.planning.model_shape import ModelShape, attention_heads
 from hyperpod_ft.planning.torch.memory import has_sequence_parallel
 from hyperpod_ft.planning.torch.pipeline import idle_share, stages_per_rank
@@ -49,6 +49,7 @@ def check_settings(config: RunConfig) -> None:
     if config.instance.is_neuron:
         _check_trainium(config)
     _check_parallelism(config)
+    check_new_tokens(config)
     if config.lora.quantization != "none":
         if config.training.method != "lora":
             raise UserError("lora.quantization: has no effect with training.method full", "remove it")

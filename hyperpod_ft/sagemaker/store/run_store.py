@@ -214,7 +214,7 @@ class RunStore:
             run.paths.samples_path.name,
         )
         places = [
-            *run.paths.fetched,
+            *run.paths.inputs,
             run.paths.dataset_path,
             *(run.paths.directory / place for place in own),
         ]

@@ -110,6 +110,34 @@ def test_axolotl(directory: Path) -> None:
     assert (found.changes, set(found.housekeeping)) == ({}, {"fsdp_config"})
 
 
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        (
+            f"{AXOLOTL}tokens: ['<tool>', '</tool>']\nspecial_tokens: {{additional_special_tokens: [<|end|>]}}\n"
+            "lora_modules_to_save: [embed_tokens, lm_head]\nresize_token_embeddings_to_32x: true\n",
+            "lora",
+        ),
+        (f"{LLAMA_FACTORY}add_tokens: <tool>, </tool>\nnew_special_tokens: <|end|>\nresize_vocab: true\n", "full"),
+        (
+            f"{LLAMA_FACTORY}add_tokens: <tool>,</tool>\nadd_special_tokens: <|end|>\n".replace("full", "lora"),
+            "lora",
+        ),
+    ],
+)
+def test_new_tokens(directory: Path, text: str, method: str) -> None:
+    found, config = converted(directory, text)
+    assert config.model.new_tokens == ("<tool>", "</tool>") and config.training.method == method
+    assert config.model.new_special_tokens == ("<|end|>",)
+    assert config.lora.modules_to_save == (("embed_tokens", "lm_head") if method == "lora" else ())
+    assert not {key for key in found.changes if "token" in key or "vocab" in key}
+
+
+def test_modules_that_the_kit_does_not_train_whole(directory: Path) -> None:
+    found, config = converted(directory, f"{AXOLOTL}lora_modules_to_save: [embed_tokens, norm]\n")
+    assert set(found.changes) == {"lora_modules_to_save"} and not config.lora.modules_to_save
+
+
 def test_llama_factory(directory: Path) -> None:
     found, config = converted(directory, LLAMA_FACTORY)
     assert "of LLaMA-Factory," in found.draft.text()

@@ -9,9 +9,10 @@ from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.lora import check_targets, whole_modules
 from hyperpod_ft.planning.model_shape import model_shape
+from hyperpod_ft.planning.plan import plan
 from tests.unit.tiny_families import SIZES
 
-RUN = {
+RUN: dict[str, Any] = {
     "name": "run",
     "engine": "torch",
     "cluster": {"instance_type": "local"},
@@ -57,3 +58,34 @@ def test_whole_modules_have_names_of_their_own(name: str) -> None:
     assert whole_modules(["embed_tokens", "lm_head"], ends, tied=False) == ends
     with pytest.raises(UserError, match="neither the embedding nor the output layer"):
         whole_modules([name], ends, tied=False)
+
+
+LINEARS = ("q_proj", "v_proj")
+
+
+@pytest.mark.parametrize(
+    ("lora", "trained"),
+    [
+        ({}, False),
+        ({"modules_to_save": ("embed_tokens",)}, False),
+        ({"target_modules": (*LINEARS, "model.embed_tokens")}, False),
+        ({"modules_to_save": ("embed_tokens", "lm_head")}, True),
+        ({"modules_to_save": ("cells", "classes")}, True),
+        ({"target_modules": (*LINEARS, "embed_tokens"), "modules_to_save": ("lm_head",)}, True),
+        ({"target_modules": (*LINEARS, "model.embed_tokens", "lm_head")}, True),
+    ],
+    ids=str,
+)
+def test_rows_of_new_tokens_must_be_trained(lora: dict[str, Any], trained: bool) -> None:
+    """In both matrices: equal rows that stay could not be told apart."""
+    model = RUN["model"] | {"new_tokens": ("<tool>",)}
+    values = RUN | {"model": model, "lora": lora, "parallelism": {"ranks_per_node": 1}}
+    if trained:
+        plan(RunConfig.model_validate(values))
+    else:
+        with pytest.raises(UserError, match=r"^model\.new_tokens: LoRA trains .*; add lora\.modules_to_save: \["):
+            plan(RunConfig.model_validate(values))
+    plan(RunConfig.model_validate(values | {"training": {"method": "full"}}))
+    values["deploy"] = {"instance_type": "ml.g6.xlarge", "model": "adapter"}
+    with pytest.raises(ValueError, match=r"deploy\.model: vLLM .*; set it to merged"):
+        RunConfig.model_validate(values)

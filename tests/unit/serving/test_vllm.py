@@ -107,6 +107,14 @@ def test_a_run_whose_adapter_has_whole_modules_is_served_merged(tuned_run: Run) 
         file.write_text(before)
 
 
+def test_a_run_with_new_tokens_is_served_merged(tuned_run: Run) -> None:
+    found = models.find(str(tuned_run.paths.directory), Launchers())
+    given = tuned_run.config.model.model_copy(update={"new_tokens": ("<tool>",)})
+    run = replace(tuned_run, config=tuned_run.config.model_copy(update={"model": given}))
+    setup = vllm.vllm_setup(replace(found, run=run), Path("/p"), "", base=True, on_node=False)
+    assert setup.models.directories == {"tuned": tuned_run.paths.tuned_model} and not setup.models.adapters
+
+
 def test_adapters_that_vllm_cannot_serve(tuned_run: Run, tmp_path: Path) -> None:
     config = json.loads((tuned_run.paths.adapter / "adapter_config.json").read_text())
     for changes, reason in (
