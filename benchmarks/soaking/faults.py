@@ -121,7 +121,7 @@ class Faults:
         if {"controller", "node"} & set(self._endings):
             return
         self.site.cluster.kill_controller()
-        seconds = self.rng.uniform(0, 12)
+        seconds = self.rng.uniform(0, 36)  # now and then longer than Slurm's programs wait: MessageTimeout
         self.log(Fault(CONTROLLER_KILLED, stage, f"back after {seconds:.1f} s"))
         self._later("controller", seconds, self.site.cluster.start_controller)
 

@@ -81,7 +81,7 @@ def render_slurm_conf(spec: ClusterSpec, runtime: Path, user: str, host: str) ->
             "JobRequeue=1",
             "MailProg=/bin/true",  # a rehearsal sends no mail
             "MinJobAge=86400",
-            "MessageTimeout=60",
+            "MessageTimeout=30",
             "SlurmdTimeout=300",
             *nodes,
             "PartitionName=dev Nodes=ALL Default=YES MaxTime=INFINITE State=UP",

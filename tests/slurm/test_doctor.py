@@ -190,7 +190,7 @@ def test_no_controller(row_of: RowOf, cluster: LocalCluster, tmp_path: Path) -> 
     conf = tmp_path / "slurm.conf"
     text = cluster.conf.read_text()
     port = next(line for line in text.splitlines() if line.startswith("SlurmctldPort="))
-    conf.write_text(text.replace(port, "SlurmctldPort=9").replace("MessageTimeout=60", "MessageTimeout=1"))
+    conf.write_text(text.replace(port, "SlurmctldPort=9").replace("MessageTimeout=30", "MessageTimeout=1"))
     away = SlurmSite({"SLURM_CONF": str(conf)})
     slurm = row_of("Slurm", away)
     assert slurm.verdict == "error"
