@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 
 from hyperpod_ft import gc_pause
@@ -32,12 +31,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MakeRun = Callable[..., Run]  # the fixture make_run
-
-# The same examples in each run, however slow: what a test finds, it finds when it is written.
-hypothesis.settings.register_profile(
-    "here", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("here")
 
 gc_pause.pause_collection()  # until all tests are imported
 
