@@ -9,7 +9,6 @@ are tried, as stage certify does, with LoRA and with all parameters.
 import contextlib
 import io
 import tempfile
-import textwrap
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,6 +47,14 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
 }
+# What a reader can use of the reasons, by what errors say.
+_REASONS = {
+    "no language model alone": "transformers has no language model alone for their text",
+    "does not compute what transformers does": "engine `torch` does not compute what transformers does",
+    "computes its logits": "engine `torch` does not know how they compute their logits",
+}
+_OTHER_REASONS = "a small model of the type cannot be made or trained"
+_ORDER = [*_REASONS.values(), _OTHER_REASONS]
 
 
 def write_config(model_type: str, directory: Path, **values: Any) -> Path:
@@ -64,7 +71,7 @@ class Outcome:
     rows: str  # `packed` or `one`; empty when it cannot be trained
     lora: str  # `yes`, `named` where lora.target_modules must be set, `no`
     full: str  # `yes` or `no`
-    reason: str = ""  # why nothing is proven, or nothing can be trained
+    reason: str = ""  # why nothing can be trained
 
 
 def outcome(model_type: str) -> Outcome | None:
@@ -73,17 +80,18 @@ def outcome(model_type: str) -> Outcome | None:
         source = Path(scratch, "source")
         try:
             write_config(model_type, source)
-        except Exception as error:  # transformers' own defaults are refused
-            return Outcome("", "no", "no", _short(f"its class refuses its own defaults: {error}"))
+        except Exception:  # transformers' own defaults are refused
+            return Outcome("", "no", "no", _OTHER_REASONS)
         if is_encoder_decoder(read_config(source)):
             return None
         found, reason = _certified(source, None, Path(scratch))
         if found and found.not_proven:
-            return Outcome("", "", "", _short(found.not_proven.partition(": ")[2]))
+            return Outcome("", "", "")
         adapted, lora = _adapted(source, Path(scratch))
         packed = found or adapted
         if packed is None:
-            return Outcome("", "no", "no", _short(reason.replace(f"{model_type} models", "this type")))
+            told = (sentence for part, sentence in _REASONS.items() if part in reason)
+            return Outcome("", "no", "no", next(told, _OTHER_REASONS))
         return Outcome("one" if packed.not_packed else "packed", lora, "yes" if found else "no")
 
 
@@ -116,14 +124,6 @@ def _certified(source: Path, lora: Lora | None, scratch: Path) -> tuple[Certific
                 dist.destroy_process_group()
 
 
-def _short(reason: str) -> str:
-    """The first words of a reason, without directories and classes."""
-    if "computes its logits" in reason:
-        return "its logits are not those of a head, scaled and capped"
-    words = reason.rpartition("cannot load the model: ")[2].partition("; ")[0].partition(". ")[0]
-    return textwrap.shorten(words.replace("`", "").replace("|", "/"), 80, placeholder=" ...")
-
-
 def section(outcomes: Mapping[str, Outcome]) -> str:
     """The tables, dense: types that came out alike are in one row."""
     alike: defaultdict[Outcome, list[str]] = defaultdict(list)
@@ -141,10 +141,11 @@ def section(outcomes: Mapping[str, Outcome]) -> str:
     ranks = ("yes", "named", "no")
     for found in sorted(proven, key=lambda each: (each.rows != "packed", each.full != "yes", ranks.index(each.lora))):
         lines.append(f"| {words[found.rows]} | {found.lora} | {found.full} | {' '.join(proven[found])} |")
-    for title, trained in (("Refused", False), ("Not proven, since no small model could be tried", True)):
-        lines += ["", f"{title}:", "", "| types | why |", "|---|---|"]
-        rest = {found: names for found, names in alike.items() if not found.rows and (found.full == "") == trained}
-        lines += [f"| {' '.join(names)} | {found.reason} |" for found, names in rest.items()]
+    refused = {found.reason: names for found, names in alike.items() if found.reason}
+    lines += ["", "Refused:", ""]
+    lines += [f"- {reason}: {' '.join(refused[reason])}" for reason in sorted(refused, key=_ORDER.index)]
+    if unproven := alike[Outcome("", "", "")]:
+        lines += ["", f"Not proven, since no small model could be tried: {' '.join(unproven)}"]
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ A test fails when they are out of date.
 python scripts/reference.py
 """
 
+import re
 from pathlib import Path
 
 import cluster_keys
@@ -26,6 +27,7 @@ _LIMITS = (
     "Each key is shown with its default; other values are in parentheses unless its text names them. A key without a",
     "default is unset, unless marked as required.",
 )
+_PAGE = re.compile(r"\bdocs/([a-z0-9-]+)\.md")
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
@@ -38,12 +40,38 @@ def run_file() -> str:
         "YAML. Relative paths are relative to the run file's directory. Unknown keys are refused.",
         *_LIMITS,
         "",
-        f"Recipes to start from: {', '.join(f'`{name}`' for name in runfile.recipes())}.",
-        "",
         "This page is generated from `hyperpod_ft/config/sections/` by `python scripts/reference.py`.",
         "",
+        "## Recipes",
+        "",
+        "`hyperpod-ft init RECIPE` copies one.",
+        "",
+        "| recipe | model | method | engine | instances |",
+        "|---|---|---|---|---|",
+        *(_recipe(name, path) for name, path in runfile.recipes().items()),
+        "",
     ]
-    return "\n".join([*lines, *_sections(RunConfig)])
+    return _PAGE.sub(_link, "\n".join([*lines, *_sections(RunConfig)]))
+
+
+def _recipe(name: str, path: Path) -> str:
+    """A row of the table; the model as the recipe names it."""
+    config = runfile.validate(yaml_text.read(path.read_text(encoding="utf-8"), name), name)
+    method = {"lora": "LoRA", "full": "full"}[config.training.method]
+    if config.training.objective != "sft":
+        method += f", {config.training.objective.upper()}"
+    cluster = config.cluster
+    instances = cluster.instance_type if cluster.nodes == 1 else f"{cluster.nodes} x {cluster.instance_type}"
+    if cluster.instance_type == "local":
+        instances = "this machine"
+    if config.sagemaker:
+        instances += ", training job"
+    return f"| `{name}` | {config.model.source} | {method} | `{config.engine}` | {instances} |"
+
+
+def _link(page: re.Match[str]) -> str:
+    """A page that an error message or a run file names by its path, as a link."""
+    return f"[{page[1].replace('-', ' ')}]({page[1]}.md)"
 
 
 def _sections(model: type[BaseModel]) -> list[str]:

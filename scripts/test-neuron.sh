@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run the tests of engine neuron on CPUs: optimum-neuron, neuronx-distributed and torch_xla as released, with
-# stand-ins for the Neuron runtime (tests/stand_ins/neuron_runtime). docs/fidelity.md lists what the tests cover.
+# stand-ins for the Neuron runtime (tests/stand_ins/neuron_runtime). benchmarks/fidelity.md lists what the tests cover.
 #
 #   git clone --branch v2.26.0 https://github.com/aws-neuron/neuronx-distributed /some/where
 #   ./scripts/test-neuron.sh /some/where [PYTEST_ARGUMENT...]

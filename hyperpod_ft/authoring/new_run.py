@@ -17,6 +17,7 @@ from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.fit import fit
 from hyperpod_ft.checkpoint.formats.added_tokens import with_room
 from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, is_encoder_decoder, of_language_model, read_config
+from hyperpod_ft.checkpoint.formats.safetensors_file import has_weights
 from hyperpod_ft.config import run_file, sources, yaml_text
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.instances import CATALOGUE, Instance, alternatives
@@ -248,13 +249,21 @@ def _set_lengths(draft: Draft, model_config: Mapping[str, Any]) -> None:
 
 
 def _set_targets(draft: Draft, model: Path) -> None:
-    """Of a model of which not every linear layer can have an adapter, if this interpreter can tell."""
+    """Of a model of which not every linear layer can have an adapter; a line in the file if this machine cannot tell.
+
+    It takes torch, and the headers of the model's files.
+    """
     if draft.get("training.method") == "full" or draft.get("lora.target_modules"):
         return
     command = (sys.executable, "-m", "hyperpod_ft.engines.torch.consolidable", str(model), "targets")
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode == 0 and (targets := json.loads(last_line(answer.stdout))):
         draft.set("lora.target_modules", targets, "the layers of this model that can have adapters")
+    elif answer.returncode or not has_weights(model):
+        draft.head.append(
+            "Whether LoRA needs lora.target_modules for this model was not checked: that takes torch and the model's"
+            " files on this machine. If it does, stage certify lists the modules before accelerators are held."
+        )
 
 
 def _model_directory(config: RunConfig, scratch: Path, draft: Draft) -> Path | None:

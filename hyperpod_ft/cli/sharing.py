@@ -113,7 +113,7 @@ def _upload(run: "Run", adapter: bool) -> "Upload":
 def watch(
     reference: RunReference = None,
 ) -> None:
-    """Follow a run until it ends; exit code 1 unless all is done.
+    """Follow a run until it ends; exit code 0 if all is done or after `q`, 130 after Ctrl-C, otherwise 1.
 
     On a terminal it shows stages, the loss and logs, and keys choose a log, cancel the run or leave. Elsewhere it
     prints lines. Creates the run's next training job when it is due.

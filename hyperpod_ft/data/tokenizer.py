@@ -40,8 +40,17 @@ def without_torch() -> None:
 
 
 def load(model: Path) -> Tokenizer:
-    """The tokenizer of a model directory. Raises UserError when it is missing, slow, or has no EOS."""
-    import transformers  # noqa: PLC0415 - takes seconds to import
+    """The tokenizer of a model directory.
+
+    Raises UserError when it is missing, slow, or has no EOS, or transformers is not installed.
+    """
+    try:
+        import transformers  # noqa: PLC0415 - takes seconds to import
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{model}: reading its tokenizer needs {error.name}, which is not installed here",
+            f"{sys.executable} -m pip install 'hyperpod-ft[torch]'",
+        ) from error
 
     loader: Any = transformers.AutoTokenizer
     try:

@@ -52,7 +52,7 @@ def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
     (checkout / ".venv" / ".setup-torch").write_text(stamp.stdout)
     found = [block for block in blocks("README.md") if not NOT_HERE.match(block)]
     try:
-        quickstart, used = run_blocks("README.md", found, checkout, reader(tmp_path), timeout=800)
+        quickstart, used, _ = run_blocks("README.md", found, checkout, reader(tmp_path), timeout=800)
     finally:
         subprocess.run([KIT, "local", "down"], env=reader(tmp_path), check=False, capture_output=True)
     counts = re.findall(r"unseen (.+): base (\d+)/32, tuned (\d+)/32", quickstart)

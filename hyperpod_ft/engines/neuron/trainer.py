@@ -1,6 +1,6 @@
 """optimum-neuron's trainer with the run's model, adapters and optimizer, and fixes for its bugs on this path.
 
-The bugs were seen in optimum-neuron 0.4.5 with neuronx-distributed 0.15; docs/fidelity.md lists them.
+The bugs were seen in optimum-neuron 0.4.5 with neuronx-distributed 0.15; benchmarks/fidelity.md lists them.
 """
 
 import math

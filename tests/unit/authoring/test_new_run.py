@@ -1,6 +1,7 @@
 """Run files that `init` writes for a model, a dataset and an instance type."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,20 @@ def test_a_model_that_cannot_be_looked_at_is_said(tmp_path: Path, monkeypatch: p
     config, text = written(wanted, tmp_path / "run.yaml")
     assert "# The model was not looked at" in text
     assert config.training.activation_checkpointing == "full"
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_layers_that_could_not_be_looked_at_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Of a family whose linear layers the kit does not know, where torch is missing."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "starcoder2", "architectures": ["X"]}))
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name='torch')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    wanted = NewRun(str(tmp_path / "model"), rows(tmp_path, ROWS["dolly"]), "p5.48xlarge", method=method)
+    _, text = written(wanted, tmp_path / "run.yaml")
+    assert ("# Whether LoRA needs lora.target_modules" in text) == (method == "lora")
 
 
 @pytest.mark.parametrize(("count", "share"), [(60, 0.2), (400, 0.05), (2000, 0.02)])

@@ -172,3 +172,13 @@ def test_a_page_of_rows(place: Path, window: Browser) -> None:
     assert (place / "one.html").read_text().count("<h2") == 1
     bad = call("data", "show", "run.yaml", "--row=1", "--html=bad.html", cwd=place)
     assert bad.returncode == 2 and "missing field" in bad.stderr and "missing field" in (place / "bad.html").read_text()
+
+
+def test_without_transformers_where_it_is_needed(place: Path, tmp_path: Path) -> None:
+    """As in an environment of the kit without its extra torch: chats are rendered by transformers."""
+    (tmp_path / "transformers.py").write_text("raise ModuleNotFoundError(name='transformers')")
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    done = call("data", "show", "run.yaml", cwd=place, PYTHONPATH=path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "needs transformers, which is not installed here; " in done.stderr
+    assert done.stderr.endswith("-m pip install 'hyperpod-ft[torch]'\n") and done.stderr.count("\n") == 1
