@@ -25,8 +25,10 @@ from hyperpod_ft.planning.torch.memory import has_sequence_parallel
 from hyperpod_ft.planning.torch.pipeline import idle_share, stages_per_rank
 
 # Host memory that TorchNeuron would read while the program continues is not known to exist; small moments and weights
-# in 4 bits are computed with table look-ups, of which it compiles some and leaves others to the CPU.
+# in 4 bits are computed with table look-ups, of which it compiles some and leaves others to the CPU. How many tokens an
+# expert gets differs from step to step.
 _NOT_ON_TRAINIUM = (
+    "parallelism.expert_parallel",
     "parallelism.offload",
     "training.activation_offload",
     "training.optimizer_state",
