@@ -54,6 +54,11 @@ class Degrees:
         """Ranks that divide the state of the same experts, where `shard_ranks` divide that of other weights."""
         return max(1, shard_ranks // self.expert_parallel)
 
+    def can_shard_experts(self, shard_ranks: int) -> bool:
+        """Whether that is possible: one of the two numbers divides the other."""
+        smaller, larger = sorted((shard_ranks, self.expert_parallel))
+        return larger % smaller == 0
+
     def __str__(self) -> str:
         """For example `dp 4 x tp 8`, `dp 2 x pp 4 x tp 8` with a pipeline, `dp 8 x tp 1, ep 4` with divided experts."""
         experts = f", ep {self.expert_parallel}" if self.expert_parallel > 1 else ""

@@ -137,7 +137,7 @@ def _candidates(config: RunConfig) -> Iterator[tuple[RunConfig, Degrees]]:
                     given |= {key: getattr(default, key) for key in ("pipeline_schedule", "virtual_pipeline_parallel")}
                 parallelism = config.parallelism.model_copy(update=given)
                 candidate = config.model_copy(update={"parallelism": parallelism})
-                yield candidate, Degrees(nodes, on_node, tensor, stages, context, parallelism.expert_parallel)
+                yield candidate, Degrees(nodes, on_node, tensor, stages, context)
 
 
 def _allowed(config: RunConfig, model_config: Mapping[str, Any], shape: ModelShape) -> AllowedDegrees:
