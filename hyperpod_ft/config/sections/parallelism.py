@@ -39,8 +39,7 @@ class Parallelism(Section):
     )
     expert_parallel: PositiveInt = Field(
         1,
-        description="Neighboring ranks that divide each layer's experts, and exchange tokens for them, of a mixture of"
-        " experts (engine torch).",
+        description="Neighboring ranks that divide the experts of each layer (engine torch).",
     )
     sequence_parallel: bool | None = Field(
         None,

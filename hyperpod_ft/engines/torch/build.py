@@ -215,13 +215,12 @@ def _divide(
 
 def _change_forward(layers: list[nn.Module], task: TrainingTask, device: torch.device) -> None:
     """Change the layers' forward: what is recomputed is compiled too, and what both still keep goes to host memory."""
-    training, graphs_end = task.config.training, task.layout.degrees.expert_parallel > 1
-    if not graphs_end:
+    training, divides_experts = task.config.training, task.layout.degrees.expert_parallel > 1
+    if not divides_experts:
         activations.checkpoint_layers(layers, training)
     devices.compile_layers(layers, training, device, task.compile_cache)
-    if (
-        graphs_end
-    ):  # within a layer, where experts get their tokens: a compiler would compile none of what is recomputed
+    # graphs end where experts exchange tokens: within what is recomputed, nothing would be compiled
+    if divides_experts:
         activations.checkpoint_layers(layers, training)
     if training.activation_offload:
         activations.offload_layers(layers, device)

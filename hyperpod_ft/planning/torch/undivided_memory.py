@@ -58,17 +58,22 @@ class UndividedMemory(TorchMemory):
     def activations(self, stage: PipelineStageSize, logits: float) -> float:
         """With the sums of experts and their updates, where they have adapters, and the gradient of a layer's.
 
-        They are computed again in the backward pass; compiled layers that are not computed again keep theirs. Divided
+        They are computed again in the backward pass; compiled ones that are not computed again are kept. Divided
         experts have the tokens of other ranks, and a copy for each expert, one layer at a time.
         """
         training, ranks = self.config.training, self.degrees.expert_parallel
         experts = self._adapted[1] if training.method == "lora" else []
         in_a_layer = sum(each.elements // each.count // ranks for each in experts)
-        kept = training.activation_checkpointing == "none" and training.compiles(self.config.instance.has_accelerators)
+        kept = training.activation_checkpointing == "none" and self._compiled and ranks == 1
         sums = stage.layers if kept else 1
         copies = self._sent + self.shape.experts_per_token if ranks > 1 else 0
         arrived = self.tokens * copies * self.shape.hidden * self.element
         return super().activations(stage, logits) + (sums + 1) * in_a_layer * self.element + arrived
+
+    @property
+    def _compiled(self) -> bool:
+        """Whether layers are; but for experts, if they are divided."""
+        return self.config.training.compiles(self.config.instance.has_accelerators)
 
     @property
     def _sent(self) -> float:
@@ -86,10 +91,13 @@ class UndividedMemory(TorchMemory):
 
     @property
     def _products(self) -> float:
-        shape = self.shape
-        outputs = sum(self._in_a_layer(each) * each.outputs for each in shape.layer_inventory if each.is_matrices)
+        # where graphs end at divided experts, only what is between them is kept
+        shape, others = self.shape, not (self._compiled and self.degrees.expert_parallel > 1)
+        matrices = [each for each in shape.layer_inventory if each.is_matrices and (others or each.of_experts)]
+        outputs = sum(self._in_a_layer(each) * each.outputs for each in matrices)
         # tokens go to their experts, and what these compute returns
-        return self.element * (outputs + shape.query_width + 2 * self._sent * shape.hidden) + self.kept.exchanged
+        sent = 2 * self._sent * shape.hidden
+        return self.element * (outputs + others * shape.query_width + sent) + others * self.kept.exchanged
 
     @property
     def _layer(self) -> float:

@@ -12,7 +12,8 @@ computed again, that begins before the exchange on every rank.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from torch.distributed._functional_collectives import all_to_all_single, wait_te
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from hyperpod_ft.engines.torch.lora.adapters import is_factor
 from hyperpod_ft.engines.torch.sharding.shards import TensorSplit
 from hyperpod_ft.errors import UserError
 
@@ -37,23 +39,21 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh) -> dict[str, TensorSplit]:
     found = {path: module for path, module in model.named_modules() if hasattr(module, "_is_expert_parallel")}
     if not found:
         raise UserError(
-            f"parallelism.expert_parallel: {type(model).__name__} has no experts, or computes them in a way that cannot"
-            " be divided",
+            f"parallelism.expert_parallel: {type(model).__name__} computes its experts in a way that cannot be divided",
             "set it to 1",
         )
     splits = {}
     for path, module in found.items():
-        for name, parameter in [*module.named_parameters()]:
-            split = _split(parameter.shape, name, module, group)
+        divided: Any = module
+        for name, parameter in [*module.named_parameters(path)]:
+            splits[name] = split = _split(name, parameter.shape, divided.num_experts, group)
             owner, _, key = name.rpartition(".")
             own = nn.Parameter(split.take(parameter.data), requires_grad=parameter.requires_grad)
-            setattr(module.get_submodule(owner), key, own)
-            splits[f"{path}.{name}"] = split
-        divided: Any = module
+            setattr(model.get_submodule(owner), key, own)
         divided.num_experts //= group.size()
         divided.own_forward, divided.group = divided.forward, group
         vars(divided).pop("forward", None)  # that of adapters
-        divided.__class__ = _divided_class(type(divided))
+        divided.__class__ = _divided_class(divided.__class__)
     return splits
 
 
@@ -63,36 +63,38 @@ def _divided_class(base: type[nn.Module]) -> type[nn.Module]:
     return type(f"Divided{base.__name__}", (_DividedExperts, base), {})
 
 
-def _split(shape: torch.Size, name: str, module: Any, group: dist.ProcessGroup) -> TensorSplit:
-    """Which part of a parameter is of this rank's experts; factors of adapters have those of all side by side."""
-    experts, ranks, rank = module.num_experts, group.size(), group.rank()
-    own = experts // ranks
-    dim = 1 if name.endswith("lora_B.weight") else 0
-    if experts % ranks or shape[dim] % experts:
+def _split(name: str, shape: torch.Size, experts: int, group: dist.ProcessGroup) -> TensorSplit:
+    """Which part of a parameter is of this rank's experts: along dimension 0, but for factors B of adapters."""
+    ranks, rank = group.size(), group.rank()
+    dim = 1 if name.endswith(".lora_B.weight") else 0
+    each, own = shape[dim] // experts, experts // ranks
+    if experts % ranks or not (shape[0] == experts or is_factor(name)):
         raise UserError(
-            f"parallelism.expert_parallel: {ranks} does not divide {name} of {experts} experts", "set it to 1"
+            f"parallelism.expert_parallel: {ranks} ranks cannot divide {name}, of {experts} experts", "set it to 1"
         )
-    each = shape[dim] // experts
     # B has, for each column of an expert's, those of all experts (checkpoint/adapters/experts.py)
     width, blocks = (own, each) if dim else (own * each, 1)
     firsts = (block * experts + rank * width for block in range(blocks))
     return TensorSplit(shape, dim, tuple(range(first, first + width) for first in firsts), rank, ranks)
 
 
-class _Exchanged(NamedTuple):
-    """How many tokens a rank exchanges with each of its group."""
+@dataclass(frozen=True)
+class _Exchange:
+    """What a rank exchanges in one layer. `tokens`, int64 [sent]: which of its own, by the rank that gets them."""
 
     group: dist.ProcessGroup
-    sent: list[int]
+    count: int  # of the rank's own tokens
+    k: int  # experts of a token
+    sent: list[int]  # tokens, to each rank
     received: list[int]
 
-    def there(self, rows: torch.Tensor) -> torch.Tensor:
-        """[sent, ...] to [received, ...], by rank."""
-        return _all_to_all(rows, self.received, self.sent, self.group)
+    def there(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows of own tokens [count, ...] to those of received tokens [received, ...]."""
+        return _all_to_all(rows.index_select(0, tokens), self.received, self.sent, self.group)
 
-    def back(self, rows: torch.Tensor) -> torch.Tensor:
-        """[received, ...] to [sent, ...], by rank."""
-        return _all_to_all(rows, self.sent, self.received, self.group)
+    def back(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows of received tokens [received, ...] to those of own tokens [count, ...], summed over ranks."""
+        return _sum_at(tokens, self.count, _all_to_all(rows, self.sent, self.received, self.group))
 
 
 def _all_to_all(
@@ -100,6 +102,11 @@ def _all_to_all(
 ) -> torch.Tensor:
     result: torch.Tensor = wait_tensor(all_to_all_single(rows.contiguous(), received, sent, group))
     return result
+
+
+def _sum_at(places: torch.Tensor, count: int, rows: torch.Tensor) -> torch.Tensor:
+    """[count, ...] with each of the rows [places, ...] added at its place."""
+    return rows.new_zeros(count, *rows.shape[1:]).index_add_(0, places, rows)
 
 
 class _DividedExperts(nn.Module):
@@ -112,71 +119,84 @@ class _DividedExperts(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """`hidden` [tokens, width]; `chosen`, `weights` [tokens, k], of each token's experts -> [tokens, width]."""
-        ranks, own = self.group.size(), self.num_experts
-        with torch.no_grad():
-            there = (chosen // own)[..., None] == torch.arange(ranks, device=chosen.device)
-            wanted = there.any(1)
-            # tokens, and pairs of a token and an expert, for each rank
-            counts = torch.stack([wanted.sum(0), there.sum((0, 1))], 1)
-            in_all = torch.stack([counts, _all_to_all(counts, None, None, self.group)])
-            (sent, _), (received, pairs) = (each.unbind(1) for each in in_all.cpu())
-            exchanged = _Exchanged(self.group, sent.tolist(), received.tolist())
-            tokens = torch.nonzero_static(wanted.T, size=sum(exchanged.sent))[:, 1]
-            numbers = exchanged.there(chosen.index_select(0, tokens)) - self.group.rank() * own
-            mine = ((numbers >= 0) & (numbers < own)).flatten()
-            pair = torch.nonzero_static(mine, size=int(pairs.sum()))[:, 0]
-            row, number = pair // chosen.shape[1], numbers.flatten().index_select(0, pair)
-        arrived, their_weights = _Send.apply(hidden, weights, tokens, exchanged)  # type: ignore[no-untyped-call]
-        result, idle = arrived, tuple(each for each in self.parameters() if each.requires_grad)
-        if len(pair):
-            computed = self.own_forward(
-                arrived.index_select(0, row), number[:, None], their_weights.flatten().index_select(0, pair)[:, None]
-            )
-            result, idle = torch.zeros_like(arrived).index_add(0, row, computed), ()
-        combined: torch.Tensor = _Return.apply(result, tokens, len(hidden), exchanged, *idle)  # type: ignore[no-untyped-call]
+        exchange, tokens, pairs, numbers = self._route(chosen)
+        result, their_weights = _Send.apply(hidden, weights, tokens, pairs, exchange)  # type: ignore[no-untyped-call]
+        idle: tuple[nn.Parameter, ...] = ()
+        if len(pairs):
+            result = self.own_forward(result, numbers[:, None], their_weights[:, None])
+        else:
+            idle = tuple(parameter for parameter in self.parameters() if parameter.requires_grad)
+        combined: torch.Tensor = _Return.apply(result, tokens, pairs, exchange, *idle)  # type: ignore[no-untyped-call]
         return combined
+
+    @torch.no_grad()
+    def _route(self, chosen: torch.Tensor) -> tuple[_Exchange, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where the rank's tokens go, and which of its experts compute with those that it gets.
+
+        Returns int64 [sent], its tokens in the order in which they are sent; [pairs], each pair of a received token and
+        an own expert, as its place in [received, k]; and [pairs], the number of that expert among the rank's own.
+        """
+        own, ranks = self.num_experts, self.group.size()
+        of_ranks = (chosen // own)[..., None] == torch.arange(ranks, device=chosen.device)
+        wanted = of_ranks.any(1)
+        # tokens, and pairs, for each rank
+        counts = torch.stack([wanted.sum(0), of_ranks.sum((0, 1))], 1)
+        both_ways = torch.stack([counts, _all_to_all(counts, None, None, self.group)])
+        (sent, _), (received, pairs) = (each.unbind(1) for each in both_ways.cpu())
+        exchange = _Exchange(self.group, len(chosen), chosen.shape[1], sent.tolist(), received.tolist())
+        tokens = torch.nonzero_static(wanted.T, size=int(sent.sum()))[:, 1]
+        numbers = (exchange.there(chosen, tokens) - self.group.rank() * own).flatten()
+        places = torch.nonzero_static((numbers >= 0) & (numbers < own), size=int(pairs.sum()))[:, 0]
+        return exchange, tokens, places, numbers.index_select(0, places)
 
 
 class _Send(torch.autograd.Function):
-    """Hidden states [tokens, width] and weights [tokens, k], of which this rank gets those of its own experts."""
+    """Hidden states [tokens, width] and weights [tokens, k] to those of a rank's pairs, [pairs, width] and [pairs]."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weights: torch.Tensor, tokens: torch.Tensor, exchanged: _Exchanged
+        ctx: Any,
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+        tokens: torch.Tensor,
+        pairs: torch.Tensor,
+        exchange: _Exchange,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.save_for_backward(tokens)
-        ctx.exchanged, ctx.count = exchanged, len(hidden)
-        first, second = (exchanged.there(each.index_select(0, tokens)) for each in (hidden, weights))
-        return first, second
+        ctx.save_for_backward(tokens, pairs)
+        ctx.exchange = exchange
+        of_pairs = exchange.there(hidden, tokens).index_select(0, pairs // exchange.k)
+        return of_pairs, exchange.there(weights, tokens).flatten().index_select(0, pairs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (tokens,) = ctx.saved_tensors
-        found = (_at(tokens, ctx.count, ctx.exchanged.back(each)) for each in gradients)
-        return *found, None, None
+    def backward(ctx: Any, of_hidden: torch.Tensor, of_weights: torch.Tensor) -> Any:
+        (tokens, pairs), exchange = ctx.saved_tensors, ctx.exchange
+        received, k = sum(exchange.received), exchange.k
+        hidden = exchange.back(_sum_at(pairs // k, received, of_hidden), tokens)
+        weights = exchange.back(_sum_at(pairs, received * k, of_weights).view(-1, k), tokens)
+        return hidden, weights, None, None, None
 
 
 class _Return(torch.autograd.Function):
-    """The sums [received, width] for the tokens of other ranks, as the sums over ranks for this one's [count, width].
+    """What the rank's pairs compute, [pairs, width], to the sums for each of its tokens, [tokens, width].
 
     `idle`: parameters that this pass does not use. Their gradients are zero.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, result: torch.Tensor, tokens: torch.Tensor, count: int, exchanged: _Exchanged, *idle: nn.Parameter
+        ctx: Any,
+        computed: torch.Tensor,
+        tokens: torch.Tensor,
+        pairs: torch.Tensor,
+        exchange: _Exchange,
+        *idle: nn.Parameter,
     ) -> torch.Tensor:
-        ctx.save_for_backward(tokens)
-        ctx.exchanged, ctx.idle = exchanged, idle
-        return _at(tokens, count, exchanged.back(result))
+        ctx.save_for_backward(tokens, pairs)
+        ctx.exchange, ctx.idle = exchange, idle
+        return exchange.back(_sum_at(pairs // exchange.k, sum(exchange.received), computed), tokens)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        (tokens,) = ctx.saved_tensors
-        own = ctx.exchanged.there(gradient.index_select(0, tokens))
-        return own, None, None, None, *(torch.zeros_like(parameter) for parameter in ctx.idle)
-
-
-def _at(tokens: torch.Tensor, count: int, rows: torch.Tensor) -> torch.Tensor:
-    """[count, ...] with each of the rows [sent, ...] added where its token is."""
-    return rows.new_zeros(count, *rows.shape[1:]).index_add_(0, tokens, rows)
+        (tokens, pairs), exchange = ctx.saved_tensors, ctx.exchange
+        of_pairs = exchange.there(gradient, tokens).index_select(0, pairs // exchange.k)
+        return of_pairs, None, None, None, *(torch.zeros_like(parameter) for parameter in ctx.idle)
