@@ -41,7 +41,7 @@ class Certificate:
     def check(self, config: RunConfig, degrees: Degrees) -> None:
         """Raise UserError for several documents, or ranks, in a row of a model that cannot have them.
 
-        And for an endpoint that cannot serve the adapters.
+        And for an endpoint that cannot serve the adapters, and experts of which it is not known that ranks divide them.
         """
         if self.target_parameters and config.deploy and config.deploy.model == "adapter":
             raise UserError(
@@ -49,6 +49,8 @@ class Certificate:
                 f" {', '.join(self.target_parameters)}",
                 "set it to merged",
             )
+        if self.not_proven and degrees.expert_parallel > 1:
+            raise UserError(f"parallelism.expert_parallel: {self.not_proven}", "set it to 1")
         if not self.not_packed:
             return
         if config.dataset.has_preferences:

@@ -30,6 +30,7 @@ class Degrees:
     tensor_parallel: int
     pipeline_parallel: int
     context_parallel: int = 1
+    expert_parallel: int = 1  # of `weight_replicas`, neighbors that divide the experts of a mixture
 
     @property
     def world_size(self) -> int:
@@ -49,11 +50,21 @@ class Degrees:
         """Ranks that compute with the same weights, and so sum their gradients and can shard their state."""
         return self.data_parallel * self.context_parallel
 
+    def expert_shard_ranks(self, shard_ranks: int) -> int:
+        """Ranks that divide the state of the same experts, where `shard_ranks` divide that of other weights."""
+        return max(1, shard_ranks // self.expert_parallel)
+
+    def can_shard_experts(self, shard_ranks: int) -> bool:
+        """Whether that is possible: one of the two numbers divides the other."""
+        smaller, larger = sorted((shard_ranks, self.expert_parallel))
+        return larger % smaller == 0
+
     def __str__(self) -> str:
-        """For example `dp 4 x tp 8`, and `dp 2 x pp 4 x tp 8` with a pipeline."""
+        """For example `dp 4 x tp 8`, `dp 2 x pp 4 x tp 8` with a pipeline, `dp 8 x tp 1, ep 4` with divided experts."""
+        experts = f", ep {self.expert_parallel}" if self.expert_parallel > 1 else ""
         context = f" x cp {self.context_parallel}" if self.context_parallel > 1 else ""
         pipeline = f" x pp {self.pipeline_parallel}" if self.pipeline_parallel > 1 else ""
-        return f"dp {self.data_parallel}{context}{pipeline} x tp {self.tensor_parallel}"
+        return f"dp {self.data_parallel}{context}{pipeline} x tp {self.tensor_parallel}{experts}"
 
 
 def divisors(number: int) -> list[int]:

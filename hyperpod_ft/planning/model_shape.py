@@ -120,7 +120,7 @@ class ModelShape:
         """Entries of the vocabulary on the fullest of the ranks that divide it."""
         return -(-self.vocabulary // tensor_parallel)
 
-    def largest_parameter(self, tensor_parallel: int) -> int:
+    def largest_parameter(self, tensor_parallel: int, expert_parallel: int) -> int:
         """Elements of the largest parameter on a rank: the embedding."""
         return self.vocabulary_on_rank(tensor_parallel) * self.hidden
 

@@ -36,7 +36,14 @@ def degrees_of(config: RunConfig) -> Degrees:
     given, rules, ranks = config.parallelism, rules_of(config.engine), ranks_per_node(config)
     instance = config.instance
     tensor_parallel = given.tensor_parallel or rules.default_tensor_parallel(instance, ranks)
-    result = Degrees(config.cluster.nodes, ranks, tensor_parallel, given.pipeline_parallel, given.context_parallel)
+    result = Degrees(
+        config.cluster.nodes,
+        ranks,
+        tensor_parallel,
+        given.pipeline_parallel,
+        given.context_parallel,
+        given.expert_parallel,
+    )
     if result.world_size % result.model_ranks:
         context = f" x context_parallel {result.context_parallel}" if result.context_parallel > 1 else ""
         raise UserError(

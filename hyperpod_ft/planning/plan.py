@@ -183,8 +183,9 @@ def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     adapters = ("lora",) if config.training.method == "lora" else ()
     # an engine's own section has its name
     settings = _settings(config, "training", "dpo", "seed", "cluster.instance_type", config.engine, *adapters)
-    # a degree of 1 divides nothing
-    return settings | {"degrees": {name: size for name, size in asdict(degrees).items() if size > 1}}
+    # a degree of 1 divides nothing; who computes which experts changes no result, as with sharding
+    changing = {name: size for name, size in asdict(degrees).items() if size > 1 and name != "expert_parallel"}
+    return settings | {"degrees": changing}
 
 
 def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
@@ -208,7 +209,8 @@ def _certified(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
         **{key: value for key, value in found.items() if key not in _CERTIFICATE_UNCHANGED},
         "divided": [
             degree > 1 for degree in (degrees.tensor_parallel, degrees.pipeline_parallel, degrees.context_parallel)
-        ],
+        ]
+        + ["experts"] * (degrees.expert_parallel > 1),
         "packages": _packages(config),
     }
 

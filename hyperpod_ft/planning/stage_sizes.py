@@ -22,6 +22,8 @@ class PipelineStageSize:
     whole_ends: int  # of those, the ends' own: with LoRA, what `lora.modules_to_save` names
     in_flight: float  # micro batches whose activations are in memory at the same time
     last: bool
+    experts: int = 0  # of the layers' parameters, those of this rank's experts
+    trained_experts: int = 0  # of what is trained, theirs, or their adapters
 
     @property
     def parameters(self) -> int:

@@ -20,12 +20,15 @@ from hyperpod_ft.planning.layout import Degrees, Sharding
 
 
 @contextmanager
-def meshes_of(rank: int, sharding: Sharding, ranks: int, tensor_parallel: int = 1) -> Iterator[Meshes]:
+def meshes_of(
+    rank: int, sharding: Sharding, ranks: int, tensor_parallel: int = 1, expert_parallel: int = 1
+) -> Iterator[Meshes]:
     """The meshes of this process as one of `ranks`; the others do not exist, and communication does nothing."""
     _clear_sharding_prop_cache()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
-        yield make_meshes("cpu", Degrees(1, ranks, tensor_parallel, 1), sharding.shard_ranks)
+        degrees = Degrees(1, ranks, tensor_parallel, 1, expert_parallel=expert_parallel)
+        yield make_meshes("cpu", degrees, sharding.shard_ranks)
     finally:
         dist.destroy_process_group()
 

@@ -2,9 +2,10 @@
 
     python -m torch.distributed.run ... -m sharding_worker OUT_DIRECTORY RUN_DIR...
 
-`shardings.json` in a run's directory lists [mode, shard_ranks, offload]. Under each: three steps, with a checkpoint
-after two; the last one again from that checkpoint; and again from the one that the sharding before it wrote. Rank 0
-writes the parameters and the losses of all three, and whether any rank saw other bits in the second.
+`shardings.json` in a run's directory lists [mode, shard_ranks, offload], and perhaps the ranks that divide experts.
+Under each: three steps, with a checkpoint after two; the last one again from that checkpoint; and again from the one
+that the sharding before it wrote. Rank 0 writes the parameters and the losses of all three, and whether any rank saw
+other bits in the second.
 """
 
 import json
@@ -12,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -40,26 +42,27 @@ class Worker:
         self.attempts = 0
 
     @contextmanager
-    def attempt(self, run: Run, sharding: Sharding) -> Iterator[TrainingLoop]:
+    def attempt(self, run: Run, sharding: Sharding, experts: int) -> Iterator[TrainingLoop]:
         """A new training loop, in a process group of its own, as after a restart."""
         self.attempts += 1
         store = dist.PrefixStore(str(self.attempts), self.ranks.store)
         ranks = Ranks(self.ranks.rank, self.ranks.world_size, self.ranks.local_rank, store)
         device = device_of("local", ranks.local_rank)
-        with device_meshes(device, ranks, run.plan.degrees, sharding.shard_ranks) as meshes:
+        degrees = replace(run.plan.degrees, expert_parallel=experts)
+        with device_meshes(device, ranks, degrees, sharding.shard_ranks) as meshes:
             yield TrainingLoop(task_of(run, sharding), ranks, device, meshes)
 
-    def resumed(self, run: Run, sharding: Sharding) -> Tensors:
+    def resumed(self, run: Run, sharding: Sharding, experts: int) -> Tensors:
         """The result of the last step, from the checkpoint on disk."""
-        with self.attempt(run, sharding) as loop:
+        with self.attempt(run, sharding, experts) as loop:
             assert loop.state.resume(loop.total_steps).step == SAVED
             return result(loop, [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)])
 
-    def case(self, run: Run, sharding: Sharding) -> Tensors:
+    def case(self, run: Run, sharding: Sharding, experts: int) -> Tensors:
         tensors: Tensors = {}
         if run.paths.checkpoint(SAVED).exists():
-            tensors |= named("switched", self.resumed(run, sharding))
-        with self.attempt(run, sharding) as loop:
+            tensors |= named("switched", self.resumed(run, sharding, experts))
+        with self.attempt(run, sharding, experts) as loop:
             losses = [loop.step(step, []).loss for step in range(1, SAVED + 1)]
             if self.ranks.is_rank_0:
                 shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
@@ -67,7 +70,7 @@ class Worker:
             losses += [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
             loop.trained_weights.check_replicas(STEPS)
             straight = result(loop, losses)
-        again = self.resumed(run, sharding)
+        again = self.resumed(run, sharding, experts)
         again["loss"] = torch.cat([straight["loss"][:SAVED], again["loss"]])
         other_bits = [name for name, tensor in straight.items() if not torch.equal(tensor, again[name])]
         tensors["other_bits"] = torch.tensor([float(len(other_bits))])
@@ -89,10 +92,11 @@ def main() -> None:
     adapters.initial_value = filled_value
     worker = Worker(runs[0].plan.degrees.world_size)
     for run in runs:
-        for mode, shard_ranks, offload in json.loads((run.paths.directory / "shardings.json").read_text()):
-            tensors = worker.case(run, Sharding(mode, shard_ranks, offload))
+        for case in json.loads((run.paths.directory / "shardings.json").read_text()):
+            mode, shard_ranks, offload, *experts = case
+            tensors = worker.case(run, Sharding(mode, shard_ranks, offload), *(experts or (1,)))
             if worker.ranks.is_rank_0:
-                save_file(tensors, out / f"{run.config.name}-{mode}-{shard_ranks}-{offload}.safetensors")
+                save_file(tensors, out / f"{run.config.name}-{'-'.join(map(str, case))}.safetensors")
 
 
 if __name__ == "__main__":

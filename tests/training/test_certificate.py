@@ -1,6 +1,8 @@
 """Certificates of many kinds of models, and planted faults that each is to find."""
 
+import contextlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,13 @@ from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.doctor.volume import certificates
 from hyperpod_ft.engines.torch.certificate import division, round_trip
 from hyperpod_ft.engines.torch.certificate.certify import certify
+from hyperpod_ft.engines.torch.certificate.model import save_small
 from hyperpod_ft.engines.torch.model import attention
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import preview
 from hyperpod_ft.planning.certificate import Certificate
+from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.stages import certify as stage_certify
 from hyperpod_ft.stages import stage
 from hyperpod_ft.stages.train import plan_layout
@@ -242,3 +246,15 @@ def test_ranks_that_divide_a_model_train_as_one(
     monkeypatch.setattr(division, "_measured", another)
     with pytest.raises(UserError, match=r"^parallelism: with .*, a small model of this type has loss"):
         stage_certify.work(run)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "jetmoe"])
+def test_two_ranks_divide_the_experts_of_a_small_model(tmp_path: Path, model_type: str) -> None:
+    """Or say that its class computes them in a way of its own."""
+    small = tmp_path / "model"
+    save_small(write_config(model_type, tmp_path / "source"), small)
+    degrees = Degrees(1, 8, 1, 1, expert_parallel=4)
+    with contextlib.nullcontext() if model_type == "qwen3_moe" else pytest.raises(UserError) as raised:
+        division.check_division(small, None, tmp_path, degrees, packed=True)
+    if raised:
+        assert re.match(r"parallelism: dp 2 x tp 1, ep 2 does not .* cannot be divided; set it to 1", str(raised.value))

@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
-from tests.training.conftest import Jobs, MakeRun, metrics, write_rows
+from tests.training.conftest import VOCABULARY, Jobs, MakeRun, metrics, write_rows
+from tests.unit.tiny_families import MIXTURES, SIZES
 
 pytestmark = pytest.mark.training
 
@@ -15,10 +17,14 @@ pytestmark = pytest.mark.training
         ({"sharding": "zero3", "context_parallel": 2}, "full"),
         ({"tensor_parallel": 2}, "lora"),
         ({"pipeline_parallel": 2}, "full"),
+        ({"sharding": "zero3", "expert_parallel": 2}, "full"),
     ],
-    ids=["zero3-cp", "tp", "pp"],
+    ids=["zero3-cp", "tp", "pp", "zero3-ep"],
 )
 def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs, parallelism: dict[str, Any], method: str) -> None:
+    mixture = AutoConfig.for_model("qwen3_moe", **SIZES | MIXTURES["qwen3_moe"] | {"vocab_size": VOCABULARY})
+    recomputed = {"training.activation_checkpointing": "full"}
+    divides_experts = "expert_parallel" in parallelism
     runs = [
         make_run(
             f"compiled-{compiled}",
@@ -29,7 +35,9 @@ def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs, parallelism: di
                 "training.max_steps": 2,
                 "training.validate_every_steps": 1,
                 "training.gradient_accumulation_steps": 2,
-            },
+            }
+            | (recomputed if divides_experts else {}),
+            model=mixture if divides_experts else None,
         )
         for compiled in (False, True)
     ]

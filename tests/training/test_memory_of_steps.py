@@ -15,6 +15,7 @@ from transformers import AutoConfig, PretrainedConfig
 from hyperpod_ft.engines.ranks import Ranks
 from hyperpod_ft.engines.torch import training_state
 from hyperpod_ft.engines.torch.loop import TrainingLoop
+from hyperpod_ft.engines.torch.model import expert_parallel
 from hyperpod_ft.engines.torch.sharding import trained_weights
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_fit import shape_of
@@ -31,6 +32,7 @@ BUCKET_BYTES = 1 << 20  # smaller, in proportion to the model
 FULL = {"training.method": "full"}
 BF16 = FULL | {"training.precision": "bf16"}
 WHOLE = {"lora.modules_to_save": ["embed_tokens", "lm_head"]}
+DIVIDED = {"parallelism": {"ranks_per_node": 4, "expert_parallel": 2}}
 ACCUMULATED = {"training.gradient_accumulation_steps": 2}
 MODES = [Sharding("replicated", 1), *(Sharding(mode, 2) for mode in ("zero1", "zero2", "zero3"))]
 OFFLOADED = [Sharding("zero1", 2, "optimizer"), Sharding("zero3", 2, "optimizer"), Sharding("zero3", 2, "parameters")]
@@ -53,7 +55,7 @@ def training(run: Run, sharding: Sharding) -> Iterator[TrainingLoop]:
     What it receives is undefined, and takes as much memory as if it were not.
     """
     ranks = run.plan.degrees.world_size
-    with meshes_of(1, sharding, ranks) as meshes:
+    with meshes_of(1, sharding, ranks, expert_parallel=run.plan.degrees.expert_parallel) as meshes:
         ranks = Ranks(1, ranks, 1, dist.HashStore())
         yield TrainingLoop(task_of(run, sharding), ranks, torch.device("cpu"), meshes)
 
@@ -86,6 +88,7 @@ MIXTURE_CASES = {
     "lora": (2, {}, [MODES[0], MODES[3]]),
     "whole": (2, WHOLE, [MODES[1]]),
     "experts": (2, {"lora.target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}, [MODES[0]]),
+    "divided": (4, BF16 | DIVIDED, [MODES[0], Sharding("zero1", 4), Sharding("zero3", 4)]),
 }
 
 
@@ -101,6 +104,12 @@ def test_memory_of_a_mixture_is_as_estimated(
     for module in (sharded_state, trained_weights):
         monkeypatch.setattr(module, "BUCKET_BYTES", BUCKET_BYTES)
     monkeypatch.setattr(training_state, "Checkpoints", no_checkpoints)
+    # ranks that do not exist send no tokens
+    monkeypatch.setattr(
+        expert_parallel._DividedExperts,
+        "forward",
+        lambda experts, hidden, chosen, weights: experts.own_forward(hidden, chosen % experts.num_experts, weights),
+    )
     sizes = {"vocab_size": 2000, "hidden_size": 128, "num_hidden_layers": 10, "num_experts": 16}
     model = AutoConfig.for_model("qwen3_moe", **SIZES | sizes | {"moe_intermediate_size": 64, "num_experts_per_tok": 2})
     ranks, changes, _ = MIXTURE_CASES[name]

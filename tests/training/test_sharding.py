@@ -15,7 +15,7 @@ from tests.training.conftest import Jobs, MakeRun, tiny_llama
 
 pytestmark = pytest.mark.training
 
-Case = tuple[str, int, str]
+Case = tuple[str, int, str] | tuple[str, int, str, int]
 FULL = {"training.method": "full"}
 MOMENTS = "training.optimizer_state"
 BF16 = {"training.precision": "bf16"}

@@ -61,6 +61,7 @@ class RankDegrees(_Part):
     data_parallel: int
     pipeline_parallel: int
     context_parallel: int = 1
+    expert_parallel: int = 1
     tensor_parallel: int
 
 

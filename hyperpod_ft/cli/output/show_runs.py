@@ -55,6 +55,7 @@ def plan(preview: Preview) -> None:
         f"ranks     {degrees.nodes} x {run.config.cluster.instance_type}, {degrees.ranks_per_node} per node"
         f" = {degrees.world_size}: tensor {degrees.tensor_parallel} x pipeline {degrees.pipeline_parallel}"
         f" x context {degrees.context_parallel} x data {degrees.data_parallel}"
+        + (f", experts over {degrees.expert_parallel}" if degrees.expert_parallel > 1 else "")
     )
     if run.proposal:
         print("degrees   chosen by estimates (docs/parallelism.md):")

@@ -37,6 +37,10 @@ class Parallelism(Section):
     context_parallel: PositiveInt = Field(
         1, description="Ranks that share each row's tokens, for long rows (engine torch)."
     )
+    expert_parallel: PositiveInt = Field(
+        1,
+        description="Neighboring ranks that divide the experts of each layer (engine torch).",
+    )
     sequence_parallel: bool | None = Field(
         None,
         description="Divide the activations between attention and MLP over the tensor-parallel ranks too (engine"

@@ -30,6 +30,7 @@ from hyperpod_ft.engines.torch.model import (
     activations,
     attention,
     context_parallel,
+    expert_parallel,
     gated_mlp,
     language_model,
     rms_norm,
@@ -95,13 +96,18 @@ def build(task: TrainingTask, meshes: Meshes) -> ShardedModel:
     checkpoint_directory.check_consolidable(trained_shapes(model, stored_names), described, task.base_model, parts)
     cut = _stages(task.layout, model)
     splits = _divide(model, task.layout, mesh["tp"], cut) if mesh["tp"].size() > 1 else {}
+    of_experts = expert_parallel.divide(model, meshes.experts) if meshes.experts else {}
     own_stages = cut[mesh.get_local_rank("pp") :: mesh["pp"].size()]
     ends = stages.keep(model, own_stages, mesh) if len(cut) > 1 else {}
     _change_forward(decoder_layers(model), task, device)
-    shards = shards_of(model, mesh, splits)
+    parameters = dict(model.named_parameters())
+    shards = shards_of(parameters, mesh, splits)
     shards |= {name: replace(shards[name], ends=group) for name, group in ends.items()}
+    if meshes.experts:
+        shards |= shards_of({name: parameters[name] for name in of_experts}, meshes.experts, of_experts)
     if sharding.by_layer:
-        shard_by_layer(model, _layers_of(model, own_stages), mesh, sharding, dtype)
+        others = {parameters[name]: shards[name].mesh for name in of_experts}
+        shard_by_layer(model, _layers_of(model, own_stages), mesh, sharding, dtype, others)
     offloaded = torch.device("cpu") if sharding.offload == "parameters" else None
     skeleton.materialize(model, device, parameters_on=offloaded)
     held = shards if sharding.by_layer else {name: shard.unsharded for name, shard in shards.items()}
@@ -220,9 +226,13 @@ def _divide(
 
 def _change_forward(layers: list[nn.Module], task: TrainingTask, device: torch.device) -> None:
     """Change the layers' forward: what is recomputed is compiled too, and what both still keep goes to host memory."""
-    training = task.config.training
-    activations.checkpoint_layers(layers, training)
+    training, divides_experts = task.config.training, task.layout.degrees.expert_parallel > 1
+    if not divides_experts:
+        activations.checkpoint_layers(layers, training)
     devices.compile_layers(layers, training, device, task.compile_cache)
+    # graphs end where experts exchange tokens: within what is recomputed, nothing would be compiled
+    if divides_experts:
+        activations.checkpoint_layers(layers, training)
     if training.activation_offload:
         activations.offload_layers(layers, device)
 

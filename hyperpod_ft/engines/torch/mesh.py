@@ -17,7 +17,7 @@ from hyperpod_ft.planning.layout import Degrees
 
 @dataclass(frozen=True)
 class Meshes:
-    """Two views of the ranks: by the weights that they hold, and by the tokens that they train on."""
+    """Views of the ranks: by the weights and the experts that they hold, and by the tokens that they train on."""
 
     weights: DeviceMesh
     """Axes `pp`, `dp_replicate`, `dp_shard` and `tp`. Ranks along the two dp axes have the same stage and tp slice."""
@@ -26,6 +26,12 @@ class Meshes:
     """Axes `dp` and `cp`: each dp rank has its own rows, and its cp ranks share their tokens.
 
     It has the ranks of `dp_replicate` x `dp_shard` with this rank's stage and tp slice.
+    """
+
+    experts: DeviceMesh | None
+    """The same ranks, where they divide experts: axes `dp_replicate`, `dp_shard` and `ep`.
+
+    Each ep rank has its own experts, and ranks along the two dp axes have the same.
     """
 
 
@@ -68,7 +74,7 @@ def device_meshes(device: torch.device, ranks: Ranks, degrees: Degrees, shard_ra
 
     The group is left only when the block succeeds: after an error, the process is expected to end. tp is innermost:
     its ranks communicate several times per layer, so they are neighbors on one node; then come those that share a row's
-    tokens or a copy of the state; pipeline stages exchange least.
+    tokens, the experts or a copy of the state; pipeline stages exchange least.
     """
     dist.init_process_group(
         backend(device),
@@ -81,8 +87,8 @@ def device_meshes(device: torch.device, ranks: Ranks, degrees: Degrees, shard_ra
         # its runtime starts with the process group, which gives each process its core; it refuses to have started
         torch.accelerator.set_device_index(device.index)
     meshes = make_meshes(device.type, degrees, shard_ranks)
-    for mesh in (meshes.weights, meshes.tokens):
-        for group in mesh.get_all_groups():
+    for mesh in (meshes.weights, meshes.tokens, meshes.experts):
+        for group in mesh.get_all_groups() if mesh else ():
             # groups do not inherit the timeout, and torch's public functions can set it only for groups that they make
             _set_pg_timeout(COLLECTIVE_TIMEOUT, group)
     yield meshes
@@ -98,7 +104,12 @@ def make_meshes(device_type: str, degrees: Degrees, shard_ranks: int) -> Meshes:
     weights = init_device_mesh(device_type, shape, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp"))
     sharing = weights["dp_replicate", "dp_shard"]._flatten("dp_cp")
     tokens = sharing._unflatten(0, (degrees.data_parallel, degrees.context_parallel), ("dp", "cp"))
-    return Meshes(weights, tokens)
+    experts = None
+    if degrees.expert_parallel > 1:
+        sharding = degrees.expert_shard_ranks(shard_ranks)
+        held = (replicas // sharding // degrees.expert_parallel, sharding, degrees.expert_parallel)
+        experts = sharing._unflatten(0, held, ("dp_replicate", "dp_shard", "ep"))
+    return Meshes(weights, tokens, experts)
 
 
 def pipeline_ends(mesh: DeviceMesh) -> dist.ProcessGroup | None:

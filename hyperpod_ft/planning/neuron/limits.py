@@ -23,6 +23,7 @@ _FLASH_ATTENTION_LENGTH = 2048  # Neuron's kernel needs a multiple of it
 _TORCH_ONLY = (
     "parallelism.context_parallel",
     "parallelism.degrees",
+    "parallelism.expert_parallel",
     "parallelism.offload",
     "parallelism.pipeline_schedule",
     "parallelism.shard_ranks",

@@ -3,6 +3,7 @@
 Other limits than the devices' are those of what was built or verified: docs/parallelism.md and docs/engines.md.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,10 +24,13 @@ from hyperpod_ft.planning.lora import adapted_linears, check_new_tokens
 from hyperpod_ft.planning.model_shape import ModelShape, attention_heads
 from hyperpod_ft.planning.torch.memory import has_sequence_parallel
 from hyperpod_ft.planning.torch.pipeline import idle_share, stages_per_rank
+from hyperpod_ft.planning.undivided.files import expert_count
 
 # Host memory that TorchNeuron would read while the program continues is not known to exist; small moments and weights
-# in 4 bits are computed with table look-ups, of which it compiles some and leaves others to the CPU.
+# in 4 bits are computed with table look-ups, of which it compiles some and leaves others to the CPU. How many tokens an
+# expert gets differs from step to step.
 _NOT_ON_TRAINIUM = (
+    "parallelism.expert_parallel",
     "parallelism.offload",
     "training.activation_offload",
     "training.optimizer_state",
@@ -113,9 +117,9 @@ def _check_trainium(config: RunConfig) -> None:
 def _check_parallelism(config: RunConfig) -> None:
     given = config.parallelism
     if given.degrees == "auto":
-        for key, default in (("tensor_parallel", None), ("pipeline_parallel", 1), ("context_parallel", 1)):
-            if getattr(given, key) != default:
-                raise UserError(f"parallelism.{key}: parallelism.degrees auto chooses it", "remove one of them")
+        for key in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
+            if getattr(given, key) != getattr(type(given)(), key):
+                raise UserError(f"parallelism.{key}: parallelism.degrees auto sets it", "remove one of them")
     elif given.pipeline_parallel == 1 and given.pipeline_schedule != "1f1b":
         raise UserError(
             "parallelism.pipeline_schedule: has no effect without a pipeline", "remove it, or set pipeline_parallel"
@@ -158,6 +162,17 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
             f"parallelism.shard_ranks: {shard_ranks} does not divide the {replicas} data-parallel ranks",
             f"set it to {listed_divisors(replicas)}, or leave it out",
         )
+    experts = degrees.expert_parallel
+    if replicas % experts:
+        raise UserError(
+            f"parallelism.expert_parallel: {experts} does not divide the {replicas} data-parallel ranks",
+            f"set it to {listed_divisors(replicas)}",
+        )
+    if shard_ranks and not degrees.can_shard_experts(shard_ranks):
+        raise UserError(
+            f"parallelism.shard_ranks: {shard_ranks} neither divides expert_parallel {experts} nor is a multiple of it",
+            f"set it to {experts}, or leave it out",
+        )
 
 
 def _check_pipeline(config: RunConfig, degrees: Degrees) -> None:
@@ -191,6 +206,8 @@ def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mappin
     family = str(model_config.get("model_type", ""))
     _check_kind(config, family, model_config)
     check_family(config, degrees, family)
+    if degrees.expert_parallel > 1:
+        _check_experts(degrees, family, model_config)
     if model_config.get("output_router_logits"):
         _check_router_loss(config, degrees)
     if degrees.context_parallel == 1:
@@ -204,6 +221,21 @@ def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mappin
     heads = attention_heads(model_config)
     if heads is not None:
         _check_heads_over_ranks(degrees, heads)
+
+
+def _check_experts(degrees: Degrees, family: str, model_config: Mapping[str, Any]) -> None:
+    """Stage certify finds out whether the model's class computes them in a way that can be divided."""
+    ranks, experts = degrees.expert_parallel, expert_count(model_config)
+    if not experts:
+        raise UserError(
+            f"parallelism.expert_parallel: this {shown(family)} model's config.json names no number of experts",
+            "set it to 1",
+        )
+    if experts % ranks:
+        raise UserError(
+            f"parallelism.expert_parallel: {ranks} does not divide the model's {experts} experts",
+            f"set it to {listed_divisors(math.gcd(experts, degrees.weight_replicas))}",
+        )
 
 
 def _check_router_loss(config: RunConfig, degrees: Degrees) -> None:

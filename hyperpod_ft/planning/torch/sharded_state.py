@@ -34,7 +34,7 @@ class ShardedState:
         # zero3 holds the current bucket, the next one, which is prefetched, and one as received. zero2 receives its
         # weights before any gradient exists. Embedding and output matrix stay gathered
         gathered = layers if sharding.mode == "zero2" else min(layers + bucket, 3 * bucket)
-        on_device = 0.0 if sharding.offload == "parameters" else self._at_rest / sharding.shard_ranks
+        on_device = 0.0 if sharding.offload == "parameters" else self._sharded(self._at_rest, self._experts_at_rest)
         return on_device + (gathered + stage.end_parameters) * self._element + quantized
 
     @property
@@ -54,7 +54,7 @@ class ShardedState:
         # whole ones are there until the last micro batch of a step; on one shard rank, what was sent is what is kept
         if accumulated or (ranks == 1 and not on_host):
             return whole + bucket
-        return 2 * bucket + (0.0 if on_host else whole / ranks)
+        return 2 * bucket + (0.0 if on_host else self._sharded(whole, self.stage.trained_experts * FP32))
 
     def _gradients_by_layer(self, whole: float, accumulated: bool) -> float:
         """The same with FSDP2. `whole`: bytes of all gradients of the stage, before they are sharded."""
@@ -62,7 +62,8 @@ class ShardedState:
         ends = stage.whole_ends
         layers = stage.trainable - ends
         in_bucket = self._layers_in_bucket / stage.layers * layers
-        sharded = 0.0 if self.sharding.offload == "parameters" else whole / self.sharding.shard_ranks
+        on_host = self.sharding.offload == "parameters"
+        sharded = 0.0 if on_host else self._sharded(whole, self.stage.trained_experts * FP32)
         sent = self._element + FP32
         kept = sharded if accumulated else 0.0  # during a micro batch
         # what was received of a bucket is released after the next one was
@@ -78,9 +79,15 @@ class ShardedState:
         """Moments, and fp32 weights where those that compute are bf16 (with FSDP2 they are the sharded weights)."""
         if self.sharding.offload != "none":
             return 0.0
-        rounded = self.stage.trainable - self._adapters if self._element < FP32 and not self.sharding.by_layer else 0
-        moments = self.stage.trainable * _MOMENTS[self.config.training.optimizer_state]
-        return (moments + rounded * FP32) / self.sharding.shard_ranks
+        stage, of_rounded = self.stage, FP32 if self._element < FP32 and not self.sharding.by_layer else 0
+        moments = _MOMENTS[self.config.training.optimizer_state]
+        whole = stage.trainable * moments + (stage.trainable - self._adapters) * of_rounded
+        return self._sharded(whole, stage.trained_experts * (moments + (0 if self._lora else of_rounded)))
+
+    def _sharded(self, whole: float, of_experts: float) -> float:
+        """Bytes that a rank has after sharding, of `whole` before it; `of_experts`: those of its experts."""
+        ranks = self.sharding.shard_ranks
+        return (whole - of_experts) / ranks + of_experts / self.degrees.expert_shard_ranks(ranks)
 
     @property
     def _lora(self) -> bool:
@@ -100,7 +107,7 @@ class ShardedState:
         """Elements of the largest trained parameter; 0 for adapters. Embedding and output matrix are equally large."""
         ranks = self.degrees.tensor_parallel
         if not self._lora:
-            return self.shape.largest_parameter(ranks)
+            return self.shape.largest_parameter(ranks, self.degrees.expert_parallel)
         return min(self.stage.whole_ends, self.shape.vocabulary_on_rank(ranks) * self.shape.hidden)
 
     @property
@@ -113,6 +120,12 @@ class ShardedState:
         """Bytes of these parameters as FSDP2 stores them: fp32 where they are trained."""
         frozen = self.stage.parameters - self.stage.quantized - self.stage.whole_ends if self._lora else 0
         return frozen * self._element + (self._shared - frozen) * FP32
+
+    @property
+    def _experts_at_rest(self) -> int:
+        """Of these, those of the rank's experts."""
+        frozen = self.stage.experts if self._lora else 0
+        return frozen * self._element + self.stage.trained_experts * FP32
 
     @property
     def _weights_in_bucket(self) -> float:

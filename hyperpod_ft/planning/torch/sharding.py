@@ -30,7 +30,8 @@ def candidates(config: RunConfig, degrees: Degrees) -> Iterator[Sharding]:
         elif given.shard_ranks:
             yield _over(given.shard_ranks, mode, given.offload)
         else:
-            if mode == "zero3" and given.sharding == "auto" and in_node < ranks:
+            within = given.sharding == "auto" and in_node < ranks and degrees.can_shard_experts(in_node)
+            if mode == "zero3" and within:
                 yield _over(in_node, mode, given.offload)
             yield _over(ranks, mode, given.offload)
 

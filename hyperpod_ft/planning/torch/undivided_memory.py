@@ -27,40 +27,59 @@ class UndividedMemory(TorchMemory):
 
     @cached_property
     def stages(self) -> tuple[PipelineStageSize, ...]:
-        """The whole model."""
-        shape, lora = self.shape, self.config.lora
-        trainable, ends = shape.parameters, shape.parameters - shape.layers_parameters
+        """The whole model, with this rank's experts."""
+        shape, lora, ranks = self.shape, self.config.lora, self.degrees.expert_parallel
+        ends, experts = shape.parameters - shape.layers_parameters, shape.expert_parameters // ranks
+        layers = shape.layers_parameters - shape.expert_parameters + experts
+        trainable, trained_experts = layers + ends, experts
         whole_ends = ends
         if self.config.training.method == "lora":
             whole = whole_modules(lora.modules_to_save, [each.module for each in shape.ends], tied=shape.tied)
             whole_ends = sum(each.elements for each in shape.ends if each.module in whole)
-            modules, experts = self._adapted
+            modules, of_experts = self._adapted
             magnitudes = lora.dora * sum(each.count * each.shape[0] for each in modules)
-            trainable = adapter_parameters((*modules, *experts), lora.r) + magnitudes + whole_ends
+            trained_experts = adapter_parameters(of_experts, lora.r) // ranks
+            trainable = adapter_parameters(modules, lora.r) + trained_experts + magnitudes + whole_ends
         quantized = lora.quantization != "none"
         stage = PipelineStageSize(
             layers=shape.layers,
-            layer_parameters=shape.layers_parameters // shape.layers,
+            layer_parameters=layers // shape.layers,
             end_parameters=ends,
             quantized=sum(each.elements for each in self._adapted[0] if each.in_layers) if quantized else 0,
             trainable=trainable,
             whole_ends=whole_ends,
             in_flight=1,
             last=True,
+            experts=experts,
+            trained_experts=trained_experts,
         )
         return (stage,)
 
     def activations(self, stage: PipelineStageSize, logits: float) -> float:
         """With the sums of experts and their updates, where they have adapters, and the gradient of a layer's.
 
-        They are computed again in the backward pass; compiled layers that are not computed again keep theirs.
+        They are computed again in the backward pass; compiled ones that are not computed again are kept. Divided
+        experts have the tokens of other ranks, and a copy for each expert, one layer at a time.
         """
-        training = self.config.training
+        training, ranks = self.config.training, self.degrees.expert_parallel
         experts = self._adapted[1] if training.method == "lora" else []
-        in_a_layer = sum(each.elements // each.count for each in experts)
-        kept = training.activation_checkpointing == "none" and training.compiles(self.config.instance.has_accelerators)
+        in_a_layer = sum(each.elements // each.count // ranks for each in experts)
+        kept = training.activation_checkpointing == "none" and self._compiled and ranks == 1
         sums = stage.layers if kept else 1
-        return super().activations(stage, logits) + (sums + 1) * in_a_layer * self.element
+        copies = self._sent + self.shape.experts_per_token if ranks > 1 else 0
+        arrived = self.tokens * copies * self.shape.hidden * self.element
+        return super().activations(stage, logits) + (sums + 1) * in_a_layer * self.element + arrived
+
+    @property
+    def _compiled(self) -> bool:
+        """Whether layers are; but for experts, if they are divided."""
+        return self.config.training.compiles(self.config.instance.has_accelerators)
+
+    @property
+    def _sent(self) -> float:
+        """Ranks that have experts of a token, itself included, if a router chooses at random; 0 with whole experts."""
+        ranks = self.degrees.expert_parallel
+        return ranks * (1 - (1 - 1 / ranks) ** self.shape.experts_per_token) if ranks > 1 else 0.0
 
     @cached_property
     def _adapted(self) -> tuple[list[Parameters], list[Parameters]]:
@@ -72,9 +91,13 @@ class UndividedMemory(TorchMemory):
 
     @property
     def _products(self) -> float:
-        shape = self.shape
-        outputs = sum(self._in_a_layer(each) * each.outputs for each in shape.layer_inventory if each.is_matrices)
-        return self.element * (outputs + shape.query_width) + self.kept.exchanged
+        # where graphs end at divided experts, only what is between them is kept
+        shape, others = self.shape, not (self._compiled and self.degrees.expert_parallel > 1)
+        matrices = [each for each in shape.layer_inventory if each.is_matrices and (others or each.of_experts)]
+        outputs = sum(self._in_a_layer(each) * each.outputs for each in matrices)
+        # tokens go to their experts, and what these compute returns
+        sent = 2 * self._sent * shape.hidden
+        return self.element * (outputs + others * shape.query_width + sent) + others * self.kept.exchanged
 
     @property
     def _layer(self) -> float:

@@ -50,7 +50,7 @@ def files_shape(directory: Path, config: Mapping[str, Any]) -> UndividedShape | 
     if first is None:
         return None
     vocabulary, hidden = shapes[first]
-    heads, experts = attention_heads(values) or 0, _first(values, EXPERT_COUNTS)
+    heads, experts = attention_heads(values) or 0, expert_count(values)
     return UndividedShape(
         model_type=str(values.get("model_type", "")),
         hidden=hidden,
@@ -72,6 +72,11 @@ def _as_long_as(shapes: Mapping[str, tuple[int, ...]], vocabulary: object) -> st
     """The embedding, by its shape: some types have names of their own for it."""
     found = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == vocabulary and name != OUTPUT]
     return found[0] if found else None
+
+
+def expert_count(values: Mapping[str, Any]) -> int:
+    """The number of experts of a layer that the config.json of a language model names; 0 without one."""
+    return _first(values, EXPERT_COUNTS)
 
 
 def _first(values: Mapping[str, Any], keys: tuple[str, ...]) -> int:

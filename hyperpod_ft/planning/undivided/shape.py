@@ -77,9 +77,14 @@ class UndividedShape(ModelShape):
         return any(parameters.name.endswith("q_norm.weight") for parameters in self.inventory)
 
     @property
+    def experts_per_token(self) -> int:
+        """Experts of a layer that a token passes through; all if unknown."""
+        return self.experts_used or self.experts
+
+    @property
     def used_share(self) -> float:
-        """Share of the experts that a token passes through; all if unknown."""
-        return self.experts_used / self.experts if self.experts and self.experts_used else 1.0
+        """Share of the experts that a token passes through."""
+        return self.experts_per_token / self.experts if self.experts else 1.0
 
     @property
     def layer_inventory(self) -> tuple[Parameters, ...]:
@@ -116,9 +121,12 @@ class UndividedShape(ModelShape):
         total = sum(self.share(each) * each.elements for each in self.layer_inventory if each.is_matrices)
         return round(total / self.layers)
 
-    def largest_parameter(self, tensor_parallel: int) -> int:
+    def largest_parameter(self, tensor_parallel: int, expert_parallel: int) -> int:
         """The experts of a layer, or the embedding."""
-        return max(math.prod(parameters.shape) for parameters in self.inventory)
+        return max(
+            math.prod(parameters.shape) // (expert_parallel if parameters.of_experts else 1)
+            for parameters in self.inventory
+        )
 
     def share(self, parameters: Parameters) -> float:
         """The share of these parameters that a token passes through."""

@@ -1,4 +1,4 @@
-"""Ranks that divide a small model, its layers and its rows train as one rank does: two along each axis that is divided.
+"""Ranks that divide a small model, its layers, rows and experts train as one rank does: two along each divided axis.
 
 python -m hyperpod_ft.engines.torch.certificate.division BASE DIRECTORY DEGREES PACKED [LORA]
 
@@ -34,10 +34,16 @@ def check_division(base: Path, lora: Lora | None, directory: Path, degrees: Degr
 
     `degrees`: the run's; `packed`: documents share rows.
     """
-    tensor, pipeline, context = (
-        min(degree, 2) for degree in (degrees.tensor_parallel, degrees.pipeline_parallel, degrees.context_parallel)
+    tensor, pipeline, context, experts = (
+        min(degree, 2)
+        for degree in (
+            degrees.tensor_parallel,
+            degrees.pipeline_parallel,
+            degrees.context_parallel,
+            degrees.expert_parallel,
+        )
     )
-    divided = Degrees(1, tensor * pipeline * context, tensor, pipeline, context)
+    divided = Degrees(1, tensor * pipeline * max(context, experts), tensor, pipeline, context, experts)
     if divided.world_size == 1:
         return
     alone = directory / "alone"

@@ -29,8 +29,8 @@ def small_task(
 ) -> TrainingTask:
     """The task of training the small model in `base`; its rows and its results are in `directory`.
 
-    `lora`: None to train all parameters; `packed`: the documents share a row. Raises UserError when these degrees do
-    not divide the model.
+    `lora`: None to train all parameters; `packed`: the documents share a row; `micro_batches`: of a step, on all
+    data-parallel ranks together. Raises UserError when these degrees do not divide the model.
     """
     at_once = 1 if packed else len(LENGTHS)
     training: dict[str, Any] = {
@@ -38,7 +38,7 @@ def small_task(
         "precision": "fp32",
         "max_steps": _STEPS,
         "micro_batch_size": at_once,
-        "gradient_accumulation_steps": micro_batches,
+        "gradient_accumulation_steps": micro_batches // degrees.data_parallel,
         "learning_rate": _ADAPTERS_RATE if lora else _WEIGHTS_RATE,
         "schedule": "constant",
         "warmup_share": 0.0,
@@ -58,6 +58,7 @@ def small_task(
                 "tensor_parallel": degrees.tensor_parallel,
                 "pipeline_parallel": degrees.pipeline_parallel,
                 "context_parallel": degrees.context_parallel,
+                "expert_parallel": degrees.expert_parallel,
             },
             **({"lora": lora.model_dump() | _SMALL_ADAPTERS | _in_any_layer(lora)} if lora else {}),
         }

@@ -37,7 +37,7 @@ _KEPT = {
     _aten._scaled_dot_product_fused_attention_overrideable.default,
     torch.ops.torch_attn._varlen_attn.default,
     product.OPERATION,
-    # what ranks have exchanged for attention
+    # what ranks have exchanged for attention, and for experts
     torch.ops._c10d_functional.all_to_all_single.default,
 }
 

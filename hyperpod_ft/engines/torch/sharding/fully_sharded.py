@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
 
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.sharding.shards import RankShard, check_replicas, local
@@ -22,17 +23,24 @@ from hyperpod_ft.planning.layout import Sharding
 
 
 def shard_by_layer(
-    module: nn.Module, stages: list[list[nn.Module]], mesh: DeviceMesh, sharding: Sharding, dtype: torch.dtype
+    module: nn.Module,
+    stages: list[list[nn.Module]],
+    mesh: DeviceMesh,
+    sharding: Sharding,
+    dtype: torch.dtype,
+    others: Mapping[nn.Parameter, DeviceMesh],
 ) -> None:
     """Shard a module, and each of its layers, in place. Works on the meta device too.
 
-    `stages`: its layers, in the groups that a forward pass computes; one unless it is part of a pipeline. The module
-    computes in `dtype`; gradients are reduced in fp32.
+    `stages`: its layers, in the groups that a forward pass computes; one unless it is part of a pipeline. `others`: the
+    parameters that have another mesh. The module computes in `dtype`; gradients are reduced in fp32.
     """
-    replicated = mesh["dp_replicate"].size() > 1
     offload = sharding.offload == "parameters"
+    # one object for all parameters of a mesh
+    placed = {other: ShardPlacementResult(None, _mesh_info(other)) for other in set(others.values())}
     options: dict[str, Any] = {
-        "mesh": mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"],
+        "mesh": _mesh_info(mesh).mesh,
+        "shard_placement_fn": lambda parameter: placed[others[parameter]] if parameter in others else None,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
         "offload_policy": CPUOffloadPolicy(pin_memory=devices.pins(torch.device(mesh.device_type)))
         if offload
@@ -48,6 +56,12 @@ def shard_by_layer(
             # the loss is already divided by the tokens of all ranks: gradients are summed, not averaged
             submodule.set_gradient_divide_factor(1.0)
             submodule.set_force_sum_reduction_for_comms(True)
+
+
+def _mesh_info(mesh: DeviceMesh) -> FSDPMeshInfo:
+    if mesh["dp_replicate"].size() == 1:
+        return FSDPMeshInfo(mesh["dp_shard"], shard_mesh_dim=0)
+    return HSDPMeshInfo(mesh["dp_replicate", "dp_shard"], shard_mesh_dim=1, replicate_mesh_dim=0)
 
 
 def reshard(module: nn.Module) -> None:

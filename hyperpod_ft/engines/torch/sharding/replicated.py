@@ -171,8 +171,10 @@ class ReplicatedWeights(TrainedWeights):
                 bucket.gather()
 
     def check_replicas(self, step: int) -> None:
-        shared = {"dp_shard": self.mesh.get_group("dp_shard")}
-        groups = {name: shard.replica_groups | shared for name, shard in self.shards.items()}
+        groups = {
+            name: shard.replica_groups | {"dp_shard": shard.mesh.get_group("dp_shard")}
+            for name, shard in self.shards.items()
+        }
         weights = {name: p.detach() for name, p in self.parameters.items()}
         check_replicas(weights, groups, self.mesh.device_type, step)
 
@@ -207,13 +209,14 @@ def _reductions(parameters: dict[str, nn.Parameter], shards: dict[str, RankShard
     """The buckets in the order in which a backward pass completes them, which is about that of the parameters reversed.
 
     Vectors have their own buckets: a norm comes after its layer's matrices in the order of parameters, but before
-    them in the forward pass. So has each dtype: a model's class may keep some tensors in fp32, and a bucket is gathered
-    in one dtype.
+    them in the forward pass. So have divided experts, which other ranks share, and each dtype: a model's class may keep
+    some tensors in fp32, and a bucket is gathered in one dtype.
     """
     position = {name: index for index, name in enumerate(reversed(parameters))}
-    by_kind: dict[tuple[dist.ProcessGroup | None, bool, torch.dtype], list[str]] = {}
+    by_kind: dict[tuple[DeviceMesh, dist.ProcessGroup | None, bool, torch.dtype], list[str]] = {}
     for name in position:
-        kind = shards[name].split.sums, parameters[name].ndim == 1, parameters[name].dtype
+        shard, parameter = shards[name], parameters[name]
+        kind = shard.mesh, shard.split.sums, parameter.ndim == 1, parameter.dtype
         by_kind.setdefault(kind, []).append(name)
     made = [
         names

@@ -1,8 +1,8 @@
 """A rank's shard of each parameter: which elements it holds, updates and saves, and who else holds the same.
 
-tp divides a parameter first, then `dp_shard` divides the rows (dimension 0) of what a tp rank holds, as evenly as
-whole rows allow: each rank gets ceil(rows / ranks), the last ones fewer or none. FSDP2 divides in the same way, so a
-checkpoint has the same pieces in every mode.
+tp divides a parameter first, or ep one of experts; then `dp_shard` divides the rows (dimension 0) of what a tp or ep
+rank holds, as evenly as whole rows allow: each rank gets ceil(rows / ranks), the last ones fewer or none. FSDP2 divides
+in the same way, so a checkpoint has the same pieces in every mode.
 
 Checkpoints save and load shards as `Pieces`.
 """
@@ -69,12 +69,12 @@ class Pieces(torch.Tensor):
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """What tensor parallelism makes of a parameter: whole on each rank, or split along dimension `dim`."""
+    """What tensor or expert parallelism makes of a parameter: whole on each rank, or split along dimension `dim`."""
 
     shape: torch.Size  # of the whole parameter
     dim: int | None = None  # None: each rank holds it whole
     ranges: tuple[range, ...] = ()  # of `dim`, what this rank has, in its order
-    index: int = 0  # of this rank in its tensor-parallel group
+    index: int = 0  # of this rank in its group of such ranks
     ranks: int = 1  # of that group
     sums: dist.ProcessGroup | None = None  # sum gradients over this group; None: each rank has the full gradient
 
@@ -95,10 +95,10 @@ class RankShard:
     """Where this rank's shard of a parameter lies in the whole."""
 
     split: TensorSplit
-    rows: int  # of dimension 0 on this tp rank
+    rows: int  # of dimension 0 on this tp or ep rank
     shard_ranks: int
     index: int  # of this rank among them
-    mesh: DeviceMesh
+    mesh: DeviceMesh  # of the weights, or of experts where these are divided
     ends: dist.ProcessGroup | None = None  # of a tied embedding: the ranks of a pipeline's two ends, which both hold it
 
     @property
@@ -115,12 +115,12 @@ class RankShard:
         return min(self.index * self.rows_each, self.rows)
 
     def take(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of what its tp rank holds; a view."""
+        """This rank's rows of what its tp or ep rank holds; a view."""
         return whole[self.first_row : self.first_row + self.rows_each]
 
     @property
     def unsharded(self) -> "RankShard":
-        """What this tp rank holds, all rows of it."""
+        """What this tp or ep rank holds, all rows of it."""
         return replace(self, shard_ranks=1, index=0)
 
     @property
@@ -177,10 +177,12 @@ class RankShard:
         return Pieces(torch.Size(shape), tensor.dtype, tensor.device, self.boxes(tensor))
 
 
-def shards_of(module: nn.Module, mesh: DeviceMesh, splits: Mapping[str, TensorSplit]) -> dict[str, RankShard]:
-    """This rank's shard of each parameter, by FQN; before FSDP2 shards the module, on any device.
+def shards_of(
+    parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh, splits: Mapping[str, TensorSplit]
+) -> dict[str, RankShard]:
+    """This rank's shard of each parameter, by FQN; before FSDP2 shards them, on any device.
 
-    `splits`: of those that tensor parallelism changes.
+    `splits`: of those that tensor or expert parallelism changes.
     """
     # once, not for each parameter: a mesh takes milliseconds to answer
     shard_ranks, index = mesh["dp_shard"].size(), mesh.get_local_rank("dp_shard")
@@ -192,7 +194,7 @@ def shards_of(module: nn.Module, mesh: DeviceMesh, splits: Mapping[str, TensorSp
             index=index,
             mesh=mesh,
         )
-        for name, parameter in module.named_parameters()
+        for name, parameter in parameters.items()
     }
 
 
@@ -228,9 +230,10 @@ def check_replicas(
     Such a difference means wrong gradients, and a checkpoint keeps only one rank's copy.
     """
     sums = {name: _sum_of_bits(tensor) for name, tensor in tensors.items()}
-    groups = {axis: group for name in tensors for axis, group in replica_groups[name].items() if group.size() > 1}
-    for axis, group in groups.items():
-        names = [name for name in tensors if axis in replica_groups[name]]
+    # experts have groups of their own along the axes of the same names
+    groups = dict.fromkeys(of for name in tensors for of in replica_groups[name].items() if of[1].size() > 1)
+    for axis, group in groups:
+        names = [name for name in tensors if replica_groups[name].get(axis) is group]
         one = torch.stack([sums[name] for name in names])
         # quarters of 16 bits, which any device exchanges exactly
         quarters = (one[:, None] >> torch.arange(0, 64, 16, device=one.device) & 0xFFFF).float().to(device_type)

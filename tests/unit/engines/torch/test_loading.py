@@ -113,7 +113,7 @@ def load(directory: Path, dtype: torch.dtype = torch.float32, data_parallel: int
             family = family_of(model.config.model_type)
             assert family is not None
             splits = tensor_parallel.parallelize(model, family, mesh["tp"], sequence_parallel=True)
-        shards = shards_of(model, mesh, splits)
+        shards = shards_of(dict(model.named_parameters()), mesh, splits)
         if data_parallel > 1:
             for layer in decoder_layers(model):
                 fully_shard(layer, mesh=mesh["dp_shard"])

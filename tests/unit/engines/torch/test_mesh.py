@@ -45,8 +45,16 @@ def ranks_of(rank: int, degrees: Degrees, shard_ranks: int) -> dict[str, list[in
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=degrees.world_size)
     try:
         meshes = make_meshes("cpu", degrees, shard_ranks)
-        both = (meshes.weights, meshes.tokens)
-        return {axis: mesh[axis].mesh.tolist() for mesh in both for axis in mesh.mesh_dim_names or ()}
+        found = {
+            axis: mesh[axis].mesh.tolist()
+            for mesh in (meshes.weights, meshes.tokens)
+            for axis in mesh.mesh_dim_names or ()
+        }
+        experts = meshes.experts
+        of_experts = (
+            {f"experts {axis}": experts[axis].mesh.tolist() for axis in experts.mesh_dim_names or ()} if experts else {}
+        )
+        return found | of_experts
     finally:
         dist.destroy_process_group()
 
@@ -63,3 +71,14 @@ def test_neighbors_share_layers_then_rows_then_state() -> None:
         "pp": [0, 16],
     }
     assert ranks_of(31, degrees, shard_ranks=4)["cp"] == [29, 31]
+
+
+def test_neighbors_share_experts_and_the_others_their_state() -> None:
+    degrees = Degrees(nodes=2, ranks_per_node=8, tensor_parallel=1, pipeline_parallel=1, expert_parallel=4)
+    assert str(degrees) == "dp 16 x tp 1, ep 4"
+    found = ranks_of(5, degrees, shard_ranks=8)
+    assert (found["dp_shard"], found["dp_replicate"]) == ([*range(8)], [5, 13])
+    assert found["experts ep"] == [4, 5, 6, 7]
+    assert (found["experts dp_shard"], found["experts dp_replicate"]) == ([1, 5], [5, 13])
+    found = ranks_of(5, degrees, shard_ranks=2)
+    assert (found["experts dp_shard"], found["experts dp_replicate"]) == ([5], [1, 5, 9, 13])

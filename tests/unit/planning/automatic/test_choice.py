@@ -189,7 +189,7 @@ def test_nothing_is_possible() -> None:
 
 @pytest.mark.parametrize("key", ["tensor_parallel", "pipeline_parallel", "context_parallel"])
 def test_a_degree_cannot_be_given_too(key: str) -> None:
-    with pytest.raises(UserError, match=f"parallelism.{key}: parallelism.degrees auto chooses it"):
+    with pytest.raises(UserError, match=f"parallelism.{key}: parallelism.degrees auto sets it"):
         Run.of(config("p5.48xlarge", **{key: 2}))
 
 

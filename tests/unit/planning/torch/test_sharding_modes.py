@@ -101,6 +101,12 @@ def test_a_run_is_the_same_under_every_sharding(make_run: MakeRun) -> None:
     """Its checkpoints are read under any, and its results agree but for the order of sums."""
     ids = {
         plan(make_run(parallelism={"ranks_per_node": 2} | values).config).run_id
-        for values in ({}, {"sharding": "zero3"}, {"sharding": "zero1", "shard_ranks": 2}, {"offload": "optimizer"})
+        for values in (
+            {},
+            {"sharding": "zero3"},
+            {"sharding": "zero1", "shard_ranks": 2},
+            {"offload": "optimizer"},
+            {"expert_parallel": 2},
+        )
     }
     assert len(ids) == 1
