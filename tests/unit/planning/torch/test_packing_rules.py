@@ -41,6 +41,13 @@ def test_without_packing_every_model_may_train(make_run: MakeRun, packing: str) 
     Certificate(APART, not_proven=APART).check(make_run(dataset__packing=packing).config, ONE_RANK)
 
 
+def test_ranks_divide_experts_only_where_that_is_proven(make_run: MakeRun) -> None:
+    config, divided = make_run().config, Degrees(1, 2, 1, 1, expert_parallel=2)
+    Certificate().check(config, divided)
+    with pytest.raises(UserError, match=rf"^parallelism\.expert_parallel: {APART}; set it to 1$"):
+        Certificate(not_proven=APART).check(config, divided)
+
+
 @pytest.mark.parametrize("served", ["adapter", "merged"])
 def test_an_endpoint_of_an_adapter_that_vllm_does_not_serve_is_refused(make_run: MakeRun, served: str) -> None:
     config = make_run(deploy={"instance_type": "g6.2xlarge", "model": served}).config
