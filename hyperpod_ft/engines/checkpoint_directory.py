@@ -159,7 +159,7 @@ def write_description(
         step=progress.step,
         fingerprint=task.fingerprint,
         method=config.training.method,
-        base_model=BaseModelSource(source=config.model.source, revision=config.model.revision),
+        base_model=_base_model(task),
         lora=lora,
         degrees=RankDegrees.model_validate(task.layout.degrees, from_attributes=True),
         progress=asdict(progress),
@@ -167,6 +167,14 @@ def write_description(
         sha256={name: file.sha256 for name, file in files.items()},
     )
     description.write(directory, described)
+
+
+def _base_model(task: TrainingTask) -> BaseModelSource:
+    """What adapters name as their base: that of `model.source` would not fit those of new tokens."""
+    model = task.config.model
+    if model.added_tokens:
+        return BaseModelSource(source=str(task.base_model), revision=None)
+    return BaseModelSource(source=model.source, revision=model.revision)
 
 
 def describe_lora(

@@ -79,6 +79,7 @@ def work(run: Run) -> Result:
     counts = RawRowCount.total(source.counts for source in sources)
     counts.check(dataset)
     examples = stream.tokens()
+    _print_new_tokens(run, examples)
     texts, kept = _texts(dataset, sources, examples)
     drawn = mixture.draw([source.examples(kept) for source in sources], dataset.validation_share, run.config.seed)
     _require_training(sources, drawn)
@@ -192,6 +193,16 @@ def _blocks(
         packed, tokens = stored_packings.in_memory(stored, examples)
         for first, stop in prepared.blocks_of(packed.row_count, max(1, _TOKENS_PER_BLOCK // width)):
             yield fill(packed, tokens, first, stop)
+
+
+def _print_new_tokens(run: Run, examples: StoredTokens) -> None:
+    """How often each is in the data: one that is misspelled in the run file never is."""
+    if not (tokens := run.config.model.added_tokens):
+        return
+    ids = added_tokens.numbered(run.paths.base_model, tokens).known
+    for token, number in ids.items():
+        found = examples.occurrences(number)
+        print(f"new token {token!r}: {f'{found:,} times' if found else 'never, so it is not learned'}", flush=True)
 
 
 def _decoder_start(run: Run) -> int | None:

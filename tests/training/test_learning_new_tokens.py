@@ -1,12 +1,13 @@
 """model.new_tokens: a tiny Llama answers with a token that it did not have, through all stages."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from hyperpod_ft.checkpoint.verify.verify import verify
@@ -54,13 +55,10 @@ def learned(tmp_path: Path, *, tied: bool, changes: dict[str, Any]) -> Run:
     return perform(Run.of(run_file.resolve(run_file.validate(values, ""), tmp_path)))
 
 
-def assert_peft_adds_the_adapter_to_the_original(run: Run, merged: Any) -> None:
-    """Once that has as many rows."""
-    base = AutoModelForCausalLM.from_pretrained(run.config.model.source)
-    base.resize_token_embeddings(320, mean_resizing=False)
+def assert_peft_adds_the_adapter(base: Any, run: Run, merged: Any) -> None:
     adapted, tokens = PeftModel.from_pretrained(base, run.paths.adapter), torch.arange(256, 320)[None]
     with torch.no_grad():
-        torch.testing.assert_close(adapted(tokens).logits, merged(tokens).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(adapted(tokens).logits, merged(tokens).logits, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +70,11 @@ def assert_peft_adds_the_adapter_to_the_original(run: Run, merged: Any) -> None:
     ],
     ids=["LoRA and whole ends", "LoRA of tied ends", "all parameters"],
 )
-def test_it_answers_with_tokens_that_it_did_not_have(tmp_path: Path, tied: bool, changes: dict[str, Any]) -> None:
+def test_it_answers_with_tokens_that_it_did_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tied: bool, changes: dict[str, Any]
+) -> None:
     run = learned(tmp_path, tied=tied, changes=changes)
+    assert re.search(r"^new token '</tool>': [1-9]\d* times$", capsys.readouterr().out, re.MULTILINE)
     (answer,) = Samples.read(run.paths.samples_path).prompts
     assert (answer.tuned, answer.base == ANSWER) == (ANSWER, False)
     tokenizer: Any = AutoTokenizer.from_pretrained(run.paths.tuned_model)
@@ -86,9 +87,14 @@ def test_it_answers_with_tokens_that_it_did_not_have(tmp_path: Path, tied: bool,
     found = verify(run.paths.tuned_model, base=run.paths.base_model, adapter=adapter, logits=adapter is not None)
     assert found.ok, found.findings
     assert "| tokens added | '<tool>' '</tool>' |" in (run.paths.tuned_model / "README.md").read_text()
-    original = verify(run.paths.tuned_model, base=run.paths.fetched_model)
-    assert original.ok, original.findings
+    against_original = verify(run.paths.tuned_model, base=run.paths.fetched_model)
+    assert against_original.ok, against_original.findings
+    if adapter:
+        named = PeftConfig.from_pretrained(adapter).base_model_name_or_path
+        assert_peft_adds_the_adapter(AutoModelForCausalLM.from_pretrained(named), run, model)
     if run.config.lora.modules_to_save:
-        assert_peft_adds_the_adapter_to_the_original(run, model)
+        original = AutoModelForCausalLM.from_pretrained(run.config.model.source)
+        original.resize_token_embeddings(320, mean_resizing=False)
+        assert_peft_adds_the_adapter(original, run, model)
         with pytest.raises(UserError, match=r"^--adapter: .*model\.new_tokens"):
             push.stage_of(run, adapter=True)

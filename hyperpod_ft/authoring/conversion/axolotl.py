@@ -96,7 +96,7 @@ def _special_tokens(conversion: Conversion, key: str) -> None:
     tokens = conversion.values[key]
     known = ("pad_token", "additional_special_tokens")
     if not isinstance(tokens, dict) or any(value for name, value in tokens.items() if name not in known):
-        conversion.changes[key] = "tokens are those of the model's tokenizer"
+        conversion.changes[key] = "tokens are those of the model's tokenizer; model.new_special_tokens adds others"
 
 
 # keys that another rule, or `finish`, reads

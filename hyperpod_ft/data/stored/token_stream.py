@@ -68,6 +68,10 @@ class StoredTokens:
         """How many tokens of each document are trained: [examples, documents]."""
         return self._label_tokens.read(0, len(self._label_tokens)).reshape(-1, self._documents)
 
+    def occurrences(self, token: int) -> int:
+        """How often a token is in the documents."""
+        return sum(int(np.count_nonzero(block.ids == token)) for block in self.blocks())
+
     def copied(self, starts: Integers, lengths: Integers) -> Tokens:
         """The tokens of these spans, end to end."""
         total = int(lengths.sum())
