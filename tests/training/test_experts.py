@@ -215,8 +215,8 @@ def test_an_adapter_of_a_mixture_is_peft_s_and_is_merged(make_run: MakeRun, mode
         assert_wrong_experts_are_found(run, sorted(changed & of_experts))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_layers_keep_changes_no_step_of_experts(make_run: MakeRun, precision: str) -> None:
+@pytest.mark.parametrize(("kind", "precision"), [("qwen3_moe", "fp32"), ("qwen3_moe", "bf16"), ("gpt_oss", "fp32")])
+def test_what_layers_keep_changes_no_step_of_experts(make_run: MakeRun, kind: str, precision: str) -> None:
     common = ADAPTED | EXPERTS | {"training.max_steps": 3, "training.precision": precision}
     modes: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -227,7 +227,7 @@ def test_what_layers_keep_changes_no_step_of_experts(make_run: MakeRun, precisio
     }
     curves = []
     for name, mode in modes.items():
-        run = make_run(name, model=config_of("qwen3_moe"), settings=common | mode)
+        run = make_run(name, model=config_of(kind), settings=common | mode)
         train_here(run)
         curves.append(torch.tensor(curve(run)))
     assert all(torch.equal(other, curves[0]) for other in curves)

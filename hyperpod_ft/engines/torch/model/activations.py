@@ -6,7 +6,7 @@ run once: they are outside. Results and gradients stay the same bits, random num
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ _KEPT = {
     # what ranks have exchanged for attention, and for experts
     torch.ops._c10d_functional.all_to_all_single.default,
 }
+_CHANGED = {_aten._grouped_mm.default, _aten.bmm.default}
 
 
 def checkpoint_layers(layers: Sequence[nn.Module], training: Training) -> None:
@@ -48,7 +49,8 @@ def checkpoint_layers(layers: Sequence[nn.Module], training: Training) -> None:
         return
     contexts: dict[str, Any] = {}
     if training.activation_checkpointing == "selective":
-        contexts["context_fn"] = functools.partial(checkpoint.create_selective_checkpoint_contexts, _policy)
+        policy = _policy(_KEPT - _CHANGED if any(_change_products(layer) for layer in layers) else _KEPT)
+        contexts["context_fn"] = functools.partial(checkpoint.create_selective_checkpoint_contexts, policy)
     for layer in layers[:: training.activation_checkpointing_every]:
         layer.forward = _checkpointed(layer.forward, contexts)
 
@@ -61,15 +63,23 @@ def _checkpointed(forward: Callable[..., Any], contexts: dict[str, Any]) -> Call
     return run
 
 
-def _policy(_context: Any, operation: Any, *args: Any, **_: Any) -> CheckpointPolicy:
-    if operation not in _KEPT:
-        return CheckpointPolicy.PREFER_RECOMPUTE
-    if operation is _aten.bmm.default:
-        left, right = args[:2]
-        if left.shape[:2].numel() * right.shape[2] > left.numel() + right.numel():
-            # attention scores without a kernel for attention: [length, length] for each head
+def _change_products(layer: nn.Module) -> bool:
+    """Whether it has experts with biases, which transformers adds to their products in place."""
+    return any(getattr(module, "has_bias", False) for module in layer.modules())
+
+
+def _policy(kept: Collection[Any]) -> Callable[..., CheckpointPolicy]:
+    def policy(_context: Any, operation: Any, *args: Any, **_: Any) -> CheckpointPolicy:
+        if operation not in kept:
             return CheckpointPolicy.PREFER_RECOMPUTE
-    return CheckpointPolicy.MUST_SAVE
+        if operation is _aten.bmm.default:
+            left, right = args[:2]
+            if left.shape[:2].numel() * right.shape[2] > left.numel() + right.numel():
+                # attention scores without a kernel for attention: [length, length] for each head
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE
+
+    return policy
 
 
 def offload_layers(layers: Sequence[nn.Module], device: torch.device, at_least: int = OFFLOADED_BYTES) -> None:
