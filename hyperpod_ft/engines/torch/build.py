@@ -225,7 +225,7 @@ def _divide(
 
 
 def _change_forward(layers: list[nn.Module], task: TrainingTask, device: torch.device) -> None:
-    """Change the layers' forward: what is recomputed is compiled too, and what both still keep goes to host memory."""
+    """Change the layers' forward: they are recomputed and compiled, and what they still keep goes to host memory."""
     training, divides_experts = task.config.training, task.layout.degrees.expert_parallel > 1
     if not divides_experts:
         activations.checkpoint_layers(layers, training)

@@ -135,6 +135,13 @@ def _check_parallelism(config: RunConfig) -> None:
             f"parallelism.offload: parameters needs sharding zero3, not {given.sharding}",
             "set sharding to zero3, or leave it out",
         )
+    adapts_experts = config.training.method == "lora" and (config.lora.target_parameters or config.model.adapter)
+    if given.expert_parallel > 1 and config.training.optimizer_state == "int8" and adapts_experts:
+        raise UserError(
+            "training.optimizer_state: int8 has one scale for the adapters of several experts, which"
+            " parallelism.expert_parallel divides",
+            "set it to fp32, or expert_parallel to 1",
+        )
     if given.sharding == "replicated" and (given.shard_ranks or 1) > 1:
         raise UserError("parallelism.shard_ranks: has no effect with sharding replicated", "leave one of them out")
 

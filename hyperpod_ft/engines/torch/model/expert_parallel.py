@@ -2,8 +2,8 @@
 
 GShard (Lepikhin et al., arXiv:2006.16668, section 3.2). Each rank routes its own tokens. It sends a token once to each
 rank that has some of its experts; there, transformers' own forward pass computes with the experts of that rank, and
-their weighted sum returns. What the ranks exchange depends on the routing, so the program waits for the device once in
-a layer, for the numbers of tokens.
+their weighted sum returns. What the ranks exchange depends on the routing, so the program waits for the device in each
+layer, for the numbers of tokens, and again where the layer is recomputed.
 
 Ranks must exchange in one order, also in the backward pass. So a rank that gets no token takes part with none, and its
 experts with gradients of zero. Each exchange is one operation that keeps an index of its tokens: where layers are
@@ -105,8 +105,9 @@ def _all_to_all(
 
 
 def _sum_at(places: torch.Tensor, count: int, rows: torch.Tensor) -> torch.Tensor:
-    """[count, ...] with each of the rows [places, ...] added at its place."""
-    return rows.new_zeros(count, *rows.shape[1:]).index_add_(0, places, rows)
+    """[count, ...] with each of the rows [places, ...] added at its place, in fp32."""
+    total = torch.zeros(count, *rows.shape[1:], dtype=torch.float32, device=rows.device)
+    return total.index_add_(0, places, rows.float()).to(rows.dtype)
 
 
 class _DividedExperts(nn.Module):

@@ -74,6 +74,18 @@ def test_models_without_such_experts_are_refused(
         check_trainable(config, degrees_of(config), model)
 
 
+def test_scales_of_several_experts_are_not_divided(make_run: MakeRun) -> None:
+    def degrees(**given: Any) -> Any:
+        state = {"training__optimizer_state": "int8", "parallelism": {"ranks_per_node": 8, "expert_parallel": 2}}
+        return degrees_of(make_run(cluster__instance_type=GPU, **state | given).config)
+
+    assert degrees().expert_parallel == 2
+    experts = {"lora__target_parameters": ["experts.down_proj"]}
+    with pytest.raises(UserError, match=r"^training\.optimizer_state: int8 .*; set it to fp32"):
+        degrees(**experts)
+    assert degrees(**experts, training__optimizer_state="bf16")
+
+
 def test_a_certificate_is_of_divided_experts_too(make_run: MakeRun) -> None:
     whole, two, four = (
         plan(make_run(cluster__instance_type=GPU, parallelism={"expert_parallel": ranks}).config) for ranks in (1, 2, 4)
