@@ -85,7 +85,7 @@ def test_it_answers_with_tokens_that_it_did_not_have(tmp_path: Path, tied: bool,
     adapter = run.paths.adapter if run.config.training.method == "lora" else None
     found = verify(run.paths.tuned_model, base=run.paths.base_model, adapter=adapter, logits=adapter is not None)
     assert found.ok, found.findings
-    assert "| tokens added | '<tool>' '</tool>' |" in (run.paths.tuned_model / "README.md").read_text()
+    assert "| tokens added | `'<tool>'` `'</tool>'` |" in (run.paths.tuned_model / "README.md").read_text()
     original = verify(run.paths.tuned_model, base=run.paths.fetched_model)
     assert original.ok, original.findings
     if run.config.lora.modules_to_save:
