@@ -16,7 +16,13 @@ from hyperpod_ft.authoring.dataset_format import FormatUnclearError, FoundFormat
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.fit import fit
 from hyperpod_ft.checkpoint.formats.added_tokens import with_room
-from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, is_encoder_decoder, of_language_model, read_config
+from hyperpod_ft.checkpoint.formats.model_directory import (
+    CONFIG,
+    EMBEDDINGS,
+    is_encoder_decoder,
+    of_language_model,
+    read_config,
+)
 from hyperpod_ft.checkpoint.formats.safetensors_file import has_weights
 from hyperpod_ft.config import run_file, sources, yaml_text
 from hyperpod_ft.config.fields import shown
@@ -24,13 +30,14 @@ from hyperpod_ft.config.instances import CATALOGUE, Instance, alternatives
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.data import default_name
 from hyperpod_ft.config.sections.inputs import Dataset
+from hyperpod_ft.config.sections.training import last_parts
 from hyperpod_ft.data import source_files
 from hyperpod_ft.download.assets import look_up_source
 from hyperpod_ft.download.listing import Listing
 from hyperpod_ft.download.sources import source_of
 from hyperpod_ft.errors import UserError, last_line
-from hyperpod_ft.planning.families import family_of
-from hyperpod_ft.planning.model_fit import check_model_directory
+from hyperpod_ft.planning.families import default_targets, family_of
+from hyperpod_ft.planning.model_fit import check_model_directory, shape_of
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.runs.assets import config_directory
 
@@ -223,14 +230,16 @@ def complete(draft: Draft, output: Path, *, keep_batch: bool = False) -> None:
                 local = LocalFiles.of(Path(dataset.source), dataset.files, dataset.split)
                 draft.head += local.unused_columns(dataset)
         directory = _model_directory(config, Path(scratch), draft)
-        tokens = config.model.added_tokens
-        model_config = with_room(read_config(directory), directory, tokens) if directory else None
+        tokens = (config.model.new_tokens, config.model.new_special_tokens)
+        model_config = with_room(read_config(directory), directory, *tokens) if directory else None
         if model_config is not None:
             described = of_language_model(model_config)
             _set_lengths(draft, described)
             family = str(described.get("model_type", ""))
             if directory and config.engine == "torch" and not (family_of(family) or is_encoder_decoder(model_config)):
                 _set_targets(draft, directory)
+        if any(tokens) and config.training.method == "lora" and not is_encoder_decoder(model_config or {}):
+            _train_rows(draft, model_config or {})
         fit(draft, model_config, keep_batch=keep_batch)
         # the text is what `plan` will read
         values = yaml_text.read(draft.text(), str(output))
@@ -264,6 +273,22 @@ def _set_targets(draft: Draft, model: Path) -> None:
             "Whether LoRA needs lora.target_modules for this model was not checked: that takes torch and the model's"
             " files on this machine. If it does, stage certify lists the modules before accelerators are held."
         )
+
+
+def _train_rows(draft: Draft, model_config: Mapping[str, Any]) -> None:
+    """Let LoRA train the rows of new tokens, unless the draft says how: other tools do, or need a key for it."""
+    targets = draft.get("lora.target_modules") or ()
+    named = last_parts(targets)
+    if draft.get("lora.modules_to_save") or ("lm_head" in named and named.intersection(EMBEDDINGS)):
+        return
+    model_type, shape = str(of_language_model(model_config).get("model_type", "")), shape_of(model_config)
+    family, note = family_of(model_type), "with the rows of new tokens"
+    paths = (family.embedding, family.head) if family else ("embed_tokens", "lm_head")
+    ends = [path.rpartition(".")[2] for path in paths]
+    if shape.tied if shape else model_config.get("tie_word_embeddings"):
+        draft.set("lora.target_modules", list(dict.fromkeys([*(targets or default_targets(model_type)), *ends])), note)
+    else:
+        draft.set("lora.modules_to_save", ends, note)
 
 
 def _model_directory(config: RunConfig, scratch: Path, draft: Draft) -> Path | None:

@@ -6,18 +6,19 @@ inequality, n new ones beside V take at most n / (V + n) of the probability, whi
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats import added_tokens, model_directory
 from hyperpod_ft.checkpoint.formats.added_tokens import NumberedTokens
-from hyperpod_ft.checkpoint.formats.json_file import read_object
-from hyperpod_ft.checkpoint.formats.resumable import resumable_directory
+from hyperpod_ft.checkpoint.formats.json_file import read_object, validate
 from hyperpod_ft.checkpoint.formats.safetensors_file import INDEX, read_metadata, read_model
 from hyperpod_ft.checkpoint.formats.safetensors_writer import Outgoing, copied, write_files
 from hyperpod_ft.checkpoint.tensors import reading
@@ -29,8 +30,52 @@ from hyperpod_ft.progress import ByteProgress, count
 
 _EXTENDED = ".extended"
 _OUTPUTS = (model_directory.OUTPUT, "lm_head.bias", "embed_out.weight")  # the last is GPT-NeoX's
-_BY_LAYER = "embed_tokens_per_layer.weight"  # Gemma 4's second embedding; Gemma 3n's may have fewer rows
+# Where they have as many rows: embedding and output layer again, in T5 and in layers that predict several tokens
+# (DeepSeek-V3, GLM-4.5); Gemma 4's second embedding, of which Gemma 3n's may have fewer.
+_OTHERS = ("embed_tokens.weight", "shared_head.head.weight", "embed_tokens_per_layer.weight")
+_SECOND_SIZE = "vocab_size_per_layer_input"
 _REMEDY = "leave it out, or add them with another program, and give that model"
+
+
+class _Sized(BaseModel):
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True)
+class _Extension:
+    """What gives each new token its row: nothing if there are no `new` rows, and more rows if `rows` are more."""
+
+    stored: Mapping[str, LogicalTensor]
+    outer: Mapping[str, LogicalTensor]  # those with a row for each token
+    vocabulary: int  # rows before
+    rows: int
+    new: range
+
+    @property
+    def files(self) -> dict[str, list[LogicalTensor]]:
+        """The tensors of the files that change."""
+        found: dict[str, list[LogicalTensor]] = {}
+        if self.new:
+            found = {tensor.pieces[0].file.name: [] for tensor in self.outer.values()}
+        for tensor in self.stored.values():
+            if (file := tensor.pieces[0].file.name) in found:
+                found[file].append(tensor)
+        return found
+
+    @property
+    def growth(self) -> int:
+        """In bytes."""
+        return sum(tensor.nbytes // self.vocabulary for tensor in self.outer.values()) * (self.rows - self.vocabulary)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the files that change, with their new rows."""
+        return sum(tensor.nbytes for tensors in self.files.values() for tensor in tensors) + self.growth
+
+
+def added_bytes(directory: Path, tokens: Sequence[str], special: Sequence[str] = ()) -> int:
+    """What `add_tokens` writes beside the files that are there. Raises UserError as it does."""
+    return _extension(directory, added_tokens.numbered(directory, tokens, special)).nbytes
 
 
 def add_tokens(directory: Path, tokens: Sequence[str], special: Sequence[str] = ()) -> str:
@@ -39,60 +84,64 @@ def add_tokens(directory: Path, tokens: Sequence[str], special: Sequence[str] = 
     Files with other tensors than those of the vocabulary stay as they are, and none is written in place: it may be a
     link. Raises UserError for a tokenizer without tokenizer.json, and a model whose embedding is not known.
     """
-    found = added_tokens.numbered(directory, [*tokens, *special])
+    found = added_tokens.numbered(directory, tokens, special)
     if found.known:
         print(f"model.new_tokens: tokens already: {', '.join(map(repr, found.known))}", flush=True)
-    more = _add_rows(directory, found)
+    more = _add_rows(directory, _extension(directory, found))
     added_tokens.add(directory, tokens, special)
     return f"{count(len(found.new), 'token')} and {count(more, 'row')} added"
 
 
-def _add_rows(directory: Path, tokens: NumberedTokens) -> int:
-    """Give each new token its row; how many rows there are more than before."""
+def _add_rows(directory: Path, made: _Extension) -> int:
+    """Write the files that change; how many rows there are more than before."""
+    if not (files := made.files):
+        return 0
+    with publish.new_directory(directory / _EXTENDED) as target, ByteProgress("new rows", made.nbytes) as progress:
+        for file, tensors in files.items():
+            outgoing = [
+                _with_rows(tensor, made.rows, made.new) if tensor.name in made.outer else copied(tensor)
+                for tensor in tensors
+            ]
+            write_files(target, {file: outgoing}, progress, read_metadata(directory / file))
+    for file in files:
+        (directory / _EXTENDED / file).replace(directory / file)
+    publish.remove(directory / _EXTENDED)
+    if made.rows > made.vocabulary:
+        _count_bytes(directory / INDEX, made.growth)
+        described = model_directory.of_language_model(model_directory.read_config(directory))
+        keys = ("vocab_size", *(key for key in (_SECOND_SIZE,) if described.get(key) == made.vocabulary))
+        model_directory.update_config(directory, dict.fromkeys(keys, made.rows))
+    return made.rows - made.vocabulary
+
+
+def _extension(directory: Path, tokens: NumberedTokens) -> _Extension:
+    """What gives each new token its row; nothing where all have theirs."""
     config = model_directory.read_config(directory)
     stored = {tensor.name: tensor for tensor in read_model(directory)}
     outer = _outer(config, stored)
     vocabulary = next(iter(outer.values())).shape[0]
     described = model_directory.of_language_model(config)
-    sizes = {described.get("vocab_size", vocabulary), *(tensor.shape[0] for tensor in outer.values())}
-    if len(sizes) > 1:
+    stated = validate(directory / model_directory.CONFIG, described, _Sized, "download the model again").vocab_size
+    sizes = {vocabulary if stated is None else stated, *(tensor.shape[0] for tensor in outer.values())}
+    if len(sizes) > 1 or not vocabulary:
         listed = " and ".join(map(str, sorted(sizes)))
         raise UserError(f"model.new_tokens: the model has matrices for {listed} tokens", _REMEDY)
     rows = tokens.rows(vocabulary)
     # padding is as unlikely as the new tokens; rows that were there may have a use that the tokenizer does not show
-    new = range(min(tokens.first, vocabulary), rows if rows > vocabulary else tokens.first + len(tokens.new))
-    if not new:
-        return 0
-    changed = {name: _with_rows(tensor, rows, new) for name, tensor in outer.items()}
-    files: dict[str, list[Outgoing]] = {tensor.pieces[0].file.name: [] for tensor in outer.values()}
-    for name, tensor in stored.items():
-        if (file := tensor.pieces[0].file.name) in files:
-            files[file].append(changed.get(name) or copied(tensor))
-    nbytes = sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
-    identity = {"rows": rows, "new": [new.start, new.stop]}
-    with resumable_directory(directory / _EXTENDED, identity) as target, ByteProgress("new rows", nbytes) as progress:
-        for file, tensors in files.items():
-            write_files(target, {file: tensors}, progress, read_metadata(directory / file))
-    for file in files:
-        (directory / _EXTENDED / file).replace(directory / file)
-    publish.remove(directory / _EXTENDED)
-    _count_bytes(directory / INDEX, sum(changed[name].nbytes - tensor.nbytes for name, tensor in outer.items()))
-    if rows > vocabulary:
-        keys = ("vocab_size", *(key for key in ("vocab_size_per_layer_input",) if described.get(key) == vocabulary))
-        model_directory.update_config(directory, dict.fromkeys(keys, rows))
-    return rows - vocabulary
+    stop = rows if rows > vocabulary else min(rows, tokens.first + len(tokens.new))
+    return _Extension(stored, outer, vocabulary, rows, range(min(tokens.first, vocabulary), stop))
 
 
 def _outer(config: Mapping[str, Any], stored: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
-    """The tensors with a row for each token: embeddings, the first one under all its names, and the output layer."""
+    """The tensors with a row for each token: embeddings under all their names, and output layers."""
+    stored = {name: tensor for name, tensor in stored.items() if tensor.shape}
     embedding = model_directory.embedding(model_directory.without_predictors(config, stored))
-    aliases = model_directory.SHARED_ALIASES if embedding == model_directory.SHARED else ()
     outputs = [name for name in stored if name.endswith(_OUTPUTS)]
     if embedding is None or not (outputs or model_directory.is_tied(config, stored)):
         raise UserError("model.new_tokens: the names of the model's embedding and output layer are not known", _REMEDY)
     rows = stored[embedding].shape[0]
-    by_layer = [name for name in stored if name.endswith(_BY_LAYER) and stored[name].shape[0] == rows]
-    return {name: stored[name] for name in (embedding, *aliases, *by_layer, *outputs) if name in stored}
+    others = [name for name in stored if name.endswith(_OTHERS) and stored[name].shape[0] == rows]
+    return {name: stored[name] for name in (embedding, *others, *outputs)}
 
 
 def _with_rows(tensor: LogicalTensor, rows: int, new: range) -> Outgoing:
@@ -126,6 +175,7 @@ def _mean(tensor: LogicalTensor, rows: int) -> NDArray[np.float64]:
 def _count_bytes(index: Path, more: int) -> None:
     """Correct the size of all tensors in an index that gives it."""
     values = read_object(index, "download the model again") if index.is_file() else {}
-    if isinstance(values.get("metadata"), dict) and "total_size" in values["metadata"]:
-        values["metadata"]["total_size"] += more
+    noted = values.get("metadata")
+    if isinstance(noted, dict) and isinstance(noted.get("total_size"), int | float):
+        noted["total_size"] += more
         publish.write_json(index, values)

@@ -89,15 +89,22 @@ class Encoder:
         return str(self._library.id_to_token(token))
 
     def check_ids(self, ids: Mapping[str, int]) -> None:
-        """Raise UserError unless each of these tokens of tokenizer.json is encoded to its id there.
+        """Raise UserError unless each of these tokens of tokenizer.json is encoded to its id there, and decoded again.
 
-        For some models, transformers adds tokens of its own when it loads the file, or takes only a part of it.
+        For some models, transformers adds tokens of its own when it loads the file, or takes only a part of it. In
+        byte-level vocabularies, characters stand for bytes: `é` for one that is no text alone.
         """
         for token, number in ids.items():
             if (found := self.backend.encode([token]).ids.tolist()) != [number]:
                 raise UserError(
                     f"model.new_tokens: {token!r} is {number} in tokenizer.json, and {found} with transformers",
                     "load the tokenizer with transformers, save it, and give the model with these files",
+                )
+            text = str(self._library.decode([number], skip_special_tokens=False))
+            if text.strip(" ") != token.strip(" "):
+                raise UserError(
+                    f"model.new_tokens: the model's tokenizer decodes {token!r} as {text!r}",
+                    "choose another, such as one of ASCII characters",
                 )
 
     @property

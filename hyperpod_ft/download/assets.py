@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hyperpod_ft import publish
+from hyperpod_ft.checkpoint.formats import added_tokens
 from hyperpod_ft.checkpoint.formats.model_directory import CONFIG, decoded_bytes, quantization, read_config
 from hyperpod_ft.checkpoint.formats.safetensors_file import read_model
 from hyperpod_ft.config.run_config import RunConfig
@@ -27,23 +28,35 @@ _AT_A_TIME = 8
 
 
 def model(run: Run) -> Wanted:
-    asset = model_asset(run.config)
+    asset, extended = model_asset(run.config), bool(run.config.model.added_tokens)
     files = model_files(_MODEL, asset.source)
-    return Wanted("model", "model", asset, files, run.paths.fetched_model, _finish_model, _decoded_bytes)
+
+    def choose(offered: Sequence[File]) -> Sequence[File]:
+        if extended and not any(file.name == added_tokens.FILE for file in offered):
+            raise added_tokens.lacking(asset.source)
+        return files(offered)
+
+    return Wanted("model", "model", asset, choose, run.paths.fetched_model, _finish_model, _decoded_bytes)
 
 
 def model_with_new_tokens(run: Run) -> Wanted | None:
     """The base model that is made of the one that was fetched; None without `model.new_tokens`."""
-    given, fetched = run.config.model, Asset(str(run.paths.fetched_model), "")
+    given, fetched = run.config.model, run.paths.fetched_model
     if not given.added_tokens:
         return None
+    from hyperpod_ft.checkpoint import new_tokens  # noqa: PLC0415 - imports numpy
 
-    def finish(directory: Path) -> str:
-        from hyperpod_ft.checkpoint import new_tokens  # noqa: PLC0415 - imports numpy
-
-        return new_tokens.add_tokens(directory, given.new_tokens, given.new_special_tokens)
-
-    return Wanted("model", "model", fetched, _all_but_manifest, run.paths.base_model, finish)
+    tokens = (given.new_tokens, given.new_special_tokens)
+    return Wanted(
+        "model",
+        "model",
+        Asset(str(fetched), ""),
+        _all_but_manifest,
+        run.paths.base_model,
+        finish=lambda directory: new_tokens.add_tokens(directory, *tokens),
+        added=lambda *_: new_tokens.added_bytes(fetched, *tokens),
+        name=fetched.name,
+    )
 
 
 def _all_but_manifest(files: Sequence[File]) -> Sequence[File]:

@@ -32,7 +32,8 @@ class Wanted:
 
     `finish` changes what was fetched to what the directory is to have, and says how, in words; most stay as they are.
     It raises UserError for one that is complete but unusable. `added`: the bytes that it needs beside the files, which
-    may take fetching some of a listing into the directory.
+    may take fetching some of a listing into the directory. `name`: what the manifest calls a source whose path may be
+    written in several ways, as through a link.
     """
 
     key: str  # where the run file has it
@@ -42,6 +43,7 @@ class Wanted:
     directory: Path
     finish: Callable[[Path], str] = lambda _: ""
     added: Callable[[FileSource, Listing, Path], int] = lambda *_: 0
+    name: str = ""
 
     @property
     def where(self) -> str:
@@ -88,9 +90,10 @@ class Manifest:
     finished: str = ""  # what was made of the files: Wanted.finish
 
     @classmethod
-    def of(cls, asset: Asset, listing: Listing) -> "Manifest":
+    def of(cls, wanted: Wanted, listing: Listing) -> "Manifest":
         files = {file.name: file.size for file in listing.files}
-        return cls(asset.source, asset.revision, listing.commit, files, listing.content)
+        source = wanted.name or wanted.asset.source
+        return cls(source, wanted.asset.revision, listing.commit, files, listing.content)
 
     def of_finished(self, directory: Path, how: str) -> "Manifest":
         files = {path.relative_to(directory).as_posix(): path.stat().st_size for path in digests.files_below(directory)}
@@ -127,7 +130,7 @@ def ensure(wanted: Wanted) -> Manifest:
         directory.with_name(f".{directory.name}.lock"), waiting=f"{what}: another job is fetching it; waiting"
     ):
         present = Manifest.read(directory)
-        if present and (present.source, present.revision) == (asset.source, asset.revision):
+        if present and (present.source, present.revision) == (wanted.name or asset.source, asset.revision):
             if present.matches(directory):
                 wanted.refuse_changes(present.content)
                 print(f"{what}: already there: {directory}", flush=True)
@@ -142,7 +145,7 @@ def ensure(wanted: Wanted) -> Manifest:
 def _fetch(wanted: Wanted) -> Manifest:
     what, where, listing = wanted.key, wanted.where, wanted.listing()
     refuse_unsafe(where, listing.files)
-    manifest = Manifest.of(wanted.asset, listing)
+    manifest = Manifest.of(wanted, listing)
     with publish.new_directory(wanted.directory, keep_partial=True) as partial:
         _prune(partial, manifest.files)
         _check_free_disk(wanted, listing, partial)
@@ -152,11 +155,13 @@ def _fetch(wanted: Wanted) -> Manifest:
             " interrupted, the stage resumes when it is run again",
             flush=True,
         )
-        with report_growth(what, partial, listing.size), _disk_full_explained(where, partial):
-            wanted.source.fetch(listing, partial)
-        publish.remove(partial / _HUB_STATE)
-        _check_complete(where, manifest, partial)
-        if how := wanted.finish(partial):
+        with _disk_full_explained(where, partial):
+            with report_growth(what, partial, listing.size):
+                wanted.source.fetch(listing, partial)
+            publish.remove(partial / _HUB_STATE)
+            _check_complete(where, manifest, partial)
+            how = wanted.finish(partial)
+        if how:
             manifest = manifest.of_finished(partial, how)
         publish.write_json(partial / MANIFEST, asdict(manifest))
     return manifest

@@ -58,7 +58,7 @@ def check_model_directory(
     before stage certify has run, and with engine neuron.
     """
     found = read_config(directory, "set model.source to the directory of a Hugging Face model")
-    model_config = with_room(found, directory, config.model.added_tokens)
+    model_config = with_room(found, directory, config.model.new_tokens, config.model.new_special_tokens)
     _check_evaluation(config, model_config)
     if certificate:
         certificate.check(config, degrees)

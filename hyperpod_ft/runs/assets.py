@@ -112,4 +112,4 @@ def model_config(config: RunConfig) -> dict[str, Any]:
             "hyperpod-ft plan RUN_FILE fetches it",
         )
     found = read_config(directory, "set model.source to the directory of a Hugging Face model")
-    return with_room(found, directory, config.model.added_tokens)
+    return with_room(found, directory, config.model.new_tokens, config.model.new_special_tokens)

@@ -18,11 +18,11 @@ from hyperpod_ft.stages.stage import Result, main
 
 def work(run: Run) -> Result:
     fetched = {"model": ensure(assets.model(run))}
-    if extended := assets.model_with_new_tokens(run):
-        fetched["model.new_tokens"] = ensure(extended)
     fetched |= {wanted.key: ensure(wanted) for wanted in adapter.wanted(run)}
     adapter.check(run)
-    check_model_directory(with_adapter(run.config), run.plan.degrees, run.paths.base_model)
+    check_model_directory(with_adapter(run.config), run.plan.degrees, run.paths.fetched_model)
+    if extended := assets.model_with_new_tokens(run):
+        fetched["model.new_tokens"] = ensure(extended)
     fetched |= {wanted.key: ensure(wanted) for wanted in assets.datasets(run)}
     return Result(
         list(dict.fromkeys(run.paths.inputs)),

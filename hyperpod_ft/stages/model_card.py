@@ -53,7 +53,7 @@ def model_card(run: Run, chat_template: str, *, adapter: bool = False) -> str:
         method += ", merged" * (not adapter)
     rows = {
         "base model": ", ".join(filter(None, (_pinned(model_asset(run.config)), _finished(run.journal)))),
-        **({"tokens added": " ".join(map(repr, config.model.added_tokens))} if config.model.added_tokens else {}),
+        **({"tokens added": " ".join(map(_code, config.model.added_tokens))} if config.model.added_tokens else {}),
         **({"adapter continued": _pinned(config.model.adapter.asset)} if config.model.adapter else {}),
         "dataset": ", ".join(dict.fromkeys(map(_pinned, data))),
         "method": method if lora else "every parameter",
@@ -121,6 +121,13 @@ def _cell(value: object) -> str:
     return " ".join(str(value).replace("|", "\\|").split())
 
 
-def _fence(text: str) -> str:
+def _code(value: str) -> str:
+    """A code span: Markdown takes `<tool>` for HTML."""
+    text = repr(value)
+    fence = _fence(text, at_least=1)
+    return f"{fence}{text}{fence}"
+
+
+def _fence(text: str, at_least: int = 3) -> str:
     """A fence longer than any run of backticks in the text."""
-    return "`" * (1 + max((len(ticks) for ticks in re.findall("`+", text)), default=2))
+    return "`" * max(at_least, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))

@@ -86,7 +86,7 @@ def test_it_answers_with_tokens_that_it_did_not_have(
     adapter = run.paths.adapter if run.config.training.method == "lora" else None
     found = verify(run.paths.tuned_model, base=run.paths.base_model, adapter=adapter, logits=adapter is not None)
     assert found.ok, found.findings
-    assert "| tokens added | '<tool>' '</tool>' |" in (run.paths.tuned_model / "README.md").read_text()
+    assert "| tokens added | `'<tool>'` `'</tool>'` |" in (run.paths.tuned_model / "README.md").read_text()
     against_original = verify(run.paths.tuned_model, base=run.paths.fetched_model)
     assert against_original.ok, against_original.findings
     if adapter:

@@ -101,12 +101,10 @@ class Conversion:
             )
 
     def set_new_tokens(self, plain: Any, special: Any) -> None:
-        """Set the tokens to add; their rows are trained, as by default or of necessity in the other tools."""
+        """Set the tokens to add."""
         for key, given in (("new_tokens", plain), ("new_special_tokens", special)):
             if not is_unset(given):
                 self.draft.set(f"model.{key}", _names(given))
-                if self.draft.get("training.method") == "lora":
-                    self.draft.default("lora.modules_to_save", list(_ENDS), "with the rows of new tokens")
 
     def is_on(self, key: str) -> bool:
         """Whether a switch is on: PyYAML, which these tools read with, also takes yes and no for switches."""

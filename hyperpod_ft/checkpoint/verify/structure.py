@@ -21,6 +21,8 @@ Config = Mapping[str, Any]
 _CONSTANT = re.compile(r".*(attn\.(masked_)?bias|rotary_emb\.inv_freq|position_ids|\.attention\.(masked_)?bias)")
 # What transformers itself puts before all names of a model that was saved without its head, or leaves out.
 _OWN_PREFIXES = frozenset({"model", "transformer", "gpt_neox"})
+# Ends of names of output layers, the last in layers that predict several tokens.
+_OUTPUTS = (".lm_head.weight", "lm_head.bias", "embed_out.weight", "shared_head.head.weight")
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def _is_alike(pair: Pair) -> bool:
 def _is_resized(pair: Pair) -> bool:
     """Whether only the number of tokens differs."""
     one, other = pair.tuned.shape, pair.base.shape
-    outer = pair.name == OUTPUT or pair.name.endswith((".lm_head.weight", "lm_head.bias", "embed_out.weight"))
+    outer = pair.name == OUTPUT or pair.name.endswith(_OUTPUTS)
     outer = outer or model_directory.embedding([pair.name]) is not None
     return outer and one[1:] == other[1:] and len(one) > 0
 

@@ -5,9 +5,9 @@ is MaxVio + 1 (Wang et al., arXiv:2408.15664).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from hyperpod_ft.progress import count
 
@@ -15,14 +15,15 @@ LARGEST, DEAD = "expert_load_max", "dead_experts"
 """In metrics.jsonl: over all layers, the largest load, and how many experts got no token."""
 
 _FACT = "expert_load"
+_Load = Annotated[float, Field(ge=0, le=10**9)]
 
 
 class LayerLoad(NamedTuple):
     """Of the experts of a layer."""
 
-    largest: float
-    smallest: float
-    dead: int  # experts without a token
+    largest: _Load
+    smallest: _Load
+    dead: Annotated[int, Field(ge=0, le=10**9)]  # experts without a token
 
 
 Loads = Mapping[str, LayerLoad]
@@ -60,9 +61,9 @@ _FACTS = TypeAdapter(tuple[dict[str, LayerLoad], dict[str, LayerLoad]])
 
 
 def grew_uneven(first: Loads, last: Loads) -> bool:
-    """Whether the largest load, or the number of experts without a token, has at least doubled."""
+    """Whether the largest load, or the number of experts without a token, has at least doubled, the latter to 2."""
     before, after = metrics(first), metrics(last)
-    return any(after[name] >= 2 * before[name] > 0 or after[name] > before[name] == 0 for name in after)
+    return any(after[name] >= 2 * max(before[name], 1) for name in after)
 
 
 def described(first: Loads, last: Loads) -> str:

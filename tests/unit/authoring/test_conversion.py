@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.authoring import new_run
 from hyperpod_ft.authoring.conversion.convert import Supplement, convert
 from hyperpod_ft.authoring.conversion.foreign_file import Conversion
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.families import default_targets
 from scripts.memory_table import LLAMA_3_8B
 
 AXOLOTL = """
@@ -131,6 +133,28 @@ def test_new_tokens(directory: Path, text: str, method: str) -> None:
     assert config.model.new_special_tokens == ("<|end|>",)
     assert config.lora.modules_to_save == (("embed_tokens", "lm_head") if method == "lora" else ())
     assert not {key for key in found.changes if "token" in key or "vocab" in key}
+
+
+@pytest.mark.parametrize(
+    ("more", "targets"),
+    [
+        ("", ("q_proj", "v_proj", "embed_tokens", "lm_head")),
+        ("lora_target_modules: [q_proj, lm_head, embed_tokens]\n", ("q_proj", "lm_head", "embed_tokens")),
+        ("lora_target_linear: true\n", (*default_targets("llama"), "embed_tokens", "lm_head")),
+    ],
+)
+def test_new_tokens_of_a_tied_model(directory: Path, more: str, targets: tuple[str, ...]) -> None:
+    """Its matrix is not trained whole: PEFT would train two."""
+    (directory / "llama" / "config.json").write_text(json.dumps(LLAMA_3_8B | {"tie_word_embeddings": True}))
+    text = AXOLOTL.replace("lora_target_modules: [q_proj, v_proj]\n", more) if more else AXOLOTL
+    _, config = converted(directory, f"{text}tokens: ['<tool>']\n")
+    assert config.lora.target_modules == targets and not config.lora.modules_to_save
+
+
+def test_new_tokens_of_a_model_that_is_not_here(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(new_run, "_model_directory", lambda *_: None)
+    _, config = converted(directory, AXOLOTL.replace("./llama", "some/llama") + "tokens: ['<tool>']\n")
+    assert config.lora.modules_to_save == ("embed_tokens", "lm_head")
 
 
 def test_modules_that_the_kit_does_not_train_whole(directory: Path) -> None:

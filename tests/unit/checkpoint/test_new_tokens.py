@@ -1,6 +1,7 @@
 """A model that gets more tokens: files of every form, and tokenizers as transformers loads them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from transformers import (
 )
 
 from hyperpod_ft.checkpoint import new_tokens
-from hyperpod_ft.checkpoint.formats import added_tokens, model_directory, safetensors_writer
+from hyperpod_ft.checkpoint.formats import added_tokens, model_directory
 from hyperpod_ft.checkpoint.formats.pretrained import auto_class, load
 from hyperpod_ft.checkpoint.tensors import reading
 from hyperpod_ft.checkpoint.tensors.direct import BLOCK_BYTES
+from hyperpod_ft.checkpoint.verify.verify import verify
 from hyperpod_ft.data.encoder import Encoder, RankedBackend
 from hyperpod_ft.errors import UserError
 from tests.unit import tiny_image_text, tiny_t5, tiny_tokenizer
@@ -126,24 +128,20 @@ def test_memory_does_not_grow_with_the_vocabulary(tmp_path: Path, monkeypatch: p
     assert max(asked) <= BLOCK_BYTES and sum(asked) > 2 * 4 * BLOCK_BYTES
 
 
-def test_another_attempt_completes_one_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before its files have their names."""
-    before = model(tmp_path, shard="40KB")
-    write, files = safetensors_writer._write_file, list[str]()
-
-    def killed(final: Path, *rest: Any) -> str:
-        if files:
-            raise KeyboardInterrupt
-        files.append(final.name)
-        return write(final, *rest)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(safetensors_writer, "_write_file", killed)
-        new_tokens.add_tokens(tmp_path, TOOLS)
-    assert tensors_in(tmp_path).keys() == before.keys() and config_of(tmp_path)["vocab_size"] == SIZE
-    new_tokens.add_tokens(tmp_path, TOOLS)
-    assert torch.equal(tensors_in(tmp_path)[HEAD], with_rows(before[HEAD], 320, slice(312, 320)))
-    assert not list(tmp_path.glob(".*"))
+def test_layers_that_predict_several_tokens_get_the_rows(tmp_path: Path) -> None:
+    """As DeepSeek-V3 and GLM-4.5 name them, after the last layer. `verify` takes that for new tokens too."""
+    base, tuned = tmp_path / "base", tmp_path / "tuned"
+    tensors = model(base)
+    ahead = {"model.layers.2.embed_tokens.weight": EMBEDDING, "model.layers.2.shared_head.head.weight": HEAD}
+    tensors |= {name: tensors[of].clone() for name, of in ahead.items()}
+    save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    shutil.copytree(base, tuned)
+    new_tokens.add_tokens(tuned, TOOLS)
+    after = tensors_in(tuned)
+    assert all(torch.equal(after[name], after[of]) and len(after[of]) == 320 for name, of in ahead.items())
+    after["model.norm.weight"] += 0.25
+    save_file(after, tuned / "model.safetensors", {"format": "pt"})
+    assert verify(tuned, base=base).ok
 
 
 def of_transformers_4(directory: Path) -> None:
@@ -182,27 +180,42 @@ def test_ids_are_those_that_transformers_gives(tmp_path: Path, change: Callable[
     asked = ["</s>", "a", "<tool>", "the", " the", "</tool>"]  # "the" is in one of the vocabularies
     by_hand = AutoTokenizer.from_pretrained(tmp_path)
     by_hand.add_tokens([AddedToken(token, normalized=False) for token in asked[1:]])
-    added_tokens.add(tmp_path, asked)
+    added_tokens.add(tmp_path, asked[1:], asked[:1])
     found = AutoTokenizer.from_pretrained(tmp_path)
     assert found.get_added_vocab() == by_hand.get_added_vocab() and len(found) == len(by_hand)
     text = "b<tool> the a</tool>thethe"
     assert found(text)["input_ids"] == by_hand(text)["input_ids"]
-    known = added_tokens.numbered(tmp_path, asked)
+    known = added_tokens.numbered(tmp_path, asked[1:], asked[:1])
     assert not known.new and known.rows(len(found)) == len(found)
     assert known.known == {token: by_hand.convert_tokens_to_ids(token) for token in asked}
     if older := [file for file in [tmp_path / "added_tokens.json"] if file.exists()]:
         assert json.loads(older[0].read_text())["<tool>"] == by_hand.convert_tokens_to_ids("<tool>")
 
 
-@pytest.mark.parametrize("change", [lambda _: None, of_transformers_4, of_qwen2])
+def of_older_maps(directory: Path) -> None:
+    """Its special tokens are in special_tokens_map.json alone, and one as transformers 4 wrote it in full."""
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    start, end = settings.pop("extra_special_tokens")
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    named = {"__type": "AddedToken", "content": start, "lstrip": False, "rstrip": False, "normalized": False}
+    (directory / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": [named, end]}))
+
+
+@pytest.mark.parametrize("change", [lambda _: None, of_transformers_4, of_qwen2, of_older_maps])
 def test_special_ones_are_left_out_of_answers(tmp_path: Path, change: Callable[[Path], None]) -> None:
-    tiny_tokenizer.save(tmp_path, tiny_tokenizer.make())
+    """Also one that the tokenizer has and that is not special there; those that were special stay so."""
+    made = tiny_tokenizer.make()
+    made.add_tokens(["<plain>"])
+    tiny_tokenizer.save(tmp_path, made)
     change(tmp_path)
-    added_tokens.add(tmp_path, ["<tool>"], ["<|call|>", "<|im_end|>"])
+    before = AutoTokenizer.from_pretrained(tmp_path).all_special_tokens
+    added_tokens.add(tmp_path, ["<tool>"], ["<|call|>", "<|im_end|>", "<plain>"])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    ids = tokenizer("<tool>a<|call|>", add_special_tokens=False)["input_ids"]
+    ids = tokenizer("<tool>a<plain><|call|>", add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<tool>a"
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode(ids) == "<tool>a"
     assert ids[-1] in tokenizer.all_special_ids and ids[0] not in tokenizer.all_special_ids
+    assert set(before) < set(tokenizer.all_special_tokens)
 
 
 def test_the_fast_encoder_knows_them(tmp_path: Path) -> None:
@@ -216,10 +229,13 @@ def test_the_fast_encoder_knows_them(tmp_path: Path) -> None:
 
 
 def test_what_the_tokenizer_has_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = model(tmp_path)
-    assert new_tokens.add_tokens(tmp_path, ["<|im_start|>", "the"]) == "0 tokens and 0 rows added"
-    assert "tokens already: '<|im_start|>', 'the'" in capsys.readouterr().out
-    assert all(torch.equal(value, before[name]) for name, value in tensors_in(tmp_path).items())
+    """And no file of weights is written, also where other tokens have no rows."""
+    model(tmp_path)
+    added_tokens.add(tmp_path, ["<without a row>"])
+    before = (tmp_path / "model.safetensors").stat()
+    assert new_tokens.add_tokens(tmp_path, ["the"], ["<|im_start|>"]) == "0 tokens and 0 rows added"
+    assert "tokens already: 'the', '<|im_start|>'" in capsys.readouterr().out
+    assert (tmp_path / "model.safetensors").stat() == before
 
 
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
@@ -283,24 +299,67 @@ def of_other_names(directory: Path) -> None:
     save_file(renamed, directory / "model.safetensors")
 
 
-def of_more_rows(directory: Path) -> None:
-    config = config_of(directory) | {"vocab_size": SIZE - 8}
-    (directory / "config.json").write_text(json.dumps(config))
+def with_values(name: str, **values: Any) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        (directory / name).write_text(json.dumps(json.loads((directory / name).read_text()) | values))
+
+    return change
+
+
+def with_id(number: int) -> Callable[[Path], None]:
+    """Of a token in the vocabulary."""
+
+    def change(directory: Path) -> None:
+        values = json.loads((directory / "tokenizer.json").read_text())
+        values["model"]["vocab"]["<odd>"] = number
+        (directory / "tokenizer.json").write_text(json.dumps(values))
+
+    return change
+
+
+SETTINGS = "tokenizer_config.json"
 
 
 @pytest.mark.parametrize(
     ("change", "refusal"),
     [
-        (without_tokenizer, r"has no tokenizer\.json"),
-        (of_other_names, "names of the model's embedding and output layer are not known"),
-        (of_more_rows, "the model has matrices for 304 and 312 tokens"),
+        (without_tokenizer, r"^model\.new_tokens: .*has no tokenizer\.json"),
+        (of_other_names, r"^model\.new_tokens: .*names of the model's embedding and output layer are not known"),
+        (with_values("config.json", vocab_size=SIZE - 8), r"^model\.new_tokens: .*matrices for 304 and 312 tokens"),
+        (with_values("config.json", vocab_size=[SIZE]), r"config\.json: vocab_size: "),
+        (with_id(2_000_000), r"^model\.new_tokens: .*tokenizer\.json: the id of '<odd>'.* far above its 313 tokens"),
+        (with_id(-7), r"^model\.new_tokens: .*tokenizer\.json: the id of '<odd>' is negative"),
+        (with_id(SIZE + 2), r"^model\.new_tokens: .*tokenizer\.json has a token with the id of '</tool>'"),
+        (with_values(SETTINGS, added_tokens_decoder=None), r"tokenizer_config\.json: added_tokens_decoder: "),
+        (with_values(SETTINGS, added_tokens_decoder=[]), r"tokenizer_config\.json: added_tokens_decoder: "),
+        (with_values(SETTINGS, additional_special_tokens="<x>"), r"_config\.json: additional_special_tokens: "),
+        (lambda directory: added_tokens.add(directory, [], TOOLS), r"^model\.new_tokens: '<tool>' is a special token"),
     ],
 )
 def test_what_cannot_be_extended_is_refused(tmp_path: Path, change: Callable[[Path], None], refusal: str) -> None:
     model(tmp_path)
     change(tmp_path)
-    with pytest.raises(UserError, match=rf"^model\.new_tokens: .*{refusal}"):
+    with pytest.raises(UserError, match=refusal) as found:
         new_tokens.add_tokens(tmp_path, TOOLS)
+    assert "\n" not in str(found.value)
+
+
+def test_sizes_that_a_file_leaves_empty_are_no_error(tmp_path: Path) -> None:
+    model(tmp_path, shard="40KB")
+    with_values("config.json", vocab_size=None)(tmp_path)
+    with_values("model.safetensors.index.json", metadata={"total_size": None})(tmp_path)
+    assert new_tokens.add_tokens(tmp_path, TOOLS) == "2 tokens and 8 rows added"
+
+
+@pytest.mark.parametrize("token", ["°", "größer"])  # one that the vocabulary has, one that is new
+def test_tokens_that_a_byte_level_tokenizer_takes_for_bytes_are_refused(tmp_path: Path, token: str) -> None:
+    tiny_tokenizer.save(tmp_path, tiny_tokenizer.make(chat_template=None))
+    added_tokens.add(tmp_path, [" lead", token])
+    known = dict(added_tokens.numbered(tmp_path, [" lead", token]).known)
+    encoder = Encoder.load(tmp_path, chat=False)
+    with pytest.raises(UserError, match=rf"^model\.new_tokens: .*decodes '{token}' as '.*\ufffd"):
+        encoder.check_ids(known)
+    encoder.check_ids({" lead": known[" lead"]})
 
 
 def test_the_plan_knows_the_rows_before_they_are_there(tmp_path: Path) -> None:
@@ -310,7 +369,7 @@ def test_the_plan_knows_the_rows_before_they_are_there(tmp_path: Path) -> None:
     assert added_tokens.with_room(config, alone, TOOLS)["vocab_size"] == 320, "at most"
     assert added_tokens.with_room(config | {"vocab_size": 400}, whole, TOOLS)["vocab_size"] == 400
     assert added_tokens.with_room(config, whole, TOOLS)["vocab_size"] == 320
-    assert added_tokens.with_room(config, whole, ["the", "<s>"]) == config
+    assert added_tokens.with_room(config, whole, ["the"], ["<s>"]) == config
     assert added_tokens.with_room(config, alone, []) == config
     outer = {"model_type": "some", "text_config": config}
     assert added_tokens.with_room(outer, whole, TOOLS)["text_config"]["vocab_size"] == 320

@@ -1,8 +1,10 @@
 """Stage download makes the base model of `model.new_tokens` of the one that it fetched."""
 
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,8 @@ from tokenizers import Tokenizer, models
 from hyperpod_ft.checkpoint import new_tokens
 from hyperpod_ft.clean.needs import needs
 from hyperpod_ft.cli.output import show_runs
-from hyperpod_ft.download import fetch
+from hyperpod_ft.download import assets, fetch
+from hyperpod_ft.download.listing import File
 from hyperpod_ft.errors import ConfigError, UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.launch.preflight import check_run, preview
@@ -103,3 +106,42 @@ def test_what_is_wrong_is_said_before_a_job(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "model" / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"^model\.new_tokens: .* has no tokenizer\.json"):
         check_run(Run.of(run.config))
+    # of a source that is not here, once its files are listed
+    with pytest.raises(UserError, match=r"^model\.new_tokens: some/model has no tokenizer\.json"):
+        of_hub = tokens_run(tmp_path, source="some/model", revision="0" * 40)
+        assets.model(of_hub).choose([File("config.json", 1), File("model.safetensors", 1)])
+
+
+def test_nothing_is_written_for_a_model_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a volume without the space for the files with the vocabulary, or of a run that cannot train it."""
+    run, larger = tokens_run(tmp_path), tokens_run(tmp_path, [f"<{number}>" for number in range(10)])
+
+    def refused(*_: object) -> None:
+        raise UserError("cannot be trained", "choose another")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "")
+
+    with monkeypatch.context() as patched, pytest.raises(UserError, match="cannot be trained"):
+        patched.setattr(stage, "check_model_directory", refused)
+        stage.work(run)
+    written = 2 * 64 * 8 * 4  # the new rows and those before
+    with monkeypatch.context() as patched, pytest.raises(UserError, match=r"^model\.source: .* on the volume"):
+        patched.setattr(fetch.shutil, "disk_usage", lambda _: SimpleNamespace(free=written - 1))
+        patched.setattr(new_tokens, "add_tokens", refused)
+        stage.work(larger)
+    with monkeypatch.context() as patched, pytest.raises(UserError, match=r"^model\.source: .* on the volume"):
+        patched.setattr(new_tokens, "add_tokens", full)
+        stage.work(run)
+    assert not any(one.paths.base_model.exists() for one in (run, larger))
+
+
+def test_a_root_behind_a_link_is_the_same_root(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tokens_run(tmp_path)
+    stage.work(run)
+    link = tmp_path / "link"
+    link.symlink_to(run.config.root)
+    cluster = run.config.cluster.model_copy(update={"root": str(link)})
+    capsys.readouterr()
+    stage.work(Run.of(run.config.model_copy(update={"cluster": cluster})))
+    assert f"model: already there: {link}/models/{run.paths.base_model.name}" in capsys.readouterr().out

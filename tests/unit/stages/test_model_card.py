@@ -26,6 +26,13 @@ def test_the_card_names_every_source(make_run: MakeRun, tmp_path: Path) -> None:
     assert row.startswith(f"| dataset | org/chats @ main, {here} @ local-") and row.endswith(", org/exam @ v1 |")
 
 
+def test_the_card_shows_added_tokens_as_code(make_run: MakeRun) -> None:
+    tokens = {"new_tokens": ["<tool>", "a`b"], "new_special_tokens": ["<|end|>"]}
+    run = make_run(model={"source": "some/llama", **tokens}, training={"method": "full"})
+    card = model_card(run, "the base model's own")
+    assert "\n| tokens added | `'<tool>'` ``'a`b'`` `'<\\|end\\|>'` |\n" in card
+
+
 @pytest.mark.parametrize(
     ("formats", "asked"),
     [(("text", "alpaca", "chat"), "chat"), (("text", "dolly", "alpaca"), "dolly"), (("text", "text"), "text")],
