@@ -197,8 +197,8 @@ def of_older_maps(directory: Path) -> None:
     settings = json.loads((directory / "tokenizer_config.json").read_text())
     start, end = settings.pop("extra_special_tokens")
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    named = {"__type": "AddedToken", "content": start, "lstrip": False, "rstrip": False, "normalized": False}
-    (directory / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": [named, end]}))
+    named = {"__type": "AddedToken", "content": end, "lstrip": False, "rstrip": False, "normalized": False}
+    (directory / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": [start, named]}))
 
 
 @pytest.mark.parametrize("change", [lambda _: None, of_transformers_4, of_qwen2, of_older_maps])
@@ -216,6 +216,11 @@ def test_special_ones_are_left_out_of_answers(tmp_path: Path, change: Callable[[
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode(ids) == "<tool>a"
     assert ids[-1] in tokenizer.all_special_ids and ids[0] not in tokenizer.all_special_ids
     assert set(before) < set(tokenizer.all_special_tokens)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    listed = settings.get("additional_special_tokens") or settings["extra_special_tokens"]
+    assert json.dumps(listed).count("<|im_end|>") <= 1
+    described = settings.get("added_tokens_decoder", {}).values()
+    assert all(token["special"] for token in described if token["content"] == "<plain>")
 
 
 def test_the_fast_encoder_knows_them(tmp_path: Path) -> None:
