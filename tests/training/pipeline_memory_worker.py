@@ -22,7 +22,7 @@ STEPS = 4
 
 def measure(worker: Worker, run: Run) -> int:
     others = live_bytes()
-    with worker.attempt(run, Sharding("replicated", 1)) as loop:
+    with worker.attempt(run, Sharding("replicated", 1), experts=1) as loop:
         loop.step(1, [])
         # what only the collector of cycles would free is freed at once, as most of it is in longer runs
         gc.set_threshold(50)
