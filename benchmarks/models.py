@@ -90,8 +90,8 @@ def outcome(model_type: str) -> Outcome | None:
         adapted, lora = _adapted(source, Path(scratch))
         packed = found or adapted
         if packed is None:
-            told = (sentence for part, sentence in _REASONS.items() if part in reason)
-            return Outcome("", "no", "no", next(told, _OTHER_REASONS))
+            matching = (sentence for part, sentence in _REASONS.items() if part in reason)
+            return Outcome("", "no", "no", next(matching, _OTHER_REASONS))
         return Outcome("one" if packed.not_packed else "packed", lora, "yes" if found else "no")
 
 

@@ -42,7 +42,7 @@ def check_targets(config: RunConfig, shape: ModelShape) -> None:
 
 
 def check_new_tokens(config: RunConfig) -> None:
-    """Raise UserError where LoRA would leave the rows of new tokens as they are, equal, so that none is told apart."""
+    """Raise UserError where LoRA would not train the rows of new tokens: they begin equal and would stay so."""
     if not config.model.added_tokens or config.training.method != "lora":
         return
     whole = last_parts(config.lora.modules_to_save)

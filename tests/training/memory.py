@@ -38,16 +38,18 @@ def no_checkpoints(*_: object) -> SimpleNamespace:
     return SimpleNamespace(volume=None)
 
 
+def live_tensors() -> list[torch.Tensor]:
+    """All that have memory of their own."""
+    gc.collect()
+    # those have others inside, or none: what was compiled before may have left some
+    wrapped = DTensor | Pieces | FakeTensor | FunctionalTensor
+    return [found for found in gc.get_objects() if isinstance(found, torch.Tensor) and not isinstance(found, wrapped)]
+
+
 def live_bytes() -> int:
     """Of the storages of all tensors."""
-    gc.collect()
-    storages = {}
-    for found in gc.get_objects():
-        # those have others inside, or none: what was compiled before may have left some
-        if isinstance(found, torch.Tensor) and not isinstance(found, DTensor | Pieces | FakeTensor | FunctionalTensor):
-            storage = found.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    storages = (tensor.untyped_storage() for tensor in live_tensors())
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def peak_during(work: Callable[[], object]) -> int:

@@ -99,7 +99,7 @@ def test_a_model_without_experts_has_no_load(make_run: MakeRun) -> None:
 
 @pytest.mark.parametrize("mode", ["none", "full", "selective"])
 def test_each_token_that_trains_counts_once(mode: str) -> None:
-    """Neither when it is computed again, nor in a validation. Padding of parts of rows is not told from tokens."""
+    """Recomputation and validation do not count it again. In parts of rows, padding counts as tokens do."""
     sizes = SIZES | MIXTURES["qwen3_moe"]
     for whole_rows, tokens in (True, 9), (False, 12):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **sizes))

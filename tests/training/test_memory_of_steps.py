@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from memory import bytes_on_host, live_bytes, meshes_of, no_checkpoints, peak_during
+from memory import bytes_on_host, live_bytes, live_tensors, meshes_of, no_checkpoints, peak_during
 from transformers import AutoConfig, PretrainedConfig
 
 from hyperpod_ft.engines.ranks import Ranks
@@ -128,10 +128,11 @@ def assert_as_estimated(
     memory = counted.on_rank(counted.stages[0], sharding)
     expected = memory.weights + memory.gradients + memory.optimizer
     gc.collect()
+    held = live_tensors()  # of earlier tests: one that is freed meanwhile would be taken off the peak
     others = live_bytes()
     with training(run, sharding) as loop:
         step(loop, 1)
         peak = peak_during(lambda: step(loop, 2)) - others - bytes_on_host(loop)
     print(f"{changes}, {sharding}: {peak / 1e6:.1f} MB, {peak / expected:.3f} of the estimate")
-    # what is gathered layer by layer is estimated high: 0.90 and 0.92 were measured, and earlier tests may free tensors
-    assert (0.85 if sharding.mode == "zero3" else 0.9) < peak / expected < 1.1
+    del held
+    assert 0.9 < peak / expected < 1.1

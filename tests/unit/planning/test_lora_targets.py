@@ -77,7 +77,7 @@ LINEARS = ("q_proj", "v_proj")
     ids=str,
 )
 def test_rows_of_new_tokens_must_be_trained(lora: dict[str, Any], trained: bool) -> None:
-    """In both matrices: equal rows that stay could not be told apart."""
+    """In both matrices: otherwise all new tokens would keep the same row."""
     model = RUN["model"] | {"new_tokens": ("<tool>",)}
     values = RUN | {"model": model, "lora": lora, "parallelism": {"ranks_per_node": 1}}
     if trained:

@@ -21,7 +21,7 @@ class ExpertCounts:
     def __init__(self, model: PreTrainedModel, device: torch.device, *, whole_rows: bool) -> None:
         """`model`: undivided; nothing is counted in one without experts that `joined_parameters` finds.
 
-        `whole_rows`: a rank has them. Padding in parts of rows is counted too: only whole rows tell what it is.
+        `whole_rows`: each rank has whole rows. In parts of rows padding cannot be recognized, so it is counted too.
         """
         holders = {name.rpartition(".")[0]: len(model.get_parameter(name)) for name in joined_parameters(model)}
         if devices.fixed_shapes(device):  # not verified there
