@@ -200,8 +200,7 @@ def _print_new_tokens(run: Run, examples: StoredTokens) -> None:
     if not (tokens := run.config.model.added_tokens):
         return
     ids = added_tokens.numbered(run.paths.base_model, tokens).known
-    for token, number in ids.items():
-        found = examples.occurrences(number)
+    for token, found in zip(ids, examples.occurrences(ids.values()), strict=True):
         print(f"new token {token!r}: {f'{found:,} times' if found else 'never, so it is not learned'}", flush=True)
 
 

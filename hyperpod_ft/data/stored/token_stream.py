@@ -1,6 +1,6 @@
 """The tokens of all examples, in unnamed files, so that they need not fit in memory."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -68,9 +68,12 @@ class StoredTokens:
         """How many tokens of each document are trained: [examples, documents]."""
         return self._label_tokens.read(0, len(self._label_tokens)).reshape(-1, self._documents)
 
-    def occurrences(self, token: int) -> int:
-        """How often a token is in the documents."""
-        return sum(int(np.count_nonzero(block.ids == token)) for block in self.blocks())
+    def occurrences(self, tokens: Collection[int]) -> list[int]:
+        """How often each of these tokens is in the documents."""
+        found = np.zeros(len(tokens), np.int64)
+        for block in self.blocks():
+            found += [np.count_nonzero(block.ids == token) for token in tokens]
+        return [int(count) for count in found]
 
     def copied(self, starts: Integers, lengths: Integers) -> Tokens:
         """The tokens of these spans, end to end."""
