@@ -77,7 +77,7 @@ def load(loader: str, ranks: int, dtype: str, model: Path) -> dict[str, float]:
         )
         found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(Path(output).iterdir())]
     if done.returncode or len(found) != ranks:
-        raise CommandError(f"exit code {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise CommandError(f"exit code {done.returncode}: {done.stderr.strip()[-2000:]}")
     return {
         "wall": max(rank["wall"] for rank in found),
         "cpu": sum(rank["cpu"] for rank in found),

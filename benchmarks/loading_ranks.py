@@ -28,7 +28,7 @@ def by_slices(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> nn.Modul
     """The engine's way: shard shapes, then read this rank's slices."""
     model = skeleton.build(directory, dtype, "sdpa")
     weights = locate(model, directory)
-    shards = shards_of(model, mesh, {})
+    shards = shards_of(dict(model.named_parameters()), mesh, {})
     _shard(model, mesh)
     skeleton.materialize(model, torch.device("cpu"))
     skeleton.fill(model, weights, shards)

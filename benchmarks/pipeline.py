@@ -82,7 +82,7 @@ def _train(runs: Sequence[Run], ranks: int, output: Path) -> list[list[Passes]]:
         check=False,
     )
     if done.returncode:
-        raise CommandError(f"exit code {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise CommandError(f"exit code {done.returncode}: {done.stderr.strip()[-2000:]}")
     of_ranks = [json.loads((output / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
     return [list(zip(*of_run, strict=True)) for of_run in zip(*of_ranks, strict=True)]
 
