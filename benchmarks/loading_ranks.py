@@ -12,10 +12,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.checkpoint.formats.located import locate
@@ -24,7 +23,7 @@ from hyperpod_ft.engines.torch.loading import skeleton
 from hyperpod_ft.engines.torch.sharding.shards import local, shards_of
 
 
-def by_slices(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> nn.Module:
+def by_slices(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> PreTrainedModel:
     """The engine's way: shard shapes, then read this rank's slices."""
     model = skeleton.build(directory, dtype, "sdpa")
     weights = locate(model, directory)
@@ -35,14 +34,14 @@ def by_slices(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> nn.Modul
     return model
 
 
-def whole(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> nn.Module:
+def whole(directory: Path, dtype: torch.dtype, mesh: DeviceMesh) -> PreTrainedModel:
     """transformers' way: every rank loads the whole model, which FSDP then shards."""
     model = pretrained.load(directory, dtype, "sdpa")
     _shard(model, mesh)
     return model
 
 
-LOADERS: dict[str, Callable[[Path, torch.dtype, DeviceMesh], nn.Module]] = {"slices": by_slices, "whole": whole}
+LOADERS: dict[str, Callable[[Path, torch.dtype, DeviceMesh], PreTrainedModel]] = {"slices": by_slices, "whole": whole}
 
 
 def main() -> None:
@@ -71,7 +70,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _shard(model: nn.Module, mesh: DeviceMesh) -> None:
+def _shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     if mesh.size() > 1:
         for layer in decoder_layers(model):
             fully_shard(layer, mesh=mesh)

@@ -60,7 +60,7 @@ _ORDER = [*_REASONS.values(), _OTHER_REASONS]
 def write_config(model_type: str, directory: Path, **values: Any) -> Path:
     """A directory with a config.json of this type."""
     directory.mkdir(parents=True, exist_ok=True)
-    AutoConfig.for_model(model_type, **PUBLISHED.get(model_type, {}) | values).save_pretrained(directory)
+    AutoConfig.for_model(model_type, **{**PUBLISHED.get(model_type, {}), **values}).save_pretrained(directory)
     return directory
 
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import command
 from benchmarks.measure import CommandError
@@ -61,7 +62,7 @@ def main() -> None:
 
 def _prepared(directory: Path, ranks: int, micro_batches: int, name: str) -> Run:
     case = Case("full", "fp32", max_length=128, documents=2, rows=micro_batches, geometry=GEOMETRY)
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "parallelism": {"ranks_per_node": ranks, "pipeline_parallel": ranks, "pipeline_schedule": name},
         "training": {"micro_batch_size": 1, "gradient_accumulation_steps": micro_batches},
     }

@@ -151,7 +151,7 @@ class Handler(BaseHTTPRequestHandler):
                 with mmap.mmap(file.fileno(), size) as mapped, memoryview(mapped) as view:
                     at = 0
                     while at < size:
-                        at += self.rfile.readinto(view[at:])  # type: ignore[attr-defined]
+                        at += self.rfile.readinto(view[at:])
         return path, size
 
     def _send(self, found: Stored, begin: int, end: int) -> None:

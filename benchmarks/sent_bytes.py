@@ -54,7 +54,8 @@ def _group(args: Any) -> dist.ProcessGroup:
     """Functional collectives name their group, others have it among their arguments."""
     for argument in args:
         if isinstance(argument, str):
-            return _resolve_process_group(argument)
+            name: Any = argument  # a type of its own in newer releases
+            return _resolve_process_group(name)
         if isinstance(argument, torch.ScriptObject):
             return dist.ProcessGroup.unbox(argument)
     raise ValueError("a collective without a group")

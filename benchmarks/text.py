@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -53,7 +54,7 @@ def prepare(
     directory.mkdir(parents=True)
     lines = [json.loads(line) for line in rows.read_text(encoding="utf-8").split("\n")[:most] if line]
     pairs = [(f"{line['question']}\n", str(line["answer"])) for line in lines]
-    texts = {
+    texts: dict[str, list[dict[str, Any]]] = {
         TEXT: [{"prompt": prompt, "completion": completion} for prompt, completion in pairs],
         CONVERSATIONS: [{"messages": _messages(pairs[first : first + 4])} for first in range(0, len(pairs) - 3, 4)],
     }

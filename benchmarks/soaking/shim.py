@@ -20,7 +20,19 @@ def build(directory: Path) -> Path:
     """Compile the library with gcc; returns its path."""
     library = directory / "shim.so"
     source = Path(__file__).with_name("shim.c")
-    command = ["gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", library, source, "-ldl", "-lpthread"]
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-O2",
+        "-Wall",
+        "-Werror",
+        "-o",
+        str(library),
+        str(source),
+        "-ldl",
+        "-lpthread",
+    ]
     subprocess.run(command, check=True)
     return library
 
