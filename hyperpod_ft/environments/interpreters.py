@@ -49,7 +49,7 @@ def create_environment(environment: Path, shared: Path, versions: tuple[str, ...
     free = shutil.disk_usage(environment.parent).free / 1e9
     if free < NEURON_DISK_GB:
         raise UserError(
-            f"{environment.parent}: {free:.1f} GB free; a Neuron environment needs {NEURON_DISK_GB} GB",
+            f"{environment.parent}: {free:.1f} GB free; such an environment needs {NEURON_DISK_GB} GB",
             "free space, or set cluster.root to a larger volume",
         )
     if python := find(versions):
@@ -60,7 +60,7 @@ def create_environment(environment: Path, shared: Path, versions: tuple[str, ...
     else:
         raise UserError(
             f"env: no Python {' or '.join(versions)} with ensurepip on this node, and no uv to install one",
-            "install one on every node, or uv on this one, or set env.python to one with the Neuron packages",
+            "install one on every node, or uv on this one, or set env.python to one with the packages",
         )
 
 

@@ -1,0 +1,64 @@
+"""Memory of a training step of engine trl: transformers' modules in autocast, torch's DDP, TRL's fused loss."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from hyperpod_ft.planning.memory import FP32, KeptTensors, Memory, StepMemory
+from hyperpod_ft.planning.stage_sizes import PipelineStageSize, pipeline_stage_sizes
+
+# Bytes that an optimizer keeps of a trained parameter; Adafactor keeps a row and a column of each matrix.
+_STATE: Mapping[str, int] = {"adagrad": 4, "rmsprop": 4, "adafactor": 0, "sgd": 0}
+_ADAMW = 8
+# The loss computes the logits of so many positions and tokens at once (trl/kernels/chunked_logprob.py).
+_TILE = 4096 * 32768
+
+
+@dataclass(frozen=True)
+class TrlMemory(StepMemory):
+    """Counts the memory of a run's training step of engine trl. Nothing of it was measured on an accelerator."""
+
+    @cached_property
+    def stages(self) -> tuple[PipelineStageSize, ...]:
+        return tuple(pipeline_stage_sizes(self.config, self.degrees, self.shape, [self.shape.layers], [1]))
+
+    @cached_property
+    def kept(self) -> KeptTensors:
+        return KeptTensors(
+            outside_share=1.0,
+            input_share=1.0,
+            attention=self._attention,
+            # PEFT casts the input of an adapter to its dtype, and autocast casts it back
+            adapter_input=self.element if self.element < FP32 else 0,
+        )
+
+    def on_rank(self, stage: PipelineStageSize) -> Memory:
+        """Trained weights, gradients and the optimizer's state are fp32; DDP has a second copy of the gradients.
+
+        Autocast keeps a bf16 copy of fp32 matrices until the backward pass. The loss has a tile of the logits, in bf16
+        and fp32, and the gradient of the hidden states, in fp32.
+        """
+        config, lora = self.config, self.config.training.method == "lora"
+        copies = self.element if self.element < FP32 else 0
+        frozen = stage.parameters * self.element if lora else 0
+        buckets = 2 if self.degrees.data_parallel > 1 else 1
+        tile = min(_TILE, self.tokens * self.shape.vocabulary) * self.in_fp32_too
+        logits = self.tokens * (self.last_norm + self.shape.hidden * FP32) + tile
+        return Memory(
+            weights=frozen + stage.trainable * (FP32 + copies),
+            gradients=float(stage.trainable * FP32 * buckets),
+            optimizer=float(stage.trainable * _STATE.get(config.trl.get("optim", ""), _ADAMW)),
+            activations=self.activations(stage, logits),
+            logits=logits,
+        )
+
+    @property
+    def _attention(self) -> float:
+        """Bytes per token: query, key and value at the width of the queries, and the output as o_proj's input too.
+
+        Without a kernel for packed documents, SDPA has the mask of a layer as numbers, for all heads together.
+        """
+        shape = self.shape
+        named = self.config.trl.get("model_init_kwargs", {}).get("attn_implementation", "sdpa")
+        mask = 0 if "flash" in named else self.element * self.config.dataset.max_length
+        return self.element * 5 * shape.query_width + mask

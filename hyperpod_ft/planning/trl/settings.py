@@ -1,0 +1,100 @@
+"""The settings of TRL's trainers that a run file may give: those that it has no key of its own for.
+
+Names are those of TRL 1.16's config classes; a test compares them. Of its other settings, some are keys elsewhere in a
+run file, and the rest are the kit's: where data come from, and what is written, logged and published.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from hyperpod_ft.config.fields import shown
+from hyperpod_ft.errors import UserError
+
+Choices = tuple[str, ...]
+"""A setting's values, where it has these alone."""
+
+# Of any trainer. Other optimizers need packages that its environment does not have.
+_COMMON: Mapping[str, type | Choices] = {
+    "adam_epsilon": float,
+    "dataloader_num_workers": int,
+    "ddp_bucket_cap_mb": int,
+    "ddp_static_graph": bool,
+    "model_init_kwargs": dict,
+    "neftune_noise_alpha": float,
+    "optim": ("adamw_torch_fused", "adamw_torch", "adafactor", "adagrad", "rmsprop", "sgd"),
+    "optim_args": str,
+    "tf32": bool,
+    "torch_compile": bool,
+    "torch_compile_mode": str,
+    "torch_empty_cache_steps": int,
+}
+SETTINGS: Mapping[str, Mapping[str, type | Choices]] = {
+    "sft": {**_COMMON, "loss_type": ("nll", "dft")},
+}
+"""By the run's objective."""
+
+ELSEWHERE: Mapping[str, str] = {
+    "activation_offloading": "training.activation_offload",
+    "adam_beta1": "training.adam_beta1",
+    "adam_beta2": "training.adam_beta2",
+    "assistant_only_loss": "dataset.loss_on",
+    "bf16": "training.precision",
+    "completion_only_loss": "dataset.loss_on",
+    "dataset_num_proc": "dataset.workers",
+    "eval_steps": "training.validate_every_steps",
+    "fp16": "training.precision",
+    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
+    "gradient_checkpointing": "training.activation_checkpointing",
+    "gradient_checkpointing_kwargs": "training.activation_checkpointing",
+    "learning_rate": "training.learning_rate",
+    "load_best_model_at_end": "training.keep_best",
+    "logging_steps": "training.log_every_steps",
+    "lr_scheduler_kwargs": "training.schedule",
+    "lr_scheduler_type": "training.schedule",
+    "max_grad_norm": "training.max_grad_norm",
+    "max_length": "dataset.max_length",
+    "max_steps": "training.max_steps",
+    "num_train_epochs": "training.epochs",
+    "packing": "dataset.packing",
+    "packing_strategy": "dataset.packing",
+    "per_device_train_batch_size": "training.micro_batch_size",
+    "report_to": "tracking.trackers",
+    "save_only_model": "training.save_only_model",
+    "save_steps": "training.save_every_steps",
+    "save_total_limit": "training.keep_checkpoints",
+    "seed": "seed",
+    "shuffle_dataset": "seed",
+    "warmup_steps": "training.warmup_share",
+    "weight_decay": "training.weight_decay",
+}
+"""Settings of TRL that are keys of a run file."""
+
+_OF_MODEL = "attn_implementation"
+
+
+def check(objective: str, given: Mapping[str, Any]) -> None:
+    """Raise UserError for an entry of section `trl` that the objective's trainer does not have, or of another type."""
+    known = SETTINGS[objective]
+    for name, value in given.items():
+        if name in ELSEWHERE:
+            raise UserError(f"trl: {name} is {ELSEWHERE[name]} in a run file", f"set {ELSEWHERE[name]} instead")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise UserError(
+                f"trl: {shown(name)} is not one of the settings of TRL that a run file may give",
+                f"did you mean {close[0]}?" if close else f"remove it; they are {', '.join(known)}",
+            )
+        _check_value(name, value, known[name])
+
+
+def _check_value(name: str, value: Any, wanted: type | Choices) -> None:
+    if isinstance(wanted, tuple):
+        if value not in wanted:
+            raise UserError(f"trl: {name} is {shown(value)}", f"set it to one of {', '.join(wanted)}")
+    elif not isinstance(value, (int, float) if wanted is float else wanted) or (
+        isinstance(value, bool) and wanted is not bool
+    ):
+        raise UserError(f"trl: {name} is {shown(value)}, not of type {wanted.__name__}", "correct it")
+    if isinstance(value, dict) and (value.keys() != {_OF_MODEL} or not isinstance(value[_OF_MODEL], str)):
+        raise UserError(f"trl: {name} may have {_OF_MODEL} alone, a name", "remove the others")
