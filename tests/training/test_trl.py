@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
 from hyperpod_ft.engines.trl import loop
+from hyperpod_ft.planning.trl.limits import FAMILIES
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
 from tests.forking import ForkServer
@@ -28,7 +29,9 @@ from tests.training.conftest import (
     train_here,
     write_rows,
 )
+from tests.training.test_packed_families import SETTINGS
 from tests.unit import tiny_tokenizer
+from tests.unit.tiny_families import SIZES
 
 pytestmark = pytest.mark.training
 TRL = {"engine": "trl", "training.weight_decay": 0.1, "training.gradient_accumulation_steps": 2}
@@ -81,6 +84,18 @@ def test_losses_are_those_of_engine_torch(make_run: MakeRun, make_trl_run: MakeR
             [facts["base_validation_loss"], *losses, *(value for _, *values in curve(run) for value in values)]
         )
     assert len(curves[0]) == 4 + 3 * 6
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"llama"}))
+def test_every_type_trains_as_with_engine_torch(make_trl_run: MakeRun, family: str) -> None:
+    """Its packed documents do not see one another, and TRL's loss is the model's own."""
+    model = AutoConfig.for_model(family, **SIZES | {"vocab_size": 128} | SETTINGS[family])
+    curves = []
+    for name in ("trl", "torch"):
+        run = make_trl_run(name, FULL | {"engine": name, "training.max_steps": 2}, model=model)
+        train_here(run)
+        curves.append([value for _, *values in curve(run) for value in values])
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
 
 

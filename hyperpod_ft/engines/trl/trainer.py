@@ -21,6 +21,7 @@ from hyperpod_ft.engines.peft_config import lora_config
 from hyperpod_ft.engines.trl.arguments import arguments
 from hyperpod_ft.engines.trl.rows import RowCollator
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.trl.settings import attention
 
 
 def build(
@@ -35,7 +36,8 @@ def build(
     datasets.disable_progress_bars()
     model = _model(config, task.base_model)
     adapters = lora_config(config, model.config.model_type) if config.training.method == "lora" else None
-    collator = RowCollator(rows, flat=_separates_flat_rows_only(model))
+    # flash attention finds the documents of a batch only where they are one row (transformers)
+    collator = RowCollator(rows, flat="flash" in attention(config))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -59,10 +61,4 @@ def build(
 def _model(config: RunConfig, directory: Path) -> PreTrainedModel:
     """The model on the CPU. Trained weights are fp32, and computed with in bf16 by autocast; frozen ones are bf16."""
     frozen_bf16 = config.training.method == "lora" and config.training.precision == "bf16"
-    attention = config.trl.get("model_init_kwargs", {}).get("attn_implementation")
-    return pretrained.load(directory, torch.bfloat16 if frozen_bf16 else torch.float32, attention)
-
-
-def _separates_flat_rows_only(model: PreTrainedModel) -> bool:
-    """Whether the attention is a kernel that finds the documents of a batch only in one row (transformers)."""
-    return "flash" in model.config._attn_implementation
+    return pretrained.load(directory, torch.bfloat16 if frozen_bf16 else torch.float32, attention(config))

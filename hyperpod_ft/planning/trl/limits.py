@@ -10,11 +10,15 @@ from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
-from hyperpod_ft.planning.families import divisible_types, family_of
 from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.trl import settings
 
+# transformers' flex attention computes them too
+FAMILIES = (
+    *("llama", "mistral", "granite", "qwen2", "qwen3", "smollm3"),
+    *("gemma2", "gemma3_text", "olmo2", "phi3", "gpt_neox"),
+)
 _TORCH_ONLY = (
     "parallelism.context_parallel",
     "parallelism.degrees",
@@ -89,10 +93,10 @@ def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mappin
 
 def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
     """Of these types it is known that transformers separates the documents of a row, and how it names their tensors."""
-    if family_of(family) is None:
+    if family not in FAMILIES:
         raise UserError(
             f"model.source: engine trl has not been tried with models of type {shown(family)}",
-            f"set engine: torch, or choose a model of type {divisible_types()}",
+            f"set engine: torch, or choose a model of type {', '.join(FAMILIES)}",
         )
 
 
@@ -102,3 +106,8 @@ def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
 
 def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     """The model is whole on every rank."""
+    if shape.softcap and settings.attention(config) == "sdpa":
+        raise UserError(
+            f"trl: attention sdpa leaves out the soft cap of the scores of {shape.model_type} models",
+            "leave attn_implementation out",
+        )

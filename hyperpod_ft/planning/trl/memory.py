@@ -6,6 +6,7 @@ from functools import cached_property
 
 from hyperpod_ft.planning.memory import FP32, KeptTensors, Memory, StepMemory
 from hyperpod_ft.planning.stage_sizes import PipelineStageSize, pipeline_stage_sizes
+from hyperpod_ft.planning.trl.settings import attention
 
 # Bytes that an optimizer keeps of a trained parameter; Adafactor keeps a row and a column of each matrix.
 _STATE: Mapping[str, int] = {"adagrad": 4, "rmsprop": 4, "adafactor": 0, "sgd": 0}
@@ -56,9 +57,8 @@ class TrlMemory(StepMemory):
     def _attention(self) -> float:
         """Bytes per token: query, key and value at the width of the queries, and the output as o_proj's input too.
 
-        Without a kernel for packed documents, SDPA has the mask of a layer as numbers, for all heads together.
+        SDPA keeps the mask of a layer as numbers, for all heads together; eager attention the softmax.
         """
-        shape = self.shape
-        named = self.config.trl.get("model_init_kwargs", {}).get("attn_implementation", "sdpa")
-        mask = 0 if "flash" in named else self.element * self.config.dataset.max_length
-        return self.element * 5 * shape.query_width + mask
+        shape, length, named = self.shape, self.config.dataset.max_length, attention(self.config)
+        scores = {"sdpa": self.element, "eager": shape.heads * self.in_fp32_too}.get(named, 0) * length
+        return self.element * 5 * shape.query_width + scores

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hyperpod_ft.config.fields import shown
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 
 Choices = tuple[str, ...]
@@ -71,6 +72,16 @@ ELSEWHERE: Mapping[str, str] = {
 """Settings of TRL that are keys of a run file."""
 
 _OF_MODEL = "attn_implementation"
+
+
+def attention(config: RunConfig) -> str:
+    """The attention implementation, by transformers' name: of those without further packages, one that packs well.
+
+    On GPUs flex attention skips what documents do not see. On CPUs, where it has no backward pass, a mask does; SDPA
+    would leave out the soft cap of some types.
+    """
+    default = "flex_attention" if config.instance.has_accelerators else "eager"
+    return str(config.trl.get("model_init_kwargs", {}).get(_OF_MODEL, default))
 
 
 def check(objective: str, given: Mapping[str, Any]) -> None:
