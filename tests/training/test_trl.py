@@ -1,6 +1,7 @@
 """Engine trl: the rows that reach the model, losses, restarts, checkpoints and what is consolidated from them."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
+from hyperpod_ft.engines.ranks import Interrupted
 from hyperpod_ft.engines.trl import loop
+from hyperpod_ft.engines.trl.callback import StepsFollower
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl.limits import FAMILIES
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
@@ -22,6 +27,7 @@ from tests.training.conftest import (
     ENVIRONMENT,
     Jobs,
     MakeRun,
+    TrainProgram,
     curve,
     job_server,
     jobs_in,
@@ -31,6 +37,7 @@ from tests.training.conftest import (
 )
 from tests.training.test_packed_families import SETTINGS
 from tests.unit import tiny_tokenizer
+from tests.unit.small_volume import small_volume
 from tests.unit.tiny_families import SIZES
 
 pytestmark = pytest.mark.training
@@ -157,3 +164,70 @@ def test_kill_9_of_two_ranks_changes_no_loss(make_trl_run: MakeRun, trl_jobs: Jo
     said = trl_jobs.train(killed)
     assert "from step 4\n" in said and curve(killed) == curve(undisturbed)
     assert [row["step"] for row in metrics(killed)] == list(range(1, 13))
+
+
+def test_a_signal_stops_after_the_step_which_is_saved(make_trl_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = StepsFollower.on_step_begin
+
+    def interrupted(self: StepsFollower, args: Any, state: Any, control: Any, **passed: Any) -> None:
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        begin(self, args, state, control, **passed)
+
+    whole, run = (make_trl_run(name, TRL | DROPOUT | {"training.max_steps": 6}) for name in ("whole", "stopped"))
+    train_here(whole)
+    with monkeypatch.context() as patched, pytest.raises(Interrupted) as stopped:
+        patched.setattr(StepsFollower, "on_step_begin", interrupted)
+        train_here(run)
+    assert stopped.value.step == 3 and stopped.value.saved
+    assert train_here(run).facts["resumed_from"] == [3] and curve(run) == curve(whole)
+
+
+def test_the_best_weights_become_the_model_and_training_stops_early(
+    make_trl_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = FULL | {"training.max_steps": 30, "training.learning_rate": 5e-2, "training.sanity_steps": 0}
+    settings |= {"dataset.validation_share": 0.1, "training.validate_every_steps": 1, "training.keep_best": True}
+    run = make_trl_run(settings=settings | {"training.early_stopping_patience": 2}, rows=4)
+    write_rows(run.paths.dataset_path / "validation", 5, 32, seed=9)
+    facts = train_here(run).facts
+    assert facts["stopped_early"] and facts["steps"] == facts["best_step"] + 2 < 30
+    assert "the validation loss was lowest" in capsys.readouterr().out
+    assert sorted(path.name for path in run.paths.checkpoints.iterdir()) == [
+        "best",
+        f"step-{facts['steps']:08d}",
+    ]
+    # a finished training is not repeated
+    run.paths.record_path("train").unlink()
+    assert train_here(run).facts["steps"] == facts["steps"]
+    consolidate.work(run)
+    tuned, best = (load_file(path / "model.safetensors") for path in (run.paths.tuned_model, run.paths.best_checkpoint))
+    assert tuned.keys() == best.keys() and all(torch.equal(tuned[name], best[name]) for name in tuned)
+
+
+def test_only_the_weights_are_saved_when_they_alone_are_wanted(make_trl_run: MakeRun) -> None:
+    run = make_trl_run(settings=TRL | {"training.save_only_model": True, "training.save_every_steps": 1})
+    train_here(run)
+    assert [path.name for path in run.paths.checkpoints.iterdir()] == ["step-00000004"]
+    assert not list(run.paths.checkpoint(4).glob("*.pt")) and not list(run.paths.checkpoint(4).glob("rng*"))
+    consolidate.work(run)
+
+
+def test_a_full_volume_is_one_line(make_trl_run: MakeRun, train_program: TrainProgram) -> None:
+    run = make_trl_run(settings=TRL)
+    with small_volume(run.paths.checkpoints, 32 << 10):
+        status, said = train_program(run)
+    assert status == 2 and run.journal.record("train") is None
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "the checkpoint cannot be written: " in errors[0], said
+
+
+def test_a_damaged_file_is_not_consolidated(make_trl_run: MakeRun) -> None:
+    run = make_trl_run(settings=TRL)
+    train_here(run)
+    file = run.paths.checkpoint(4) / "adapter_model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors is damaged"):
+        consolidate.work(run)
