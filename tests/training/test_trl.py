@@ -1,6 +1,7 @@
 """Engine trl: the rows that reach the model, losses, restarts, checkpoints and what is consolidated from them."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -36,6 +37,7 @@ from tests.training.conftest import (
     write_rows,
 )
 from tests.training.test_packed_families import SETTINGS
+from tests.training.test_preferences import write_pairs
 from tests.unit import tiny_tokenizer
 from tests.unit.small_volume import small_volume
 from tests.unit.tiny_families import SIZES
@@ -125,6 +127,28 @@ def test_rows_reach_the_model_as_prepared(make_trl_run: MakeRun, monkeypatch: py
         assert "attention_mask" not in inputs
         for name in ("input_ids", "labels", "position_ids"):
             assert torch.equal(inputs[name], getattr(batch, name)), name
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_preferences_train_as_with_engine_torch(make_trl_run: MakeRun, method: str) -> None:
+    """Adapters begin with other random numbers, so that only the first step of theirs is the same."""
+    dpo = {"training.objective": "dpo", "dataset.format": "preference", "dataset.packing": "none", "dpo": {"beta": 0.2}}
+    dpo |= {"training.method": method, "dataset.validation_share": 0.1, "training.validate_every_steps": 3}
+    found = []
+    for name in ("trl", "torch"):
+        run = make_trl_run(name, TRL | dpo | {"engine": name, "training.max_steps": 6}, max_length=48)
+        shutil.rmtree(run.paths.dataset_path / "train")
+        for split, pairs in (("train", 30), ("validation", 5)):
+            write_pairs(run.paths.dataset_path / split, pairs, len(split), "none")
+        train_here(run)
+        found.append(metrics(run))
+    same, names = 1, ["loss", "rewards/margins", "rewards/accuracies"]
+    if method == "full":
+        same, names = 6, [*names, "validation_loss", "grad_norm"]
+    for name in names:
+        ours, theirs = ([row[name] for row in rows if row[name] is not None] for rows in found)
+        assert len(ours) == len(theirs) and ours[:same] == pytest.approx(theirs[:same], rel=1e-4, abs=1e-6), name
+    assert found[0][-1]["loss"] < found[0][0]["loss"]
 
 
 def test_a_restart_changes_no_loss(make_trl_run: MakeRun) -> None:

@@ -36,7 +36,7 @@ def arguments(config: RunConfig, steps: int, directory: Path) -> dict[str, Any]:
         "train_sampling_strategy": "sequential",
         "remove_unused_columns": False,
         "dataloader_pin_memory": not on_cpu,
-        "max_length": None,
+        "max_length": None,  # the rows have it
         "label_names": ["labels"],
         # every step is reported; the callback decides about the rest
         "logging_steps": 1,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 from hyperpod_ft.data.packing import IGNORED
 from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
@@ -46,7 +47,35 @@ class RowCollator:
         tensors = {name: getattr(batch, name) for name in ("input_ids", "labels", "position_ids")}
         return {name: tensor.reshape(1, -1) if self._flat else tensor for name, tensor in tensors.items()}
 
-    @staticmethod
-    def counted(batch: Mapping[str, torch.Tensor]) -> int:
-        """What the mean loss of a batch is divided by."""
+    def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """What the mean loss of a batch is divided by: its label tokens."""
         return int((batch["labels"] != IGNORED).sum())
+
+
+class PairCollator(RowCollator):
+    """Makes batches of preferences, of rows that hold a pair each."""
+
+    def batch(self, split: PackedSplit, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        """Tensors `input_ids`, `attention_mask` and `completion_mask`, int64 [2 * rows, longest completion].
+
+        First come the chosen completions, then the rejected ones, each with its prompt; padding is at the right.
+        """
+        batch = split.batch(rows)
+        assert isinstance(batch, Batch)
+        halves: tuple[list[dict[str, torch.Tensor]], ...] = ([], [])
+        for row, positions in enumerate(batch.position_ids):
+            begins = [*torch.nonzero(positions == 0).flatten().tolist(), len(positions)]
+            for half, begin, end in zip(halves, begins, begins[1:], strict=False):
+                half.append(
+                    {
+                        "input_ids": batch.input_ids[row, begin:end],
+                        "attention_mask": torch.ones(end - begin, dtype=torch.int64),
+                        "completion_mask": (batch.labels[row, begin:end] != IGNORED).long(),
+                    }
+                )
+        documents = [*halves[0], *halves[1]]
+        return {name: pad_sequence([each[name] for each in documents], batch_first=True) for name in documents[0]}
+
+    def counted(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """The number of pairs."""
+        return len(batch["input_ids"]) // 2

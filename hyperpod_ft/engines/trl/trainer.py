@@ -1,6 +1,7 @@
 """TRL's trainer of a run's objective, with the run's model, adapters and rows."""
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,6 +10,8 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers.utils import logging
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -19,9 +22,16 @@ from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.peft_config import lora_config
 from hyperpod_ft.engines.trl.arguments import arguments
-from hyperpod_ft.engines.trl.rows import RowCollator
+from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl.settings import attention
+
+_KINDS: Mapping[str, tuple[Any, Any, type[RowCollator]]] = {
+    "sft": (SFTTrainer, SFTConfig, RowCollator),
+    "dpo": (DPOTrainer, DPOConfig, PairCollator),
+}
+# DPOTrainer prepares the rows that it is made with, and then trains on those of its dataset
+_UNUSED = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
 
 
 def build(
@@ -37,15 +47,16 @@ def build(
     model = _model(config, task.base_model)
     adapters = lora_config(config, model.config.model_type) if config.training.method == "lora" else None
     # flash attention finds the documents of a batch only where they are one row (transformers)
-    collator = RowCollator(rows, flat="flash" in attention(config))
+    kind, settings, collators = _KINDS[config.training.objective]
+    collator = collators(rows, flat="flash" in attention(config))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trainer = SFTTrainer(
+            trainer = kind(
                 model=model,
-                args=SFTConfig(**arguments(config, steps, directory)),
+                args=settings(**arguments(config, steps, directory)),
                 data_collator=collator,
-                train_dataset=order,
+                train_dataset=_UNUSED if config.training.objective == "dpo" else order,
                 processing_class=cast(Any, tokenizer.load(task.base_model)),
                 peft_config=adapters,
                 callbacks=[callback],
@@ -54,6 +65,7 @@ def build(
         if not config.trl:
             raise
         raise UserError(f"trl: TRL refuses the settings: {' '.join(str(error).split())}", "correct them") from error
+    trainer.train_dataset = order
     trainer.remove_callback(PrinterCallback)  # the kit prints the steps
     return trainer, collator
 

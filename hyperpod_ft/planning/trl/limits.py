@@ -45,11 +45,8 @@ def check_settings(config: RunConfig) -> None:
             f"cluster.instance_type: engine trl does not run on {config.cluster.instance_type}",
             "choose an instance type with GPUs, or set engine: torch or neuron",
         )
-    if config.training.objective != "sft":
-        raise UserError(
-            f"training.objective: engine trl cannot be given prepared rows for {config.training.objective}",
-            "set engine: torch",
-        )
+    if config.training.objective == "dpo":
+        _check_preferences(config)
     if config.dataset.max_target_length is not None:
         raise UserError("dataset.max_target_length: only engine torch trains encoder-decoders", "set engine: torch")
     if config.training.compile is not None:
@@ -72,6 +69,15 @@ def _check_parallelism(config: RunConfig) -> None:
             f"parallelism.sharding: engine trl replicates the model on every rank; {given.sharding} is engine torch's",
             "leave it out, or set engine: torch",
         )
+
+
+def _check_preferences(config: RunConfig) -> None:
+    """TRL averages over the pairs of a forward pass, so each must have as many; its loss has no label smoothing."""
+    if config.dataset.packing != "none":
+        raise UserError(
+            "dataset.packing: engine trl needs one pair a row for objective dpo", "set it to none, or set engine: torch"
+        )
+    require_defaults(config, ("dpo.label_smoothing",), "only engine torch supports it")
 
 
 def _check_lora(config: RunConfig) -> None:

@@ -41,12 +41,14 @@ class TrlMemory(StepMemory):
         """
         config, lora = self.config, self.config.training.method == "lora"
         copies = self.element if self.element < FP32 else 0
+        # whole weights are trained, so that those before training are another model
+        reference = 0 if lora or config.training.objective == "sft" else stage.parameters * (FP32 + copies)
         frozen = stage.parameters * self.element if lora else 0
         buckets = 2 if self.degrees.data_parallel > 1 else 1
         tile = min(_TILE, self.tokens * self.shape.vocabulary) * self.in_fp32_too
         logits = self.tokens * (self.last_norm + self.shape.hidden * FP32) + tile
         return Memory(
-            weights=frozen + stage.trainable * (FP32 + copies),
+            weights=frozen + stage.trainable * (FP32 + copies) + reference,
             gradients=float(stage.trainable * FP32 * buckets),
             optimizer=float(stage.trainable * _STATE.get(config.trl.get("optim", ""), _ADAMW)),
             activations=self.activations(stage, logits),

@@ -32,6 +32,16 @@ _COMMON: Mapping[str, type | Choices] = {
 }
 SETTINGS: Mapping[str, Mapping[str, type | Choices]] = {
     "sft": {**_COMMON, "loss_type": ("nll", "dft")},
+    "dpo": {
+        **_COMMON,
+        "discopop_tau": float,
+        "f_alpha_divergence_coef": float,
+        "f_divergence_type": ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"),
+        "ld_alpha": float,
+        "loss_type": list,
+        "loss_weights": list,
+        "use_weighting": bool,
+    },
 }
 """By the run's objective."""
 
@@ -40,6 +50,7 @@ ELSEWHERE: Mapping[str, str] = {
     "adam_beta1": "training.adam_beta1",
     "adam_beta2": "training.adam_beta2",
     "assistant_only_loss": "dataset.loss_on",
+    "beta": "dpo.beta",
     "bf16": "training.precision",
     "completion_only_loss": "dataset.loss_on",
     "dataset_num_proc": "dataset.workers",
@@ -48,6 +59,7 @@ ELSEWHERE: Mapping[str, str] = {
     "gradient_accumulation_steps": "training.gradient_accumulation_steps",
     "gradient_checkpointing": "training.activation_checkpointing",
     "gradient_checkpointing_kwargs": "training.activation_checkpointing",
+    "label_smoothing": "dpo.label_smoothing",
     "learning_rate": "training.learning_rate",
     "load_best_model_at_end": "training.keep_best",
     "logging_steps": "training.log_every_steps",
