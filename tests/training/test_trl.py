@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -161,13 +160,42 @@ def test_a_restart_changes_no_loss(make_trl_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_the_tuned_model_is_what_was_trained(make_trl_run: MakeRun, method: str) -> None:
-    run = make_trl_run(settings=TRL | {"training.method": method})
+def test_bf16_learns_with_fp32_masters(make_trl_run: MakeRun, method: str) -> None:
+    settings = {"training.precision": "bf16", "training.method": method, "training.max_steps": 20}
+    settings |= {"lora": {"r": 4, "modules_to_save": ["lm_head"]}, "training.learning_rate": 1e-2}
+    run = make_trl_run(settings=TRL | settings, rows=8)
+    facts = train_here(run).facts
+    assert facts["final_loss"] < 0.9 * facts["first_loss"]
+    name = "adapter_model" if method == "lora" else "model"
+    saved = load_file(run.paths.checkpoint(20) / f"{name}.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+
+
+def test_recomputed_activations_change_no_loss(make_trl_run: MakeRun) -> None:
+    curves = []
+    for name in ("none", "full"):
+        run = make_trl_run(name, TRL | DROPOUT | {"training.activation_checkpointing": name})
+        train_here(run)
+        curves.append([value for _, *values in curve(run) for value in values])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"training.method": "full"},
+        {"lora": {"r": 4, "alpha": 8, "rslora": True, "dora": True}},
+        {"lora": {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}},
+    ],
+    ids=["full", "dora", "whole"],
+)
+def test_the_tuned_model_is_what_was_trained(make_trl_run: MakeRun, settings: dict[str, Any]) -> None:
+    run = make_trl_run(settings=TRL | settings)
     train_here(run)
     consolidate.work(run)
     ids = torch.arange(20)[None]
     written = run.paths.checkpoint(4)
-    if method == "lora":
+    if "lora" in settings:
         merge.work(run)
         base = AutoModelForCausalLM.from_pretrained(run.paths.base_model)
         trained = PeftModel.from_pretrained(base, written)
@@ -176,7 +204,10 @@ def test_the_tuned_model_is_what_was_trained(make_trl_run: MakeRun, method: str)
     tuned = AutoModelForCausalLM.from_pretrained(run.paths.tuned_model)
     with torch.no_grad():
         assert torch.allclose(tuned(ids).logits, trained(ids).logits, atol=1e-5)
-    assert np.isfinite(curve(run)[-1][1])
+    start, end = (load_file(path / "model.safetensors") for path in (run.paths.base_model, run.paths.tuned_model))
+    changed = {name.split(".")[-2] for name in end if not torch.equal(start[name], end[name])}
+    wanted = {"q_proj", "embed_tokens", "lm_head"} if "modules_to_save" in settings.get("lora", {}) else {"q_proj"}
+    assert wanted <= changed
 
 
 def test_kill_9_of_two_ranks_changes_no_loss(make_trl_run: MakeRun, trl_jobs: Jobs) -> None:

@@ -69,7 +69,7 @@ class Parallelism(Section):
 
 
 class Neuron(Section):
-    """Settings of engine neuron; engine torch ignores them."""
+    """Settings of engine neuron; other engines ignore them."""
 
     sequence_parallel: bool = Field(
         True,

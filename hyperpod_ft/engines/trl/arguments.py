@@ -5,8 +5,6 @@ from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
 
-_CHECKPOINTING = {"none": None, "full": {"use_reentrant": False}, "selective": {"selective": True}}
-
 
 def arguments(config: RunConfig, steps: int, directory: Path) -> dict[str, Any]:
     """The keyword arguments of TRL 1.16's config class of the run's objective.
@@ -27,9 +25,8 @@ def arguments(config: RunConfig, steps: int, directory: Path) -> dict[str, Any]:
         "adam_beta2": training.adam_beta2,
         "max_grad_norm": training.max_grad_norm,
         "bf16": training.precision == "bf16",
-        "gradient_checkpointing": training.activation_checkpointing != "none",
-        "gradient_checkpointing_kwargs": _CHECKPOINTING[training.activation_checkpointing],
-        "activation_offloading": training.activation_offload,
+        "gradient_checkpointing": training.activation_checkpointing == "full",
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "seed": config.seed,
         "use_cpu": on_cpu,
         # one step after another in the order of the training dataset, which is the kit's

@@ -65,6 +65,9 @@ def build(
         if not config.trl:
             raise
         raise UserError(f"trl: TRL refuses the settings: {' '.join(str(error).split())}", "correct them") from error
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:  # PEFT leaves modules that are trained whole in bf16
+            parameter.data = parameter.data.float()
     trainer.train_dataset = order
     trainer.remove_callback(PrinterCallback)  # the kit prints the steps
     return trainer, collator

@@ -29,6 +29,7 @@ _TORCH_ONLY = (
     "parallelism.shard_ranks",
     "parallelism.virtual_pipeline_parallel",
     "training.activation_checkpointing_every",
+    "training.activation_offload",
     "training.async_save",
     "training.optimizer_state",
     "training.weights_dtype",
@@ -51,6 +52,8 @@ def check_settings(config: RunConfig) -> None:
         raise UserError("dataset.max_target_length: only engine torch trains encoder-decoders", "set engine: torch")
     if config.training.compile is not None:
         raise UserError("training.compile: engine trl compiles the whole model or nothing", "set trl.torch_compile")
+    if config.training.activation_checkpointing == "selective":
+        raise UserError("training.activation_checkpointing: engine trl has only none and full", "choose one")
     _check_parallelism(config)
     require_defaults(config, _TORCH_ONLY, "only engine torch supports it")
     if config.training.method == "lora":

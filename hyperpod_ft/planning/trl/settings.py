@@ -46,7 +46,6 @@ SETTINGS: Mapping[str, Mapping[str, type | Choices]] = {
 """By the run's objective."""
 
 ELSEWHERE: Mapping[str, str] = {
-    "activation_offloading": "training.activation_offload",
     "adam_beta1": "training.adam_beta1",
     "adam_beta2": "training.adam_beta2",
     "assistant_only_loss": "dataset.loss_on",
