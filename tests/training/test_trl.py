@@ -19,6 +19,7 @@ from hyperpod_ft.engines.ranks import Interrupted
 from hyperpod_ft.engines.trl import loop
 from hyperpod_ft.engines.trl.callback import StepsFollower
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.trl import rules
 from hyperpod_ft.planning.trl.limits import FAMILIES
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
@@ -208,6 +209,45 @@ def test_the_tuned_model_is_what_was_trained(make_trl_run: MakeRun, settings: di
     changed = {name.split(".")[-2] for name in end if not torch.equal(start[name], end[name])}
     wanted = {"q_proj", "embed_tokens", "lm_head"} if "modules_to_save" in settings.get("lora", {}) else {"q_proj"}
     assert wanted <= changed
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_sharded_ranks_train_save_and_resume_as_one(
+    make_trl_run: MakeRun, trl_jobs: Jobs, tmp_path: Path, method: str
+) -> None:
+    settings = TRL | {"training.method": method, "training.max_steps": 6, "training.save_every_steps": 2}
+    settings |= {"training.validate_every_steps": 3, "training.keep_best": True, "dataset.validation_share": 0.1}
+    alone = make_trl_run("alone", settings)
+    trl_jobs.environment |= rules.variables(alone.config, tmp_path)  # a checkpoint is read without unpickling objects
+    two = {"parallelism": {"ranks_per_node": 2}, "training.micro_batch_size": 1}
+    sharded = make_trl_run("sharded", settings | two)
+    for run in (alone, sharded):
+        write_rows(run.paths.dataset_path / "validation", 5, 32, seed=1)
+
+    def train_sharded() -> None:
+        job = trl_jobs.start(2, ["trl_sharding_worker", "zero3", str(sharded.paths.directory)])
+        assert job.wait() == 0, job.text()
+
+    train_here(alone)
+    train_sharded()
+    whole = curve(sharded)
+    for ours, theirs in zip(whole, curve(alone), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    validations = [
+        [row["validation_loss"] for row in metrics(run) if row["validation_loss"]] for run in (alone, sharded)
+    ]
+    assert validations[0] == pytest.approx(validations[1], rel=1e-4)
+    (sharded.paths.checkpoint(6) / "checkpoint.json").unlink()
+    train_sharded()
+    assert curve(sharded) == whole
+    tuned = []
+    for run in (alone, sharded):
+        consolidate.work(run)
+        result = run.paths.adapter / "adapter_model" if method == "lora" else run.paths.tuned_model / "model"
+        tuned.append(load_file(result.with_suffix(".safetensors")))
+    assert tuned[0].keys() == tuned[1].keys()
+    for name, tensor in tuned[0].items():
+        assert torch.allclose(tensor, tuned[1][name], rtol=1e-3, atol=1e-5), name
 
 
 def test_kill_9_of_two_ranks_changes_no_loss(make_trl_run: MakeRun, trl_jobs: Jobs) -> None:

@@ -21,7 +21,9 @@ from hyperpod_ft.errors import UserError
 
 # The key of the parameters in a state dict; engines/checkpoint_directory.py lists all keys of the kit's own.
 _PARAMETERS = "model."
-_WEIGHT_FILES = (".safetensors", ".safetensors.index.json")
+# Of engine trl: files of weights, and accelerate's directory of those that ranks shard.
+_WEIGHT_FILES = (".safetensors", ".safetensors.index.json", dcp.INDEX)
+_SHARDS = "pytorch_model_fsdp_0"
 # How the names of a model's own parameters begin.
 _MODEL_NAMES = ("model.", "lm_head.", "base_model.", "transformer.", "shared.", "encoder.", "decoder.")
 
@@ -127,14 +129,17 @@ def _own(directory: Path, tensors: Sequence[LogicalTensor]) -> ShardedCheckpoint
 
 
 def _trl(directory: Path) -> ShardedCheckpoint:
-    """What TRL's trainer wrote: an adapter as PEFT saves it, or the model as transformers does."""
-    described = description.read(directory)
+    """What TRL's trainer wrote: an adapter as PEFT saves it, the model as transformers does, or accelerate's shards."""
+    described, archives = description.read(directory), list[Archive]()
     weights = {name: digest for name, digest in described.sha256.items() if name.endswith(_WEIGHT_FILES)}
     if reason := description.why_damaged(directory, weights):
         raise UserError(f"{directory}: {reason}", "use an earlier checkpoint")
-    tensors = read_file(directory / WEIGHTS) if described.lora else read_model(directory)
+    if (directory / _SHARDS / dcp.INDEX).is_file():
+        tensors, archives = dcp.read(directory / _SHARDS, _PARAMETERS)
+    else:
+        tensors = read_file(directory / WEIGHTS) if described.lora else read_model(directory)
     named = [tensor.renamed(tensor.name.removeprefix(PREFIX)) for tensor in tensors]
-    return of_engine(directory, described.lora, described.base_model, named, {})
+    return _with_archives(of_engine(directory, described.lora, described.base_model, named, {}), archives)
 
 
 def of_engine(

@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.planning.layout import Sharding
 
 
-def arguments(config: RunConfig, steps: int, directory: Path) -> dict[str, Any]:
+def arguments(config: RunConfig, sharding: Sharding, steps: int, directory: Path) -> dict[str, Any]:
     """The keyword arguments of TRL 1.16's config class of the run's objective.
 
-    `steps`: the number of optimizer steps of the training; `directory`: where the trainer writes checkpoints.
+    `sharding`: replicated, or zero2 or zero3 over all ranks; `steps`: the number of optimizer steps of the training;
+    `directory`: where the trainer writes checkpoints.
     """
     training, on_cpu = config.training, not config.instance.has_accelerators
     return {
@@ -25,8 +27,7 @@ def arguments(config: RunConfig, steps: int, directory: Path) -> dict[str, Any]:
         "adam_beta2": training.adam_beta2,
         "max_grad_norm": training.max_grad_norm,
         "bf16": training.precision == "bf16",
-        "gradient_checkpointing": training.activation_checkpointing == "full",
-        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        **_placed(sharding, recompute=training.activation_checkpointing == "full"),
         "seed": config.seed,
         "use_cpu": on_cpu,
         # one step after another in the order of the training dataset, which is the kit's
@@ -47,6 +48,19 @@ def arguments(config: RunConfig, steps: int, directory: Path) -> dict[str, Any]:
         **_OF_OBJECTIVE[training.objective](config),
         **config.trl,
     }
+
+
+def _placed(sharding: Sharding, *, recompute: bool) -> dict[str, Any]:
+    """DDP's replicas, or FSDP2, which recomputes layers itself. `recompute`: each layer in the backward pass."""
+    if not sharding.by_layer:
+        return {"gradient_checkpointing": recompute, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    settings = {
+        "version": 2,
+        "reshard_after_forward": sharding.mode == "zero3",
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "activation_checkpointing": recompute,
+    }
+    return {"gradient_checkpointing": False, "fsdp": True, "fsdp_config": settings}
 
 
 def _sft(_: RunConfig) -> dict[str, Any]:

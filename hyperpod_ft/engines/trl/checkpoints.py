@@ -4,7 +4,10 @@
         checkpoint.json                     see engines/checkpoint_directory.py
         adapter_model.safetensors           method lora: PEFT's
         model.safetensors                   method full: transformers', in one file or several
-        optimizer.pt scheduler.pt rng_state*.pth trainer_state.json     what a restart needs besides
+        pytorch_model_fsdp_0/               instead of both, where ranks shard the model: accelerate's
+                                            (torch.distributed.checkpoint), adapters alone with method lora
+        optimizer.pt                        or optimizer_0/
+        scheduler.pt rng_state*.pth trainer_state.json      what a restart needs besides
         ...                                 configuration and tokenizer, which nothing reads
 
 `best/`, and the only checkpoint of a run with `training.save_only_model`, have the weights alone. The trainer reads its
@@ -13,6 +16,7 @@ files without unpickling anything but tensors and numbers (torch.load with weigh
 
 from pathlib import Path
 
+from accelerate.utils import save_fsdp_model
 from transformers import Trainer
 
 from hyperpod_ft import publish
@@ -48,7 +52,11 @@ class TrainerCheckpoints:
     def save_weights(self, trainer: Trainer, progress: TrainingProgress, final: Path) -> None:
         """Write and publish the trained weights alone."""
         written = self.directory / final.name
-        trainer.save_model(str(written))
+        if trainer.is_fsdp_enabled:  # where the trainer alone saves nothing
+            plugin, lora = trainer.accelerator.state.fsdp_plugin, self.task.config.training.method == "lora"
+            save_fsdp_model(plugin, trainer.accelerator, trainer.model, str(written), adapter_only=lora)
+        else:
+            trainer.save_model(str(written))
         checkpoint_directory.publish_written(self.task, self.ranks, progress, written, final)
 
     def finish(self) -> None:

@@ -54,7 +54,7 @@ def build(
             warnings.simplefilter("ignore")
             trainer = kind(
                 model=model,
-                args=settings(**arguments(config, steps, directory)),
+                args=settings(**arguments(config, task.layout.sharding, steps, directory)),
                 data_collator=collator,
                 train_dataset=_UNUSED if config.training.objective == "dpo" else order,
                 processing_class=cast(Any, tokenizer.load(task.base_model)),

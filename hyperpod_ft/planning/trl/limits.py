@@ -17,7 +17,7 @@ from hyperpod_ft.planning.trl import settings
 # transformers' flex attention computes them too
 FAMILIES = (
     *("llama", "mistral", "granite", "qwen2", "qwen3", "smollm3"),
-    *("gemma2", "gemma3_text", "olmo2", "phi3", "gpt_neox"),
+    *("gemma2", "gemma3_text", "olmo2", "phi3"),
 )
 _TORCH_ONLY = (
     "parallelism.context_parallel",
@@ -67,9 +67,11 @@ def _check_parallelism(config: RunConfig) -> None:
         raise UserError("parallelism.tensor_parallel: only engine torch supports it on GPUs", "set it to 1")
     if given.sequence_parallel:
         raise UserError("parallelism.sequence_parallel: has no effect with engine trl", "remove it")
-    if given.sharding not in ("auto", "replicated"):
+    if given.sharding == "zero1":
+        raise UserError("parallelism.sharding: accelerate has no zero1", "set it to zero2, or set engine: torch")
+    if given.sharding in ("zero2", "zero3") and not config.instance.has_accelerators:
         raise UserError(
-            f"parallelism.sharding: engine trl replicates the model on every rank; {given.sharding} is engine torch's",
+            f"parallelism.sharding: accelerate shards on accelerators only, not with {given.sharding} on CPUs",
             "leave it out, or set engine: torch",
         )
 
@@ -93,7 +95,13 @@ def _check_lora(config: RunConfig) -> None:
 
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
-    """All ranks are data-parallel."""
+    """All ranks are data-parallel; a second model for the reference is not sharded."""
+    whole = config.training.objective == "dpo" and config.training.method == "full"
+    if whole and config.parallelism.sharding in ("zero2", "zero3"):
+        raise UserError(
+            f"parallelism.sharding: {config.parallelism.sharding} has not been tried with the reference model of dpo",
+            "set training.method to lora, or engine: torch",
+        )
 
 
 def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> None:

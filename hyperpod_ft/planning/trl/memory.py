@@ -1,9 +1,10 @@
-"""Memory of a training step of engine trl: transformers' modules in autocast, torch's DDP, TRL's fused loss."""
+"""Memory of a training step of engine trl: transformers' modules in autocast, DDP or FSDP2, TRL's fused loss."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.memory import FP32, KeptTensors, Memory, StepMemory
 from hyperpod_ft.planning.stage_sizes import PipelineStageSize, pipeline_stage_sizes
 from hyperpod_ft.planning.trl.settings import attention
@@ -33,24 +34,36 @@ class TrlMemory(StepMemory):
             adapter_input=self.element if self.element < FP32 else 0,
         )
 
-    def on_rank(self, stage: PipelineStageSize) -> Memory:
-        """Trained weights, gradients and the optimizer's state are fp32; DDP has a second copy of the gradients.
+    def on_rank(self, stage: PipelineStageSize, sharding: Sharding) -> Memory:
+        """Trained weights, gradients and the optimizer's state are fp32.
 
-        Autocast keeps a bf16 copy of fp32 matrices until the backward pass. The loss has a tile of the logits, in bf16
-        and fp32, and the gradient of the hidden states, in fp32.
+        Without sharding, autocast keeps a bf16 copy of fp32 matrices until the backward pass, and DDP a second copy of
+        the gradients. FSDP2 gathers two layers at once, with zero2 all of them; embedding and output matrix; and it has
+        a layer's gradients as computed and as sent. The loss has a tile of the logits, in bf16 and fp32, and the
+        gradient of the hidden states, in fp32.
         """
         config, lora = self.config, self.config.training.method == "lora"
-        copies = self.element if self.element < FP32 else 0
+        copies = self.element if self.element < FP32 and not sharding.by_layer else 0
         # whole weights are trained, so that those before training are another model
         reference = 0 if lora or config.training.objective == "sft" else stage.parameters * (FP32 + copies)
         frozen = stage.parameters * self.element if lora else 0
-        buckets = 2 if self.degrees.data_parallel > 1 else 1
+        # whole weights are trained, so that those before training are another model
+        reference = 0 if lora or config.training.objective == "sft" else stage.parameters * (FP32 + copies)
+        weights = float(frozen + stage.trainable * (FP32 + copies))
+        gradients, ranks = float(stage.trainable * FP32), sharding.shard_ranks
+        if sharding.by_layer:
+            layers = stage.layers if sharding.mode == "zero2" else min(2, stage.layers)
+            gathered = layers * stage.layer_parameters * self.element + stage.end_parameters * FP32
+            sent = (stage.trainable - stage.whole_ends) / stage.layers + stage.whole_ends
+            weights, gradients = weights / ranks + gathered, gradients / ranks + sent * self.in_fp32_too
+        elif self.degrees.data_parallel > 1:
+            gradients *= 2
         tile = min(_TILE, self.tokens * self.shape.vocabulary) * self.in_fp32_too
         logits = self.tokens * (self.last_norm + self.shape.hidden * FP32) + tile
         return Memory(
-            weights=frozen + stage.trainable * (FP32 + copies) + reference,
-            gradients=float(stage.trainable * FP32 * buckets),
-            optimizer=float(stage.trainable * _STATE.get(config.trl.get("optim", ""), _ADAMW)),
+            weights=weights + reference,
+            gradients=gradients,
+            optimizer=stage.trainable * _STATE.get(config.trl.get("optim", ""), _ADAMW) / ranks,
             activations=self.activations(stage, logits),
             logits=logits,
         )

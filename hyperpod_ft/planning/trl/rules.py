@@ -6,12 +6,12 @@ from typing import Any
 from hyperpod_ft.config.instances import Instance
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.planning.layout import Degrees, Layout, Sharding
-from hyperpod_ft.planning.memory import Memory
+from hyperpod_ft.planning.memory import Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.trl.memory import TrlMemory
 
 TRIAL_LAUNCHER: tuple[str, ...] = ()
-MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = ()
+MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("parallelism.sharding", "auto"),)
 
 
 def precompiles(config: RunConfig) -> bool:
@@ -27,7 +27,8 @@ def imports(config: RunConfig) -> tuple[str, ...]:
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:
-    return {}
+    """torch.distributed.checkpoint, which reads a sharded checkpoint, would unpickle what is not a tensor."""
+    return {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
 
 
 def graph_settings(config: RunConfig) -> dict[str, str]:
@@ -51,7 +52,14 @@ def default_tensor_parallel(instance: Instance, ranks: int) -> int:
 
 
 def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Layout:
-    return Layout(degrees, Sharding("replicated", 1))
+    """With `auto`, accelerate's FSDP2 shards a model that is not known to fit without."""
+    given, room, ranks = config.parallelism.sharding, available(config), degrees.data_parallel
+    replicated, sharded = Sharding("replicated", 1), Sharding("zero2" if given == "zero2" else "zero3", ranks)
+    if given == "replicated" or ranks == 1 or not room:
+        return Layout(degrees, replicated)
+    fits = given == "auto" and shape is not None and _memory(config, degrees, shape, replicated).total <= room
+    reference = config.training.objective == "dpo" and config.training.method == "full"
+    return Layout(degrees, replicated if fits or reference else sharded)
 
 
 def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
@@ -64,5 +72,9 @@ def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> 
 
 
 def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> list[Memory]:
+    return [_memory(config, degrees, shape, layout(config, degrees, shape).sharding)]
+
+
+def _memory(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> Memory:
     memory = TrlMemory(config, degrees, shape)
-    return [memory.on_rank(stage) for stage in memory.stages]
+    return memory.on_rank(memory.stages[0], sharding)

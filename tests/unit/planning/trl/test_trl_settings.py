@@ -12,13 +12,14 @@ from trl.trainer.sft_config import SFTConfig
 
 from hyperpod_ft.engines.trl.arguments import arguments
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_fit import check_trainable
 from hyperpod_ft.planning.parallelism import degrees_of
-from hyperpod_ft.planning.trl import settings
+from hyperpod_ft.planning.trl import rules, settings
 from scripts.memory_table import LLAMA_3_8B
 from tests.conftest import MakeRun
 from tests.unit.config.run_files import load, refused
-from tests.unit.planning.memory_estimates import estimated
+from tests.unit.planning.memory_estimates import estimated, shape_of
 
 CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig}
 TRL: dict[str, Any] = {"engine": "trl", "cluster__instance_type": "p5.48xlarge"}
@@ -35,7 +36,9 @@ def test_settings_are_those_of_the_installed_trl(make_run: MakeRun, objective: s
         types = (hints[name], *typing.get_args(hints[name]))
         assert kind in {typing.get_origin(each) or each for each in types}, name
     asked = {"dpo": {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"}}
-    given = arguments(make_run(**TRL, **asked.get(objective, {})).config, 10, Path("checkpoints"))
+    given = arguments(
+        make_run(**TRL, **asked.get(objective, {})).config, Sharding("replicated", 1), 10, Path("checkpoints")
+    )
     assert not given.keys() - names and not given.keys() & settings.SETTINGS[objective].keys()
 
 
@@ -76,7 +79,7 @@ def test_settings_are_checked_before_anything_runs(tmp_path: Path, given: dict[s
         ("parallelism__pipeline_parallel", 2, "only engine torch"),
         ("parallelism__context_parallel", 2, "only engine torch"),
         ("parallelism__expert_parallel", 2, "only engine torch"),
-        ("parallelism__sharding", "zero3", "set engine: torch"),
+        ("parallelism__sharding", "zero1", "accelerate has no zero1"),
         ("training__optimizer_state", "int8", "only engine torch"),
         ("training__compile", True, "set trl.torch_compile"),
         ("lora__quantization", "nf4", "only engine torch"),
@@ -97,8 +100,19 @@ def test_models_of_other_types_are_refused(make_run: MakeRun) -> None:
 
 
 def test_memory_grows_with_what_is_kept(make_run: MakeRun) -> None:
-    """Full training keeps 16 bytes a parameter, and DDP and autocast 6 more; another optimizer keeps less."""
+    """Full training keeps 16 bytes a parameter, and DDP and autocast 6 more; another optimizer keeps less.
+
+    What does not fit is sharded.
+    """
     whole = TRL | {"training__method": "full", "training__activation_checkpointing": "full"}
-    parameters = 8_030_261_248
-    memory = estimated(make_run(**whole).config, LLAMA_3_8B)
+    config, parameters = make_run(**whole, parallelism__sharding="replicated").config, 8_030_261_248
+    memory = estimated(config, LLAMA_3_8B)
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(22 * parameters)
+    lighter = estimated(make_run(**whole, parallelism__sharding="replicated", trl={"optim": "sgd"}).config, LLAMA_3_8B)
+    assert memory.total - lighter.total == pytest.approx(8 * parameters)
+    sharded = estimated(make_run(**whole).config, LLAMA_3_8B)
+    assert 2 * parameters < sharded.total - sharded.activations < 5 * parameters
+    shape = shape_of(LLAMA_3_8B)
+    for given, mode in ((whole, "zero3"), (TRL, "replicated"), (whole | {"parallelism__sharding": "zero2"}, "zero2")):
+        config = make_run(**given).config
+        assert rules.layout(config, degrees_of(config), shape).sharding.mode == mode
