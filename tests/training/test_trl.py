@@ -33,6 +33,7 @@ from tests.training.conftest import (
     job_server,
     jobs_in,
     metrics,
+    tiny_llama,
     train_here,
     write_rows,
 )
@@ -217,10 +218,11 @@ def test_sharded_ranks_train_save_and_resume_as_one(
 ) -> None:
     settings = TRL | {"training.method": method, "training.max_steps": 6, "training.save_every_steps": 2}
     settings |= {"training.validate_every_steps": 3, "training.keep_best": True, "dataset.validation_share": 0.1}
-    alone = make_trl_run("alone", settings)
+    tied = tiny_llama(tie_word_embeddings=method == "full")
+    alone = make_trl_run("alone", settings, model=tied)
     trl_jobs.environment |= rules.variables(alone.config, tmp_path)  # a checkpoint is read without unpickling objects
     two = {"parallelism": {"ranks_per_node": 2}, "training.micro_batch_size": 1}
-    sharded = make_trl_run("sharded", settings | two)
+    sharded = make_trl_run("sharded", settings | two, model=tied)
     for run in (alone, sharded):
         write_rows(run.paths.dataset_path / "validation", 5, 32, seed=1)
 
@@ -247,7 +249,8 @@ def test_sharded_ranks_train_save_and_resume_as_one(
         tuned.append(load_file(result.with_suffix(".safetensors")))
     assert tuned[0].keys() == tuned[1].keys()
     for name, tensor in tuned[0].items():
-        assert torch.allclose(tensor, tuned[1][name], rtol=1e-3, atol=1e-5), name
+        # AdamW moves a weight with a tiny gradient by as much as others, in either direction
+        assert float((tensor - tuned[1][name]).abs().max()) < 1e-3, name
 
 
 def test_kill_9_of_two_ranks_changes_no_loss(make_trl_run: MakeRun, trl_jobs: Jobs) -> None:
