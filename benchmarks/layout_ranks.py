@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.sent_bytes import SentBytes
-from hyperpod_ft.engines.ranks import Ranks, join_ranks
+from hyperpod_ft.engines.ranks import Ranks, device_of, join_ranks
 from hyperpod_ft.engines.torch import loop
-from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
+from hyperpod_ft.engines.torch.mesh import device_meshes
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.train import plan_layout, training_task
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hyperpod_ft.engines.ranks import Ranks, join_ranks
+from hyperpod_ft.engines.ranks import Ranks, device_of, join_ranks
 from hyperpod_ft.engines.torch import loop
-from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
+from hyperpod_ft.engines.torch.mesh import device_meshes
 from hyperpod_ft.engines.torch.pipeline import ScheduledStage
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.train import plan_layout, training_task

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from hyperpod_ft.engines.ranks import join_ranks
+from hyperpod_ft.engines.ranks import device_of, join_ranks
 from hyperpod_ft.engines.torch import loop
-from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
+from hyperpod_ft.engines.torch.mesh import device_meshes
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.train import plan_layout, training_task
 

@@ -55,9 +55,10 @@ TORCH_ENGINE = """
 import hashlib, importlib, os, struct
 from pathlib import Path
 import torch
+from hyperpod_ft.engines import ranks
 from hyperpod_ft.engines.torch import devices, mesh
 
-mesh.device_of = lambda *_: torch.device("cpu")
+ranks.device_of = lambda *_: torch.device("cpu")
 devices.fixed_shapes = lambda device: True
 compile_with = torch.compile
 

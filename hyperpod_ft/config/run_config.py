@@ -20,7 +20,7 @@ from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK, Deploy, SageMak
 from hyperpod_ft.config.sections.training import Dpo, Lora, Training
 from hyperpod_ft.errors import UserError
 
-EngineName = Literal["torch", "neuron"]
+EngineName = Literal["torch", "neuron", "trl"]
 StageName = Literal[
     "env", "download", "certify", "dataset", "tasks", "precompile", "train", "consolidate", "merge", "generate", "eval"
 ]
@@ -33,7 +33,8 @@ class RunConfig(Section):
         str, matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "at most 64 letters, digits, dots, underscores and hyphens")
     ] = Field(description="Name of the run; used in paths and Slurm job names.")
     engine: EngineName = Field(
-        description="`torch` (CPU, CUDA, trn2) or `neuron` (PyTorch/XLA on trn1, trn2); docs/engines.md compares them."
+        description="`torch` (CPU, CUDA, trn2), `neuron` (PyTorch/XLA on trn1, trn2) or `trl` (TRL's trainers on CPU,"
+        " CUDA); docs/engines.md compares them."
     )
     seed: NonNegativeInt = Field(42, description="Seed of the data order, the adapters and dropout.")
     cluster: Cluster = Field(default_factory=Cluster)
@@ -45,6 +46,11 @@ class RunConfig(Section):
     training: Training = Field(default_factory=Training)
     parallelism: Parallelism = Field(default_factory=Parallelism)
     neuron: Neuron = Field(default_factory=Neuron)
+    trl: dict[str, Any] = Field(
+        {},
+        description="Settings of TRL's trainer that have no key elsewhere, by TRL's names, such as"
+        " `neftune_noise_alpha: 5` (engine trl; docs/engines.md lists them).",
+    )
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
     tracking: Tracking = Field(default_factory=Tracking)
@@ -55,6 +61,8 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _settings_go_together(self) -> "RunConfig":
         """What is wrong for every engine; what one engine cannot do is in its limits (planning/*/limits.py)."""
+        if self.trl and self.engine != "trl":
+            raise ValueError(f"trl: has no effect with engine {self.engine}; remove it")
         _check_training(self)
         _check_objective(self)
         if self.sagemaker:
@@ -138,10 +146,10 @@ def _check_training_jobs(config: RunConfig, section: SageMaker) -> None:
     """What training jobs cannot do."""
     if config.eval:
         raise ValueError("eval: SageMaker training jobs do not evaluate; remove section eval or section sagemaker")
-    if config.engine == "neuron" and section.store and config.cluster.nodes > 1:
+    if config.engine != "torch" and section.store and config.cluster.nodes > 1:
         raise ValueError(
-            "sagemaker.store: with engine neuron, several nodes write their checkpoints to one shared volume; set"
-            " sagemaker.file_system instead"
+            f"sagemaker.store: with engine {config.engine}, several nodes write their checkpoints to one shared volume;"
+            " set sagemaker.file_system instead"
         )
 
 

@@ -75,9 +75,9 @@ def _packages(expected: Expectations) -> Finding:
 def _pinned(config: RunConfig, kind: str, pins: tuple[str, ...]) -> Finding:
     repositories = config.env.package_repositories
     version = next(iter(PYTHON_VERSIONS.get(kind, (_this_python(),))))
-    if kind != "torch" and (found := interpreters.find(PYTHON_VERSIONS[kind])):
+    if kind in PYTHON_VERSIONS and (found := interpreters.find(PYTHON_VERSIONS[kind])):
         version = interpreters.version_of(found)
-    neuron = () if kind == "torch" else from_neuron_repositories(pins)
+    neuron = () if "neuron" not in kind else from_neuron_repositories(pins)
     if kind == "torch-neuron" and interpreters.torch_neuron_of_image():
         neuron = ()
     others = [pin for pin in pins if pin not in neuron and pin.partition("=")[0].partition("[")[0] in _OTHERS]

@@ -1,6 +1,7 @@
 """A run's sharded checkpoints on disk: their contents, whether they are usable, and how many are kept.
 
-One checkpoint is a directory in `task.checkpoints`. Engine torch writes (neuron/checkpoints.py has the other format):
+One checkpoint is a directory in `task.checkpoints`. neuron/checkpoints.py and trl/checkpoints.py have the formats of
+those engines; engine torch writes:
 
     step-00000400/
         checkpoint.json       written last; a checkpoint without it, or with another size or digest, is ignored
@@ -31,9 +32,12 @@ The learning rate and the position in the data are functions of the step alone, 
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
 
 from hyperpod_ft import digests, publish
 from hyperpod_ft.checkpoint.adapters.lora_config import in_language_model
@@ -60,6 +64,9 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.lora import targets
 from hyperpod_ft.runs.training_paths import BEST, checkpoint_name
+
+if TYPE_CHECKING:
+    from hyperpod_ft.engines.ranks import Ranks
 
 TRAIN_AGAIN = "run stage train again: hyperpod-ft submit RUN_FILE --from train --force"
 
@@ -111,6 +118,25 @@ def check_best(directory: Path, fingerprint: str, step: int | None, *, shared: b
         raise UserError(f"{directory}: is of step {found}, but the best step was {step}", TRAIN_AGAIN)
 
 
+def of_trained(task: TrainingTask, progress: TrainingProgress, *, leads: bool, shared: bool = True) -> Path:
+    """The checkpoint that the tuned model is made of, of a training that has ended.
+
+    One rank `leads`: it says if training stopped early. Raises UserError as `check_best`; `shared` as for
+    `why_unusable`.
+    """
+    if progress.stopped_early and leads:
+        print(
+            f"train: stopped after step {progress.step}: the validation loss was lowest,"
+            f" {progress.best_validation_loss:.4f}, after step {progress.best_step}",
+            flush=True,
+        )
+    if not task.config.training.keep_best:
+        return task.checkpoint(progress.step)
+    if leads:
+        check_best(task.best_checkpoint, task.fingerprint, progress.best_step, shared=shared)
+    return task.best_checkpoint
+
+
 def delete_old(task: TrainingTask, newest: Path, *, shared: bool = True) -> None:
     """Delete complete checkpoints beyond `training.keep_checkpoints`, but never `newest`, the one just written.
 
@@ -123,6 +149,21 @@ def delete_old(task: TrainingTask, newest: Path, *, shared: bool = True) -> None
         publish.discard(directory)
 
 
+@contextlib.contextmanager
+def reporting_full_volumes(directory: Path) -> Iterator[None]:
+    """Raise UserError where the block cannot write a checkpoint to `directory`."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        # torch.save wraps the OSError in a RuntimeError, safetensors in its own error
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError) and not isinstance(error, SafetensorError):
+            raise
+        raise UserError(
+            f"{directory}: the checkpoint cannot be written: {cause or error}", "free or repair the volume, then resume"
+        ) from error
+
+
 @dataclass(frozen=True)
 class CheckpointFile:
     """A file of a checkpoint, as the rank reports it that wrote it: its size in bytes, and SHA-256."""
@@ -133,6 +174,28 @@ class CheckpointFile:
     @classmethod
     def of(cls, file: Path, sha256: str) -> "CheckpointFile":
         return cls(file.stat().st_size, sha256)
+
+
+def publish_written(task: TrainingTask, ranks: "Ranks", progress: TrainingProgress, partial: Path, final: Path) -> None:
+    """Publish as `final` what ranks have written to `partial`, on the volume of all; delete old checkpoints.
+
+    Collective. Each rank flushes a part of the files to disk, and reads it for its digests.
+    """
+    occasion = f"checkpoint/{final.name}/{progress.step}"
+    ranks.gather(f"{occasion}/written", None)
+    found = {}
+    for file in sorted(partial.rglob("*"))[ranks.rank :: ranks.world_size]:
+        publish.fsync(file)
+        if file.is_file():
+            found[file.relative_to(partial).as_posix()] = digests.file_sha256(file)
+    parts = ranks.gather(f"{occasion}/digests", found)
+    if ranks.is_rank_0:
+        files = {name: CheckpointFile.of(partial / name, digest) for part in parts for name, digest in part.items()}
+        write_description(task, progress, partial, files)
+        publish.replace_directory(final, partial)
+        if final != task.best_checkpoint:
+            delete_old(task, final)
+    ranks.gather(f"{occasion}/published", None)
 
 
 def write_description(

@@ -55,7 +55,7 @@ def _complete_checkpoints(task: TrainingTask) -> Iterator[dict[str, Any]]:
     """
     for directory in reversed(task.checkpoints_by_step().values()):
         reason = why_unusable(directory, task.fingerprint)
-        if not reason and (directory / dcp.INDEX).exists():
+        if not reason:
             reason = _why_unreadable(directory)
         if reason:
             _print_ignored(directory, reason)
@@ -78,9 +78,10 @@ def _print_ignored(directory: Path, reason: str) -> None:
 
 
 def _why_unreadable(directory: Path) -> str:
-    # DCP unpickles the index, so it must not get one with anything else in it
+    # DCP unpickles each index, so it must not get one with anything else in it
     try:
-        dcp.index(directory)
+        for index in sorted(directory.rglob(dcp.INDEX)):
+            dcp.index(index.parent)
     except UserError as error:
         return str(error)
     return ""

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.job_files import NOTICE, STOP_SIGNALS
 
@@ -103,6 +104,29 @@ def join_ranks(world_size: int) -> Ranks:
         return Ranks(0, 1, 0, dist.HashStore())
     store, rank, _ = next(dist.rendezvous("env://"))
     return Ranks(rank, world_size, int(os.environ.get("LOCAL_RANK", "0")), store)
+
+
+def device_of(instance_type: str, local_rank: int) -> torch.device:
+    """A rank's device, set as the current one; TorchNeuron's is set with the process group.
+
+    Raises UserError if torch does not find the instance type's device.
+    """
+    kind = CATALOGUE[instance_type].device
+    if kind == "cpu":
+        # a restart must give the same bits; on accelerators some kernels have no deterministic version
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # its class has it
+        return torch.device(kind)
+    found = torch.accelerator.current_accelerator()
+    if found is None or found.type != kind:
+        raise UserError(
+            f"cluster.instance_type: {instance_type} has device {kind}, but torch finds"
+            f" {found.type if found else 'no accelerator'} here",
+            "run on that instance type, with a torch built for it",
+        )
+    if kind != "neuron":
+        torch.accelerator.set_device_index(local_rank)
+    return torch.device(kind, local_rank)
 
 
 def peak_memory_mb(device: torch.device) -> float:

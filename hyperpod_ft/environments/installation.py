@@ -180,6 +180,11 @@ def _build_torch(environment: Path, _: Path, pins: Path, __: tuple[str, ...]) ->
     install(environment / "bin" / "python", pins)
 
 
+def _build_trl(environment: Path, shared: Path, pins: Path, _: tuple[str, ...]) -> None:
+    interpreters.create_environment(environment, shared, PYTHON_VERSIONS["trl"])
+    install(environment / "bin" / "python", pins)
+
+
 def _build_neuron(environment: Path, shared: Path, pins: Path, repositories: tuple[str, ...]) -> None:
     interpreters.create_environment(environment, shared, PYTHON_VERSIONS["neuron"])
     install_neuron(environment / "bin" / "python", pins, repositories)
@@ -198,6 +203,7 @@ def _build_torch_neuron(environment: Path, shared: Path, pins: Path, repositorie
 
 _BUILDERS: dict[str, Callable[[Path, Path, Path, tuple[str, ...]], None]] = {
     "torch": _build_torch,
+    "trl": _build_trl,
     "neuron": _build_neuron,
     "torch-neuron": _build_torch_neuron,
 }

@@ -13,6 +13,8 @@ from hyperpod_ft.planning.neuron import limits as neuron_limits
 from hyperpod_ft.planning.neuron import rules as neuron_rules
 from hyperpod_ft.planning.torch import limits as torch_limits
 from hyperpod_ft.planning.torch import rules as torch_rules
+from hyperpod_ft.planning.trl import limits as trl_limits
+from hyperpod_ft.planning.trl import rules as trl_rules
 
 
 class Limits(Protocol):
@@ -89,8 +91,8 @@ class EngineRules(Protocol):
         """Memory of a training step on a rank of each pipeline stage."""
 
 
-_LIMITS: dict[EngineName, Limits] = {"torch": torch_limits, "neuron": neuron_limits}
-_RULES: dict[EngineName, EngineRules] = {"torch": torch_rules, "neuron": neuron_rules}
+_LIMITS: dict[EngineName, Limits] = {"torch": torch_limits, "neuron": neuron_limits, "trl": trl_limits}
+_RULES: dict[EngineName, EngineRules] = {"torch": torch_rules, "neuron": neuron_rules, "trl": trl_rules}
 
 
 def limits_of(engine: EngineName) -> Limits:

@@ -14,8 +14,12 @@ _NEURON_REPOSITORIES = {"libneuronxla", "neuronx-cc", "neuronx-distributed", "nk
 EVALUATION_ENVIRONMENT = "lm-eval"  # what evaluation adds to a run's environment
 
 # Those that have packages, by kind of environment, the preferred first; any for others. optimum-neuron 0.4.5;
-# torch-neuronx 2.13 (release notes of Neuron 2.33).
-PYTHON_VERSIONS = {"neuron": ("3.11", "3.10"), "torch-neuron": ("3.12", "3.13", "3.14")}
+# torch-neuronx 2.13 (release notes of Neuron 2.33); TRL 1.16.
+PYTHON_VERSIONS = {
+    "neuron": ("3.11", "3.10"),
+    "torch-neuron": ("3.12", "3.13", "3.14"),
+    "trl": ("3.12", "3.11", "3.13", "3.14"),
+}
 
 # The driver that AWS released with the SDK of each environment ("Release Content" of Neuron 2.26.1, 2.28.0, 2.33.0).
 NEURON_DRIVERS = {"neuron-2.26.1": "2.24.7.0", "neuron-2.28.0": "2.26.5.0", "torch-neuron": "2.31.7.0"}

@@ -287,7 +287,7 @@ def train_here(run: Run) -> Record:
 
     def work(run: Run) -> stage.Result:
         with process_group_of_its_own():
-            trained = engine("torch").train(task_of(run), Ranks(0, 1, 0, torch.distributed.HashStore()))
+            trained = engine(run.config.engine).train(task_of(run), Ranks(0, 1, 0, torch.distributed.HashStore()))
         return stage.Result((trained.checkpoint, run.paths.metrics_path), trained.facts)
 
     stage.perform(run, "train", work)

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from hyperpod_ft.engines.ranks import Ranks, join_ranks
+from hyperpod_ft.engines.ranks import Ranks, device_of, join_ranks
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
+from hyperpod_ft.engines.torch.mesh import device_meshes
 from hyperpod_ft.engines.torch.model import activations, loss
 from hyperpod_ft.engines.torch.sharding.shards import Pieces
 from hyperpod_ft.runs.run import Run

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from layouts_worker import filled_value
 from safetensors.torch import save_file
 
-from hyperpod_ft.engines.ranks import Ranks, join_ranks
+from hyperpod_ft.engines.ranks import Ranks, device_of, join_ranks
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
+from hyperpod_ft.engines.torch.mesh import device_meshes
 from hyperpod_ft.engines.torch.model import activations
 from hyperpod_ft.engines.torch.sharding.shards import Box
 from hyperpod_ft.planning.layout import Sharding

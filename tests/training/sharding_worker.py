@@ -22,10 +22,10 @@ from layouts_worker import filled_value, whole
 from safetensors.torch import save_file
 
 from hyperpod_ft.engines.interface import TrainingProgress
-from hyperpod_ft.engines.ranks import Ranks, join_ranks
+from hyperpod_ft.engines.ranks import Ranks, device_of, join_ranks
 from hyperpod_ft.engines.torch.loop import TrainingLoop
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.mesh import device_meshes, device_of
+from hyperpod_ft.engines.torch.mesh import device_meshes
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.runs.run import Run
 from tests.tasks import task_of

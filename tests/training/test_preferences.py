@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import logsigmoid
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hyperpod_ft.data.packing import IGNORED, fill, pack
+from hyperpod_ft.data.packing import IGNORED, How, fill, pack
 from hyperpod_ft.engines.batches import DataOrder, PreferenceSplit
 from hyperpod_ft.engines.torch.objectives import reference
 from hyperpod_ft.engines.torch.objectives.reference import store
@@ -36,7 +36,7 @@ PAD, LENGTH, ROWS_PER_STEP = 0, 48, 8
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
 
 
-def write_pairs(directory: Path, pairs: int, seed: int) -> None:
+def write_pairs(directory: Path, pairs: int, seed: int, how: How = "bfd") -> None:
     """Packed pairs with random prompts; a chosen completion has low tokens, and a rejected one high ones."""
     random = np.random.default_rng(seed)
     ids, trained, lengths = [], [], []
@@ -50,7 +50,7 @@ def write_pairs(directory: Path, pairs: int, seed: int) -> None:
     counts = np.array(lengths, np.int64)
     order = random.permutation(pairs)
     spans = ((counts.cumsum() - counts).reshape(-1, 2)[order], counts.reshape(-1, 2)[order])
-    layout = pack("bfd", *spans, LENGTH, seed)
+    layout = pack(how, *spans, LENGTH, seed)
     stream = np.concatenate(ids).astype(np.int32), np.concatenate(trained)
     rows = fill(layout, *stream, 0, layout.row_count, LENGTH, PAD)
     directory.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """A sharded checkpoint of any known writer: its adapters or its model as logical tensors. No data is read.
 
-Two kinds are known: neuronx-distributed's as optimum-neuron writes them (nxd), and torch.distributed.checkpoint (dcp),
-with engine torch's checkpoint.json or without.
+Three kinds are known: neuronx-distributed's as optimum-neuron writes them (nxd); torch.distributed.checkpoint (dcp),
+with engine torch's checkpoint.json or without; and engine trl's, whose weights are in files of PEFT or transformers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft import digests
-from hyperpod_ft.checkpoint.adapters.lora import PREFIX
+from hyperpod_ft.checkpoint.adapters.lora import PREFIX, WEIGHTS
 from hyperpod_ft.checkpoint.adapters.lora_config import CONFIG, AdapterConfig, is_trained, saved_name
+from hyperpod_ft.checkpoint.formats.safetensors_file import read_file, read_model
 from hyperpod_ft.checkpoint.formats.torch_file import Archive
 from hyperpod_ft.checkpoint.sharded import dcp, description
 from hyperpod_ft.checkpoint.sharded.nxd import adapter_config, reader
@@ -20,6 +21,9 @@ from hyperpod_ft.errors import UserError
 
 # The key of the parameters in a state dict; engines/checkpoint_directory.py lists all keys of the kit's own.
 _PARAMETERS = "model."
+# Of engine trl: files of weights, and accelerate's directory of those that ranks shard.
+_WEIGHT_FILES = (".safetensors", ".safetensors.index.json", dcp.INDEX)
+_SHARDS = "pytorch_model_fsdp_0"
 # How the names of a model's own parameters begin.
 _MODEL_NAMES = ("model.", "lm_head.", "base_model.", "transformer.", "shared.", "encoder.", "decoder.")
 
@@ -66,6 +70,8 @@ def open_checkpoint(path: Path) -> ShardedCheckpoint:
         is_own = (path / description.NAME).is_file()
         tensors, archives = dcp.read(path, _PARAMETERS if is_own else "")
         return _with_archives(_own(path, tensors) if is_own else _dcp(path, tensors), archives)
+    if (path / description.NAME).is_file() and description.read(path).engine == "trl":
+        return _trl(path)
     found = _nxd(path)
     return _with_archives(found, {Archive(piece.file) for tensor in found.tensors for piece in tensor.stored})
 
@@ -122,6 +128,20 @@ def _own(directory: Path, tensors: Sequence[LogicalTensor]) -> ShardedCheckpoint
     return of_engine(directory, described.lora, described.base_model, tensors, held)
 
 
+def _trl(directory: Path) -> ShardedCheckpoint:
+    """What TRL's trainer wrote: an adapter as PEFT saves it, the model as transformers does, or accelerate's shards."""
+    described, archives = description.read(directory), list[Archive]()
+    weights = {name: digest for name, digest in described.sha256.items() if name.endswith(_WEIGHT_FILES)}
+    if reason := description.why_damaged(directory, weights):
+        raise UserError(f"{directory}: {reason}", "use an earlier checkpoint")
+    if (directory / _SHARDS / dcp.INDEX).is_file():
+        tensors, archives = dcp.read(directory / _SHARDS, _PARAMETERS)
+    else:
+        tensors = read_file(directory / WEIGHTS) if described.lora else read_model(directory)
+    named = [tensor.renamed(tensor.name.removeprefix(PREFIX)) for tensor in tensors]
+    return _with_archives(of_engine(directory, described.lora, described.base_model, named, {}), archives)
+
+
 def of_engine(
     directory: Path,
     lora: description.LoraDescription | None,
@@ -129,7 +149,10 @@ def of_engine(
     tensors: Sequence[LogicalTensor],
     held: description.HeldParts,
 ) -> ShardedCheckpoint:
-    """A checkpoint of engine torch with these trained parameters. Raises UserError when one is not the adapter's."""
+    """A checkpoint of an engine of the kit with these trained parameters, by engine torch's names.
+
+    Raises UserError when one is not the adapter's.
+    """
     if lora is None:
         left = frozenset(name for name, parts in held.items() if not parts)
         return ShardedCheckpoint(directory, (), tuple(_as_in_files(tensors, held)), None, left=left)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate import init_empty_weights  # type: ignore[import-untyped]
+from accelerate import init_empty_weights
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging

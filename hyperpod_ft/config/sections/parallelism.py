@@ -52,7 +52,7 @@ class Parallelism(Section):
     )
     sharding: Literal["auto", "replicated", "zero1", "zero2", "zero3"] = Field(
         "auto",
-        description="What is divided over the data-parallel ranks (engine torch): nothing (`replicated`), the"
+        description="What is divided over the data-parallel ranks (engines torch and trl): nothing (`replicated`), the"
         " optimizer's state (`zero1`), gradients too (`zero2`), weights too (`zero3`). `auto`: the first of them"
         " that fits (docs/parallelism.md).",
     )
@@ -69,7 +69,7 @@ class Parallelism(Section):
 
 
 class Neuron(Section):
-    """Settings of engine neuron; engine torch ignores them."""
+    """Settings of engine neuron; other engines ignore them."""
 
     sequence_parallel: bool = Field(
         True,

@@ -23,7 +23,7 @@ class Training(Section):
     objective: Literal["sft", "dpo"] = Field(
         "sft",
         description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen to rejected"
-        " completions, with a dataset of format preference (engine torch).",
+        " completions, with a dataset of format preference (not engine neuron).",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; overrides epochs.")
@@ -45,8 +45,8 @@ class Training(Section):
     max_grad_norm: NonNegativeFloat = Field(1.0, description="Norm to which gradients are clipped; 0: no clipping.")
     precision: Literal["bf16", "fp32"] = Field(
         "bf16",
-        description="`bf16` computes in bfloat16 and keeps adapters (engine torch: all trained weights) in fp32;"
-        " `fp32` computes in fp32.",
+        description="`bf16` computes in bfloat16 and keeps adapters (engines torch and trl: all trained weights) in"
+        " fp32; `fp32` computes in fp32.",
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none",
@@ -82,23 +82,23 @@ class Training(Section):
     )
     save_only_model: bool = Field(
         False,
-        description="Save only the trained weights, once, at the end (engine torch). An interrupted training then"
+        description="Save only the trained weights, once, at the end (not engine neuron). An interrupted training then"
         " starts again.",
     )
     validate_every_steps: PositiveInt | None = Field(
         None,
-        description="Steps between validation losses, the first before training (engine torch). If not set: once, at"
-        " the end.",
+        description="Steps between validation losses, the first before training (not engine neuron). If not set: once,"
+        " at the end.",
     )
     keep_best: bool = Field(
         False,
         description="Make the tuned model from the weights with the lowest validation loss; needs"
-        " validate_every_steps (engine torch).",
+        " validate_every_steps (not engine neuron).",
     )
     early_stopping_patience: PositiveInt | None = Field(
         None,
         description="Stop after this many validation losses in a row that do not improve on the lowest; needs"
-        " validate_every_steps (engine torch).",
+        " validate_every_steps (not engine neuron).",
     )
     weights_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
@@ -130,10 +130,10 @@ class Lora(Section):
     modules_to_save: tuple[str, ...] = Field(
         (),
         description="The embedding, the output layer or both, to train whole beside the adapters and to save with them:"
-        " `[embed_tokens, lm_head]` (engine torch; docs/methods.md).",
+        " `[embed_tokens, lm_head]` (not engine neuron; docs/methods.md).",
     )
     rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
-    dora: bool = Field(False, description="DoRA: also train the norm of each output's weights (engine torch).")
+    dora: bool = Field(False, description="DoRA: also train the norm of each output's weights (not engine neuron).")
     plus_ratio: PositiveFloat = Field(
         1.0,
         description="LoRA+: the learning rate of lora_B is this many times training.learning_rate (engine torch). The"

@@ -25,18 +25,16 @@ import torch.distributed as dist
 import torch_xla.core.xla_model as xm
 from neuronx_distributed.optimizer import NeuronZero1Optimizer
 from neuronx_distributed.parallel_layers import parallel_state
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hyperpod_ft import publish
-from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import newest_checkpoint
-from hyperpod_ft.engines.checkpoint_directory import CheckpointFile, delete_old, write_description
+from hyperpod_ft.engines.checkpoint_directory import publish_written, reporting_full_volumes
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
 from hyperpod_ft.engines.neuron.gradients import shard_held
 from hyperpod_ft.engines.neuron.trainer import Trainer
 from hyperpod_ft.engines.ranks import Ranks, Volume
-from hyperpod_ft.errors import UserError
 
 
 class Checkpoints:
@@ -59,20 +57,11 @@ class Checkpoints:
             publish.remove(partial)
             (partial / "resume").mkdir(parents=True)
         self._barrier(progress, "made")
-        try:
+        with reporting_full_volumes(partial.parent):
             self._trainer.model.save_pretrained(str(partial))
             # at exit, a rank that fails later would wait for the others, which have not failed
             atexit.unregister(upstream.CheckpointIOState.wait_all)
             self._write_state(_state_file(partial, self._ranks.rank))
-        except (OSError, RuntimeError, SafetensorError) as error:
-            # torch.save wraps the OSError in a RuntimeError, safetensors in its own error
-            cause = error if isinstance(error, OSError) else error.__context__
-            if not isinstance(cause, OSError) and not isinstance(error, SafetensorError):
-                raise
-            raise UserError(
-                f"{partial.parent}: the checkpoint cannot be written: {cause or error}",
-                "free or repair the volume, then resume",
-            ) from error
         self._unfinished = progress
         if not self._task.config.training.async_save:
             self.finish()
@@ -83,15 +72,8 @@ class Checkpoints:
         if progress is None:
             return
         _wait_for_upstream()
-        self._barrier(progress, "written")
-        partial, final = self._partial(progress), self._task.checkpoint(progress.step)
-        found = self._ranks.gather(f"checkpoint/{progress.step}/digests", self._digests(partial))
-        if self._ranks.is_rank_0:
-            files = {name: CheckpointFile.of(partial / name, digest) for part in found for name, digest in part.items()}
-            write_description(self._task, progress, partial, files)
-            publish.replace_directory(final, partial)
-            delete_old(self._task, final)
-        self._barrier(progress, "published")
+        final = self._task.checkpoint(progress.step)
+        publish_written(self._task, self._ranks, progress, self._partial(progress), final)
 
     def restore(self) -> TrainingProgress:
         """Load the newest complete, undamaged checkpoint; without one, start at step 0."""
@@ -182,16 +164,6 @@ class Checkpoints:
                 f"step {step}: {len(differing)} parameters differ between ranks where they should be equal:"
                 f" {sorted(differing)[:3]}"
             )
-
-    def _digests(self, directory: Path) -> dict[str, str]:
-        """SHA-256 of this rank's share of the files; flushes them to disk."""
-        files = sorted(directory.rglob("*"))[self._ranks.rank :: self._ranks.world_size]
-        digests = {}
-        for file in files:
-            publish.fsync(file)
-            if file.is_file():
-                digests[file.relative_to(directory).as_posix()] = file_sha256(file)
-        return digests
 
 
 def _wait_for_upstream() -> None:

@@ -11,17 +11,15 @@ from neuronx_distributed.parallel_layers import parallel_state
 from optimum.neuron import NeuronSFTConfig, NeuronSFTTrainer, NeuronTrainer
 from optimum.neuron.models.training import NeuronModelForCausalLM
 from optimum.neuron.models.training.transformations_utils import GQAQKVColumnParallelLinearSpec
-from peft import LoraConfig
 from torch import nn
 
 from hyperpod_ft import digests
-from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.data import tokenizer
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.neuron import arguments as neuron_arguments
 from hyperpod_ft.engines.neuron import gradients
+from hyperpod_ft.engines.peft_config import lora_config
 from hyperpod_ft.planning.layout import copies_over_tensor
-from hyperpod_ft.planning.lora import targets
 
 _heads_of_rank = GQAQKVColumnParallelLinearSpec.create_query_or_output_projection_local_weight_from_regular_weight
 
@@ -66,7 +64,7 @@ def build(task: TrainingTask, steps: int) -> Trainer:
         model=model,
         args=settings,
         processing_class=tokenizer.load(task.base_model),
-        peft_config=_adapters(config, model.config.model_type) if config.training.method == "lora" else None,
+        peft_config=lora_config(config, model.config.model_type) if config.training.method == "lora" else None,
         # only its column names are used; the engine supplies the rows
         train_dataset=[{"input_ids": [0], "labels": [0]}],
     )
@@ -84,22 +82,6 @@ def build(task: TrainingTask, steps: int) -> Trainer:
     trainer.partial = gradients.partial(parameters, sequence_parallel=sequence_parallel) if degree > 1 else []
     gradients.disable_upstream_sum()
     return trainer
-
-
-def _adapters(config: RunConfig, family: str) -> LoraConfig:
-    """`family`: config.json's model_type. Targets are named as in the model's files; upstream fuses some."""
-    lora = config.lora
-    return LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type] # PEFT only divides it
-        lora_dropout=lora.dropout,
-        target_modules=list(targets(lora, family)),
-        use_rslora=lora.rslora,
-        bias="none",
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=config.model.source,
-        revision=config.model.revision,
-    )
 
 
 @torch.no_grad()

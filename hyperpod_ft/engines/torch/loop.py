@@ -21,12 +21,12 @@ from hyperpod_ft.config.sections.training import learning_rate, rows_per_step, t
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PreferenceSplit, Seq2SeqBatch
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingResult, TrainingTask
-from hyperpod_ft.engines.ranks import Interrupted, Ranks, collect_signals, peak_memory_mb
+from hyperpod_ft.engines.ranks import Interrupted, Ranks, collect_signals, device_of, peak_memory_mb
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.build import ShardedModel, build
 from hyperpod_ft.engines.torch.lora import adapters
-from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes, device_of
+from hyperpod_ft.engines.torch.mesh import Meshes, device_meshes
 from hyperpod_ft.engines.torch.model import context_parallel, router_loss
 from hyperpod_ft.engines.torch.objectives import reference
 from hyperpod_ft.engines.torch.objectives.objective import objective_of
@@ -198,21 +198,12 @@ class TrainingLoop:
 
     def _trained(self, progress: TrainingProgress, log: metrics.MetricsLog) -> TrainingResult:
         """What a training run that has ended leaves."""
-        if progress.stopped_early and self.ranks.is_rank_0:
-            print(
-                f"train: stopped after step {progress.step}: the validation loss was lowest,"
-                f" {progress.best_validation_loss:.4f}, after step {progress.best_step}",
-                flush=True,
-            )
         first, last = progress.first_expert_load, progress.last_expert_load
         if self.ranks.is_rank_0 and expert_load.grew_uneven(first, last):
             print(f"train: routing grew uneven: {expert_load.described(first, last)}", flush=True)
-        best = self.config.keep_best
-        if best and self.ranks.is_rank_0:
-            checkpoint_directory.check_best(
-                self.task.best_checkpoint, self.task.fingerprint, progress.best_step, shared=self.state.volume.shared
-            )
-        trained = self.task.best_checkpoint if best else self.task.checkpoint(progress.step)
+        trained = checkpoint_directory.of_trained(
+            self.task, progress, leads=self.ranks.is_rank_0, shared=self.state.volume.shared
+        )
         facts = log.facts(progress, self.model.trainable_parameters)
         facts |= {"total_parameters": self.model.total_parameters, "sharding": str(self.task.layout.sharding)}
         return TrainingResult(trained, facts)

@@ -1,4 +1,4 @@
-"""This rank's device, the process group, and the device meshes, for any device type in the catalogue."""
+"""The process group, and the device meshes, for any device type in the catalogue."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,9 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from hyperpod_ft.config.instances import CATALOGUE
 from hyperpod_ft.engines.ranks import COLLECTIVE_TIMEOUT, Ranks
-from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.layout import Degrees
 
 
@@ -33,29 +31,6 @@ class Meshes:
 
     Each ep rank has its own experts, and ranks along the two dp axes have the same.
     """
-
-
-def device_of(instance_type: str, local_rank: int) -> torch.device:
-    """A rank's device, set as the current one; TorchNeuron's is set by `device_meshes`.
-
-    Raises UserError if torch does not find the instance type's device.
-    """
-    kind = CATALOGUE[instance_type].device
-    if kind == "cpu":
-        # a restart must give the same bits; on accelerators some kernels have no deterministic version
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # its class has it
-        return torch.device(kind)
-    found = torch.accelerator.current_accelerator()
-    if found is None or found.type != kind:
-        raise UserError(
-            f"cluster.instance_type: {instance_type} has device {kind}, but torch finds"
-            f" {found.type if found else 'no accelerator'} here",
-            "run on that instance type, with a torch built for it",
-        )
-    if kind != "neuron":
-        torch.accelerator.set_device_index(local_rank)
-    return torch.device(kind, local_rank)
 
 
 def backend(device: torch.device) -> str:

@@ -54,11 +54,11 @@ dist.Backend.register_backend("neuron", lambda *given: Group(*given), devices=["
 torch.accelerator.set_device_index = lambda index: started.append(("device", index))
 warnings.filterwarnings("ignore", "Set timeout")
 
-from hyperpod_ft.engines.ranks import Ranks
+from hyperpod_ft.engines.ranks import Ranks, device_of
 from hyperpod_ft.engines.torch import devices, mesh, training_state
 from hyperpod_ft.planning.layout import Degrees
 
-device = mesh.device_of("trn2.48xlarge", 3)
+device = device_of("trn2.48xlarge", 3)
 assert (device.type, device.index) == ("neuron", 3) and started == []
 assert devices.fixed_shapes(device) and not devices.pins(device)
 assert mesh.backend(device) == "cpu:gloo,neuron:neuron"

@@ -1,0 +1,1 @@
+"""Engine trl: TRL's own trainers on accelerate."""

@@ -1,0 +1,75 @@
+"""The run file as arguments of TRL's trainers. Pure; TRL's config classes check the values."""
+
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.planning.layout import Sharding
+
+
+def arguments(config: RunConfig, sharding: Sharding, steps: int, directory: Path) -> dict[str, Any]:
+    """The keyword arguments of TRL 1.16's config class of the run's objective.
+
+    `sharding`: replicated, or zero2 or zero3 over all ranks; `steps`: the number of optimizer steps of the training;
+    `directory`: where the trainer writes checkpoints.
+    """
+    training, on_cpu = config.training, not config.instance.has_accelerators
+    return {
+        "output_dir": str(directory),
+        "max_steps": steps,
+        "per_device_train_batch_size": training.micro_batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "learning_rate": training.learning_rate,
+        # the kit sets the learning rate of every step
+        "lr_scheduler_type": "constant",
+        "weight_decay": training.weight_decay,
+        "adam_beta1": training.adam_beta1,
+        "adam_beta2": training.adam_beta2,
+        "max_grad_norm": training.max_grad_norm,
+        "bf16": training.precision == "bf16",
+        **_placed(sharding, recompute=training.activation_checkpointing == "full"),
+        "seed": config.seed,
+        "use_cpu": on_cpu,
+        # one step after another in the order of the training dataset, which is the kit's
+        "train_sampling_strategy": "sequential",
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": not on_cpu,
+        "max_length": None,  # the rows have it
+        "label_names": ["labels"],
+        # every step is reported; the callback decides about the rest
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        # every trained parameter is used in every forward pass, and no buffer changes
+        "ddp_find_unused_parameters": False,
+        "ddp_broadcast_buffers": False,
+        **_OF_OBJECTIVE[training.objective](config),
+        **config.trl,
+    }
+
+
+def _placed(sharding: Sharding, *, recompute: bool) -> dict[str, Any]:
+    """DDP's replicas, or FSDP2, which recomputes layers itself. `recompute`: each layer in the backward pass."""
+    if not sharding.by_layer:
+        return {"gradient_checkpointing": recompute, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    settings = {
+        "version": 2,
+        "reshard_after_forward": sharding.mode == "zero3",
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "activation_checkpointing": recompute,
+    }
+    return {"gradient_checkpointing": False, "fsdp": True, "fsdp_config": settings}
+
+
+def _sft(_: RunConfig) -> dict[str, Any]:
+    """The rows are already tokenized, packed and labeled."""
+    return {"dataset_kwargs": {"skip_prepare_dataset": True}}
+
+
+def _dpo(config: RunConfig) -> dict[str, Any]:
+    return {"beta": config.dpo.beta}
+
+
+_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo}

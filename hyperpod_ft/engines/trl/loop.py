@@ -1,0 +1,100 @@
+"""Engine trl: TRL's trainer runs the steps; the kit gives it rows and learning rates, and follows it by a callback."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.config.sections.training import rows_per_step, total_steps
+from hyperpod_ft.engines import checkpoint_directory
+from hyperpod_ft.engines.batches import DataOrder, PackedSplit
+from hyperpod_ft.engines.interface import TrainingResult, TrainingTask
+from hyperpod_ft.engines.metrics import MetricsLog
+from hyperpod_ft.engines.ranks import (
+    COLLECTIVE_TIMEOUT,
+    Interrupted,
+    Ranks,
+    collect_signals,
+    device_of,
+    peak_memory_mb,
+)
+from hyperpod_ft.engines.throughput import throughput
+from hyperpod_ft.engines.trl import trainer as trainers
+from hyperpod_ft.engines.trl.callback import StepsFollower
+from hyperpod_ft.engines.trl.checkpoints import TrainerCheckpoints
+from hyperpod_ft.engines.trl.rows import numbered
+from hyperpod_ft.engines.trl.validation import HeldOutRows
+
+
+def train(task: TrainingTask, ranks: Ranks) -> TrainingResult:
+    """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
+    device = device_of(task.config.cluster.instance_type, ranks.local_rank)
+    with _process_group(ranks):
+        return _train(task, ranks, device)
+
+
+@contextlib.contextmanager
+def _process_group(ranks: Ranks) -> Iterator[None]:
+    """Join the process group for the block; accelerate makes none for a process that torchrun did not start.
+
+    After an error it is not left: the process is expected to end.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        yield
+        return
+    dist.init_process_group(store=ranks.store, rank=ranks.rank, world_size=ranks.world_size, timeout=COLLECTIVE_TIMEOUT)
+    yield
+    dist.destroy_process_group()
+
+
+def _train(task: TrainingTask, ranks: Ranks, device: torch.device) -> TrainingResult:
+    training = task.config.training
+    rows = PackedSplit(task.dataset / "train")
+    in_step = rows_per_step(training, ranks.world_size)
+    steps = total_steps(training, len(rows), in_step)
+    order = DataOrder(len(rows), task.config.seed, in_step, training.gradient_accumulation_steps, ranks.world_size)
+    checkpoints = TrainerCheckpoints(task, ranks)
+    progress = checkpoints.resume()
+    begun = progress.step
+    ended = begun == steps or progress.stopped_early
+    if begun > 0 and not ended:
+        progress = replace(progress, resumed_from=(*progress.resumed_from, begun))
+    follower = StepsFollower(checkpoints, progress, read_config(task.base_model).get("vocab_size"))
+    trainer, collator = trainers.build(task, rows, numbered(order, steps), steps, checkpoints.directory, follower)
+    total, trainable = _parameters(trainer.model)
+    log = MetricsLog(
+        task,
+        throughput(task, in_step, rows.max_length, trainable),
+        len(rows),
+        steps,
+        progress,
+        lambda: peak_memory_mb(device),
+    )
+    if not ended:
+        if ranks.is_rank_0:
+            log.open()
+            log.announce(f"{trainable:,} of {total:,}", f"{task.layout.sharding}, {device.type}")
+        validation = HeldOutRows.of(task, ranks, collator)
+        with checkpoint_directory.reporting_full_volumes(task.checkpoints), collect_signals() as signals:
+            follower.follow(trainer, log, validation, signals)
+            trainer.train(resume_from_checkpoint=str(task.checkpoint(begun)) if begun else None)
+            progress = follower.progress
+            if follower.stop and progress.step < steps and not progress.stopped_early:
+                raise Interrupted(progress.step, follower.stop, saved=not training.save_only_model)
+            if training.save_only_model:
+                checkpoints.save_weights(trainer, progress, task.checkpoint(progress.step))
+    checkpoints.finish()
+    facts = log.facts(progress, trainable) | {"total_parameters": total, "sharding": str(task.layout.sharding)}
+    return TrainingResult(checkpoint_directory.of_trained(task, progress, leads=ranks.is_rank_0), facts)
+
+
+def _parameters(model: nn.Module | None) -> tuple[int, int]:
+    """How many there are, and how many of them are trained."""
+    assert model is not None
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)

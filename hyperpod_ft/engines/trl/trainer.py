@@ -1,0 +1,79 @@
+"""TRL's trainer of a run's objective, with the run's model, adapters and rows."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import datasets
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
+from transformers.utils import logging
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from hyperpod_ft.checkpoint.formats import pretrained
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.data import tokenizer
+from hyperpod_ft.engines.batches import PackedSplit
+from hyperpod_ft.engines.interface import TrainingTask
+from hyperpod_ft.engines.peft_config import lora_config
+from hyperpod_ft.engines.trl.arguments import arguments
+from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.trl.settings import attention
+
+_KINDS: Mapping[str, tuple[Any, Any, type[RowCollator]]] = {
+    "sft": (SFTTrainer, SFTConfig, RowCollator),
+    "dpo": (DPOTrainer, DPOConfig, PairCollator),
+}
+# DPOTrainer prepares the rows that it is made with, and then trains on those of its dataset
+_UNUSED = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
+
+
+def build(
+    task: TrainingTask, rows: PackedSplit, order: Dataset, steps: int, directory: Path, callback: TrainerCallback
+) -> tuple[Trainer, RowCollator]:
+    """The trainer of `rows` in this `order` (rows.py), and what makes its batches; it writes to `directory`.
+
+    Raises UserError for what TRL refuses of the run file's section `trl`.
+    """
+    config = task.config
+    logging.set_verbosity_error()
+    datasets.disable_progress_bars()
+    model = _model(config, task.base_model)
+    adapters = lora_config(config, model.config.model_type) if config.training.method == "lora" else None
+    # flash attention finds the documents of a batch only where they are one row (transformers)
+    kind, settings, collators = _KINDS[config.training.objective]
+    collator = collators(rows, flat="flash" in attention(config))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer = kind(
+                model=model,
+                args=settings(**arguments(config, task.layout.sharding, steps, directory)),
+                data_collator=collator,
+                train_dataset=_UNUSED if config.training.objective == "dpo" else order,
+                processing_class=cast(Any, tokenizer.load(task.base_model)),
+                peft_config=adapters,
+                callbacks=[callback],
+            )
+    except (TypeError, ValueError, ImportError) as error:
+        if not config.trl:
+            raise
+        raise UserError(f"trl: TRL refuses the settings: {' '.join(str(error).split())}", "correct them") from error
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:  # PEFT leaves modules that are trained whole in bf16
+            parameter.data = parameter.data.float()
+    trainer.train_dataset = order
+    trainer.remove_callback(PrinterCallback)  # the kit prints the steps
+    return trainer, collator
+
+
+def _model(config: RunConfig, directory: Path) -> PreTrainedModel:
+    """The model on the CPU. Trained weights are fp32, and computed with in bf16 by autocast; frozen ones are bf16."""
+    frozen_bf16 = config.training.method == "lora" and config.training.precision == "bf16"
+    return pretrained.load(directory, torch.bfloat16 if frozen_bf16 else torch.float32, attention(config))

@@ -1,0 +1,1 @@
+"""Engine trl before training: what TRL takes of a run file, its memory, and its rules."""

@@ -1,0 +1,130 @@
+"""What engine trl cannot do: every limit on a setting of a run file is here, and its error begins with its key.
+
+They are those of TRL 1.16 and accelerate 1.15, and of what the kit has tried with them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS
+from hyperpod_ft.config.fields import shown
+from hyperpod_ft.config.run_config import RunConfig, require_defaults
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.layout import Degrees
+from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.trl import settings
+
+# transformers' flex attention computes them too
+FAMILIES = (
+    *("llama", "mistral", "granite", "qwen2", "qwen3", "smollm3"),
+    *("gemma2", "gemma3_text", "olmo2", "phi3"),
+)
+_TORCH_ONLY = (
+    "parallelism.context_parallel",
+    "parallelism.degrees",
+    "parallelism.expert_parallel",
+    "parallelism.offload",
+    "parallelism.pipeline_parallel",
+    "parallelism.pipeline_schedule",
+    "parallelism.shard_ranks",
+    "parallelism.virtual_pipeline_parallel",
+    "training.activation_checkpointing_every",
+    "training.activation_offload",
+    "training.async_save",
+    "training.optimizer_state",
+    "training.weights_dtype",
+    "model.new_tokens",
+    "model.new_special_tokens",
+)
+# matter with method lora
+_LORA_TORCH_ONLY = ("lora.plus_ratio", "lora.quantization", "lora.target_parameters", "model.adapter")
+
+
+def check_settings(config: RunConfig) -> None:
+    if config.instance.is_neuron:
+        raise UserError(
+            f"cluster.instance_type: engine trl does not run on {config.cluster.instance_type}",
+            "choose an instance type with GPUs, or set engine: torch or neuron",
+        )
+    if config.training.objective == "dpo":
+        _check_preferences(config)
+    if config.dataset.max_target_length is not None:
+        raise UserError("dataset.max_target_length: only engine torch trains encoder-decoders", "set engine: torch")
+    if config.training.compile is not None:
+        raise UserError("training.compile: engine trl compiles the whole model or nothing", "set trl.torch_compile")
+    if config.training.activation_checkpointing == "selective":
+        raise UserError("training.activation_checkpointing: engine trl has only none and full", "choose one")
+    _check_parallelism(config)
+    require_defaults(config, _TORCH_ONLY, "only engine torch supports it")
+    if config.training.method == "lora":
+        _check_lora(config)
+    settings.check(config.training.objective, config.trl)
+
+
+def _check_parallelism(config: RunConfig) -> None:
+    given = config.parallelism
+    if (given.tensor_parallel or 1) > 1:
+        raise UserError("parallelism.tensor_parallel: only engine torch supports it on GPUs", "set it to 1")
+    if given.sequence_parallel:
+        raise UserError("parallelism.sequence_parallel: has no effect with engine trl", "remove it")
+    if given.sharding == "zero1":
+        raise UserError("parallelism.sharding: accelerate has no zero1", "set it to zero2, or set engine: torch")
+    if given.sharding in ("zero2", "zero3") and not config.instance.has_accelerators:
+        raise UserError(
+            f"parallelism.sharding: accelerate shards on accelerators only, not with {given.sharding} on CPUs",
+            "leave it out, or set engine: torch",
+        )
+
+
+def _check_preferences(config: RunConfig) -> None:
+    """TRL averages over the pairs of a forward pass, so each must have as many; its loss has no label smoothing."""
+    if config.dataset.packing != "none":
+        raise UserError(
+            "dataset.packing: engine trl needs one pair a row for objective dpo", "set it to none, or set engine: torch"
+        )
+    require_defaults(config, ("dpo.label_smoothing",), "only engine torch supports it")
+
+
+def _check_lora(config: RunConfig) -> None:
+    require_defaults(config, _LORA_TORCH_ONLY, "only engine torch supports it")
+    if ends := sorted(config.lora.given_names & {*EMBEDDINGS, "lm_head"}):
+        raise UserError(
+            f"lora.target_modules: TRL does not train an adapter of {ends[0]}",
+            "remove it, name it in lora.modules_to_save, or set engine: torch",
+        )
+
+
+def check_degrees(config: RunConfig, degrees: Degrees) -> None:
+    """All ranks are data-parallel; a second model for the reference is not sharded."""
+    whole = config.training.objective == "dpo" and config.training.method == "full"
+    if whole and config.parallelism.sharding in ("zero2", "zero3"):
+        raise UserError(
+            f"parallelism.sharding: {config.parallelism.sharding} has not been tried with the reference model of dpo",
+            "set training.method to lora, or engine: torch",
+        )
+
+
+def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> None:
+    check_family(config, degrees, str(model_config.get("model_type", "")))
+
+
+def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:
+    """Of these types it is known that transformers separates the documents of a row, and how it names their tensors."""
+    if family not in FAMILIES:
+        raise UserError(
+            f"model.source: engine trl has not been tried with models of type {shown(family)}",
+            f"set engine: torch, or choose a model of type {', '.join(FAMILIES)}",
+        )
+
+
+def check_kv_heads(tensor_parallel: int, kv_heads: int) -> None:
+    """There is no tensor parallelism."""
+
+
+def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
+    """The model is whole on every rank."""
+    if shape.softcap and settings.attention(config) == "sdpa":
+        raise UserError(
+            f"trl: attention sdpa leaves out the soft cap of the scores of {shape.model_type} models",
+            "set trl: {model_init_kwargs: {attn_implementation: eager}}",
+        )

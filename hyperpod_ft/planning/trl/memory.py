@@ -1,0 +1,79 @@
+"""Memory of a training step of engine trl: transformers' modules in autocast, DDP or FSDP2, TRL's fused loss."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from hyperpod_ft.planning.layout import Sharding
+from hyperpod_ft.planning.memory import FP32, KeptTensors, Memory, StepMemory
+from hyperpod_ft.planning.stage_sizes import PipelineStageSize, pipeline_stage_sizes
+from hyperpod_ft.planning.trl.settings import attention
+
+# Bytes that an optimizer keeps of a trained parameter; Adafactor keeps a row and a column of each matrix.
+_STATE: Mapping[str, int] = {"adagrad": 4, "rmsprop": 4, "adafactor": 0, "sgd": 0}
+_ADAMW = 8
+# The loss computes the logits of so many positions and tokens at once (trl/kernels/chunked_logprob.py).
+_TILE = 4096 * 32768
+
+
+@dataclass(frozen=True)
+class TrlMemory(StepMemory):
+    """Counts the memory of a run's training step of engine trl. Nothing of it was measured on an accelerator."""
+
+    @cached_property
+    def stages(self) -> tuple[PipelineStageSize, ...]:
+        return tuple(pipeline_stage_sizes(self.config, self.degrees, self.shape, [self.shape.layers], [1]))
+
+    @cached_property
+    def kept(self) -> KeptTensors:
+        return KeptTensors(
+            outside_share=1.0,
+            input_share=1.0,
+            attention=self._attention,
+            # PEFT casts the input of an adapter to its dtype, and autocast casts it back
+            adapter_input=self.element if self.element < FP32 else 0,
+        )
+
+    def on_rank(self, stage: PipelineStageSize, sharding: Sharding) -> Memory:
+        """Trained weights, gradients and the optimizer's state are fp32.
+
+        Without sharding, autocast keeps a bf16 copy of fp32 matrices until the backward pass, and DDP a second copy of
+        the gradients. FSDP2 gathers two layers at once, with zero2 all of them; embedding and output matrix; and it has
+        a layer's gradients as computed and as sent. The loss has a tile of the logits, in bf16 and fp32, and the
+        gradient of the hidden states, in fp32.
+        """
+        config, lora = self.config, self.config.training.method == "lora"
+        copies = self.element if self.element < FP32 and not sharding.by_layer else 0
+        # whole weights are trained, so that those before training are another model
+        reference = 0 if lora or config.training.objective == "sft" else stage.parameters * (FP32 + copies)
+        frozen = stage.parameters * self.element if lora else 0
+        # whole weights are trained, so that those before training are another model
+        reference = 0 if lora or config.training.objective == "sft" else stage.parameters * (FP32 + copies)
+        weights = float(frozen + stage.trainable * (FP32 + copies))
+        gradients, ranks = float(stage.trainable * FP32), sharding.shard_ranks
+        if sharding.by_layer:
+            layers = stage.layers if sharding.mode == "zero2" else min(2, stage.layers)
+            gathered = layers * stage.layer_parameters * self.element + stage.end_parameters * FP32
+            sent = (stage.trainable - stage.whole_ends) / stage.layers + stage.whole_ends
+            weights, gradients = weights / ranks + gathered, gradients / ranks + sent * self.in_fp32_too
+        elif self.degrees.data_parallel > 1:
+            gradients *= 2
+        tile = min(_TILE, self.tokens * self.shape.vocabulary) * self.in_fp32_too
+        logits = self.tokens * (self.last_norm + self.shape.hidden * FP32) + tile
+        return Memory(
+            weights=weights + reference,
+            gradients=gradients,
+            optimizer=stage.trainable * _STATE.get(config.trl.get("optim", ""), _ADAMW) / ranks,
+            activations=self.activations(stage, logits),
+            logits=logits,
+        )
+
+    @property
+    def _attention(self) -> float:
+        """Bytes per token: query, key and value at the width of the queries, and the output as o_proj's input too.
+
+        SDPA keeps the mask of a layer as numbers, for all heads together; eager attention the softmax.
+        """
+        shape, length, named = self.shape, self.config.dataset.max_length, attention(self.config)
+        scores = {"sdpa": self.element, "eager": shape.heads * self.in_fp32_too}.get(named, 0) * length
+        return self.element * 5 * shape.query_width + scores

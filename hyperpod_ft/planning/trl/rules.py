@@ -1,0 +1,81 @@
+"""Engine trl's rules: its part of planning (planning/engine_rules.py says what each name is for)."""
+
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ft.config.instances import Instance
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.planning.layout import Degrees, Layout, Sharding
+from hyperpod_ft.planning.memory import Memory, available
+from hyperpod_ft.planning.model_shape import ModelShape
+from hyperpod_ft.planning.trl.memory import TrlMemory
+from hyperpod_ft.planning.trl.settings import ATTENTION, attention
+
+TRIAL_LAUNCHER: tuple[str, ...] = ()
+MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("parallelism.sharding", "auto"),)
+
+
+def precompiles(config: RunConfig) -> bool:
+    return False
+
+
+def generates_on_accelerators(config: RunConfig) -> bool:
+    return True
+
+
+def imports(config: RunConfig) -> tuple[str, ...]:
+    return ("trl", *ATTENTION[attention(config)])
+
+
+def variables(config: RunConfig, cache: Path) -> dict[str, str]:
+    """torch.distributed.checkpoint, which reads a sharded checkpoint, would unpickle what is not a tensor."""
+    return {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+
+
+def graph_settings(config: RunConfig) -> dict[str, str]:
+    return {}
+
+
+def environment_name(config: RunConfig) -> str:
+    return "trl-1.16"
+
+
+def packages_remedy(config: RunConfig) -> str:
+    return "install the `trl` extra there (pip install 'hyperpod-ft[trl]'), or remove env.python"
+
+
+def program_directories(config: RunConfig, python: Path) -> tuple[Path, ...]:
+    return ()
+
+
+def default_tensor_parallel(instance: Instance, ranks: int) -> int:
+    return 1
+
+
+def layout(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> Layout:
+    """With `auto`, accelerate's FSDP2 shards a model that is not known to fit without."""
+    given, room, ranks = config.parallelism.sharding, available(config), degrees.data_parallel
+    replicated, sharded = Sharding("replicated", 1), Sharding("zero2" if given == "zero2" else "zero3", ranks)
+    if given == "replicated" or ranks == 1 or not room:
+        return Layout(degrees, replicated)
+    fits = given == "auto" and shape is not None and _memory(config, degrees, shape, replicated).total <= room
+    reference = config.training.objective == "dpo" and config.training.method == "full"
+    return Layout(degrees, replicated if fits or reference else sharded)
+
+
+def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> str:
+    return str(layout(config, degrees, shape).sharding)
+
+
+def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
+    """There is none."""
+    return None
+
+
+def step_memory(config: RunConfig, degrees: Degrees, shape: ModelShape) -> list[Memory]:
+    return [_memory(config, degrees, shape, layout(config, degrees, shape).sharding)]
+
+
+def _memory(config: RunConfig, degrees: Degrees, shape: ModelShape, sharding: Sharding) -> Memory:
+    memory = TrlMemory(config, degrees, shape)
+    return memory.on_rank(memory.stages[0], sharding)

@@ -1,0 +1,149 @@
+"""The settings of TRL's trainers that a run file may give: those that it has no key of its own for.
+
+Names are those of TRL 1.16's config classes; a test compares them. Of its other settings, some are keys elsewhere in a
+run file, and the rest are the kit's: where data come from, and what is written, logged and published.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS
+from hyperpod_ft.config.fields import shown
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.training import last_parts
+from hyperpod_ft.errors import UserError
+
+Values = type | tuple[str, ...] | list[str]
+"""What a setting may be: of a type, one of some names, or a list of some of these names."""
+
+# Of any trainer. Other optimizers need packages that its environment does not have.
+_COMMON: Mapping[str, Values] = {
+    "adam_epsilon": float,
+    "dataloader_num_workers": int,
+    "ddp_bucket_cap_mb": int,
+    "ddp_static_graph": bool,
+    "model_init_kwargs": dict,
+    "neftune_noise_alpha": float,
+    "optim": ("adamw_torch_fused", "adamw_torch", "adafactor", "adagrad", "rmsprop", "sgd"),
+    "tf32": bool,
+    "torch_compile": bool,
+    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    "torch_empty_cache_steps": int,
+}
+# Those that need dpo.label_smoothing are left out.
+_PREFERENCE_LOSSES = [
+    *("sigmoid", "sigmoid_norm", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard"),
+    *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft"),
+]
+SETTINGS: Mapping[str, Mapping[str, Values]] = {
+    "sft": {**_COMMON, "loss_type": ("nll", "dft")},
+    "dpo": {
+        **_COMMON,
+        "discopop_tau": float,
+        "f_alpha_divergence_coef": float,
+        "f_divergence_type": ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"),
+        "ld_alpha": float,
+        "loss_type": _PREFERENCE_LOSSES,
+        "loss_weights": list,
+        "use_weighting": bool,
+    },
+}
+"""By the run's objective."""
+
+ELSEWHERE: Mapping[str, str] = {
+    "adam_beta1": "training.adam_beta1",
+    "adam_beta2": "training.adam_beta2",
+    "assistant_only_loss": "dataset.loss_on",
+    "beta": "dpo.beta",
+    "bf16": "training.precision",
+    "completion_only_loss": "dataset.loss_on",
+    "dataset_num_proc": "dataset.workers",
+    "eval_steps": "training.validate_every_steps",
+    "fp16": "training.precision",
+    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
+    "gradient_checkpointing": "training.activation_checkpointing",
+    "gradient_checkpointing_kwargs": "training.activation_checkpointing",
+    "label_smoothing": "dpo.label_smoothing",
+    "learning_rate": "training.learning_rate",
+    "load_best_model_at_end": "training.keep_best",
+    "logging_steps": "training.log_every_steps",
+    "lr_scheduler_kwargs": "training.schedule",
+    "lr_scheduler_type": "training.schedule",
+    "max_grad_norm": "training.max_grad_norm",
+    "max_length": "dataset.max_length",
+    "max_steps": "training.max_steps",
+    "num_train_epochs": "training.epochs",
+    "packing": "dataset.packing",
+    "packing_strategy": "dataset.packing",
+    "per_device_train_batch_size": "training.micro_batch_size",
+    "report_to": "tracking.trackers",
+    "save_only_model": "training.save_only_model",
+    "save_steps": "training.save_every_steps",
+    "save_total_limit": "training.keep_checkpoints",
+    "seed": "seed",
+    "shuffle_dataset": "seed",
+    "warmup_steps": "training.warmup_share",
+    "weight_decay": "training.weight_decay",
+}
+"""Settings of TRL that are keys of a run file."""
+
+_OF_MODEL = "attn_implementation"
+# The modules that each needs.
+ATTENTION: Mapping[str, tuple[str, ...]] = {
+    "eager": (),
+    "sdpa": (),
+    "flex_attention": (),
+    "flash_attention_2": ("flash_attn",),
+    "flash_attention_3": ("flash_attn_interface",),
+}
+
+
+def attention(config: RunConfig) -> str:
+    """The attention implementation, by transformers' name: of those without further packages, one that packs well.
+
+    On GPUs flex attention skips what documents do not see. Where the embedding is trained, in fp32, queries and keys
+    are too, which autocast evens out for SDPA, but not for flex attention. On CPUs a mask separates documents, and SDPA
+    would leave out the soft cap of some types.
+    """
+    if named := config.trl.get("model_init_kwargs"):
+        return str(named[_OF_MODEL])
+    if not config.instance.has_accelerators:
+        return "eager"
+    whole = config.training.method == "full" or last_parts(config.lora.modules_to_save) & {*EMBEDDINGS}
+    return "sdpa" if whole and config.training.precision == "bf16" else "flex_attention"
+
+
+def check(objective: str, given: Mapping[str, Any]) -> None:
+    """Raise UserError for an entry of section `trl` that the objective's trainer does not have, or of another type."""
+    known = SETTINGS[objective]
+    for name, value in given.items():
+        if name in ELSEWHERE:
+            raise UserError(f"trl: {name} is {ELSEWHERE[name]} in a run file", f"set {ELSEWHERE[name]} instead")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise UserError(
+                f"trl: {shown(name)} is not one of the settings of TRL that a run file may give",
+                f"did you mean {close[0]}?" if close else f"remove it; they are {', '.join(known)}",
+            )
+        _check_value(name, value, known[name])
+    weights, losses = given.get("loss_weights"), given.get("loss_type", ["sigmoid"])
+    if weights is not None and len(weights) != len(losses):
+        raise UserError(f"trl: loss_weights has {len(weights)} numbers for {len(losses)} losses", "give each one")
+
+
+def _check_value(name: str, value: Any, wanted: Values) -> None:
+    if isinstance(wanted, tuple):
+        if value not in wanted:
+            raise UserError(f"trl: {name} is {shown(value)}", f"set it to one of {', '.join(wanted)}")
+    elif isinstance(wanted, list):
+        if not isinstance(value, list) or not value or set(map(str, value)) - {*wanted}:
+            raise UserError(f"trl: {name} is {shown(value)}", f"set it to a list of some of {', '.join(wanted)}")
+    elif not isinstance(value, (int, float) if wanted is float else wanted) or (
+        isinstance(value, bool) and wanted is not bool
+    ):
+        raise UserError(f"trl: {name} is {shown(value)}, not of type {wanted.__name__}", "correct it")
+    if wanted is dict and (value.keys() != {_OF_MODEL} or value[_OF_MODEL] not in ATTENTION):
+        raise UserError(
+            f"trl: {name} is {shown(value)}", f"give {_OF_MODEL} alone, which is one of {', '.join(ATTENTION)}"
+        )

@@ -1,0 +1,154 @@
+"""What engine trl takes of a run file: TRL's own settings by their names and types, and the limits of the engine."""
+
+import dataclasses
+import typing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.training_args import OptimizerNames
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.sft_config import SFTConfig
+
+from hyperpod_ft.engines.trl.arguments import arguments
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.layout import Sharding
+from hyperpod_ft.planning.model_fit import check_trainable
+from hyperpod_ft.planning.parallelism import degrees_of
+from hyperpod_ft.planning.trl import limits, rules, settings
+from scripts.memory_table import LLAMA_3_8B
+from tests.conftest import MakeRun
+from tests.unit.config.run_files import load, refused
+from tests.unit.planning.memory_estimates import estimated, shape_of
+
+CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig}
+TRL: dict[str, Any] = {"engine": "trl", "cluster__instance_type": "p5.48xlarge"}
+TRL |= {"parallelism__tensor_parallel": 1, "parallelism__ranks_per_node": 8}
+
+
+@pytest.mark.parametrize("objective", CONFIGS)
+def test_settings_are_those_of_the_installed_trl(make_run: MakeRun, objective: str) -> None:
+    hints = typing.get_type_hints(CONFIGS[objective])
+    names = {field.name for field in dataclasses.fields(CONFIGS[objective])}
+    assert not settings.ELSEWHERE.keys() & settings.SETTINGS[objective].keys()
+    for name, wanted in settings.SETTINGS[objective].items():
+        kind = {tuple: str, list: list}.get(type(wanted), wanted)
+        types = (hints[name], *typing.get_args(hints[name]))
+        assert kind in {typing.get_origin(each) or each for each in types}, name
+    asked = {"dpo": {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"}}
+    given = arguments(
+        make_run(**TRL, **asked.get(objective, {})).config, Sharding("replicated", 1), 10, Path("checkpoints")
+    )
+    assert not given.keys() - names and not given.keys() & settings.SETTINGS[objective].keys()
+
+
+def test_settings_elsewhere_are_settings_of_trl() -> None:
+    known = {field.name for config in CONFIGS.values() for field in dataclasses.fields(config)}
+    assert not settings.ELSEWHERE.keys() - known
+
+
+def test_optimizers_are_those_that_need_no_package() -> None:
+    assert set(settings.SETTINGS["sft"]["optim"]) <= {name.value for name in OptimizerNames}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"neftune_noise_alpa": 5}, "'neftune_noise_alpa' .* did you mean neftune_noise_alpha"),
+        ({"push_to_hub": True}, "'push_to_hub' is not one of the settings"),
+        ({"learning_rate": 1e-4}, "set training.learning_rate instead"),
+        ({"lr_scheduler_type": "cosine"}, "set training.schedule instead"),
+        ({"loss_type": "dpo"}, "loss_type is 'dpo'; set it to one of nll, dft"),
+        ({"neftune_noise_alpha": "5"}, "neftune_noise_alpha is '5', not of type float"),
+        ({"torch_empty_cache_steps": True}, "not of type int"),
+        ({"model_init_kwargs": {"dtype": "float16"}}, "give attn_implementation alone"),
+        ({"model_init_kwargs": {"attn_implementation": "flash"}}, "one of eager, sdpa, flex_attention"),
+    ],
+)
+def test_settings_are_checked_before_anything_runs(tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=f"^trl: .*{says}"):
+        degrees_of(load(tmp_path, **TRL, trl=given))
+    assert load(tmp_path, **TRL, trl={"neftune_noise_alpha": 5, "optim": "adafactor"}).trl["optim"] == "adafactor"
+    assert "trl: has no effect with engine torch" in refused(tmp_path, trl=given)
+
+
+def test_losses_of_preferences_are_checked(tmp_path: Path) -> None:
+    dpo = TRL | {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"}
+    assert "dataset.packing: engine trl needs one pair a row" in refused(tmp_path, **dpo | {"dataset__packing": "auto"})
+    assert "dpo.label_smoothing: only engine torch" in refused(tmp_path, **dpo, dpo__label_smoothing=0.1)
+    assert "a list of some of sigmoid" in refused(tmp_path, **dpo, trl={"loss_type": ["sigmoid", "dft"]})
+    losses = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0]}
+    assert "loss_weights has 1 numbers for 2 losses" in refused(tmp_path, **dpo, trl=losses)
+    assert load(tmp_path, **dpo, trl=losses | {"loss_weights": [1.0, 0.5]}).trl
+
+
+def test_attention_takes_what_autocast_gives_it(make_run: MakeRun) -> None:
+    """Flex attention needs one dtype, and a trained embedding makes fp32 of queries and keys, but not of values."""
+    full, whole = {"training__method": "full"}, {"lora__modules_to_save": ["embed_tokens"]}
+    for given, expected in (
+        ({}, "flex_attention"),
+        (full, "sdpa"),
+        (whole, "sdpa"),
+        (full | {"training__precision": "fp32"}, "flex_attention"),
+        ({"cluster__instance_type": "local"}, "eager"),
+        ({"trl": {"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}}, "flash_attention_2"),
+    ):
+        assert settings.attention(make_run(**TRL | given).config) == expected
+    config = make_run(**TRL | full).config
+    shape = replace(shape_of(LLAMA_3_8B), softcap=True)
+    with pytest.raises(UserError, match="sdpa leaves out the soft cap"):
+        limits.check_shape(config, degrees_of(config), shape)
+
+
+def test_attention_kernels_are_looked_for_before_training(make_run: MakeRun) -> None:
+    flash = {"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}
+    assert rules.imports(make_run(**TRL, trl=flash).config) == ("trl", "flash_attn")
+    assert rules.imports(make_run(**TRL).config) == ("trl",)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("cluster__instance_type", "trn2.48xlarge", "set engine: torch or neuron"),
+        ("parallelism__tensor_parallel", 2, "only engine torch supports it on GPUs"),
+        ("parallelism__pipeline_parallel", 2, "only engine torch"),
+        ("parallelism__context_parallel", 2, "only engine torch"),
+        ("parallelism__expert_parallel", 2, "only engine torch"),
+        ("parallelism__sharding", "zero1", "accelerate has no zero1"),
+        ("training__optimizer_state", "int8", "only engine torch"),
+        ("training__compile", True, "set trl.torch_compile"),
+        ("lora__quantization", "nf4", "only engine torch"),
+        ("lora__target_modules", ["q_proj", "lm_head"], "TRL does not train an adapter of lm_head"),
+        ("dataset__max_target_length", 16, "only engine torch trains encoder-decoders"),
+    ],
+)
+def test_what_trl_has_not_is_refused_in_one_line(tmp_path: Path, key: str, value: Any, says: str) -> None:
+    said = refused(tmp_path, **TRL | {key: value})
+    assert f"{key.replace('__', '.')}: " in said and says in said and len(said.splitlines()) == 1, said
+
+
+def test_models_of_other_types_are_refused(make_run: MakeRun) -> None:
+    config = make_run(**TRL).config
+    for family in ("gptj", "mixtral", "t5"):
+        with pytest.raises(UserError, match=f"engine trl has not been tried with models of type '{family}'"):
+            check_trainable(config, degrees_of(config), LLAMA_3_8B | {"model_type": family})
+
+
+def test_memory_grows_with_what_is_kept(make_run: MakeRun) -> None:
+    """Full training keeps 16 bytes a parameter, and DDP and autocast 6 more; another optimizer keeps less.
+
+    What does not fit is sharded.
+    """
+    whole = TRL | {"training__method": "full", "training__activation_checkpointing": "full"}
+    config, parameters = make_run(**whole, parallelism__sharding="replicated").config, 8_030_261_248
+    memory = estimated(config, LLAMA_3_8B)
+    assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(22 * parameters)
+    lighter = estimated(make_run(**whole, parallelism__sharding="replicated", trl={"optim": "sgd"}).config, LLAMA_3_8B)
+    assert memory.total - lighter.total == pytest.approx(8 * parameters)
+    sharded = estimated(make_run(**whole).config, LLAMA_3_8B)
+    assert 2 * parameters < sharded.total - sharded.activations < 5 * parameters
+    shape = shape_of(LLAMA_3_8B)
+    for given, mode in ((whole, "zero3"), (TRL, "replicated"), (whole | {"parallelism__sharding": "zero2"}, "zero2")):
+        config = make_run(**given).config
+        assert rules.layout(config, degrees_of(config), shape).sharding.mode == mode
