@@ -1,4 +1,4 @@
-"""What every rank of test_compiled.py runs: the training of several runs, one after another.
+"""What every rank of test_compiled.py and others runs: the training of several runs, one after another.
 
     python -m forking_torchrun ... -m compiled_worker RUN_DIR...
 

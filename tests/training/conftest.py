@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, PretrainedConfig, T5Config
+from typer.testing import CliRunner
 
 from hyperpod_ft.checkpoint.formats.pretrained import auto_class
+from hyperpod_ft.cli.main import app
 from hyperpod_ft.config import run_file
 from hyperpod_ft.engines import engine
 from hyperpod_ft.engines.ranks import Ranks
@@ -137,20 +139,13 @@ class Launched:
         self.process.wait(300)
 
 
-def kit(*arguments: str, cwd: Path) -> str:
-    """The output of a command of the kit, in a process of its own; if it fails, also the logs of the jobs below cwd."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hyperpod_ft", *arguments],
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + "".join(path.read_text() for path in cwd.rglob("logs/*.out"))
+def kit(*arguments: str) -> str:
+    """The output of a command of the kit, in this process."""
+    try:
+        done = CliRunner().invoke(app, arguments)
+    finally:
+        sys.modules["torch"] = torch  # commands that do without it forbid it
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 

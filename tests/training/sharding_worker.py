@@ -3,9 +3,9 @@
     python -m torch.distributed.run ... -m sharding_worker OUT_DIRECTORY RUN_DIR...
 
 `shardings.json` in a run's directory lists [mode, shard_ranks, offload], and perhaps the ranks that divide experts.
-Under each: three steps, with a checkpoint after two; the last one again from that checkpoint; and again from the one
-that the sharding before it wrote. Rank 0 writes the parameters and the losses of all three, and whether any rank saw
-other bits in the second.
+Under each: three steps, with a checkpoint after two; after a restart, the last one again from that checkpoint, and then
+from the one that the sharding before it wrote. Rank 0 writes the parameters and the losses of all three, and whether
+the second has other bits.
 """
 
 import json
@@ -52,29 +52,42 @@ class Worker:
         with device_meshes(device, ranks, degrees, sharding.shard_ranks) as meshes:
             yield TrainingLoop(task_of(run, sharding), ranks, device, meshes)
 
-    def resumed(self, run: Run, sharding: Sharding, experts: int) -> Tensors:
-        """The result of the last step, from the checkpoint on disk."""
-        with self.attempt(run, sharding, experts) as loop:
-            assert loop.state.resume(loop.total_steps).step == SAVED
-            return result(loop, [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)])
-
     def case(self, run: Run, sharding: Sharding, experts: int) -> Tensors:
-        tensors: Tensors = {}
-        if run.paths.checkpoint(SAVED).exists():
-            tensors |= named("switched", self.resumed(run, sharding, experts))
+        previous = run.paths.directory / "previous"
         with self.attempt(run, sharding, experts) as loop:
             losses = [loop.step(step, []).loss for step in range(1, SAVED + 1)]
-            if self.ranks.is_rank_0:
-                shutil.rmtree(run.paths.checkpoints, ignore_errors=True)
+            if self.ranks.is_rank_0 and run.paths.checkpoint(SAVED).exists():
+                run.paths.checkpoints.rename(previous)
             loop.state.save(TrainingProgress(step=SAVED), last=False, wanted=True)
             losses += [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)]
             loop.trained_weights.check_replicas(STEPS)
             straight = result(loop, losses)
-        again = self.resumed(run, sharding, experts)
-        again["loss"] = torch.cat([straight["loss"][:SAVED], again["loss"]])
-        other_bits = [name for name, tensor in straight.items() if not torch.equal(tensor, again[name])]
-        tensors["other_bits"] = torch.tensor([float(len(other_bits))])
-        return tensors | named("straight", straight)
+        with self.attempt(run, sharding, experts) as loop:
+            again = resumed(loop)
+            again["loss"] = torch.cat([straight["loss"][:SAVED], again["loss"]])
+            other_bits = [name for name, tensor in straight.items() if not torch.equal(tensor, again[name])]
+            tensors = {"other_bits": torch.tensor([float(len(other_bits))])} | named("straight", straight)
+            dist.barrier()
+            if previous.exists():
+                dist.barrier()  # all have seen it
+                if self.ranks.is_rank_0:
+                    own = run.paths.checkpoints.rename(run.paths.directory / "own")
+                    previous.rename(run.paths.checkpoints)
+                dist.barrier()
+                ranks = loop.state._ranks  # a store has what each occasion found once
+                loop.state._ranks = replace(ranks, store=dist.PrefixStore("switched", ranks.store))
+                tensors |= named("switched", resumed(loop))
+                dist.barrier()
+                if self.ranks.is_rank_0:
+                    shutil.rmtree(run.paths.checkpoints)
+                    own.rename(run.paths.checkpoints)
+        return tensors
+
+
+def resumed(loop: TrainingLoop) -> Tensors:
+    """The result of the last step, from the checkpoint on disk."""
+    assert loop.state.resume(loop.total_steps).step == SAVED
+    return result(loop, [loop.step(step, []).loss for step in range(SAVED + 1, STEPS + 1)])
 
 
 def result(loop: TrainingLoop, losses: list[float]) -> Tensors:

@@ -3,8 +3,10 @@
 import contextlib
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from hyperpod_ft.planning.layout import Degrees
 from hyperpod_ft.stages import certify as stage_certify
 from hyperpod_ft.stages import stage
 from hyperpod_ft.stages.train import plan_layout
+from tests.forking import ForkServer
 from tests.training.conftest import VOCABULARY, MakeRun, process_group_of_its_own
 from tests.unit import tiny_t5
 from tests.unit.tiny_families import FILE, SIZES
@@ -59,6 +62,18 @@ ONE_A_ROW = {
 def own_process_group() -> Any:
     with process_group_of_its_own():
         yield
+
+
+@pytest.fixture
+def forked_division(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_server: ForkServer) -> None:
+    """The program of the ranks is forked from one that has imported the engine."""
+
+    def run(command: list[str], *, env: dict[str, str], **_: object) -> "subprocess.CompletedProcess[str]":
+        output, errors = tmp_path / "division.out", tmp_path / "division.err"
+        forked = fork_server.start(command[2:], env, output, errors=errors)
+        return subprocess.CompletedProcess(command, forked.wait(300), output.read_text(), errors.read_text())
+
+    monkeypatch.setattr(division, "subprocess", SimpleNamespace(run=run))
 
 
 def certified(tmp_path: Path, model_type: str, lora: Lora | None, **values: Any) -> Certificate:
@@ -228,15 +243,17 @@ def test_the_stage_decides_how_rows_are_filled(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_ranks_that_divide_a_model_train_as_one(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_ranks_that_divide_a_model_train_as_one(make_run: MakeRun, forked_division: None, method: str) -> None:
     degrees = {"tensor_parallel": 4} if method == "lora" else {"context_parallel": 2}
     run = make_run(settings={"training.method": method, "parallelism": {"ranks_per_node": 8, **degrees}})
     run.paths.record_path("certify").unlink()
     stage.perform(run, "certify", stage_certify.work)
     assert run.journal.certificate() == Certificate()
 
+
+def test_another_loss_of_ranks_that_divide_a_model_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_division: None
+) -> None:
     measured = division._measured
 
     def another(directory: Path) -> list[dict[str, float]]:
@@ -244,12 +261,13 @@ def test_ranks_that_divide_a_model_train_as_one(
         return [row | {"loss": row["loss"] * factor} for row in measured(directory)]
 
     monkeypatch.setattr(division, "_measured", another)
+    save_small(write_config("llama", tmp_path / "source"), tmp_path / "model")
     with pytest.raises(UserError, match=r"^parallelism: with .*, a small model of this type has loss"):
-        stage_certify.work(run)
+        division.check_division(tmp_path / "model", None, tmp_path, Degrees(1, 2, 2, 1), packed=True)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "jetmoe"])
-def test_two_ranks_divide_the_experts_of_a_small_model(tmp_path: Path, model_type: str) -> None:
+def test_two_ranks_divide_the_experts_of_a_small_model(tmp_path: Path, forked_division: None, model_type: str) -> None:
     """Or say that its class computes them in a way of its own."""
     small = tmp_path / "model"
     save_small(write_config(model_type, tmp_path / "source"), small)

@@ -61,18 +61,15 @@ def documents_cross_chunks(run: Run) -> bool:
 
 
 def test_loss_and_every_gradient_agree(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
-    grouped, one_head = tiny_llama(), tiny_llama(num_key_value_heads=1, attention_bias=True)
+    one_head = tiny_llama(num_key_value_heads=1, attention_bias=True)
     runs = [
-        make_run("two", settings(2), model=grouped),
-        make_run("four", settings(4), model=grouped),
-        make_run("with-tp", settings(2, 2), model=grouped),
+        make_run("with-tp", settings(2, 2)),
         make_run("full-four", settings(4, 1, 4, **FULL), model=tiny_llama(tie_word_embeddings=True)),
         make_run("copied-heads", settings(4, **FULL), model=one_head),
         make_run("gemma2", settings(4, **FULL), model=gemma2()),
     ]
     assert documents_cross_chunks(runs[0])
-    expected = [runs[0], runs[0], runs[0], *runs[3:]]
-    compare(jobs, tmp_path, runs, 0, {"loss": 1e-5, "gradient": 1e-5}, expected)
+    compare(jobs, tmp_path, runs, 0, {"loss": 1e-5, "gradient": 1e-5}, runs)
 
 
 def test_every_sharding_sums_over_the_ranks_of_a_row(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
@@ -80,7 +77,6 @@ def test_every_sharding_sums_over_the_ranks_of_a_row(make_run: MakeRun, jobs: Jo
     runs = {
         "lora": (make_run("lora", settings(2)), [("zero1", 4, "none")]),
         "full": (make_run("full", settings(4, **FULL)), [("zero2", 2, "none"), ("zero3", 4, "none")]),
-        "hybrid": (make_run("hybrid", settings(2, **FULL)), [("zero3", 2, "none")]),
         "tp": (make_run("tp", settings(2, 2, **FULL)), [("zero3", 2, "none")]),
     }
     check(job(jobs, tmp_path, 4, runs), {name: expected_of(run) for name, (run, _) in runs.items()})

@@ -114,31 +114,39 @@ def test_an_interruption_changes_nothing(make_run: MakeRun, tmp_path: Path) -> N
     assert train_here(run).facts["resumed_from"] == [2] and curve(run) == whole
 
 
-@pytest.mark.parametrize(
-    "divided",
-    [{"sharding": "zero3"}, {"sharding": "zero2"}, {"tensor_parallel": 2}, {"pipeline_parallel": 2}],
-    ids=str,
-)
-def test_ranks_divide_what_one_has(make_run: MakeRun, tmp_path: Path, jobs: Jobs, divided: dict[str, Any]) -> None:
-    data_parallel = 2 if "sharding" in divided else 1
-    run = continuing(make_run, tmp_path, {}, {"training.gradient_accumulation_steps": 2 * data_parallel}, use_dora=True)
-    train_here(run)
-    changed = {"parallelism": {"ranks_per_node": 2, **divided}, "training.gradient_accumulation_steps": 2}
-    parallel = make_run(settings={"model.adapter": {"source": str(tmp_path / "given")}, "lora": {}, **changed})
-    jobs.train(parallel)
-    one, two = ([row["loss"] for row in metrics(each)] for each in (run, parallel))
-    assert two == pytest.approx(one, rel=2e-5)
+def test_ranks_divide_what_one_has(make_run: MakeRun, tmp_path: Path, jobs: Jobs) -> None:
+    pairs = []
+    for data_parallel, layouts in (
+        (2, [{"sharding": "zero3"}, {"sharding": "zero2"}]),
+        (1, [{"tensor_parallel": 2}, {"pipeline_parallel": 2}]),
+    ):
+        accumulation = {"training.gradient_accumulation_steps": 2 * data_parallel}
+        one = continuing(make_run, tmp_path, {}, accumulation, use_dora=True)
+        train_here(one)
+        shared = {"model.adapter": {"source": str(tmp_path / "given")}, "lora": {}}
+        shared["training.gradient_accumulation_steps"] = 2
+        for layout in layouts:
+            pairs.append((one, make_run(settings=shared | {"parallelism": {"ranks_per_node": 2, **layout}})))
+    job = jobs.start(2, ["compiled_worker", *(str(two.paths.directory) for _, two in pairs)])
+    assert job.wait() == 0, job.text()
+    for pair in pairs:
+        one, two = ([row["loss"] for row in metrics(run)] for run in pair)
+        assert two == pytest.approx(one, rel=2e-5), pair[1].config
 
 
 def test_every_stage(tmp_path: Path) -> None:
-    """A second run continues the adapter of a first one, to its merged model; PEFT agrees with it."""
+    """A second run continues the adapter of a first one, to its merged model; PEFT agrees with it.
+
+    The output layer is trained whole.
+    """
     changes = [f"cluster.root={tmp_path / 'root'}", "cluster.nodes=1", "parallelism.tensor_parallel=1"]
     changes += ["parallelism.ranks_per_node=1", "training.max_steps=3", "generate.train_samples=1"]
     changes += ["generate.validation_samples=1", "generate.max_new_tokens=4"]
     recipe = run_file.find("quickstart")
-    first = perform(Run.of(run_file.load(recipe, changes)))
+    first = perform(Run.of(run_file.load(recipe, [*changes, "lora.modules_to_save=[lm_head]"])))
+    kit("verify", str(first.paths.directory))
     second = [*changes, f"model.adapter.source={first.paths.adapter}", "training.learning_rate=2.0e-3"]
-    planned = kit("plan", "quickstart", *(part for change in second for part in ("--set", change)), cwd=tmp_path)
+    planned = kit("plan", "quickstart", *(part for change in second for part in ("--set", change)))
     lora = first.config.lora
     assert re.search(
         rf"^adapter +continues .*/adapter, r {lora.r}, alpha {lora.alpha:g}: .*q_proj", planned, re.MULTILINE
@@ -157,8 +165,9 @@ def test_every_stage(tmp_path: Path) -> None:
         assert (adapted - merged(ids).logits).abs().max() < 0.05 * (adapted - before).abs().max()
     card = (run.paths.tuned_model / "README.md").read_text(encoding="utf-8")
     assert f"| adapter continued | {first.paths.adapter} @ local-" in card
+    assert "lm_head trained whole" in card
     assert Run.open(run.paths.directory) == run
-    kit("verify", str(run.paths.directory), cwd=tmp_path)
+    kit("verify", str(run.paths.directory))
 
 
 def test_preferences_are_learned_from_the_adapter(tmp_path: Path) -> None:

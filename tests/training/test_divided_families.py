@@ -45,16 +45,12 @@ def config_of(model_type: str) -> PretrainedConfig:
     return config
 
 
-@pytest.mark.parametrize("layout", [TP2, TP4], ids=["TP 2", "TP 4"])
-def test_loss_and_every_gradient_agree(
-    make_run: MakeRun, jobs: Jobs, tmp_path: Path, layout: tuple[int, int, int, int]
-) -> None:
-    """Full training of each family, in turn without sequence parallelism and with whole or sharded weights."""
+def test_loss_and_every_gradient_agree(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
+    """Full training of each family, in turn without sequence parallelism. test_pipeline_parallel.py has TP 2."""
     runs = []
     for index, model_type in enumerate(TYPES):
-        changes = settings(layout, **FULL)
-        changes["parallelism"]["sequence_parallel"] = index % 4 != (2 if layout == TP4 else 1)
-        changes["parallelism"]["sharding"] = "zero3" if layout == TP2 and index % 2 else "auto"
+        changes = settings(TP4, **FULL)
+        changes["parallelism"]["sequence_parallel"] = index % 4 != 2
         runs.append(make_run(model_type, changes, model=config_of(model_type)))
     compare(jobs, tmp_path, runs, 0, {"loss": 1e-5, "gradient": 1e-5}, runs)
 
@@ -69,7 +65,7 @@ def test_adapters_agree(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
     }
     runs = []
     for model_type, names in targets.items():
-        for dora in (False, True) if model_type in ("qwen2", "phi3", "gpt2") else (False,):
+        for dora in {"gptj": (False,), "gpt2": (True,)}.get(model_type, (False, True)):
             changes = settings(TP2 if model_type in ("phi3", "gpt2") else TP4, **{"training.learning_rate": 1e-3})
             changes["lora"] = {"r": 4, "alpha": 8, "target_modules": names, "dora": dora}
             model = config_of(model_type)
@@ -79,9 +75,9 @@ def test_adapters_agree(make_run: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
 
 
 RESTARTED: dict[str, tuple[int, dict[str, Any], list[Case]]] = {
-    "phi3": (2, FULL, [("zero1", 2, "none"), ("zero3", 2, "none")]),
+    "phi3": (2, FULL, [("zero1", 2, "optimizer"), ("zero3", 2, "none")]),
     "qwen2": (4, FULL, [("replicated", 1, "none")]),
-    "gpt2": (2, FULL, [("zero2", 2, "none"), ("zero1", 2, "optimizer")]),
+    "gpt2": (2, FULL, [("zero2", 2, "none")]),
     "gptj": (4, {}, [("replicated", 1, "none")]),
 }
 

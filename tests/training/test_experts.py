@@ -100,11 +100,6 @@ def test_experts_divided_over_ranks_are_consolidated(make_run: MakeRun, jobs: Jo
     jobs.train(run)
     consolidate.work(run)
     assert_tuned(run)
-    run.paths.record_path("train").unlink()
-    (run.paths.checkpoints / "step-00000004" / "checkpoint.json").unlink()
-    jobs.train(run)
-    record = run.journal.record("train")
-    assert record is not None and record.facts["resumed_from"] == [2]
     held = run.paths.checkpoint(4) / "held.json"
     held.write_text(held.read_text().replace("experts.0.", "experts.9.").replace("experts.1.", "experts.0."))
     with pytest.raises(UserError, match=r"held\.json: is damaged"):
@@ -182,8 +177,10 @@ def assert_wrong_experts_are_found(run: Run, of_experts: list[str]) -> None:
         assert all(forms.key(each).removesuffix(".weight") in found for each in wrong), found
 
 
-@pytest.mark.parametrize("model_type", MIXTURES)
-@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize(
+    ("model_type", "experts"),
+    [*((model_type, True) for model_type in MIXTURES), ("qwen2_moe", False), ("deepseek_v3", False)],
+)
 def test_an_adapter_of_a_mixture_is_peft_s_and_is_merged(make_run: MakeRun, model_type: str, experts: bool) -> None:
     run = make_run(model=config_of(model_type), settings=ADAPTED | (EXPERTS if experts else {}))
     with_tensors_that_are_not_trained(run.paths.base_model)
@@ -215,15 +212,14 @@ def test_an_adapter_of_a_mixture_is_peft_s_and_is_merged(make_run: MakeRun, mode
         assert_wrong_experts_are_found(run, sorted(changed & of_experts))
 
 
-@pytest.mark.parametrize(("kind", "precision"), [("qwen3_moe", "fp32"), ("qwen3_moe", "bf16"), ("gpt_oss", "fp32")])
+@pytest.mark.parametrize(("kind", "precision"), [("qwen3_moe", "bf16"), ("gpt_oss", "fp32")])
 def test_what_layers_keep_changes_no_step_of_experts(make_run: MakeRun, kind: str, precision: str) -> None:
-    common = ADAPTED | EXPERTS | {"training.max_steps": 3, "training.precision": precision}
+    common = ADAPTED | EXPERTS | {"training.max_steps": 2, "training.precision": precision}
     modes: dict[str, dict[str, Any]] = {
         "plain": {},
         "recomputed": {"training.activation_checkpointing": "full", "training.activation_checkpointing_every": 2},
         "selective": {"training.activation_checkpointing": "selective"},
         "offloaded": {"training.activation_offload": True},
-        "both": {"training.activation_offload": True, "training.activation_checkpointing": "full"},
     }
     curves = []
     for name, mode in modes.items():
@@ -233,7 +229,7 @@ def test_what_layers_keep_changes_no_step_of_experts(make_run: MakeRun, kind: st
     assert all(torch.equal(other, curves[0]) for other in curves)
 
 
-@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("sharding", ["zero1", "zero3"])
 def test_adapters_of_experts_divided_over_ranks(make_run: MakeRun, jobs: Jobs, sharding: str) -> None:
     common = ADAPTED | EXPERTS | {"training.save_every_steps": 2}
     alone = make_run("alone", model=config_of("gpt_oss"), settings=common)

@@ -154,8 +154,8 @@ def test_loss_and_every_gradient_agree(make_run: MakeRun, jobs: Jobs, tmp_path: 
     sizes = {key: getattr(tiny_llama(), key) for key in ("vocab_size", "hidden_size", "intermediate_size")}
     sizes |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
     runs = [
-        *in_every_layout(make_run, "lora", tiny_llama()),
-        *in_every_layout(make_run, "dora", tiny_llama(attention_bias=True), **{"lora.dora": True}),
+        *in_every_layout(make_run, "lora", tiny_llama())[:2],
+        *in_every_layout(make_run, "dora", tiny_llama(attention_bias=True), **{"lora.dora": True})[1:],
         *in_every_layout(
             make_run, "full", tiny_llama(tie_word_embeddings=True, attention_bias=True, mlp_bias=True), **full
         ),
@@ -163,7 +163,7 @@ def test_loss_and_every_gradient_agree(make_run: MakeRun, jobs: Jobs, tmp_path: 
         make_run("qwen3", settings((1, 4, 4, 2), **full), model=Qwen3Config(**sizes, head_dim=16)),
         make_run("bf16", settings((2, 2, 2, 2), **{"training.precision": "bf16"})),
     ]
-    expected = [runs[0]] * 3 + [runs[3]] * 3 + [runs[6]] * 3 + runs[9:11] + [runs[0]]
+    expected = [runs[0]] * 2 + [runs[2]] * 2 + [runs[4]] * 3 + runs[7:9] + [runs[0]]
     compare(jobs, tmp_path, runs, 0, {"loss": 1e-5, "gradient": 1e-5}, expected)
 
 
@@ -171,8 +171,8 @@ def test_parameters_agree_after_steps(make_run: MakeRun, jobs: Jobs, tmp_path: P
     """Several AdamW steps with accumulation and clipping that bites."""
     changes: dict[str, Any] = {"training.max_grad_norm": 0.2, "training.learning_rate": 1e-3}
     runs = [
-        *in_every_layout(make_run, "steps", tiny_llama(), **changes),
-        *in_every_layout(make_run, "plus", tiny_llama(), **changes, **{"lora.dora": True, "lora.plus_ratio": 4}),
+        *in_every_layout(make_run, "steps", tiny_llama(), **changes)[::2],
+        *in_every_layout(make_run, "plus", tiny_llama(), **changes, **{"lora.dora": True, "lora.plus_ratio": 4})[1:],
     ]
     runs.append(
         make_run(
@@ -185,4 +185,5 @@ def test_parameters_agree_after_steps(make_run: MakeRun, jobs: Jobs, tmp_path: P
         )
     )
     # AdamW divides a gradient by its own size, so elements whose gradient is mostly rounding move by rounding
-    compare(jobs, tmp_path, runs, 4, {"loss": 1e-6, "parameter": 1e-4}, [runs[0]] * 3 + [runs[3]] * 3 + [runs[6]])
+    expected = [runs[0]] * 2 + [runs[2]] * 2 + [runs[4]]
+    compare(jobs, tmp_path, runs, 3, {"loss": 1e-6, "parameter": 1e-4}, expected)

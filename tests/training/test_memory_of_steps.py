@@ -34,17 +34,18 @@ BF16 = FULL | {"training.precision": "bf16"}
 WHOLE = {"lora.modules_to_save": ["embed_tokens", "lm_head"]}
 DIVIDED = {"parallelism": {"ranks_per_node": 4, "expert_parallel": 2}}
 ACCUMULATED = {"training.gradient_accumulation_steps": 2}
-MODES = [Sharding("replicated", 1), *(Sharding(mode, 2) for mode in ("zero1", "zero2", "zero3"))]
+REPLICATED = Sharding("replicated", 1)
+ZERO1, ZERO2, ZERO3 = (Sharding(mode, 2) for mode in ("zero1", "zero2", "zero3"))
 OFFLOADED = [Sharding("zero1", 2, "optimizer"), Sharding("zero3", 2, "optimizer"), Sharding("zero3", 2, "parameters")]
 CASES = {
-    "full": (2, FULL, MODES),
-    "accumulated": (2, FULL | ACCUMULATED, MODES),
-    "hybrid": (4, FULL | ACCUMULATED, [Sharding("zero1", 2), Sharding("zero2", 2), Sharding("zero3", 2)]),
-    "bf16": (2, BF16 | ACCUMULATED, [*MODES, *OFFLOADED]),
-    "int8": (2, FULL | ACCUMULATED | {"training.optimizer_state": "int8"}, [Sharding("zero1", 2)]),
-    "lora": (2, {}, MODES),
+    "full": (2, FULL, [REPLICATED, ZERO2, ZERO3]),
+    "accumulated": (2, FULL | ACCUMULATED, [ZERO1, ZERO2]),
+    "hybrid": (4, FULL | ACCUMULATED, [ZERO2, ZERO3]),
+    "bf16": (2, BF16 | ACCUMULATED, [REPLICATED, ZERO1, ZERO3, *OFFLOADED]),
+    "int8": (2, FULL | ACCUMULATED | {"training.optimizer_state": "int8"}, [ZERO1]),
+    "lora": (2, {}, [REPLICATED, ZERO1, ZERO3]),
     # embedding and output matrix are most of what is trained, and larger than a bucket
-    "whole": (2, WHOLE, MODES[:3]),
+    "whole": (2, WHOLE, [REPLICATED, ZERO2]),
 }
 
 
@@ -83,12 +84,12 @@ def test_memory_is_as_estimated(
 
 
 MIXTURE_CASES = {
-    "full": (2, FULL, MODES[1:]),
-    "bf16": (2, BF16 | ACCUMULATED, [MODES[1], MODES[3]]),
-    "lora": (2, {}, [MODES[0], MODES[3]]),
-    "whole": (2, WHOLE, [MODES[1]]),
-    "experts": (2, {"lora.target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}, [MODES[0]]),
-    "divided": (4, BF16 | DIVIDED, [MODES[0], Sharding("zero1", 4), Sharding("zero3", 4)]),
+    "full": (2, FULL, [ZERO2, ZERO3]),
+    "bf16": (2, BF16 | ACCUMULATED, [ZERO1]),
+    "lora": (2, {}, [ZERO3]),
+    "whole": (2, WHOLE, [ZERO1]),
+    "experts": (2, {"lora.target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}, [REPLICATED]),
+    "divided": (4, BF16 | DIVIDED, [Sharding("zero1", 4), Sharding("zero3", 4)]),
 }
 
 

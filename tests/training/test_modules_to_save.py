@@ -1,4 +1,7 @@
-"""lora.modules_to_save: embedding and output layer trained whole beside the adapters, as PEFT does."""
+"""lora.modules_to_save: embedding and output layer trained whole beside the adapters, as PEFT does.
+
+All stages: test_continued_adapters.py.
+"""
 
 import json
 from pathlib import Path
@@ -10,7 +13,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hyperpod_ft.config import run_file
 from hyperpod_ft.download import adapter, fetch
 from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.errors import UserError
@@ -19,11 +21,9 @@ from hyperpod_ft.planning.model_shape import model_shape
 from hyperpod_ft.planning.stage_sizes import pipeline_stage_sizes
 from hyperpod_ft.planning.torch.step_memory import memory_of
 from hyperpod_ft.planning.undivided.mixture import mixture_shape
-from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import certify, consolidate, merge
 from tests.tasks import task_of
-from tests.training.conftest import Jobs, MakeRun, curve, kit, metrics, tiny_llama, train_here
-from tests.training.every_stage import perform
+from tests.training.conftest import Jobs, MakeRun, curve, metrics, tiny_llama, train_here
 from tests.unit.tiny_families import MIXTURES, SIZES
 
 pytestmark = pytest.mark.training
@@ -75,32 +75,26 @@ def test_an_interruption_changes_nothing(make_run: MakeRun, changes: dict[str, A
     assert train_here(run).facts["resumed_from"] == [2] and curve(run) == whole
 
 
-@pytest.mark.parametrize(
-    ("divided", "precision"),
-    [
-        ({"sharding": "zero1"}, "fp32"),
-        ({"sharding": "zero1"}, "bf16"),
-        ({"sharding": "zero2"}, "bf16"),
-        ({"sharding": "zero3"}, "fp32"),
-        ({"sharding": "zero3"}, "bf16"),
-        ({"tensor_parallel": 2}, "fp32"),
-        ({"pipeline_parallel": 2}, "fp32"),
-        ({"context_parallel": 2}, "fp32"),
-    ],
-    ids=str,
-)
-def test_ranks_divide_what_one_has(make_run: MakeRun, jobs: Jobs, divided: dict[str, Any], precision: str) -> None:
-    shared = {"lora": LORA, "training.precision": precision, "training.learning_rate": 1e-3}
-    data_parallel = 2 if "sharding" in divided else 1
-    one = make_run(settings=shared | {"training.gradient_accumulation_steps": 2 * data_parallel})
-    train_here(one)
-    parallel = {"parallelism": {"ranks_per_node": 2, **divided}, "training.gradient_accumulation_steps": 2}
-    two = make_run(settings=shared | parallel)
-    jobs.train(two)
-    close = {"rel": 2e-5} if precision == "fp32" else {"rel": 1e-3}
-    for key in ("loss", "grad_norm"):
-        found, expected = ([row[key] for row in metrics(run)] for run in (two, one))
-        assert found == pytest.approx(expected, rel=close["rel"] * (1 if key == "loss" else 20)), key
+def test_ranks_divide_what_one_has(make_run: MakeRun, jobs: Jobs) -> None:
+    pairs = []
+    for precision, data_parallel, layouts in (
+        ("fp32", 2, [{"sharding": "zero1"}, {"sharding": "zero3"}]),
+        ("bf16", 2, [{"sharding": "zero1"}, {"sharding": "zero2"}, {"sharding": "zero3"}]),
+        ("fp32", 1, [{"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"context_parallel": 2}]),
+    ):
+        shared = {"lora": LORA, "training.precision": precision, "training.learning_rate": 1e-3}
+        one = make_run(settings=shared | {"training.gradient_accumulation_steps": 2 * data_parallel})
+        train_here(one)
+        shared["training.gradient_accumulation_steps"] = 2
+        for layout in layouts:
+            pairs.append((one, make_run(settings=shared | {"parallelism": {"ranks_per_node": 2, **layout}})))
+    job = jobs.start(2, ["compiled_worker", *(str(two.paths.directory) for _, two in pairs)])
+    assert job.wait() == 0, job.text()
+    for one, two in pairs:
+        close = 2e-5 if one.config.training.precision == "fp32" else 1e-3
+        for key in ("loss", "grad_norm"):
+            found, expected = ([row[key] for row in metrics(run)] for run in (two, one))
+            assert found == pytest.approx(expected, rel=close * (1 if key == "loss" else 20)), (key, two.config)
 
 
 def test_an_adapter_with_whole_modules_is_continued(make_run: MakeRun, tmp_path: Path) -> None:
@@ -124,16 +118,6 @@ def test_an_adapter_with_whole_modules_is_continued(make_run: MakeRun, tmp_path:
     assert given.keys() == after.keys()
     for name, value in given.items():
         torch.testing.assert_close(after[name], value, atol=1e-7, rtol=0)
-
-
-def test_every_stage(tmp_path: Path) -> None:
-    changes = [f"cluster.root={tmp_path / 'root'}", "cluster.nodes=1", "parallelism.tensor_parallel=1"]
-    changes += ["parallelism.ranks_per_node=1", "training.max_steps=2", "generate.train_samples=1"]
-    changes += ["generate.validation_samples=1", "generate.max_new_tokens=4", f"lora.modules_to_save={ENDS}"]
-    run = perform(Run.of(run_file.load(run_file.find("quickstart"), changes)))
-    kit("verify", str(run.paths.directory), cwd=tmp_path)
-    card = (run.paths.tuned_model / "README.md").read_text(encoding="utf-8")
-    assert "lm_head trained whole" in card
 
 
 def test_a_tied_output_layer_is_refused_before_training(make_run: MakeRun) -> None:

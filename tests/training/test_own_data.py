@@ -1,4 +1,7 @@
-"""docs/your-own-data.md, followed to the letter: its rows, its YAML and its commands, on plain processes."""
+"""docs/your-own-data.md, followed to the letter: its rows, its YAML and its commands; stages as functions.
+
+tests/pages/test_first_pages.py submits runs to processes, as these commands would.
+"""
 
 import json
 import shlex
@@ -7,8 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hyperpod_ft.config.run_file import load
+from hyperpod_ft.runs.run import Run
 from tests.pages.blocks import blocks
-from tests.training.conftest import kit
+from tests.training.conftest import Jobs, kit
+from tests.training.every_stage import perform
 
 PAGE = "docs/your-own-data.md"
 STEPS = 3
@@ -19,15 +25,18 @@ China Beijing, India Delhi, Egypt Cairo, Kenya Nairobi, Peru Lima, Chile Santiag
 pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
 
-def test_the_page_trains_a_newcomers_file(tmp_path: Path) -> None:
+def test_the_page_trains_a_newcomers_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], jobs: Jobs
+) -> None:
+    monkeypatch.chdir(tmp_path)
     rows, _ = blocks(PAGE, "json")  # test_learning_to_call.py trains the conversation
     capitals = [pair.split() for pair in CAPITALS.split(",")]
     own = [json.dumps({"question": f"What is the capital of {land}?", "answer": city}) for land, city in capitals]
     (tmp_path / "questions.jsonl").write_text("\n".join([rows.strip(), *own, ""]), encoding="utf-8")
     commands = [shlex.split(line, comments=True)[1:] for block in blocks(PAGE) for line in block.splitlines()]
-    rehearsal, *rest, cluster = commands
+    rehearsal, show, plan, submit, logs, cluster = commands
     for command in (rehearsal, cluster):
-        kit(*command, cwd=tmp_path)
+        kit(*command)
     run_file, on_cluster = (tmp_path / command[command.index("-o") + 1] for command in (rehearsal, cluster))
     sections, _several, pattern = map(yaml.safe_load, blocks(PAGE, "yaml"))
     values = yaml.safe_load(run_file.read_text(encoding="utf-8"))
@@ -37,18 +46,20 @@ def test_the_page_trains_a_newcomers_file(tmp_path: Path) -> None:
     values["dataset"] |= sections["dataset"] | {"max_length": 512}
     values["generate"] |= pattern["generate"]
     run_file.write_text(yaml.safe_dump(values), encoding="utf-8")
-    # a Slurm may be missing here
-    shorter = ["--launcher", "process", "--set", f"training.max_steps={STEPS}"]
-    output = {command[0]: kit(*command, *shorter * (command[0] == "submit"), cwd=tmp_path) for command in rest}
-    assert "tuned model" in output["submit"] and "merged" in output["submit"]
-    (run,) = tmp_path.glob(".hyperpod-ft/runs/*/*")
-    trained = json.loads((run / "records" / "train.json").read_text(encoding="utf-8"))["facts"]
+    kit(*show)
+    kit(*plan)
+    steps = f"training.max_steps={STEPS}"
+    capfd.readouterr()
+    run = perform(Run.of(load(run_file, [steps])), jobs.train)
+    printed = capfd.readouterr().out
+    assert "merged" in printed
+    assert str(len(own) + len(rows.splitlines())) in printed, "the rows that the dataset stage read"
+    trained = run.journal.record("train").facts  # type: ignore[union-attr]
     assert trained["steps"] == STEPS and trained["final_loss"] < trained["first_loss"]
-    samples = json.loads((run / "samples.json").read_text(encoding="utf-8"))
+    samples = json.loads(run.paths.samples_path.read_text(encoding="utf-8"))
     assert json.loads(rows.splitlines()[0])["question"] in samples["prompts"][0]["prompt"], (
         "init writes the first row's"
     )
-    assert json.loads(kit("status", "--json", cwd=tmp_path))["state"] == "done"
-    (submit,) = (command for command in rest if command[0] == "submit")
-    assert "Nothing to submit" in kit(*submit, *shorter, cwd=tmp_path)
-    assert str(len(own) + len(rows.splitlines())) in output["logs"], "the rows that the dataset stage read"
+    assert "Nothing to submit" in kit(*submit, "--launcher", "process", "--set", steps)
+    assert json.loads(kit("status", str(run.paths.directory), "--json"))["state"] == "done"
+    assert logs == ["logs", "dataset"]

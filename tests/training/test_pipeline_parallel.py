@@ -28,7 +28,7 @@ INTERLEAVED = {"pipeline_schedule": "interleaved"}
 GPIPE = {"pipeline_schedule": "gpipe"}
 FOUR_LAYERS = {"num_hidden_layers": 4}
 LIMITS = {"loss": 1e-6, "gradient": 1e-5, "parameter": 1e-5, "validation": 1e-6, "norm": 1e-5}
-STEPS = 2  # of pipeline_worker
+STEPS = 2
 
 
 @pytest.fixture
@@ -56,14 +56,13 @@ def make_pipeline(make_run: MakeRun) -> MakeRun:
 
 
 def results(
-    jobs: Jobs, tmp_path: Path, runs: dict[str, tuple[Run, list[Case]]], ranks: int = 4
+    jobs: Jobs, tmp_path: Path, runs: dict[str, tuple[Run, list[Case]]], ranks: int = 4, steps: int = STEPS
 ) -> dict[tuple[str, Case], dict[str, torch.Tensor]]:
     """What all ranks found together, by run and sharding."""
     for run, cases in runs.values():
         (run.paths.directory / "shardings.json").write_text(json.dumps(cases))
-    started = jobs.start(
-        ranks, ["pipeline_worker", str(tmp_path), *(str(run.paths.directory) for run, _ in runs.values())]
-    )
+    directories = [str(run.paths.directory) for run, _ in runs.values()]
+    started = jobs.start(ranks, ["pipeline_worker", str(steps), str(tmp_path), *directories])
     assert started.wait() == 0, started.text()
     return {
         (name, case): load_file(tmp_path / f"{run.config.name}-{case[0]}-{case[2]}.safetensors")
@@ -100,28 +99,19 @@ def modes(*chosen: str) -> list[Case]:
     return [(mode, 1 if mode == "replicated" else 2, "none") for mode in chosen]
 
 
-ALL_MODES = modes("replicated", "zero1", "zero2", "zero3")
-
-
 def test_lora(make_pipeline: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
+    # a frozen matrix that is tied is on both ends, which each read their own words of it
+    tied = tiny_llama(**FOUR_LAYERS, tie_word_embeddings=True)
+    both = {"pipeline_parallel": 2, "tensor_parallel": 2} | GPIPE
     runs = {
         "whole": (make_pipeline("whole", {"pipeline_parallel": 1}), [REPLICATED]),
         "pp4": (make_pipeline("pp4", {"pipeline_parallel": 4}), [REPLICATED]),
-        "gpipe": (make_pipeline("gpipe", {"pipeline_parallel": 4} | GPIPE), [REPLICATED]),
-        "tp": (make_pipeline("tp", {"pipeline_parallel": 2, "tensor_parallel": 2}), [REPLICATED]),
         "cp": (make_pipeline("cp", {"pipeline_parallel": 2, "context_parallel": 2}), [REPLICATED]),
-        "dp": (make_pipeline("dp", {"pipeline_parallel": 2}), ALL_MODES),
-        "interleaved": (make_pipeline("interleaved", {"pipeline_parallel": 2} | INTERLEAVED), modes("zero2", "zero3")),
+        "dp": (make_pipeline("dp", {"pipeline_parallel": 2}), modes("zero1", "zero3")),
+        "interleaved": (make_pipeline("interleaved", {"pipeline_parallel": 2} | INTERLEAVED), modes("zero2")),
+        "tied_tp": (make_pipeline("tied_tp", both, model=tied), [REPLICATED]),
     }
-    # a frozen matrix that is tied is on both ends, which each read their own words of it
-    tied = tiny_llama(**FOUR_LAYERS, tie_word_embeddings=True)
-    both = {"pipeline_parallel": 2, "tensor_parallel": 2}
-    one, divided = (
-        make_pipeline(name, parallelism, model=tied)
-        for name, parallelism in (("tied", {"pipeline_parallel": 1}), ("tied_tp", both))
-    )
-    runs |= {"tied": (one, [REPLICATED]), "tied_tp": (divided, [REPLICATED])}
-    like = {name: one if name.startswith("tied") else runs["whole"][0] for name in runs}
+    like = dict.fromkeys(runs, runs["whole"][0]) | {"tied_tp": runs["tied_tp"][0]}
     check(results(jobs, tmp_path, runs), like)
 
 
@@ -137,8 +127,8 @@ def test_full_with_tied_embeddings(make_pipeline: MakeRun, jobs: Jobs, tmp_path:
             ("whole", {"pipeline_parallel": 1}, {}, [REPLICATED]),
             ("pp4", {"pipeline_parallel": 4}, {}, [REPLICATED]),
             ("tp", two | {"tensor_parallel": 2} | INTERLEAVED, {}, [REPLICATED]),
-            ("dp", two, kept, modes("replicated", "zero2") + offloaded),
-            ("interleaved", two | INTERLEAVED, kept, modes("zero1", "zero2", "zero3")),
+            ("dp", two, kept, modes("zero2") + offloaded),
+            ("interleaved", two | INTERLEAVED, kept, modes("zero3")),
         )
     }
     check(results(jobs, tmp_path, runs), dict.fromkeys(runs, runs["whole"][0]))
@@ -151,8 +141,8 @@ def test_hybrid_sharding(make_pipeline: MakeRun, jobs: Jobs, tmp_path: Path) -> 
     runs = {
         name: (make_pipeline(name, {"ranks_per_node": 8, "pipeline_parallel": 2} | more, model=tied, **settings), cases)
         for name, more, cases in (
-            ("hybrid", {}, modes("zero1", "zero2", "zero3")),
-            ("interleaved", INTERLEAVED, modes("zero2", "zero3")),
+            ("hybrid", {}, modes("zero2", "zero3")),
+            ("interleaved", INTERLEAVED, modes("zero1")),
         )
     }
     check(results(jobs, tmp_path, runs, ranks=8), dict.fromkeys(runs, runs["hybrid"][0]))
@@ -161,39 +151,39 @@ def test_hybrid_sharding(make_pipeline: MakeRun, jobs: Jobs, tmp_path: Path) -> 
 def test_bf16(make_pipeline: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
     """What a model in one piece computes in bf16, but for the order of sums, which are in fp32."""
     bf16 = {"training.precision": "bf16"}
+    whole, two = {"pipeline_parallel": 1}, {"pipeline_parallel": 2}
     runs = {
-        f"{method}-{name}": (make_pipeline(f"{method}-{name}", parallelism, **bf16, **changes), cases)
-        for method, changes, cases in (("lora", {}, [REPLICATED]), ("full", FULL, modes("replicated", "zero3")))
-        for name, parallelism in (
-            ("whole", {"pipeline_parallel": 1}),
-            ("pp2", {"pipeline_parallel": 2}),
-            ("interleaved", {"pipeline_parallel": 2} | INTERLEAVED),
+        name: (make_pipeline(name, parallelism, **bf16, **changes), cases)
+        for name, parallelism, changes, cases in (
+            ("lora-whole", whole, {}, [REPLICATED]),
+            ("lora-pp2", two, {}, [REPLICATED]),
+            ("full-whole", whole, FULL, [REPLICATED]),
+            ("full-pp2", two, FULL, [REPLICATED]),
+            ("full-interleaved", two | INTERLEAVED, FULL, modes("zero3")),
         )
     }
     found = results(jobs, tmp_path, runs)
     for (name, case), tensors in found.items():
-        expected = found[f"{name.partition('-')[0]}-whole", case]
-        assert_near(tensors, expected, (name, case))
+        assert_near(tensors, found[f"{name.partition('-')[0]}-whole", REPLICATED], (name, case))
 
 
 def test_families(make_pipeline: MakeRun, jobs: Jobs, tmp_path: Path) -> None:
-    """What transformers' forward pass does before and after the layers is done once, for each family of the table."""
+    """In stages, and each divided: what transformers' forward pass does before and after the layers is done once."""
     layers = {"num_hidden_layers": 3}
     windows = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
     own = {"granite": {"embedding_multiplier": 3.0}, "gemma2": windows, "gemma3_text": windows}
     runs = {}
     for index, model_type in enumerate(TYPES):
         model = AutoConfig.for_model(model_type, **SIZES | OWN.get(model_type, {}) | layers | own.get(model_type, {}))
-        parallelism = {"pipeline_parallel": 2, "tensor_parallel": 1 + index % 2}
+        parallelism = {"pipeline_parallel": 2, "tensor_parallel": 2, "sequence_parallel": index % 4 != 1}
         runs[model_type] = make_pipeline(model_type, parallelism, model=model, **FULL), [REPLICATED]
-    for (model_type, _), tensors in results(jobs, tmp_path, runs).items():
+    for (model_type, _), tensors in results(jobs, tmp_path, runs, steps=0).items():
         expected = reference(runs[model_type][0], 0)
-        assert tensors["loss"][0].item() == pytest.approx(expected["loss"].item(), rel=1e-6), model_type
-        found = {name: tensors[name] for name in expected}
-        off = differences(found, expected, "gradient")
-        where = max(off, key=off.__getitem__)
-        print(f"{model_type}: {len(off)} gradients, {off[where]:.1e}")
-        assert off[where] <= 1e-5, (model_type, where)
+        for kind, limit in (("loss", 1e-6), ("gradient", 1e-5)):
+            off = differences({name: tensors[name] for name in expected}, expected, kind)
+            where = max(off, key=off.__getitem__)
+            print(f"{model_type}: {len(off)} of {kind}, {off[where]:.1e}")
+            assert off[where] <= limit, (model_type, where)
 
 
 def curves(run: Run) -> list[tuple[float, ...]]:
@@ -215,7 +205,7 @@ def test_restart_best_weights_and_export(
     model = tiny_llama(**FOUR_LAYERS, tie_word_embeddings=True)
     changes = {
         "training.method": method,
-        "training.max_steps": 12,
+        "training.max_steps": 6,
         "training.save_every_steps": 2,
         "training.validate_every_steps": 2,
         "training.keep_best": True,
@@ -227,7 +217,7 @@ def test_restart_best_weights_and_export(
         make_pipeline(name, parallelism, model=model, **changes) for name in ("undisturbed", "disturbed")
     )
     jobs.train(undisturbed)
-    job = jobs.start_held(disturbed, after_step=5)
+    job = jobs.start_held(disturbed, after_step=3)
     if killed:
         job.kill()
     else:

@@ -36,5 +36,5 @@ def test_preferences_on_a_fine_tuned_model(tmp_path: Path, jobs: Jobs) -> None:
     assert split.documents == 2 * json.loads((run.paths.dataset_path / "report.json").read_text())["train_examples"]
     card = (run.paths.tuned_model / "README.md").read_text(encoding="utf-8")
     assert "- dpo\n" in card and "direct preference optimization, beta 0.1" in card
-    compared = kit("compare", str(run.paths.directory), cwd=tmp_path)
+    compared = kit("compare", str(run.paths.directory))
     assert "validation rewards/accuracies" in compared and "100.0%" in compared
