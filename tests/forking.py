@@ -3,8 +3,8 @@
     python -m tests.forking DESCRIPTOR MODULE...
 
 imports the modules and serves the pytest process behind a connection: for each (arguments, directory, environment,
-output) that it receives it forks `python -m ARGUMENTS...` and sends (pid, None), and when that has ended (pid, status
-as in subprocess.Popen.returncode). It ends with the connection.
+output, errors) that it receives it forks `python -m ARGUMENTS...` and sends (pid, None), and when that has ended (pid,
+status as in subprocess.Popen.returncode). It ends with the connection.
 """
 
 import importlib
@@ -60,10 +60,17 @@ class ForkServer:
             )
 
     def start(
-        self, arguments: Sequence[str], environment: Mapping[str, str], output: Path, directory: Path | None = None
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: Path,
+        directory: Path | None = None,
+        errors: Path | None = None,
     ) -> "Forked":
-        """`directory`: where it runs; without one, this process's."""
-        self.connection.send((list(arguments), str(directory or Path.cwd()), dict(environment), str(output)))
+        """`directory`: where it runs; without one, this process's. `errors`: for stderr, if not in `output` too."""
+        self.connection.send(
+            (list(arguments), str(directory or Path.cwd()), dict(environment), str(output), str(errors or output))
+        )
         while (pid := self.receive()) is None:
             pass
         return Forked(pid, self)
@@ -118,8 +125,9 @@ def serve(connection: Connection) -> None:
 
 def _start(connection: Connection, others: Iterable[int]) -> int:
     """The pid of a fork that runs what the connection says next, without the descriptors of `others`."""
-    arguments, directory, environment, output = connection.recv()
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    arguments, directory, environment, *files = connection.recv()
+    output = os.open(files[0], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    errors = output if files[1] == files[0] else os.open(files[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     def become_the_program() -> None:
         connection.close()
@@ -130,12 +138,14 @@ def _start(connection: Connection, others: Iterable[int]) -> int:
         os.environ.clear()
         os.environ.update(environment)
         tempfile.tempdir = None  # read from the environment again
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(descriptor, stream.fileno())
-        os.close(descriptor)
+        os.dup2(output, sys.stdout.fileno())
+        os.dup2(errors, sys.stderr.fileno())
+        for descriptor in {output, errors}:
+            os.close(descriptor)
 
     pid = fork_module(arguments, become_the_program)
-    os.close(descriptor)
+    for descriptor in {output, errors}:
+        os.close(descriptor)
     return pid
 
 

@@ -1,6 +1,5 @@
 """`hyperpod-ft cluster ...` as users run it, against the server that stands in for AWS (server.py)."""
 
-import functools
 import json
 import os
 import signal
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hyperpod_ft.cluster import config as cluster_config
-from tests.forking import Forked, ForkServer
+from tests.forking import Forked
+from tests.programs import commands
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -64,17 +64,11 @@ class Started:
         self.send_signal(signal.SIGKILL)
 
 
-@functools.cache
-def _server() -> ForkServer:
-    """It ends with this process."""
-    return ForkServer(["tests.aws.command_modules"], os.environ | {"PYTHONPATH": str(ROOT)})
-
-
 def start(directory: Path, environment: Mapping[str, str], *arguments: str) -> Started:
     """Start `hyperpod-ft` in a directory."""
     reading, writing = os.pipe()
     try:
-        process = _server().start(
+        process = commands().start(
             ["hyperpod_ft", *arguments], environment, Path(f"/proc/{os.getpid()}/fd/{writing}"), directory
         )
     finally:
