@@ -57,7 +57,7 @@ def _case(
     contenders = []
     for form, amount in (("{}", "once"), (REPEATED, "repeated")):
         rows = inputs / f"{case}-{amount}.jsonl"
-        contenders.append(_kit(form.format(KIT), directory / f"root-{rows.stem}", inputs / "model", rows, environment))
+        contenders.append(_kit(form.format(KIT), directory / f"root-{case}", inputs / "model", rows, environment))
         contenders += [
             _peer(form.format(peer), python, PEERS[peer], inputs / "model", rows, directory)
             for peer, python in installed.pythons.items()
@@ -80,11 +80,11 @@ def _case(
 
 
 def _kit(name: str, root: Path, model: Path, rows: Path, environment: dict[str, str]) -> Contender:
-    """The stage program for a run whose earlier stages are done."""
-    run_file = root.with_suffix(".json")  # JSON is YAML
+    """The stage program for a run whose earlier stages are done. Runs of one root have an environment and a model."""
+    run_file = rows.with_suffix(".json")  # JSON is YAML
     run_file.write_text(json.dumps(_run(root, model, rows)), encoding="utf-8")
-    _do(["-m", "hyperpod_ft", "render", str(run_file)], environment)
-    (run,) = (root / "runs" / "benchmark").iterdir()
+    script, *_ = _do(["-m", "hyperpod_ft", "render", str(run_file)], environment).splitlines()
+    run = Path(script).parents[1]
     for stage in ("env", "download", "certify"):
         _do(["-m", f"hyperpod_ft.stages.{stage}", str(run)], environment)
 
@@ -100,12 +100,13 @@ def _kit(name: str, root: Path, model: Path, rows: Path, environment: dict[str, 
     return Contender(name, [sys.executable, "-m", "hyperpod_ft.stages.dataset", str(run)], outputs, inspect)
 
 
-def _do(arguments: list[str], environment: dict[str, str]) -> None:
+def _do(arguments: list[str], environment: dict[str, str]) -> str:
     done = subprocess.run(
         [sys.executable, *arguments], env=os.environ | environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         sys.exit(f"{' '.join(arguments)}: {done.stdout}{done.stderr}")
+    return done.stdout
 
 
 def _run(root: Path, model: Path, rows: Path) -> dict[str, Any]:

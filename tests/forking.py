@@ -25,14 +25,22 @@ from hyperpod_ft import gc_pause
 
 
 def fork_module(arguments: Sequence[str], prepare: Callable[[], object]) -> int:
-    """The pid of a fork that calls `prepare` and then does what `python -m ARGUMENTS...` would, but for its exit."""
+    """The pid of a fork that calls `prepare` and then does what `python -m ARGUMENTS...` would, but for its exit.
+
+    Or `python -c PROGRAM ARGUMENTS...`.
+    """
     if pid := os.fork():
         return pid
     status = 1
     try:
         prepare()
-        sys.argv = list(arguments)
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        if arguments[0] == "-c":
+            _, program, *after = arguments
+            sys.argv = ["-c", *after]
+            exec(program, {"__name__": "__main__"})
+        else:
+            sys.argv = list(arguments)
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

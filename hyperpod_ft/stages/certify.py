@@ -13,13 +13,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.engines.torch.certificate.certify import SMALL, certify
-from hyperpod_ft.engines.torch.certificate.division import check_division
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
 
 def work(run: Run) -> Result:
+    # seconds of CPU that a run whose model is certified already does not need
+    from hyperpod_ft.engines.torch.certificate.certify import SMALL, certify  # noqa: PLC0415
+    from hyperpod_ft.engines.torch.certificate.division import check_division  # noqa: PLC0415
+
     lora = run.config.lora if run.config.training.method == "lora" else None
     with tempfile.TemporaryDirectory(prefix="hyperpod-ft-certify-") as scratch:
         found = certify(run.paths.base_model, lora, Path(scratch))

@@ -2,7 +2,8 @@
 
     python -m tests.aws.aws_cli ssm start-session ...
 
-What is real: boto3 sends each call to the server that stands in for AWS, which knows the targets.
+Each call is sent to the server that stands in for AWS, which knows the targets; not by boto3, whose import takes half a
+second.
 What stands in for SSM's service, agent and tunnel: $NODES/<instance id>/ is the node. A tunnel is that node's own sshd
 (`sshd -i`), run on this process's stdin and stdout; a command is split into words and run without a shell, as the agent
 does, on this machine, where the node's bin/ comes first in PATH. $NODES/sessions lists sessions: document, target.
@@ -15,11 +16,9 @@ import os
 import shlex
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
-from typing import Any
-
-import boto3
-from botocore.exceptions import ClientError
 
 NODES = Path(os.environ["NODES"])
 
@@ -31,18 +30,33 @@ def main() -> int:
     for option in ("region", "profile", "target", "document-name", "parameters"):
         parser.add_argument(f"--{option}")
     given = parser.parse_args()
-    try:
-        client = boto3.Session(profile_name=given.profile, region_name=given.region).client("ssm")
-        return start_session(client, given)
-    except ClientError as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 254
-
-
-def start_session(client: Any, given: argparse.Namespace) -> int:
     parameters = json.loads(given.parameters or "{}")
     more = {"DocumentName": given.document_name, "Parameters": parameters} if given.document_name else {}
-    client.start_session(Target=given.target, **more)
+    try:
+        ask({"Target": given.target, **more}, given.region)
+    except urllib.error.HTTPError as error:
+        found = json.load(error)
+        print(
+            f"\nAn error occurred ({found['__type']}) when calling the StartSession operation: {found['message']}",
+            file=sys.stderr,
+        )
+        return 254
+    return start_session(given, parameters)
+
+
+def ask(request: dict[str, object], region: str) -> None:
+    credential = f"{os.environ['AWS_ACCESS_KEY_ID']}/20260101/{region}/ssm/aws4_request"
+    headers = {
+        "X-Amz-Target": "AmazonSSM.StartSession",
+        "Content-Type": "application/x-amz-json-1.1",
+        "Authorization": f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders=host, Signature=0",
+    }
+    asked = urllib.request.Request(os.environ["AWS_ENDPOINT_URL"], json.dumps(request).encode(), headers)
+    with urllib.request.urlopen(asked, timeout=300):
+        pass
+
+
+def start_session(given: argparse.Namespace, parameters: dict[str, list[str]]) -> int:
     with (NODES / "sessions").open("a") as log:
         log.write(f"{given.document_name or 'shell'} {given.target}\n")
     node = NODES / ("i-" + given.target.rpartition("-i-")[2])

@@ -1,4 +1,4 @@
-"""What commands that ask AWS import and parse: forks of the process that has it start at once (tests/forking.py)."""
+"""What commands import and parse, with what they ask AWS with: forks of the process that has it start at once."""
 
 import functools
 
@@ -9,11 +9,15 @@ import rich.table  # noqa: F401
 import typer.main
 
 import hyperpod_ft.cli.main
+import hyperpod_ft.cli.submitting
 import hyperpod_ft.cluster.create
 import hyperpod_ft.cluster.inspection
 import hyperpod_ft.cluster.maintenance
 import hyperpod_ft.cluster.observability
 import hyperpod_ft.cluster.ssh.connect
+import hyperpod_ft.download.assets
+import hyperpod_ft.launch.preflight
+import hyperpod_ft.launch.submit
 import hyperpod_ft.sagemaker.endpoint.operations
 from hyperpod_ft.aws.checks import service_model
 

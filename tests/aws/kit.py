@@ -1,9 +1,6 @@
 """`hyperpod-ft cluster ...` as users run it, against the server that stands in for AWS (server.py)."""
 
-import functools
 import json
-import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hyperpod_ft.cluster import config as cluster_config
-from tests.forking import Forked, ForkServer
+from tests.programs import Started, start_module
 
 if TYPE_CHECKING:
     from tests.aws.conftest import Aws
@@ -21,65 +18,9 @@ NAME = "ml-cluster"
 WORKERS = "worker-group-1"
 
 
-class Started:
-    """A command, with what tests use of subprocess.Popen; its standard output has its standard error too."""
-
-    def __init__(self, process: Forked, output: int) -> None:
-        self._process = process
-        self.stdout = os.fdopen(output)
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.poll()
-
-    def communicate(self, timeout: float = 300) -> tuple[str, None]:
-        """All that it still prints, and then its end, for which `timeout` counts."""
-        with self.stdout:
-            printed = self.stdout.read()
-        self._process.wait(timeout)
-        return printed, None
-
-    def finish(self, status: int = 0, timeout: float = 300) -> str:
-        """All that it still prints, once it has ended with this status, and with no traceback."""
-        output, _ = self.communicate(timeout)
-        assert self.returncode == status, output
-        assert "Traceback" not in output
-        return output
-
-    def wait_for(self, text: str) -> None:
-        """Until it prints a line with this text."""
-        assert any(text in line for line in self.stdout), f"it ended without {text!r}"
-
-    def kill_at(self, text: str) -> None:
-        """SIGKILL as soon as it prints this."""
-        self.wait_for(text)
-        self.kill()
-        self.communicate()
-
-    def send_signal(self, number: signal.Signals) -> None:
-        if self.returncode is None:
-            os.kill(self._process.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-
-@functools.cache
-def _server() -> ForkServer:
-    """It ends with this process."""
-    return ForkServer(["tests.aws.command_modules"], os.environ | {"PYTHONPATH": str(ROOT)})
-
-
 def start(directory: Path, environment: Mapping[str, str], *arguments: str) -> Started:
     """Start `hyperpod-ft` in a directory."""
-    reading, writing = os.pipe()
-    try:
-        process = _server().start(
-            ["hyperpod_ft", *arguments], environment, Path(f"/proc/{os.getpid()}/fd/{writing}"), directory
-        )
-    finally:
-        os.close(writing)
-    return Started(process, reading)
+    return start_module(directory, environment, "hyperpod_ft", *arguments)
 
 
 def environment_of(aws: "Aws", home: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.runs.records import Record, outputs_of, utc_now
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.runs.selection import Selection, choose
+from tests.programs import commands
 
 
 def make_run(
@@ -75,10 +77,15 @@ def start(stage: str, run: Run, **environment: str) -> "subprocess.Popen[str]":
 
 
 def finished(stage: str, run: Run, **environment: str) -> tuple[int, str]:
-    """Exit status and output of the stage program."""
-    process = start(stage, run, **environment)
-    output, _ = process.communicate(timeout=300)
-    return process.returncode, output
+    """Exit status and output of the stage program; forked, unless another PYTHONPATH is given."""
+    if "PYTHONPATH" in environment:
+        process = start(stage, run, **environment)
+        output, _ = process.communicate(timeout=300)
+        return process.returncode, output
+    arguments = [f"hyperpod_ft.stages.{stage}", str(run.paths.directory)]
+    with tempfile.NamedTemporaryFile() as output:
+        status = commands().start(arguments, os.environ | environment, Path(output.name)).wait(300)
+        return status, Path(output.name).read_text()
 
 
 def tree(directory: Path) -> dict[str, bytes]:

@@ -1,10 +1,10 @@
 """Tiny models, adapters and sharded checkpoints, made by the libraries whose formats they have."""
 
+import functools
 import json
 import os
 import shutil
-import subprocess
-import sys
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from hyperpod_ft.digests import file_sha256
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.runs.run import Run
+from tests.forking import ForkServer
 from tests.tasks import task_without_model
 from tests.unit import tiny_tokenizer
 
@@ -115,20 +116,24 @@ def save_sharded(work: Path, jobs: Sequence[Sharding], world_size: int = 2) -> N
         for number, job in enumerate(jobs)
     ]
     (work / "jobs.json").write_text(json.dumps(described))
-    script = Path(__file__).with_name("shard_checkpoint.py")
+    outputs = [work / f"rank{rank}.txt" for rank in range(world_size)]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(world_size), str(work)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(world_size)
+        _ranks().start(["tests.unit.shard_checkpoint", str(rank), str(world_size), str(work)], os.environ, output)
+        for rank, output in enumerate(outputs)
     ]
     try:
-        assert [process.wait(timeout=300) for process in ranks] == [0] * world_size
+        assert [process.wait(300) for process in ranks] == [0] * world_size, [file.read_text() for file in outputs]
     finally:
         for process in ranks:
-            process.kill()
-            process.wait()
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+
+
+@functools.cache
+def _ranks() -> ForkServer:
+    """It ends with this process."""
+    modules = ["safetensors.torch", "torch.distributed.checkpoint", "torch.distributed.tensor"]
+    return ForkServer(modules, os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 def save_whole(target: Path, tensors: Mapping[str, torch.Tensor]) -> Path:

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import struct
-import sys
 import termios
 from collections.abc import Iterator
 from fcntl import ioctl
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Browser, browser, installed
-from tests.programs import call
+from tests.programs import call, commands
 from tests.unit.tiny_tokenizer import make, save
 
 HOSTILE = "</script><img src=x onerror='window.attacked = 1'>\x1b[31m"
@@ -44,17 +43,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def on_a_terminal(place: Path, *arguments: str, **environment: str) -> str:
     """What the command writes to a terminal of 80 columns."""
-    pid, keyboard = pty.fork()
-    if pid == 0:
-        ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        os.chdir(place)
-        given = os.environ | {"TERM": "xterm-256color"} | environment
-        os.execve(sys.executable, [sys.executable, "-m", "hyperpod_ft", "data", "show", *arguments], given)
+    keyboard, terminal = pty.openpty()
+    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    given = os.environ | {"TERM": "xterm-256color"} | environment
+    server = commands("tests.unit.cli.data_modules")
+    server.start(["hyperpod_ft", "data", "show", *arguments], given, Path(os.ttyname(terminal)), place)
+    os.close(terminal)
     printed = b""
     while part := _read(keyboard):
         printed += part
     os.close(keyboard)
-    os.waitpid(pid, 0)
     return printed.decode()
 
 

@@ -234,12 +234,12 @@ def test_torch_neuron_is_installed_from_its_repositories(
 
 
 def test_an_image_with_torch_neuron_gives_its_packages(
-    tmp_path: Path, indexes: str, pins: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, indexes: str, pins: Path, empty_environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest environment of AWS's image is under the kit's, where only the other packages are installed."""
     images = tmp_path / "opt"
     script(images / "aws_neuronx_venv_torch_neuronx_2_9_0" / "bin" / "python", "exit 1 # it is not the newest")
-    subprocess.run([sys.executable, "-m", "venv", images / "aws_neuronx_venv_torch_neuronx_2_14_0"], check=True)
+    shutil.copytree(empty_environment, images / "aws_neuronx_venv_torch_neuronx_2_14_0", symlinks=True)
     image = interpreters.torch_neuron_of_image(images)
     assert image and image.parts[-3] == "aws_neuronx_venv_torch_neuronx_2_14_0"
     installation.install_neuron(image, _only_neuron(pins), (f"{indexes}/aws", f"{indexes}/cpu"))

@@ -18,6 +18,7 @@ from hyperpod_ft.runs.attempts import Attempt
 from hyperpod_ft.runs.records import Record, utc_now
 from hyperpod_ft.runs.run import Run
 from tests.conftest import MakeRun
+from tests.programs import Started, start_module
 from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -41,19 +42,14 @@ sys.exit(supervisor.main())
 """
 
 
-def start(run: Run, command: str, program: str = "", **environment: str) -> "subprocess.Popen[str]":
-    supervisor = ["-c", program] if program else ["-m", "hyperpod_ft.job.supervisor"]
-    return subprocess.Popen(
-        [sys.executable, *supervisor, "train", run.paths.directory, "bash", "-c", command],
-        cwd=run.paths.directory,
-        env={**os.environ, "HYPERPOD_FT_JOB_ID": "7", "PYTHONPATH": str(REPOSITORY)} | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def start(run: Run, command: str, program: str = "", **environment: str) -> Started:
+    supervisor = ["-c", program] if program else ["hyperpod_ft.job.supervisor"]
+    given = {**os.environ, "HYPERPOD_FT_JOB_ID": "7", "PYTHONPATH": str(REPOSITORY)} | environment
+    arguments = ["train", str(run.paths.directory), "bash", "-c", command]
+    return start_module(run.paths.directory, given, *supervisor, *arguments)
 
 
-def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
+def finish(process: Started) -> tuple[int | None, str]:
     output, _ = process.communicate(timeout=300)
     return process.returncode, output
 

@@ -12,6 +12,7 @@ import pytest
 from hyperpod_ft.processes import descendants, is_running
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.tracking.content import TrackerState
+from tests.programs import Started, start_module
 from tests.unit.tracking.conftest import MakeRun, finish, log, losses, tracked
 from tests.waiting import wait_for
 
@@ -25,16 +26,11 @@ sys.exit(supervisor.main())
 """
 
 
-def supervise(run: Run, command: str, impatient: bool = False) -> "subprocess.Popen[str]":
-    program = ["-c", IMPATIENT] if impatient else ["-m", "hyperpod_ft.job.supervisor"]
-    return subprocess.Popen(
-        [sys.executable, *program, "train", run.paths.directory, "bash", "-c", command],
-        cwd=run.paths.directory,
-        env={**os.environ, "HYPERPOD_FT_JOB_ID": "7"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def supervise(run: Run, command: str, impatient: bool = False) -> Started:
+    program = ["-c", IMPATIENT] if impatient else ["hyperpod_ft.job.supervisor"]
+    environment = {**os.environ, "HYPERPOD_FT_JOB_ID": "7"}
+    arguments = ["train", str(run.paths.directory), "bash", "-c", command]
+    return start_module(run.paths.directory, environment, *program, *arguments)
 
 
 def training(run: Run, tmp_path: Path) -> str:
@@ -93,7 +89,7 @@ def test_nothing_is_left_when_the_supervisor_is_killed(tracked: MakeRun, tmp_pat
     wait_for(lambda: TrackerState.read(run, "tensorboard").step == 3)
     below = descendants(process.pid)
     process.kill()
-    process.wait()
+    process.wait(300)
     assert len(below) == 3
     wait_for(lambda: sum(map(is_running, below)) == 1)
     [ranks] = filter(is_running, below)  # Slurm ends them with the job

@@ -1,4 +1,7 @@
-"""`hyperpod-ft serve` on a tuned run, asked by OpenAI's own client: the answers are those of stage generate."""
+"""`hyperpod-ft serve` on a tuned run, asked by OpenAI's own client: the answers are those of stage generate.
+
+`verify --served` asks it as any other server, and tells which model answers.
+"""
 
 import json
 import shlex
@@ -10,7 +13,10 @@ from typing import Any
 
 import openai
 import pytest
+from typer.testing import CliRunner
 
+from hyperpod_ft.checkpoint.verify.verify import verify
+from hyperpod_ft.cli.main import app
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs import references
@@ -117,3 +123,31 @@ def test_what_cannot_be_served_is_one_line(tuned_run: Run, make_run: Any, tmp_pa
         models.find(str(tuned_run.paths.directory), Launchers(), [f"base={tuned_run.paths.adapter}"])
     with pytest.raises(UserError, match=r"--adapter mine .*no such directory"):
         models.find(str(TINY_LLAMA), Launchers(), [f"mine={tmp_path / 'nothing'}"])
+
+
+def test_the_models_of_a_server_are_told_apart(tuned_run: Run, serving: Serving) -> None:
+    paths = tuned_run.paths
+    for directory, name in ((paths.tuned_model, "tuned"), (paths.tuned_model, "mine"), (paths.adapter, "mine")):
+        found = verify(directory, base=paths.base_model, served=serving.url, model=name)
+        assert found.findings == () and found.served
+        assert found.served.tuned == found.served.asked == 16 and found.served.base == 0
+    # a server that ignores an adapter, as in vllm#41754, answers as the base under the adapter's name
+    command = ["verify", paths.adapter, "--base", paths.base_model, "--served", serving.url, "--model", "base"]
+    ignored = CliRunner().invoke(app, [*map(str, command)])
+    assert ignored.exit_code == 1
+    assert "base is the base model: 16 of 16 tokens are the base's, 0 the tuned model's" in ignored.stdout
+    same = verify(paths.base_model, base=paths.base_model, served=serving.url)
+    assert "cannot be told from the base" in same.findings[-1]
+
+
+def test_a_server_that_cannot_be_asked(tuned_run: Run, serving: Serving) -> None:
+    def refusal(served: str, model: str | None = None) -> str:
+        with pytest.raises(UserError) as refused:
+            verify(tuned_run.paths.tuned_model, base=tuned_run.paths.base_model, served=served, model=model)
+        return str(refused.value)
+
+    assert "is not a URL" in refusal("file:///etc/passwd")
+    assert "does not answer" in refusal("http://127.0.0.1:9")
+    assert "answered 404" in refusal(f"{serving.url}/v1", "nobody")
+    with pytest.raises(UserError, match="add --served and --base"):
+        verify(tuned_run.paths.tuned_model, served=serving.url)

@@ -1,8 +1,6 @@
 """Conversations with tools and reasoning: `hyperpod-ft serve`, asked by OpenAI's own client."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,8 @@ from typing import Any
 import openai
 import pytest
 
+from hyperpod_ft.data.text import answer_format
+from hyperpod_ft.serving import __main__ as serving
 from tests.unit.serving import scripted_model
 from tests.unit.serving.conftest import Serving, serve
 
@@ -156,15 +156,12 @@ def test_what_cannot_be_asked_is_refused_in_one_line(client: openai.OpenAI, opti
     assert caught.value.type == "invalid_request_error" and "\n" not in caught.value.message
 
 
-def test_a_template_of_no_known_form_is_announced(tmp_path: Path) -> None:
+def test_what_a_model_of_no_known_form_thought_is_printed_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     template = "{{ messages[0].content }}<think>{# up to </think> #}"
     model = scripted_model.save(tmp_path / "it", template, {"<think>": ["\nhm\n", "</think>", "\nyes"]})
-    started = serve(str(model))
-    started.process.terminate()
-    assert started.process.wait(300) == 0
-    line = "Tool calls: not parsed, since the chat template has none of the known forms; reasoning: in <think>"
-    assert line in started.printed
-    done = subprocess.run(
-        [sys.executable, "-m", "hyperpod_ft", "ask", str(model), "a?"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "hm\n\nyes\n", "what it thought, too"
+    found = answer_format.of_model(model)
+    assert found.description == "not parsed, since the chat template has none of the known forms" and found.reasoning
+    serving.main(["--model", f"it={model}", "--ask=a?"])
+    assert capsys.readouterr().out == "hm\n\nyes\n"

@@ -141,7 +141,7 @@ adapters = st.builds(
     rslora=st.booleans(),
 )
 
-several = settings(deadline=None, max_examples=60, database=None, suppress_health_check=[HealthCheck.too_slow])
+several = settings(deadline=None, max_examples=30, database=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @several

@@ -189,10 +189,8 @@ def synthetic(directory: Path, layers: int) -> Path:
         shapes = {name: value.shape for name, value in AutoModelForCausalLM.from_config(config).state_dict().items()}
     torch.manual_seed(0)
     directory.mkdir()
-    save_file(
-        {name: torch.randn(shape).mul_(0.02).bfloat16() for name, shape in shapes.items()},
-        directory / "model.safetensors",
-    )
+    values = {shape: torch.randn(shape).mul_(0.02).bfloat16() for shape in set(shapes.values())}
+    save_file({name: values[shape].clone() for name, shape in shapes.items()}, directory / "model.safetensors")
     config.save_pretrained(directory)
     (directory / "adapter").mkdir()
     module = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
