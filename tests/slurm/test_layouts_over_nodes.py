@@ -31,8 +31,8 @@ def test_two_nodes_train_as_one_rank(
     make_run: MakeRun,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both layouts need the other node in each step. With tensor parallelism it is test_pipeline.py's quickstart that
-    has two nodes, with parameters sharded over them test_training_containers.py.
+    """Both layouts need the other node in each step. With tensor parallelism it is the quickstart of README that has
+    two nodes, with parameters sharded over them test_training_containers.py.
     """
     for name, value in cluster.environment().items():
         monkeypatch.setenv(name, value)

@@ -19,7 +19,7 @@ _WORKS: dict[str, Any] = {
 
 
 def perform(run: Run, train: Callable[[Run], object] = train_here) -> Run:
-    """`train`: what leaves the record of stage train. tests/slurm/test_seed_recipes.py starts the stages as jobs do."""
+    """`train`: what leaves the record of stage train. tests/slurm/test_pipeline.py starts the stages as jobs do."""
     run.freeze()
     finish(run, "env")
     for each in run.plan.stages[1:]:

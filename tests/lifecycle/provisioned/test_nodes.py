@@ -133,20 +133,22 @@ _SEED = 5
 
 @pytest.mark.timeout(1800)
 def test_killed_anywhere_and_run_again(tmp_path: Path) -> None:
-    """Two nodes at a time: one is killed at random moments while the other runs; then both are right, with one key."""
+    """Two nodes at a time, each killed at random moments beside the other; then both are right, with one key."""
     moments = random.Random(_SEED)
-    for number in range(12):
+
+    def killed_and_run_again(node: Node, seconds: list[float]) -> None:
+        for until in seconds:
+            # A pid namespace of its own, so that everything the run started dies in the same instant.
+            killed = ("timeout", "-s", "KILL", f"{until:.3f}", "unshare", "-p", "--fork", "--kill-child")
+            node.run(*killed, *node.provision_command(), check=False)
+        node.provision()
+
+    for number in range(4):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with nodes(folder, workers=1) as (one, two):
+        with nodes(folder, workers=1) as both:
+            until = [[moments.uniform(0.1, 0.7) for _ in range(5)] for _ in both]
             with ThreadPoolExecutor(2) as pool:
-                other = pool.submit(two.provision)
-                for _ in range(4):
-                    seconds = f"{moments.uniform(0.1, 0.7):.3f}"
-                    # A pid namespace of its own, so that everything the run started dies in the same instant.
-                    killed = ("timeout", "-s", "KILL", seconds, "unshare", "-p", "--fork", "--kill-child")
-                    one.run(*killed, *one.provision_command(), check=False)
-                other.result()
-            one.provision()
-            assert_right(one)
-            assert_right(two)
+                list(pool.map(killed_and_run_again, both, until))
+            for node in both:
+                assert_right(node)

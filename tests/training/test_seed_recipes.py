@@ -1,4 +1,4 @@
-"""The recipes for GPT-J and Flan-T5 end to end at toy size: GPT-J on a real Slurm with two nodes, the others here.
+"""The recipes for GPT-J and Flan-T5 end to end at toy size: GPT-J with four ranks of two nodes, the others with one.
 
 Each is the packaged recipe with other values of a few keys: a toy model and its data, degrees of
 small nodes, few steps. The rest is as shipped: method, format, precision, packing, checkpointing, what is kept.
@@ -16,11 +16,11 @@ from transformers import GPTJConfig, GPTJForCausalLM
 from hyperpod_ft.checkpoint.verify.verify import verify
 from hyperpod_ft.config import run_file
 from hyperpod_ft.runs.run import Run
-from tests.slurm.head import Head
+from tests.training.conftest import Jobs
 from tests.training.every_stage import perform
 from tests.unit import tiny_t5, tiny_tokenizer
 
-pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
 WORDS = ["red", "blue", "green", "dog", "cat", "bird", "seven"]
 ROWS = [
@@ -30,7 +30,7 @@ ROWS = [
     if one != other
 ]
 TEXT = [f"### Instruction\n{row['instruction']}\n\n### Answer\n{row['response']}" for row in ROWS]
-# nodes of four CPUs, without accelerators
+# without accelerators
 TOY = {
     "cluster.instance_type": "local",
     "cluster.partition": "null",
@@ -74,23 +74,19 @@ def overrides(directory: Path, model: Path, changes: dict[str, Any]) -> list[str
     return [f"{key}={value}" for key, value in values.items()]
 
 
-def test_the_recipes_train_and_answer(head: Head, tmp_path: Path) -> None:
+def test_the_recipes_train_and_answer(jobs: Jobs, tmp_path: Path) -> None:
     gptj(tmp_path / "gptj")
     tiny_t5.save(tmp_path / "t5", TEXT)
-    # written once: the job of GPT-J reads it beside the runs of the others
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    changes = overrides(tmp_path, tmp_path / "gptj", GPTJ)
-    head("submit", "gptj-6b-full-p4d", *(part for change in changes for part in ("--set", change)))
-    runs = {"gptj-6b-full-p4d": Run.open(Path(head.status()["directory"]))}
+
+    def load(recipe: str, model: str, changes: dict[str, Any]) -> Run:
+        return Run.of(run_file.load(run_file.find(recipe), overrides(tmp_path, tmp_path / model, changes)))
+
+    runs = {"gptj-6b-full-p4d": perform(load("gptj-6b-full-p4d", "gptj", GPTJ), jobs.train)}
     for recipe in ("flan-t5-xl-full-p4d", "flan-t5-xxl-lora-p4d"):
-        config = run_file.load(run_file.find(recipe), overrides(tmp_path, tmp_path / "t5", T5))
-        runs[recipe] = perform(Run.of(config))
-    head.wait_for_the_queue(seconds=540)
+        runs[recipe] = perform(load(recipe, "t5", T5))
     for recipe, run in runs.items():
-        logs = "".join(path.read_text() for path in run.paths.logs.glob("*.out"))
-        unfinished = [stage.name for stage in run.plan.stages if not run.journal.is_done(stage.name)]
-        assert not unfinished, f"{recipe}: {unfinished}\n{logs}"
         assert verify(run.paths.tuned_model).findings == (), recipe
         facts = run.journal.record("train").facts  # type: ignore[union-attr]
         steps = [json.loads(line) for line in run.paths.metrics_path.read_text().splitlines()]
