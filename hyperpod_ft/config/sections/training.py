@@ -132,7 +132,7 @@ class Lora(Section):
         description="The embedding, the output layer or both, to train whole beside the adapters and to save with them:"
         " `[embed_tokens, lm_head]` (engine torch; docs/methods.md).",
     )
-    rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
+    rslora: bool = Field(False, description="Rank-stabilized LoRA: scale by alpha / sqrt(r).")
     dora: bool = Field(False, description="DoRA: also train the norm of each output's weights (engine torch).")
     plus_ratio: PositiveFloat = Field(
         1.0,
