@@ -23,8 +23,8 @@ _LIMITS = (
     f" expanded),",
     f"and {yaml_text.MAX_DEPTH} levels of nesting.",
     "",
-    "Each key is shown with its default. In parentheses are its other values, unless its text names them, and its engine",
-    "if only one has it. A key without a default is unset, unless marked as required.",
+    "Each key is shown with its default. In parentheses are its other values, unless its text names them, and its",
+    "engine if only one has it. A key without a default is unset, unless marked as required.",
 )
 _EXAMPLE = """\
 name: qwen3-8b-support
