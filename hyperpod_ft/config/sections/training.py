@@ -125,7 +125,7 @@ class Lora(Section):
     target_parameters: tuple[str, ...] = Field(
         (),
         description="Names of parameters that hold a matrix for each expert, to adapt too: `mlp.experts.gate_up_proj`,"
-        " `mlp.experts.down_proj` (engine torch; docs/methods.md).",
+        " `mlp.experts.down_proj` (engine torch; docs/mixtures.md).",
     )
     modules_to_save: tuple[str, ...] = Field(
         (),
