@@ -18,11 +18,7 @@ from hyperpod_ft.config import run_file as runfile
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 
-_LIMITS = (
-    f"A file may have {yaml_text.MAX_CHARACTERS:,} characters, {yaml_text.MAX_NODES:,} keys and values (with aliases"
-    f" expanded),",
-    f"and {yaml_text.MAX_DEPTH} levels of nesting.",
-    "",
+_FORM = (
     "Each key is shown with its default. In parentheses are its other values, unless its text names them, and its",
     "engine if only one has it. A key without a default is unset, unless marked as required.",
 )
@@ -71,9 +67,8 @@ def run_file() -> str:
         "",
         "`--set section.key=value` overrides a key on the command line; the value is YAML. Relative paths start at the",
         "run file's directory. Unknown keys are refused.",
-        *_LIMITS,
         "",
-        "This page is generated from `hyperpod_ft/config/sections/` by `python scripts/reference.py`.",
+        *_FORM,
         "",
         "## Recipes",
         "",
@@ -99,7 +94,7 @@ def _recipe(name: str, path: Path) -> str:
         instances = "this machine"
     if config.sagemaker:
         instances += ", training job"
-    return f"| `{name}` | {config.model.source} | {method} | `{config.engine}` | {instances} |"
+    return f"|`{name}`|{config.model.source}|{method}|`{config.engine}`|{instances}|"
 
 
 def _sections(model: type[BaseModel]) -> list[str]:
