@@ -122,7 +122,7 @@ def tokens_per_second(entry: Entry, name: str = KIT) -> float:
 
 
 def mfu_percent(entry: Entry) -> float:
-    """Percentage of the peak FLOPs that the model's arithmetic uses (docs/engines.md)."""
+    """Percentage of the peak FLOPs that the model's arithmetic uses (docs/seeing-a-run.md)."""
     return 100 * median(entry, KIT, "mfu")
 
 

@@ -4,18 +4,18 @@ What several commands share is described once, at the beginning.
 """
 
 import re
-import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
+import keys
 import typer
 
 from hyperpod_ft.cli.main import app
 from hyperpod_ft.cli.options import A_RUN
 
-_WIDTH, _COLUMN = 110, 22  # of a line; of what is typed, at most
 _SHARED_BY = 3  # commands at least
 _AWS = ("--region", "--profile")  # on this page: of all commands that call AWS
 _BEGINNING = """# Commands
@@ -23,7 +23,11 @@ _BEGINNING = """# Commands
 Run each as `hyperpod-ft COMMAND`. This page has the first sentence of each command's help; `-h` prints all of it.
 Defaults are in parentheses. `hyperpod-ft --install-completion` sets up completion in your shell.
 
+{overview}
+
 ## What commands share
+
+A command's usage names what it shares with others, without repeating the text:
 
 - `--profile NAME`, of `cluster`, `deploy` and `sagemaker`: Profile of the AWS configuration.
 - `--region NAME`, of the same: AWS region, where no file names it. Default: that of the AWS configuration.
@@ -60,12 +64,31 @@ def page() -> str:
     count = Counter(parameter.subject for _, found in commands.values() for parameter in found)
     shared = {subject for subject, times in count.items() if times >= (_SHARED_BY if subject[0][0] == "-" else 2)}
     ordered = sorted(shared, key=lambda subject: (subject[0], -count[subject]))
-    lines = [*_BEGINNING.splitlines(), *_shared(commands, ordered), ""]
-    for heading, names in root.headings.items():
-        found = {path: command for path, command in commands.items() if path[0] in names.split()}
-        described = [_command(path, *command, shared) for path, command in found.items()]
-        lines += [f"## {heading}", "", "```text", "\n\n".join(map("\n".join, described)), "```", ""]
-    return "\n".join(lines)
+    parts = {
+        heading: {path: command for path, command in commands.items() if path[0] in names.split()}
+        for heading, names in root.headings.items()
+    }
+    overview = "\n".join(f"- {heading}: {', '.join(_linked(found))}" for heading, found in parts.items())
+    lines = [*_BEGINNING.format(overview=overview).splitlines(), *_shared(commands, ordered), ""]
+    for heading, found in parts.items():
+        lines += [f"## {heading}", ""]
+        for path, command in found.items():
+            lines += [*_command(path, *command, shared), ""]
+    return keys.linked("\n".join(lines))
+
+
+def _title(path: tuple[str, ...]) -> str:
+    """A command's heading; a group's default is named by the group alone."""
+    return " ".join(word for word in path if word[0] != "[")
+
+
+def _linked(paths: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Links to commands, those of a group in brackets after its name."""
+    for name, found in groupby(paths, key=lambda path: path[0]):
+        links = {path: f"[`{_title(path[-1:]) or name}`](#{_title(path).replace(' ', '-')})" for path in found}
+        alone = [link for path, link in links.items() if _title(path) == name]
+        inner = [link for link in links.values() if link not in alone]
+        yield (alone[0] if alone else f"`{name}`") + (f" ({', '.join(inner)})" if inner else "")
 
 
 def _walk(group: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -105,17 +128,33 @@ def _sentences(text: str) -> str:
     if text[1:] != A_RUN[1:]:
         text = text.replace(A_RUN, "a `RUN`.")
     default = re.search(r"default: \(?([^];)]+)", facts)
-    return f"{text.rstrip('.')} ({default[1]})." if default else text
+    return f"{text.rstrip('.')} ({default[1].removesuffix('.0')})." if default else text
 
 
 def _shared(commands: Commands, shared: list[tuple[str, str]]) -> Iterator[str]:
-    """A line for each shared parameter, with its default where that is the same for all commands."""
+    """A line for each shared parameter, with its default, or the usual one and those of other commands."""
     names = Counter(name for name, _ in shared)
     for name, text in (subject for subject in shared if subject[0] not in _AWS):
         uses = {path: one for path, (_, found) in commands.items() for one in found if one.subject == (name, text)}
-        groups, helps = {path[0] for path in uses}, {one.help for one in uses.values()}
+        groups = {path[0] for path in uses}
         where = f", of `{groups.pop()}`" if names[name] > 1 and len(groups) == 1 else ""
-        yield f"- `{next(iter(uses.values())).usage}`{where}: {helps.pop() if len(helps) == 1 else f'{text}.'}"
+        yield f"- `{next(iter(uses.values())).usage}`{where}: {_help_of_all(text, uses)}"
+
+
+def _help_of_all(text: str, uses: Mapping[tuple[str, ...], Parameter]) -> str:
+    """The help that these commands share; where only defaults differ, the usual one, then the others'."""
+    (usual, _), *others = Counter(one.help for one in uses.values()).most_common()
+    if not others:
+        return usual
+    default = {one.help: re.search(r" \(([\d.]+)\)\.$", one.help) for one in uses.values()}
+    if not all(default.values()):
+        return f"{text}."
+    exceptions = [
+        f"`{_title(path)}`: {found[1]}"
+        for path, one in uses.items()
+        if one.help != usual and (found := default[one.help])
+    ]
+    return f"{usual.rstrip(').')}; {', '.join(exceptions)})."
 
 
 def _command(
@@ -130,13 +169,11 @@ def _command(
         for one in arguments
     ]
     usage += [one.usage.replace("-o, ", "") if one.required else f"[{one.name}]" for one in options]
-    yield " ".join([*path, *usage])
-    yield from textwrap.wrap(command.get_short_help_str(1000), _WIDTH, initial_indent="    ", subsequent_indent="    ")
+    yield from (f"### {_title(path)}", "")
+    if usage:
+        yield from (f"`{' '.join([*path, *usage])}`", "")
+    yield command.get_short_help_str(1000)
     explained = [one for one in own if one.is_option or not one.required or "|" in one.usage]
-    column = min(max((len(one.usage) for one in explained), default=0), _COLUMN)
-    for one in explained:
-        start, indent = f"      {one.usage:{column}}   ", " " * (column + 9)
-        if len(one.usage) > column:
-            yield start.rstrip()
-            start = indent
-        yield from textwrap.wrap(one.help, _WIDTH, initial_indent=start, subsequent_indent=indent)
+    if explained:
+        yield ""
+    yield from (f"- `{one.usage}`: {one.help}" for one in explained)

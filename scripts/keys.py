@@ -1,10 +1,19 @@
 """The keys of a YAML file's section as lines of Markdown; scripts/reference.py and cluster_keys.py list them."""
 
+import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+_ENGINE = re.compile(r" \(engine (torch|neuron)(?:; ([^()]+))?\)")  # whose key it is, beside a page
+_PAGE = re.compile(r"\bdocs/([a-z0-9-]+)\.md")
+
+
+def linked(text: str) -> str:
+    """A text with links to the pages that error messages and run files name by their paths."""
+    return _PAGE.sub(lambda page: f"[{page[1].replace('-', ' ')}]({page[1]}.md)", text)
 
 
 def line(name: str, field: FieldInfo) -> str:
@@ -19,8 +28,13 @@ def line(name: str, field: FieldInfo) -> str:
         facts.append("true or false")
     if field.is_required():
         facts.append("required")
+    meaning = field.description or ""
+    # not where only a value is, which begins a sentence of its own
+    if (engine := _ENGINE.search(meaning)) and not re.search(r"(^|\. )`", meaning[: engine.start()]):
+        facts.append(f"engine `{engine[1]}`")
+        meaning = meaning.replace(engine[0], f" ({engine[2]})" if engine[2] else "", 1)
     brackets = f" ({', '.join(facts)})" if facts else ""
-    return f"- {key}{brackets}: {field.description}"
+    return f"- {key}{brackets}: {meaning}"
 
 
 def section(field: FieldInfo) -> type[BaseModel] | None:

@@ -5,7 +5,6 @@ A test fails when they are out of date.
 python scripts/reference.py
 """
 
-import re
 from pathlib import Path
 
 import cluster_keys
@@ -19,28 +18,57 @@ from hyperpod_ft.config import run_file as runfile
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 
-_LIMITS = (
-    f"A file may have {yaml_text.MAX_CHARACTERS:,} characters, {yaml_text.MAX_NODES:,} keys and values (with aliases"
-    f" expanded),",
-    f"and {yaml_text.MAX_DEPTH} levels of nesting.",
-    "",
-    "Each key is shown with its default; other values are in parentheses unless its text names them. A key without a",
-    "default is unset, unless marked as required.",
+_FORM = (
+    "Each key is shown with its default. In parentheses are its other values, unless its text names them, and its",
+    "engine if only one has it. A key without a default is unset, unless marked as required.",
 )
-_PAGE = re.compile(r"\bdocs/([a-z0-9-]+)\.md")
+_EXAMPLE = """\
+name: qwen3-8b-support
+engine: torch
+cluster:
+  root: ~/hyperpod-ft              # your directory on the volume that all nodes mount
+  instance_type: p5.48xlarge       # 8 H100
+  partition: p5
+model:
+  source: Qwen/Qwen3-8B            # a Hub id, a directory or an S3 prefix
+dataset:
+  source: ./support.jsonl          # conversations, beside this file
+  format: chat
+  max_length: 4096                 # tokens of a packed row
+  validation_share: 0.02           # held out for the validation loss
+training:
+  method: lora                     # or full
+  epochs: 2
+  micro_batch_size: 2              # rows that each GPU computes at once
+  learning_rate: 1.0e-4
+  activation_checkpointing: selective
+  validate_every_steps: 100
+  keep_best: true                  # the model with the lowest validation loss
+lora:
+  r: 32
+  alpha: 64
+generate:
+  validation_samples: 32           # answers of both models that are compared
+"""
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def run_file() -> str:
-    """The run file's keys, a list for each section."""
+    """The run file's keys, a list for each section, after an example."""
+    runfile.validate(yaml_text.read(_EXAMPLE, "example"), "example")
     lines = [
         "# The run file",
         "",
-        "One YAML file describes a run. `--set section.key=value` overrides a key on the command line; the value is",
-        "YAML. Relative paths are relative to the run file's directory. Unknown keys are refused.",
-        *_LIMITS,
+        "One YAML file describes a run. A complete one:",
         "",
-        "This page is generated from `hyperpod_ft/config/sections/` by `python scripts/reference.py`.",
+        "```yaml",
+        *_EXAMPLE.splitlines(),
+        "```",
+        "",
+        "`--set section.key=value` overrides a key on the command line; the value is YAML. Relative paths start at the",
+        "run file's directory. Unknown keys are refused.",
+        "",
+        *_FORM,
         "",
         "## Recipes",
         "",
@@ -51,7 +79,7 @@ def run_file() -> str:
         *(_recipe(name, path) for name, path in runfile.recipes().items()),
         "",
     ]
-    return _PAGE.sub(_link, "\n".join([*lines, *_sections(RunConfig)]))
+    return keys.linked("\n".join([*lines, *_sections(RunConfig)]))
 
 
 def _recipe(name: str, path: Path) -> str:
@@ -66,12 +94,7 @@ def _recipe(name: str, path: Path) -> str:
         instances = "this machine"
     if config.sagemaker:
         instances += ", training job"
-    return f"| `{name}` | {config.model.source} | {method} | `{config.engine}` | {instances} |"
-
-
-def _link(page: re.Match[str]) -> str:
-    """A page that an error message or a run file names by its path, as a link."""
-    return f"[{page[1].replace('-', ' ')}]({page[1]}.md)"
+    return f"|`{name}`|{config.model.source}|{method}|`{config.engine}`|{instances}|"
 
 
 def _sections(model: type[BaseModel]) -> list[str]:

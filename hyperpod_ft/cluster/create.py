@@ -132,7 +132,8 @@ def _bring_up_to_date(
     access.sagemaker.update_cluster(ClusterName=name, InstanceGroups=list(found.groups))
     if len(found.added) < len(found.groups):
         report(
-            f"cluster {name}: new nodes run the new lifecycle scripts; to run them on existing ones: docs/lifecycle.md"
+            f"cluster {name}: new nodes run the new lifecycle scripts; to run them on existing ones:"
+            " docs/cluster-day-two.md"
         )
     for group, count in found.added.items():
         report(f"cluster {name}: requested {count} instances for the new group {group}; billed by the hour from now on")

@@ -46,7 +46,7 @@ def _state(status: ClusterOverview) -> Iterator[Finding]:
             found, group, [node for node in nodes if node.group == group.name], status.missing.get(group.name, "")
         )
     for instance, text in status.warnings.items():
-        yield warning(f"Slurm on {instance}", text, "see docs/lifecycle.md; the node may be well by now: sinfo")
+        yield warning(f"Slurm on {instance}", text, "see docs/cluster-day-two.md; the node may be well by now: sinfo")
 
 
 def _group(found: HyperPodCluster, group: GroupState, nodes: list[Node], missing: str) -> Finding:

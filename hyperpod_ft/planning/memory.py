@@ -5,8 +5,8 @@ bytes per parameter, divided by the data-parallel degree if sharded by ZeRO-1 or
 Korthikanti et al. (arXiv:2205.05198): the tensors that a layer's forward pass keeps for its backward pass. Their GPT
 layer keeps s b h (34 + 5 a s / h) bytes (equation 1); tensor parallelism divides those inside attention and MLP by t
 (equation 2), sequence parallelism the rest too (equation 4), and full recomputation keeps only a layer's input,
-2 s b h. `StepMemory._layer` is equation 1 for a layer of the Llama family; docs/parallelism.md has its figures. What
-differs between engines is in torch/memory.py and neuron/memory.py.
+2 s b h. `StepMemory._layer` is equation 1 for a layer of the Llama family; benchmarks/performance.md has its figures.
+What differs between engines is in torch/memory.py and neuron/memory.py.
 """
 
 from abc import ABC, abstractmethod

@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.lifecycle
 
-PAGE = Path(__file__).parents[2] / "docs" / "lifecycle.md"
+PAGE = Path(__file__).parents[2] / "docs" / "cluster-day-two.md"
 WORKER_NAMES = [worker.hostname for worker in WORKERS]
 
 
@@ -168,7 +168,7 @@ def test_provisioning_that_is_killed_anywhere_is_made_good_by_the_next(cluster: 
 
 
 def test_a_user_who_is_added_later_may_submit_too(cluster: Cluster) -> None:
-    """By the commands of docs/lifecycle.md; `aws` is a stand-in that copies a folder of the node."""
+    """By the commands of docs/cluster-day-two.md; `aws` is a stand-in that copies a folder of the node."""
     users = cluster.settings["users"]
     cluster.change_settings(users=[*users, {**users[0], "name": "carol", "uid": 2003, "gid": 2003}])
     (block,) = re.findall(r"```sh\nsudo -i\n(aws s3 .*?)```", PAGE.read_text(), re.DOTALL)

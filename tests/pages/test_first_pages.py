@@ -1,4 +1,4 @@
-"""README, docs/methods.md and docs/slurm.md, typed as they stand.
+"""README, docs/one-machine.md, docs/methods.md and docs/slurm.md, typed as they stand.
 
 Genuine: all commands, a Slurm, the training. README's quickstart is run in whole, in a copy of the checkout; on the
 other pages a wrapper shortens what is submitted. The tutorials for clusters run on a cluster's nodes:
@@ -19,8 +19,6 @@ from tests.programs import write_program
 pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.timeout(900)]
 
 KIT = BIN / "hyperpod-ft"
-# what README's tests and rehearsals do, other tests do: this suite is one, tests/aws/test_rehearsals.py has the others
-NOT_HERE = re.compile(r"^\./scripts/(test|rehearse-\w+)\.sh$", re.MULTILINE)
 
 
 def reader(home: Path) -> dict[str, str]:
@@ -50,9 +48,8 @@ def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
         check=True,
     )
     (checkout / ".venv" / ".setup-torch").write_text(stamp.stdout)
-    found = [block for block in blocks("README.md") if not NOT_HERE.match(block)]
     try:
-        quickstart, used, _ = run_blocks("README.md", found, checkout, reader(tmp_path), timeout=800)
+        quickstart, used = run_blocks("README.md", blocks("README.md"), checkout, reader(tmp_path), timeout=800)
     finally:
         subprocess.run([KIT, "local", "down"], env=reader(tmp_path), check=False, capture_output=True)
     counts = re.findall(r"unseen (.+): base (\d+)/32, tuned (\d+)/32", quickstart)
@@ -61,11 +58,34 @@ def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
     for (_, base, tuned), least in zip(counts, (0.9, 0.8), strict=True):
         assert int(base) == 0 and int(tuned) >= least * 32, quickstart
     assert "Done, and the private Slurm is stopped" in quickstart
-    assert "Nothing to submit" in used, "the same run file"
+    assert "answer" in used, "what is trained"
+    assert re.search(r"generate +done", used), used
     (record,) = checkout.glob(".quickstart/runs/quickstart/*/records/train.json")
     facts = json.loads(record.read_text())["facts"]
     assert (facts["tensor_parallel"], facts["data_parallel"], facts["world_size"]) == (2, 2, 4)
     assert (checkout / "report.html").stat().st_size > 10_000
+
+
+def test_one_machine(tmp_path: Path) -> None:
+    """Its model and its GPU are replaced by a tiny model and this machine's CPUs; the kit is installed already."""
+    page = "docs/one-machine.md"
+    install, *typed = blocks(page)
+    assert without_comments(install) in without_comments(blocks("docs/install.md")[0])
+    small = 'set -- "${@/Qwen\\/Qwen3-0.6B/example:tiny-llama}"; set -- "${@/g5.xlarge/local}"\n'
+    shorter = "training.max_steps=2", "dataset.max_length=128", "generate.max_new_tokens=8"
+    settings = " ".join(f"--set {change}" for change in shorter)
+    write_program(
+        tmp_path / "bin" / "hyperpod-ft", f'{small}[[ $1 != submit ]] || set -- "$@" {settings}\nexec {KIT} "$@"'
+    )
+    data, trained, used = run_blocks(page, typed, tmp_path, reader(tmp_path))
+    assert "Wrote run.yaml" in data and re.search(r"^train +run", data, re.MULTILINE), data
+    assert re.search(r"generate +done", trained), trained
+    assert "report.html" in used
+    assert (tmp_path / "first-run" / "report.html").stat().st_size > 10_000
+
+
+def without_comments(block: str) -> str:
+    return re.sub(r" +# .*$", "", block, flags=re.MULTILINE)
 
 
 def test_preferences(tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ class Cluster(Section):
     cpu_time_limit: TimeLimit = Field("08:00:00", description="Time limit of every other stage.")
     max_restarts: NonNegativeInt = Field(
         3,
-        description="How often training restarts after a crash, at most. Time limits and Slurm's requeues after lost"
-        " nodes do not count. In SageMaker training jobs, lost instances count too, and SageMaker retries each job this"
+        description="How often training restarts after a crash, at most. Neither time limits nor requeues by"
+        " Slurm itself count. In SageMaker training jobs, lost instances count too, and SageMaker retries each job this"
         " often after its own internal errors.",
     )
     cpus_per_cpu_stage: PositiveInt = Field(

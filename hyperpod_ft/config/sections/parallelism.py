@@ -43,9 +43,9 @@ class Parallelism(Section):
     )
     sequence_parallel: bool | None = Field(
         None,
-        description="Divide the activations between attention and MLP over the tensor-parallel ranks too (engine"
-        " torch). Saves memory at the same communication volume. If not set: if tensor_parallel x context_parallel"
-        " divides dataset.max_length.",
+        description="Also divide the activations outside attention and MLP over the tensor-parallel ranks (engine"
+        " torch). Saves memory at the same communication volume. If not set: on if tensor_parallel x"
+        " context_parallel divides dataset.max_length.",
     )
     ranks_per_node: PositiveInt | None = Field(
         None, description="Training processes per node. If not set: one per accelerator (logical NeuronCore or GPU)."

@@ -18,7 +18,7 @@ class Merge(Section):
 
 
 class Generate(Section):
-    """The comparison of the base model and the fine-tuned one after the merge."""
+    """The comparison of the base and the tuned model, by their answers."""
 
     prompts: tuple[str | dict[str, Any], ...] = Field(
         (),

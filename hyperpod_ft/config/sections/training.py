@@ -125,14 +125,14 @@ class Lora(Section):
     target_parameters: tuple[str, ...] = Field(
         (),
         description="Names of parameters that hold a matrix for each expert, to adapt too: `mlp.experts.gate_up_proj`,"
-        " `mlp.experts.down_proj` (engine torch; docs/methods.md).",
+        " `mlp.experts.down_proj` (engine torch; docs/mixtures.md).",
     )
     modules_to_save: tuple[str, ...] = Field(
         (),
         description="The embedding, the output layer or both, to train whole beside the adapters and to save with them:"
         " `[embed_tokens, lm_head]` (not engine neuron; docs/methods.md).",
     )
-    rslora: bool = Field(False, description="Rank-stabilised LoRA: scale by alpha / sqrt(r).")
+    rslora: bool = Field(False, description="Rank-stabilized LoRA: scale by alpha / sqrt(r).")
     dora: bool = Field(False, description="DoRA: also train the norm of each output's weights (not engine neuron).")
     plus_ratio: PositiveFloat = Field(
         1.0,

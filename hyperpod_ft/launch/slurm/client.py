@@ -19,9 +19,9 @@ from hyperpod_ft.launch.slurm.programs import START_CONTROLLER, failure, without
 
 # Refusals of sbatch that another run file would not avoid.
 _SITE_REMEDIES = {
-    "topology configuration is not available": "Slurm's topology has a fault: see docs/lifecycle.md, or ask your "
+    "topology configuration is not available": "Slurm's topology has a fault: see docs/cluster-day-two.md, or ask your "
     "administrator",
-    "Invalid account": "ask for a Slurm account (docs/lifecycle.md), or correct the run file's cluster.account",
+    "Invalid account": "ask for a Slurm account (docs/cluster-day-two.md), or correct the run file's cluster.account",
 }
 _PENDING = "Job is pending execution"
 # Fields of `scontrol show job`, in the order of what is made of them.

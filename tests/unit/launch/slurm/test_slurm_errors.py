@@ -48,7 +48,7 @@ _ACCOUNTED = (("7", "FAILED"), ("8", "RUNNING"), ("9", "PENDING"))
         ("Batch job submission failed: Invalid qos specification", "correct the run file's cluster section"),
         ("Batch job submission failed: Unable to contact slurm controller (connect failure)", "slurmctld is running"),
         ("Could not establish a configuration source", "--launcher process"),
-        ("Batch job submission failed: Requested topology configuration is not available", "docs/lifecycle.md"),
+        ("Batch job submission failed: Requested topology configuration is not available", "docs/cluster-day-two.md"),
         (
             "Batch job submission failed: Invalid account or account/partition combination specified",
             "ask for a Slurm account",
