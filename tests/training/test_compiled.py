@@ -11,41 +11,39 @@ from tests.unit.tiny_families import MIXTURES, SIZES
 pytestmark = pytest.mark.training
 
 
-@pytest.mark.parametrize(
-    ("parallelism", "method"),
-    [
-        ({"sharding": "zero3", "context_parallel": 2}, "full"),
-        ({"tensor_parallel": 2}, "lora"),
-        ({"pipeline_parallel": 2}, "full"),
-        ({"sharding": "zero3", "expert_parallel": 2}, "full"),
-    ],
-    ids=["zero3-cp", "tp", "pp", "zero3-ep"],
-)
-def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs, parallelism: dict[str, Any], method: str) -> None:
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "zero3-cp": {"sharding": "zero3", "context_parallel": 2},
+    "pp": {"pipeline_parallel": 2},
+    "zero3-ep": {"sharding": "zero3", "expert_parallel": 2},
+}
+
+
+def test_losses_are_those_without(make_run: MakeRun, jobs: Jobs) -> None:
+    """test_fixed_shapes.py has tensor parallelism and LoRA."""
     mixture = AutoConfig.for_model("qwen3_moe", **SIZES | MIXTURES["qwen3_moe"] | {"vocab_size": VOCABULARY})
-    recomputed = {"training.activation_checkpointing": "full"}
-    divides_experts = "expert_parallel" in parallelism
-    runs = [
-        make_run(
-            f"compiled-{compiled}",
-            {
-                "parallelism": {"ranks_per_node": 2} | parallelism,
-                "training.method": method,
-                "training.compile": compiled,
-                "training.max_steps": 2,
-                "training.validate_every_steps": 1,
-                "training.gradient_accumulation_steps": 2,
-            }
-            | (recomputed if divides_experts else {}),
-            model=mixture if divides_experts else None,
+    pairs = []
+    for name, parallelism in LAYOUTS.items():
+        settings = {
+            "parallelism": {"ranks_per_node": 2} | parallelism,
+            "training.method": "full",
+            "training.max_steps": 2,
+            "training.validate_every_steps": 1,
+            "training.gradient_accumulation_steps": 2,
+            "training.activation_checkpointing": "full" if name == "zero3-ep" else "none",
+        }
+        model = mixture if name == "zero3-ep" else None
+        one, other = (
+            make_run(f"{name}-{compiled}", settings | {"training.compile": compiled}, model=model)
+            for compiled in (False, True)
         )
-        for compiled in (False, True)
-    ]
+        pairs.append((one, other))
+    runs = [run for pair in pairs for run in pair]
     for run in runs:
         write_rows(run.paths.dataset_path / "validation", rows=5, max_length=32, seed=9)
     job = jobs.start(2, ["compiled_worker", *(str(run.paths.directory) for run in runs)])
     assert job.wait(300) == 0, job.text()
-    expected, found = (metrics(run) for run in runs)
-    for key in ("loss", "grad_norm", "validation_loss"):
-        assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=0, abs=1e-5)
-    assert len(found) == 2 and all(row["validation_loss"] for row in found)
+    for pair in pairs:
+        expected, found = (metrics(run) for run in pair)
+        for key in ("loss", "grad_norm", "validation_loss"):
+            assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=0, abs=1e-5)
+        assert len(found) == 2 and all(row["validation_loss"] for row in found)

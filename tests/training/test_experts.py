@@ -30,7 +30,7 @@ CORRECTION = "e_score_correction_bias"  # transformers itself freezes it, or has
 # types, and the layer whose copy, under another name, is such a one
 PREDICTORS = [
     ("glm4_moe", "model.layers.1.", "model.layers.2."),
-    ("qwen3_next", "model.layers.3.", "mtp.layers.0."),
+    ("qwen3_next", "model.layers.1.", "mtp.layers.0."),
 ]
 ADAPTED: dict[str, Any] = {"training.method": "lora", "lora.plus_ratio": 4}
 EXPERTS = {"lora.target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}

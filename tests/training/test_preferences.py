@@ -165,7 +165,6 @@ def test_loss_and_every_gradient_are_those_of_padded_pairs(
     tied, full = tiny_llama(tie_word_embeddings=True), {"training.method": "full"}
     targets = ("q_proj", "v_proj", "down_proj", "lm_head")
     runs = [
-        make_preferring("lora", layout("replicated", 1, 1)),
         make_preferring("lora-zero3", layout("zero3", 1, 2)),
         make_preferring("lora-tp2", layout("replicated", 2, 2)),
         make_preferring("dora", layout("zero1", 1, 1) | {"lora.dora": True, "lora.target_modules": targets}),

@@ -15,20 +15,20 @@ DROPOUT = {"lora": {"r": 4, "alpha": 8, "dropout": 0.1, "dora": True, "plus_rati
 
 
 def test_kill_9_half_way_changes_no_loss(make_run: MakeRun, jobs: Jobs) -> None:
-    settings = LAYOUT | DROPOUT | {"training.max_steps": 20, "training.save_every_steps": 5}
+    settings = LAYOUT | DROPOUT | {"training.max_steps": 8, "training.save_every_steps": 3}
     undisturbed, killed = make_run("undisturbed", settings), make_run("killed", settings)
     jobs.train(undisturbed)
 
-    jobs.start_held(killed, after_step=6).kill()
-    assert len(metrics(killed)) == 6 and killed.journal.record("train") is None
+    jobs.start_held(killed, after_step=4).kill()
+    assert len(metrics(killed)) == 4 and killed.journal.record("train") is None
     said = jobs.train(killed)
 
     # bit for bit on CPU
     assert curve(killed) == curve(undisturbed)
-    assert [row["step"] for row in metrics(killed)] == list(range(1, 21))
+    assert [row["step"] for row in metrics(killed)] == list(range(1, 9))
     record = killed.journal.record("train")
-    assert record is not None and record.facts["resumed_from"] == [5]
-    assert "from step 5\n" in said
+    assert record is not None and record.facts["resumed_from"] == [3]
+    assert "from step 3\n" in said
     # the killed attempt is on the bill, though its last steps were trained again
     attempts = usage.read(killed.paths)
     assert record.facts["attempts"] == len(attempts) == 2

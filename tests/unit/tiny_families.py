@@ -31,7 +31,9 @@ MIXTURES = {
     "olmoe": _EXPERTS | {"num_experts": 4},
     "qwen2_moe": _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 16},
     "qwen3_moe": _EXPERTS | {"num_experts": 4},
-    "qwen3_next": _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 16, "num_hidden_layers": 4},
+    "qwen3_next": _EXPERTS
+    | {"num_experts": 4, "shared_expert_intermediate_size": 16}
+    | {"layer_types": ["linear_attention", "full_attention"]},
     "glm4_moe": _EXPERTS | _DEEPSEEK,
     "deepseek_v3": _EXPERTS | _DEEPSEEK | _LATENT,
     "gpt_oss": {"num_experts_per_tok": 2, "num_local_experts": 4},
