@@ -18,7 +18,7 @@ unshare --mount --uts --pid --fork true 2>/dev/null || unshare --user --map-root
   die "this system allows no namespaces, of which the stand-in makes containers"
 setup_python torch aws dev
 python=$PWD/.venv/bin/python hyperpod_ft=$PWD/.venv/bin/hyperpod-ft
-start_stand_in 1
+start_stand_in 3
 export HOME=$directory
 cd "$directory"
 

@@ -24,7 +24,7 @@ COMMANDS = sorted(
 # beside some of them, a copy is told to end, when it has printed this
 COPIES = {
     "./scripts/rehearse-cluster.sh": (signal.SIGINT, "hyperpod-ft cluster create"),
-    "./scripts/rehearse-sagemaker.sh": (signal.SIGTERM, "env +running"),
+    "./scripts/rehearse-sagemaker.sh": (signal.SIGTERM, "(env|certify) +running"),
 }
 
 

@@ -53,8 +53,12 @@ def slurm(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Mapping[str
 def test_begun_on_slurm_and_finished_as_training_jobs(
     slurm: Mapping[str, str], aws: "Aws", tmp_path: Path, undisturbed: Run
 ) -> None:
-    """On one file system, by the commands of a user, who cancels the training on Slurm."""
+    """On one file system, by the commands of a user, who cancels the training on Slurm.
+
+    Containers may not create the next job, as in some accounts: `watch` does.
+    """
     jobs = Jobs(aws, tmp_path / "fsx")
+    jobs.deny("sagemaker:CreateTrainingJob")
     training_run.copy_shared(tmp_path / "fsx" / "ft", undisturbed.paths.root)
     command = Command(tmp_path, aws, values(tmp_path / "fsx" / "ft", jobs.section), slurm)
     command.run("submit", "run.yaml", "--launcher", "slurm")
@@ -71,6 +75,14 @@ def test_begun_on_slurm_and_finished_as_training_jobs(
     assert "Submitted quick/" in output
     assert "train quick-" in output
     assert "still at work" in command.run("submit", "run.yaml", "--launcher", "sagemaker", status=2)
+    command.wait_until_ended()
+    (train,) = command.jobs()
+    log = jobs.log(train)
+    assert "sagemaker:CreateTrainingJob" in log
+    assert "the next training job was not created; hyperpod-ft watch creates it" in log
+    assert jobs.describe(train)["TrainingJobStatus"] == "Completed", "its own stages are done"
+    assert "hyperpod-ft watch" in command.run("status")
+    assert command.created() == ["train-1"]
     assert "generate     done" in command.run("watch")
     assert command.created() == ["train-1", "finish-1"]
     assert {stage["state"] for stage in command.status()["stages"]} == {"done"}

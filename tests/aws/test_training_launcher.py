@@ -16,25 +16,17 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.training, pytest.mark.timeout(1200)]
 
 
-def test_a_container_that_may_not_create_the_next_job_says_so_and_watch_does(aws: "Aws", tmp_path: Path) -> None:
+def test_an_interpreter_is_made_and_then_the_run_is_cancelled(aws: "Aws", tmp_path: Path) -> None:
     jobs = Jobs(aws, tmp_path / "fsx")
-    jobs.deny("sagemaker:CreateTrainingJob")
     # what starts as PID 1 misses the signal of `cancel`, as in a real container
     aws.scenario(seconds={"training.grace": 5.0})
     values = training_run.values(tmp_path / "fsx" / "ft", jobs.section)
     values["env"] = {}  # the container makes the interpreter: the image's, with what it lacks
     command = Command(tmp_path, aws, values)
     command.run("submit", "run.yaml", "--launcher", "sagemaker")
+    run = command.opened
+    wait_for(lambda: run.journal.is_done("env"), training_run.SECONDS, lambda: jobs.log(command.jobs()[0]), every=0.2)
+    assert "cancelled" in command.run("cancel")
     command.wait_until_ended()
     assert command.created() == ["prepare-1"]
-    log = training_run.log(command.aws, command.jobs()[0])
-    assert "sagemaker:CreateTrainingJob" in log
-    assert "the next training job was not created; hyperpod-ft watch creates it" in log
-    described = command.aws.client("sagemaker").describe_training_job(TrainingJobName=command.jobs()[0])
-    assert described["TrainingJobStatus"] == "Completed", "its own stages are done"
-    assert "hyperpod-ft watch" in command.run("status")
-    assert command.created() == ["prepare-1"]
-    command.start("watch")
-    wait_for(lambda: command.created() == ["prepare-1", "train-1"], training_run.SECONDS)
-    command.run("cancel")
-    command.wait_until_ended()
+    assert jobs.describe(command.jobs()[0])["TrainingJobStatus"] == "Stopped"

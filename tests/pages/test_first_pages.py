@@ -1,12 +1,13 @@
 """README, docs/one-machine.md, docs/methods.md and docs/slurm.md, typed as they stand.
 
 Genuine: all commands, a Slurm, the training. README's quickstart is run in whole, in a copy of the checkout; on the
-other pages a wrapper shortens what is submitted. The tutorials for clusters run on a cluster's nodes:
-tests/lifecycle/test_cluster_page.py.
+other pages a reader goes on from there, and a wrapper shortens what is submitted. The tutorials for clusters run on a
+cluster's nodes: tests/lifecycle/test_cluster_page.py.
 """
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -25,16 +26,16 @@ def reader(home: Path) -> dict[str, str]:
     return environment(home, HYPERPOD_FT_LOCAL=str(home / "slurm"))
 
 
-def shorten(home: Path, *settings: str, launcher: str = "slurm") -> None:
-    """Give each `submit` two steps, two questions, these settings and the launcher."""
-    changes = ["training.max_steps=2", "generate.validation_samples=2", *settings]
-    options = " ".join([f"--launcher {launcher}", *(f"--set {change}" for change in changes)])
-    write_program(home / "bin" / "hyperpod-ft", f'[[ $1 != submit ]] || set -- "$@" {options}\nexec {KIT} "$@"')
+def shorten(home: Path, submit: str) -> None:
+    """Run these lines of bash before each `submit`, whose arguments are $@."""
+    write_program(home / "bin" / "hyperpod-ft", f'if [[ $1 == submit ]]; then\n{submit}\nfi\nexec {KIT} "$@"')
 
 
-def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
-    """The quickstart learns what README says: it answers requests that it never saw."""
-    checkout = tmp_path / "hyperpod-ft"
+@pytest.fixture(scope="module")
+def readme(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A copy of the checkout in which README's blocks were typed, and what they printed."""
+    home = tmp_path_factory.mktemp("reader")
+    checkout = home / "hyperpod-ft"
     clone(checkout)
     # setting up .venv was the first thing that scripts/test.sh did
     (checkout / ".venv").mkdir()
@@ -49,9 +50,21 @@ def test_readme_from_the_clone_to_the_tuned_model(tmp_path: Path) -> None:
     )
     (checkout / ".venv" / ".setup-torch").write_text(stamp.stdout)
     try:
-        quickstart, used = run_blocks("README.md", blocks("README.md"), checkout, reader(tmp_path), timeout=800)
+        return checkout, run_blocks("README.md", blocks("README.md"), checkout, reader(home), timeout=800)
     finally:
-        subprocess.run([KIT, "local", "down"], env=reader(tmp_path), check=False, capture_output=True)
+        subprocess.run([KIT, "local", "down"], env=reader(home), check=False, capture_output=True)
+
+
+@pytest.fixture
+def runs(readme: tuple[Path, list[str]], tmp_path: Path) -> Path:
+    """A directory of the test's own that has the finished quickstart, as the readers of other pages do."""
+    shutil.copytree(readme[0] / ".quickstart", tmp_path / ".quickstart")
+    return tmp_path
+
+
+def test_readme_from_the_clone_to_the_tuned_model(readme: tuple[Path, list[str]]) -> None:
+    """The quickstart learns what README says: it answers requests that it never saw."""
+    checkout, (quickstart, used) = readme
     counts = re.findall(r"unseen (.+): base (\d+)/32, tuned (\d+)/32", quickstart)
     assert [kind for kind, *_ in counts] == ["pairs of values", "phrasings"], quickstart
     # with four ways to round, as processors differ, all of 32 and 29 to 31 were seen
@@ -88,13 +101,15 @@ def without_comments(block: str) -> str:
     return re.sub(r" +# .*$", "", block, flags=re.MULTILINE)
 
 
-def test_preferences(tmp_path: Path) -> None:
-    shorten(tmp_path, "cluster.nodes=1", launcher="process")
+def test_preferences(runs: Path) -> None:
+    small = "--set training.max_steps=2 --set parallelism.ranks_per_node=1 --set generate.max_new_tokens=4"
+    shorten(runs, f'set -- "$@" --launcher process; [[ $2 != quickstart-dpo ]] || set -- "$@" {small}')
     found = blocks("docs/methods.md", heading="Preferences: DPO")
-    first, after = run_blocks("docs/methods.md", found, tmp_path, reader(tmp_path))
+    first, after = run_blocks("docs/methods.md", found, runs, reader(runs))
     assert "p5.48xlarge" in first
+    assert "Nothing to submit" in after
     assert after.count("merged") >= 2
-    trained = [json.loads(path.read_text()) for path in tmp_path.glob(".quickstart/runs/*/*/records/train.json")]
+    trained = [json.loads(path.read_text()) for path in runs.glob(".quickstart/runs/*/*/records/train.json")]
     assert len(trained) == 3
 
 
@@ -105,10 +120,11 @@ def test_flan_t5(tmp_path: Path) -> None:
     assert (tmp_path / "xxl.yaml").exists()
 
 
-def test_a_real_slurm_on_one_machine(tmp_path: Path) -> None:
-    shorten(tmp_path, "parallelism.tensor_parallel=1", "parallelism.ranks_per_node=1")
+def test_a_real_slurm_on_one_machine(runs: Path) -> None:
+    """Only the answers are new."""
+    shorten(runs, 'set -- "$@" --set generate.validation_samples=2')
     page = "docs/slurm.md"
-    up, down = run_blocks(page, blocks(page, heading="A real Slurm on one machine"), tmp_path, reader(tmp_path))
+    up, down = run_blocks(page, blocks(page, heading="A real Slurm on one machine"), runs, reader(runs))
     assert re.search(r"generate +done", up), up
     assert "node2" in up
-    assert not list((tmp_path / "slurm").glob("*.pid")), down
+    assert not list((runs / "slurm").glob("*.pid")), down

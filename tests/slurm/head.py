@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.programs import call
+from tests.aws.kit import Started, start
 from tests.waiting import wait_for
 
 
@@ -25,14 +25,11 @@ class Head:
         (self.directory / name).write_text(yaml.safe_dump(content), encoding="utf-8")
         return name
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return call(*arguments, cwd=self.directory, **self.environment)
+    def start(self, *arguments: str) -> Started:
+        return start(self.directory, os.environ | self.environment, *arguments)
 
     def __call__(self, *arguments: str, status: int = 0) -> str:
-        done = self.run(*arguments)
-        assert done.returncode == status, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
-        return done.stdout + done.stderr
+        return self.start(*arguments).finish(status)
 
     def status(self, *run: str, exit_status: int = 0) -> dict[str, Any]:
         """Of the run that was submitted last, or of the given one."""
@@ -51,7 +48,7 @@ class Head:
         ).stdout
 
     def wait(self, condition: Callable[[], object], seconds: float = 300, every: float = 0.5) -> None:
-        wait_for(condition, seconds, lambda: self.run("status").stdout, every=every)
+        wait_for(condition, seconds, lambda: self.start("status").communicate()[0], every=every)
 
     def wait_for_the_queue(self, seconds: float = 300) -> None:
         """Until Slurm has no job left."""

@@ -1,4 +1,4 @@
-"""The whole chain on a real Slurm: done once and well, failing in the middle, killed, resumed, cancelled.
+"""The whole chain on a real Slurm: failing in the middle, resumed and done, killed, cancelled.
 
 The model is the shipped tiny Llama, its data are questions, and the training is short. The quickstart's own:
 tests/pages/test_first_pages.py.
@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from hyperpod_ft.config.run_file import resolve, validate
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.localcluster import LocalCluster
 from hyperpod_ft.runs.run import Run
+from tests.programs import write_program
 from tests.slurm.conftest import TOKEN
 from tests.slurm.head import Head
 from tests.training.conftest import Jobs, fork_server, jobs  # noqa: F401 - fixtures
@@ -40,7 +40,7 @@ def values(root: Path, nodes: int = 2, **training: Any) -> dict[str, Any]:
         "name": "pipeline",
         "engine": "torch",
         "cluster": {"root": str(root), "instance_type": "local", "nodes": nodes, "environment": {"ODD": ODD}},
-        "env": {"python": sys.executable},
+        "env": {"python": str(root.parent / "python")},
         "model": {"source": "example:tiny-llama"},
         "dataset": {"source": "example:qa", "format": "dolly", "max_length": 256, "validation_share": 0.05},
         "training": {"precision": "fp32", "max_steps": 6, "save_every_steps": 2, "learning_rate": 2e-2} | training,
@@ -57,8 +57,18 @@ def values(root: Path, nodes: int = 2, **training: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root with a space and letters beyond ASCII, for all tests of this module: they share what runs share."""
-    return tmp_path_factory.mktemp("volume") / "two words größe"
+    """A root with a space and letters beyond ASCII, for all tests of this module: they share what runs share.
+
+    The interpreter beside it breaks in stage dataset while it has a neighbour `broken`, as a half-upgraded one does.
+    """
+    volume = tmp_path_factory.mktemp("volume")
+    write_program(
+        volume / "python",
+        '[[ -e "${0%/*}/broken" && "$*" == *stages.dataset* ]] && '
+        "{ echo 'libneuron.so: cannot open shared object file' >&2; exit 127; }\n"
+        f'exec {shlex.quote(sys.executable)} "$@"',
+    )
+    return volume / "two words größe"
 
 
 def metrics(directory: str) -> list[dict[str, Any]]:
@@ -66,21 +76,39 @@ def metrics(directory: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_run_leaves_what_was_promised(head: Head, shared: Path) -> None:
+def test_a_run_that_fails_is_resumed_and_leaves_what_was_promised(head: Head, shared: Path) -> None:
     content = values(shared, nodes=1, max_steps=STEPS) | {"name": "promised"}
     run_file = head.write(content)
+    broken = shared.parent / "broken"
+    broken.touch()
     # two submissions at once: one wins, the other is refused
-    with ThreadPoolExecutor() as pool:
-        attempts = list(pool.map(lambda _: head.run("submit", run_file), range(2)))
-    won, refused = sorted(attempts, key=lambda done: done.returncode)
-    assert (won.returncode, refused.returncode) == (0, 2)
-    assert "still at work" in refused.stderr
-    run_id = won.stdout.split("Submitted promised/")[1].split(":")[0]
+    attempts = [head.start("submit", run_file) for _ in range(2)]
+    ended = [(attempt.communicate()[0], attempt.returncode) for attempt in attempts]
+    (won, _), (refused, _) = sorted(ended, key=lambda end: end[1] or 0)
+    assert sorted(status for _, status in ended) == [0, 2], ended
+    assert "still at work" in refused
+    run_id = won.split("Submitted promised/")[1].split(":")[0]
     submitted = json.loads((shared / "runs" / "promised" / run_id / "jobs.json").read_text())
     assert [job["stage"] for job in submitted] == STAGES
     described = [head.slurm("scontrol", "show", "job", job["job_id"]) for job in submitted]
     assert "afterok" in described[2], "dataset waits for env and download"
+    head.wait_for_the_queue()
 
+    status = head.status(exit_status=1)
+    assert status["state"] == "failed"
+    states = {stage["stage"]: stage["state"] for stage in status["stages"]}
+    assert states["env"] == states["download"] == "done"
+    assert states["dataset"] == "failed"
+    assert {states[stage] for stage in STAGES[4:]} == {"cancelled"}
+    text = head("status", status=1)
+    assert "dataset failed: exit status 127" in text
+    assert "| libneuron.so: cannot open shared object file" in text
+    assert f"hyperpod-ft resume {os.path.relpath(status['directory'], head.directory)}" in text or (
+        f"hyperpod-ft resume {status['directory']}" in text
+    )
+
+    broken.unlink()
+    assert "env, download" in head("resume"), "are named as skipped"
     head.wait_for_the_queue(seconds=540)
     status = head.status()
     assert [stage["state"] for stage in status["stages"]] == ["done"] * len(STAGES)
@@ -92,9 +120,12 @@ def test_a_run_leaves_what_was_promised(head: Head, shared: Path) -> None:
     written = {"adapter_config.json", "adapter_model.safetensors", "XXH128SUMS", "chat_template.jinja"}
     assert {path.name for path in run.paths.adapter.iterdir()} == written
     assert {"config.json", "README.md", "tokenizer.json"} <= {path.name for path in run.paths.tuned_model.iterdir()}
+    submitted = json.loads(run.paths.jobs_path.read_text())
+    assert [job["stage"] for job in submitted] == [*STAGES, *STAGES[3:]]
+    jobs_of_stages = {job["stage"]: job["job_id"] for job in submitted}
     for stage in STAGES:
         record = run.journal.record(stage)
-        assert record is not None and record.job_id == next(job["job_id"] for job in submitted if job["stage"] == stage)
+        assert record is not None and record.job_id == jobs_of_stages[stage]
         assert all(len(output.sha256) == (64 if stage == "dataset" else 0) for output in record.outputs)
 
     # a second submission of a finished run submits nothing and says so
@@ -122,45 +153,6 @@ def test_a_run_leaves_what_was_promised(head: Head, shared: Path) -> None:
     job = head.slurm("sbatch", "--parsable", str(run.paths.script("consolidate"))).strip()
     head.wait(lambda: run.journal.is_done("consolidate"))
     assert run.journal.record("consolidate").job_id == job  # type: ignore[union-attr]
-
-
-def test_a_stage_that_fails_cancels_the_later_ones_and_resume_runs_what_is_left(head: Head, shared: Path) -> None:
-    """The interpreter breaks in the third stage, as a half-upgraded environment does, and is repaired."""
-    python, broken = head.directory / "python", head.directory / "broken"
-    python.write_text(
-        f'#!/bin/bash\n[[ -e {shlex.quote(str(broken))} && "$*" == *stages.dataset* ]] && '
-        f"{{ echo 'libneuron.so: cannot open shared object file' >&2; exit 127; }}\n"
-        f'exec {shlex.quote(sys.executable)} "$@"\n'
-    )
-    python.chmod(0o755)
-    broken.touch()
-    content = values(shared, nodes=1, max_steps=2) | {"env": {"python": str(python)}, "name": "failing"}
-    content["dataset"] |= {"max_length": 160}  # no other test has prepared that
-    run_file = head.write(content)
-    head("submit", run_file)
-    head.wait_for_the_queue()
-
-    status = head.status(exit_status=1)
-    assert status["state"] == "failed"
-    states = {stage["stage"]: stage["state"] for stage in status["stages"]}
-    assert states["env"] == states["download"] == "done"
-    assert states["dataset"] == "failed"
-    assert {states[stage] for stage in STAGES[4:]} == {"cancelled"}
-    text = head("status", status=1)
-    assert "dataset failed: exit status 127" in text
-    assert "| libneuron.so: cannot open shared object file" in text
-    assert f"hyperpod-ft resume {os.path.relpath(status['directory'], head.directory)}" in text or (
-        f"hyperpod-ft resume {status['directory']}" in text
-    )
-
-    broken.unlink()
-    resumed = head("resume")
-    assert "env, download" in resumed, "are named as skipped"
-    submitted = json.loads(Path(status["directory"], "jobs.json").read_text())
-    assert [job["stage"] for job in submitted][-5:] == STAGES[3:]
-    run = Run.open(Path(status["directory"]))
-    head.wait(lambda: run.journal.is_done("dataset"))
-    head("cancel")  # other tests run the rest of a chain
 
 
 def newest_is_of_a_resumed_training(run: Run) -> bool:
