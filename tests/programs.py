@@ -24,7 +24,9 @@ def write_program(path: Path, text: str) -> None:
 @functools.cache
 def commands(modules: str = "tests.aws.command_modules") -> ForkServer:
     """Forks `hyperpod-ft` for this process, and ends with it; `modules`: the module that imports what they need."""
-    return ForkServer([modules], os.environ | {"PYTHONPATH": str(_ROOT)})
+    # clients are made there, of no account of the user's
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return ForkServer([modules], environment | {"PYTHONPATH": str(_ROOT)})
 
 
 class Started:
