@@ -48,17 +48,13 @@ def pytest_collection_finish() -> None:
     gc_pause.resume_collection()
 
 
-@pytest.fixture(scope="session")
-def _states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Names of directories. pytest would look through those of all tests for the next number."""
-    directory = tmp_path_factory.mktemp("states")
-    return (directory / str(number) for number in itertools.count())
+_NUMBERS = itertools.count()  # pytest would look for the next one among the directories of all tests
 
 
 @pytest.fixture(autouse=True)
-def _no_state_outside(_states: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_state_outside(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing a test does may write to the user's own state, or see the user's own cluster and token."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(next(_states)))
+    monkeypatch.setenv("XDG_STATE_HOME", f"{tmp_path_factory.getbasetemp()}/states/{next(_NUMBERS)}")
     for name in ("HYPERPOD_FT_LOCAL", "SLURM_CONF", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.forking import Forked, ForkServer
 
@@ -24,7 +25,9 @@ def write_program(path: Path, text: str) -> None:
 @functools.cache
 def commands(modules: str = "tests.aws.command_modules") -> ForkServer:
     """Forks `hyperpod-ft` for this process, and ends with it; `modules`: the module that imports what they need."""
-    return ForkServer([modules], os.environ | {"PYTHONPATH": str(_ROOT)})
+    # clients are made there, of no account of the user's
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return ForkServer([modules], environment | {"PYTHONPATH": str(_ROOT)})
 
 
 class Started:
@@ -92,16 +95,9 @@ def call(*arguments: object, cwd: Path | None = None, **environment: str) -> "su
     """`hyperpod-ft` as a user runs it, in a process of its own; forked, unless another PYTHONPATH is given."""
     command = ["hyperpod_ft", *map(str, arguments)]
     if "PYTHONPATH" in environment:
-        return subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=cwd,
-            env=os.environ | environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        given: dict[str, Any] = {"cwd": cwd, "env": os.environ | environment, "stdin": subprocess.DEVNULL}
+        real = [sys.executable, "-m", *command]
+        return subprocess.run(real, **given, capture_output=True, text=True, timeout=300, check=False)
     with tempfile.TemporaryDirectory() as name:
         output, errors = Path(name, "output"), Path(name, "errors")
         server = commands("tests.unit.cli.data_modules") if arguments[0] == "data" else commands()

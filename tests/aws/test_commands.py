@@ -152,16 +152,6 @@ def test_ssh_by_the_clusters_name_logs_in_as_the_user_with_the_key(kit: Kit) -> 
 
 
 def test_differences_that_stay_are_reported(kit: Kit) -> None:
-    kit.run("create")
-    kit.configure(node_recovery="None", controller={"volume_gb": 600})
-    output = kit.run("create")
-    assert "node_recovery: is Automatic, not None" in output
-    assert "controller.volume_gb: controller-machine has" in output
-    kit.configure()
-    assert "set provisioning: api" in kit.run("create", "--set", "provisioning=legacy", status=2)
-
-
-def test_a_role_that_is_not_known_everywhere_yet(kit: Kit) -> None:
     refusal = {
         "service": "sagemaker",
         "operation": "CreateCluster",
@@ -170,17 +160,35 @@ def test_a_role_that_is_not_known_everywhere_yet(kit: Kit) -> None:
         "times": 3,
     }
     kit.aws.scenario(errors=[refusal])
-    assert "is complete" in kit.run("create")
+    assert "is complete" in kit.run("create"), "its role is not known everywhere yet"
+    kit.configure(node_recovery="None", controller={"volume_gb": 600})
+    output = kit.run("create")
+    assert "node_recovery: is Automatic, not None" in output
+    assert "controller.volume_gb: controller-machine has" in output
+    kit.configure()
+    assert "set provisioning: api" in kit.run("create", "--set", "provisioning=legacy", status=2)
 
 
-def test_legacy_provisioning(kit: Kit) -> None:
-    kit.run("create", "--set", "provisioning=legacy")
+def test_legacy_provisioning_whose_groups_have_no_roles(kit: Kit) -> None:
+    kit.configure(login={"instance_type": "ml.m5.xlarge"}, provisioning="legacy")
+    kit.run("create")
     described = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)
     for group in described["InstanceGroups"]:
         assert group["LifeCycleConfig"]["OnCreate"] == "provision.sh"
         assert "SlurmConfig" not in group
-    kit.run("scale", NAME, "worker-group-1", "2")
+    for count in ("0", "2"):
+        refused = kit.run("scale", str(kit.file), "controller-machine", count, "--yes", status=2)
+        assert "is the controller group" in refused
+    kit.run("scale", NAME, WORKERS, "2")
     assert len(kit.workers()) == 2
+    assert f"{WORKERS}: HyperPod will" in kit.run("auto-patch", NAME, "WhenIdle", status=2)
+    kit.run("auto-patch", NAME, "WhenIdle", "--yes")
+    described = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)
+    assert [group["InstanceGroupName"] for group in described["InstanceGroups"] if "AutoPatchConfig" in group] == [
+        WORKERS
+    ]
+    kit.run("delete-group", NAME, WORKERS, "--yes")
+    assert "has no group of workers" in kit.run("auto-patch", NAME, "WhenIdle", "--yes", status=2)
 
 
 def test_existing_resources_are_used_and_never_deleted(kit: Kit, tmp_path: Path) -> None:
@@ -212,14 +220,4 @@ def test_without_continuous_provisioning_a_group_is_updated(kit: Kit) -> None:
     kit.run("scale", NAME, WORKERS, "2")
     assert "BatchAddClusterNodes" not in [operation for _, operation in kit.aws.requests()]
     assert len(kit.workers()) == 2
-
-
-def test_automatic_patching_of_a_cluster_whose_groups_have_no_roles(kit: Kit) -> None:
-    kit.configure(login={"instance_type": "ml.m5.xlarge"})
-    kit.run("create", "--set", "provisioning=legacy")
-    assert f"{WORKERS}: HyperPod will" in kit.run("auto-patch", NAME, "WhenIdle", status=2)
-    kit.run("auto-patch", NAME, "WhenIdle", "--yes")
-    described = kit.aws.client("sagemaker").describe_cluster(ClusterName=NAME)["InstanceGroups"]
-    assert [group["InstanceGroupName"] for group in described if "AutoPatchConfig" in group] == [WORKERS]
-    kit.run("delete-group", NAME, WORKERS, "--yes")
-    assert "has no group of workers" in kit.run("auto-patch", NAME, "WhenIdle", "--yes", status=2)
+    assert "with continuous provisioning only" in kit.run("events", status=2)

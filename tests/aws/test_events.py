@@ -49,12 +49,6 @@ def test_who_may_not_read_events_still_waits(kit: Kit) -> None:
     assert "is complete" in command.finish()
 
 
-def test_a_cluster_without_continuous_provisioning_has_no_events(kit: Kit) -> None:
-    kit.configure(continuous_provisioning=False)
-    kit.run("create")
-    assert "with continuous provisioning only" in kit.run("events", status=2)
-
-
 def test_a_node_that_fails_once_is_reported_and_waited_for(kit: Kit) -> None:
     kit.configure(workers=[{"name": name, "instance_type": "ml.trn1.32xlarge"} for name in ("worker-group-1", "b")])
     kit.aws.scenario(

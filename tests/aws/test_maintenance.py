@@ -54,24 +54,19 @@ def controller(running: Kit, tmp_path: Path) -> Controller:
 
 
 def test_scaling_up_changes_nothing_but_the_count(running: Kit) -> None:
-    """UpdateCluster would replace the group's settings by those that the kit knows of."""
+    """UpdateCluster would replace the group's settings by those that the kit knows of. Fifty are added at a time."""
+    running.aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 3})
+    assert "ResourceLimitExceeded" in running.run("scale", NAME, WORKERS, "4", status=2)
+    running.aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 200})
     running.run("scale", NAME, WORKERS, "4")
     assert len(running.workers()) == 4
     assert "BatchAddClusterNodes" in operations(running)
     assert "UpdateCluster" not in operations(running)
     assert "4 instances already" in running.run("scale", NAME, WORKERS, "4")
-
-
-def test_many_instances_are_added_in_requests_of_fifty(running: Kit) -> None:
-    running.aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 200})
+    before = operations(running).count("BatchAddClusterNodes")
     running.run("scale", NAME, WORKERS, "60", "--no-wait")
-    assert operations(running).count("BatchAddClusterNodes") == 2
+    assert operations(running).count("BatchAddClusterNodes") == before + 2
     assert group(running)["TargetCount"] == 60
-
-
-def test_scaling_beyond_the_quota_is_refused_in_one_line(running: Kit) -> None:
-    running.aws.scenario(quotas={"ml.trn1.32xlarge for cluster usage": 3})
-    assert "ResourceLimitExceeded" in running.run("scale", NAME, WORKERS, "4", status=2)
 
 
 def test_a_node_is_rebooted_and_stays_the_same(running: Kit) -> None:
@@ -87,7 +82,7 @@ def test_a_node_is_rebooted_and_stays_the_same(running: Kit) -> None:
     assert "no node 'i-1'" in running.run("reboot-node", NAME, "i-1", "--yes", status=2)
 
 
-def test_named_nodes_are_deleted_and_the_group_gets_smaller(running: Kit) -> None:
+def test_named_nodes_are_deleted_the_group_gets_smaller_and_is_deleted(running: Kit) -> None:
     first, second, third = running.workers()
     assert "--yes" in running.run("delete-node", NAME, first, status=2)
     hosts = {node["instance_id"]: node["hostname"] for node in running.nodes()}
@@ -95,11 +90,16 @@ def test_named_nodes_are_deleted_and_the_group_gets_smaller(running: Kit) -> Non
     assert running.workers() == [second]
     assert group(running)["TargetCount"] == 1
     assert json.loads(after[after.index("{") :])["complete"]
+    assert "with its 1 instance" in running.run("delete-group", NAME, WORKERS, status=2)
+    running.run("delete-group", NAME, WORKERS, "--yes")
+    assert [found["name"] for found in running.json("status")["groups"]] == ["controller-machine"]
+    assert f"no instance group '{WORKERS}'" in running.run("delete-group", NAME, WORKERS, "--yes", status=2)
 
 
-def test_the_controller_is_neither_deleted_nor_patched_automatically(running: Kit) -> None:
+def test_the_controller_is_neither_scaled_nor_deleted_nor_patched_automatically(running: Kit) -> None:
     (node,) = [one["instance_id"] for one in running.nodes() if one["group"] == "controller-machine"]
     for command in (
+        *(["scale", NAME, "controller-machine", count] for count in ("0", "2")),
         ["delete-node", NAME, node],
         ["delete-group", NAME, "controller-machine"],
         ["auto-patch", NAME, "WhenIdle", "--group", "controller-machine"],
@@ -150,13 +150,6 @@ def test_other_groups_are_not_offered_for_a_controller_that_is_not_running(contr
     assert "the controller is not Running (1 Pending); wait until it is, or name the nodes to delete" in chosen
     patched = kit.run("update", NAME, "--yes", status=2)
     assert "the controller is not Running (1 Pending); wait until it is, or pass --no-backup" in patched
-
-
-def test_a_group_is_deleted(running: Kit) -> None:
-    assert "with its 3 instances" in running.run("delete-group", NAME, WORKERS, status=2)
-    running.run("delete-group", NAME, WORKERS, "--yes")
-    assert [found["name"] for found in running.json("status")["groups"]] == ["controller-machine"]
-    assert f"no instance group '{WORKERS}'" in running.run("delete-group", NAME, WORKERS, "--yes", status=2)
 
 
 def test_node_recovery_is_changed(running: Kit) -> None:

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ def test_what_is_there_is_skipped(client: Any, root: Path, tmp_path: Path, aws: 
     sent = requests(aws, "PUT") + requests(aws, "POST")
     trees.push(client, URL, root, files_below(root))
     assert requests(aws, "PUT") + requests(aws, "POST") == sent + 1
-    trees.pull(client, URL, tmp_path / "copy")
+    received: list[int] = []
+    trees.pull_entries(client, URL, tmp_path / "copy", trees.listing(client, URL), received.append)
+    assert sum(received) == sum(FILES.values()), "every byte is progress"
     before = {path: path.stat().st_ino for path in files_below(tmp_path / "copy")}
     (tmp_path / "copy/model/config.json").write_bytes(b"y" * 10)
     trees.pull(client, URL, tmp_path / "copy")
@@ -122,23 +125,30 @@ def test_errors_are_one_line(client: Any, root: Path) -> None:
         trees.pull(client, "s3://none/a", root)
 
 
-@pytest.mark.parametrize("operation", ["put_object", "create_multipart_upload", "upload_part", "get_object"])
 def test_errors_of_one_request_end_all(
-    client: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+    client: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trees.push(client, f"{URL}/before", root, files_below(root))
+    def push(url: str) -> None:
+        trees.push(client, url, root, files_below(root))
 
-    def fail(**_: Any) -> Any:
-        raise ClientError({"Error": {"Code": "SlowDown", "Message": ""}}, operation)
+    def pull(url: str) -> None:
+        trees.pull(client, url, tmp_path / "copy")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(client, operation, fail)
-        with pytest.raises(UserError, match="throttled"):
-            trees.push(client, URL, root, files_below(root))
-            trees.pull(client, f"{URL}/before", tmp_path / "copy")
-    assert "Uploads" not in client.list_multipart_uploads(Bucket="bucket")
-    trees.push(client, URL, root, files_below(root))
-    trees.pull(client, f"{URL}/before", tmp_path / "copy")
+    def ends_with_an_error_of(operation: str, transfer: Callable[[str], None], url: str) -> None:
+        def fail(**_: Any) -> Any:
+            raise ClientError({"Error": {"Code": "SlowDown", "Message": ""}}, operation)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client, operation, fail)
+            with pytest.raises(UserError, match="throttled"):
+                transfer(url)
+        assert "Uploads" not in client.list_multipart_uploads(Bucket="bucket")
+
+    for operation in ("put_object", "create_multipart_upload", "upload_part"):
+        ends_with_an_error_of(operation, push, f"{URL}/{operation}")
+    push(f"{URL}/{operation}")
+    ends_with_an_error_of("get_object", pull, f"{URL}/{operation}")
+    pull(f"{URL}/{operation}")
     assert tree(tmp_path / "copy") == tree(root)
 
 
@@ -170,13 +180,6 @@ def test_a_killed_pull_leaves_only_whole_files(client: Any, root: Path, tmp_path
     assert tree(copy) == whole
 
 
-def test_progress_counts_every_byte(client: Any, root: Path, tmp_path: Path) -> None:
-    trees.push(client, URL, root, files_below(root))
-    received: list[int] = []
-    trees.pull_entries(client, URL, tmp_path / "copy", trees.listing(client, URL), received.append)
-    assert sum(received) == sum(FILES.values())
-
-
 @pytest.mark.parametrize("operation", ["PutObject", "UploadPart", "GetObject"])
 def test_an_interrupt_ends_at_once(
     client: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
@@ -186,7 +189,7 @@ def test_an_interrupt_ends_at_once(
     No more is sent than what has begun, ten requests at a time, and none of these is tried again.
     """
     if operation == "UploadPart":
-        (root / "model/c.bin").write_bytes(b"x" * 64 * LARGE_BYTES)
+        os.truncate(root / "model/c.bin", 64 * LARGE_BYTES)
         files = [root / "model/c.bin"]
     else:
         files = [root / f"small-{number}" for number in range(100)]

@@ -77,11 +77,7 @@ def start(stage: str, run: Run, **environment: str) -> "subprocess.Popen[str]":
 
 
 def finished(stage: str, run: Run, **environment: str) -> tuple[int, str]:
-    """Exit status and output of the stage program; forked, unless another PYTHONPATH is given."""
-    if "PYTHONPATH" in environment:
-        process = start(stage, run, **environment)
-        output, _ = process.communicate(timeout=300)
-        return process.returncode, output
+    """Exit status and output of the stage program."""
     arguments = [f"hyperpod_ft.stages.{stage}", str(run.paths.directory)]
     with tempfile.NamedTemporaryFile() as output:
         status = commands().start(arguments, os.environ | environment, Path(output.name)).wait(300)

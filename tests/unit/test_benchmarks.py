@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import goals, table
+from benchmarks import goals, table, training
 from benchmarks.command import RESULTS, ROOT
 from benchmarks.goals import KIT
 from benchmarks.soaking import outcome
@@ -75,11 +75,12 @@ def test_the_dataset_benchmark_runs(tmp_path: Path) -> None:
     assert not list((tmp_path / "work").iterdir())
 
 
-def test_the_training_benchmark_runs(tmp_path: Path) -> None:
+def test_the_training_benchmark_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = ["lora-fp32-512", "--rounds", "1", "--steps", "3", "--peers", "none"]
     places = ["--work", tmp_path / "work", "--results", tmp_path / "results"]
-    command = [sys.executable, "-m", "benchmarks.training", *few, *places]
-    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    monkeypatch.setattr(sys, "argv", ["training", *map(str, [*few, *places])])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        training.main()
     entry = json.loads((tmp_path / "results" / "training.json").read_text())["lora-fp32-512"]
     (found,) = entry["contenders"][KIT]["rounds"]
     assert 0 < found["step_cpu"] < found["cpu"]

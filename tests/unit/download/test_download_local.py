@@ -15,7 +15,7 @@ from hyperpod_ft.launch.preflight import check_run
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import download as stage
 from hyperpod_ft.stages.stage import perform
-from tests.unit.stage_runs import finished, make_run, tree, weights
+from tests.unit.stage_runs import make_run, start, tree, weights
 
 ROWS = b'{"instruction": "a", "context": "", "response": "b"}\n'
 CONFIG = b'{"model_type": "llama"}'
@@ -192,5 +192,6 @@ def test_neither_torch_nor_transformers_nor_the_hub_is_imported(tmp_path: Path) 
     for name in ("torch", "transformers", "numpy", "huggingface_hub"):
         (tmp_path / "poison" / name).mkdir(parents=True)
         (tmp_path / "poison" / name / "__init__.py").write_text(f"raise RuntimeError('{name} was imported')")
-    status, output = finished("download", local_run(tmp_path), PYTHONPATH=str(tmp_path / "poison"))
-    assert status == 0, output
+    process = start("download", local_run(tmp_path), PYTHONPATH=str(tmp_path / "poison"))
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output

@@ -5,7 +5,6 @@ import os
 import shlex
 import shutil
 import socket
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -19,6 +18,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.launchers import Launchers
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.serving import models, vllm
+from tests.programs import call
 from tests.unit.serving import tuned
 from tests.unit.serving.conftest import serve
 
@@ -174,14 +174,13 @@ def test_a_template_in_the_tokenizer_configuration_is_asked_as_a_chat(tuned_run:
 
 def test_what_goes_wrong_is_one_line(tuned_run: Run, tmp_path: Path) -> None:
     python = stand_in(tmp_path / "vllm")
-    command = [sys.executable, "-m", "hyperpod_ft", "serve", str(tuned_run.paths.directory), "--port", "0"]
     for options, reason in (
         (["--with", str(python), "--vllm-args", "--fail"], "vLLM ended with status 3 before it answered"),
         (["--with", sys.executable], "has no vLLM; pip install vllm"),
         (["--with", str(tmp_path / "none")], "cannot run it"),
         (["--with", str(python), "--host", "0.0.0.0"], "HYPERPOD_FT_API_KEY"),
     ):
-        done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+        done = call("serve", tuned_run.paths.directory, "--port", "0", *options)
         assert done.returncode == 2 and reason in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 

@@ -25,8 +25,9 @@ def test_torch_is_not_imported_and_transformers_for_chats_alone(tmp_path: Path, 
     for name in ("torch", "transformers") if format_ == "dolly" else ("torch",):
         (tmp_path / "poison" / name).mkdir(parents=True)
         (tmp_path / "poison" / name / "__init__.py").write_text(f"raise RuntimeError('{name} was imported')")
-    status, output = finished("dataset", run, PYTHONPATH=str(tmp_path / "poison"))
-    assert status == 0, output
+    process = start("dataset", run, PYTHONPATH=str(tmp_path / "poison"))
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
 
 
 def _children(pid: int) -> list[int]:
