@@ -7,6 +7,7 @@ from typing import Any
 
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.run_config import RunConfig, StageName
+from hyperpod_ft.config.sections.rewards import Reward
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.continued import OF_ADAPTER
@@ -182,10 +183,17 @@ def _fetched(config: RunConfig) -> dict[str, Any]:
 def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     adapters = ("lora",) if config.training.method == "lora" else ()
     # an engine's own section has its name
-    settings = _settings(config, "training", "dpo", "seed", "cluster.instance_type", config.engine, *adapters)
+    settings = _settings(config, "training", "dpo", "grpo", "seed", "cluster.instance_type", config.engine, *adapters)
+    settings |= {"reward": [_reward(reward) for reward in config.reward]} if config.reward else {}
     # a degree of 1 divides nothing; who computes which experts changes no result, as with sharding
     changing = {name: size for name, size in asdict(degrees).items() if size > 1 and name != "expert_parallel"}
     return settings | {"degrees": changing}
+
+
+def _reward(reward: Reward) -> dict[str, Any]:
+    """A file of the user's is what is in it, wherever it is."""
+    given = reward.model_dump(mode="json", exclude_defaults=True, exclude={"timeout"})
+    return given | {"function": reward.function_name}
 
 
 def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
