@@ -33,6 +33,7 @@ from tests.training.conftest import (
     job_server,
     jobs_in,
     metrics,
+    tiny_llama,
     train_here,
     write_rows,
 )
@@ -45,6 +46,7 @@ from tests.unit.tiny_families import SIZES
 pytestmark = pytest.mark.training
 TRL = {"engine": "trl", "training.weight_decay": 0.1, "training.gradient_accumulation_steps": 2}
 FULL = TRL | {"training.method": "full"}
+DPO = {"training.objective": "dpo", "dataset.format": "preference", "dataset.packing": "none", "dpo": {"beta": 0.2}}
 # dropout makes the random state matter
 DROPOUT = {"lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
 
@@ -70,6 +72,14 @@ def trl_server() -> Iterator[ForkServer]:
 def trl_jobs(tmp_path: Path, trl_server: ForkServer) -> Iterator[Jobs]:
     with jobs_in(tmp_path / "jobs", trl_server) as jobs:
         yield jobs
+
+
+def use_pairs(run: Run) -> None:
+    """A pair in each row, in place of documents."""
+    shutil.rmtree(run.paths.dataset_path, ignore_errors=True)
+    for split, pairs in (("train", 30), ("validation", 5)):
+        write_pairs(run.paths.dataset_path / split, pairs, len(split), "none")
+    (run.paths.dataset_path / "report.json").write_text("{}")
 
 
 def again_from(run: Run, step: int) -> None:
@@ -132,14 +142,11 @@ def test_rows_reach_the_model_as_prepared(make_trl_run: MakeRun, monkeypatch: py
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_preferences_train_as_with_engine_torch(make_trl_run: MakeRun, method: str) -> None:
     """Adapters begin with other random numbers, so that only the first step of theirs is the same."""
-    dpo = {"training.objective": "dpo", "dataset.format": "preference", "dataset.packing": "none", "dpo": {"beta": 0.2}}
-    dpo |= {"training.method": method, "dataset.validation_share": 0.1, "training.validate_every_steps": 3}
+    dpo = DPO | {"training.method": method, "dataset.validation_share": 0.1, "training.validate_every_steps": 3}
     found = []
     for name in ("trl", "torch"):
         run = make_trl_run(name, TRL | dpo | {"engine": name, "training.max_steps": 6}, max_length=48)
-        shutil.rmtree(run.paths.dataset_path / "train")
-        for split, pairs in (("train", 30), ("validation", 5)):
-            write_pairs(run.paths.dataset_path / split, pairs, len(split), "none")
+        use_pairs(run)
         train_here(run)
         found.append(metrics(run))
     same, names = 1, ["loss", "rewards/margins", "rewards/accuracies"]
@@ -211,18 +218,23 @@ def test_the_tuned_model_is_what_was_trained(make_trl_run: MakeRun, settings: di
     assert wanted <= changed
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize(("method", "objective"), [("lora", "dpo"), ("full", "sft")])
 def test_sharded_ranks_train_save_and_resume_as_one(
-    make_trl_run: MakeRun, trl_jobs: Jobs, tmp_path: Path, method: str
+    make_trl_run: MakeRun, trl_jobs: Jobs, tmp_path: Path, method: str, objective: str
 ) -> None:
-    settings = TRL | {"training.method": method, "training.max_steps": 6, "training.save_every_steps": 2}
+    settings = TRL | (DPO if objective == "dpo" else {})
+    settings |= {"training.method": method, "training.max_steps": 6, "training.save_every_steps": 2}
     settings |= {"training.validate_every_steps": 3, "training.keep_best": True, "dataset.validation_share": 0.1}
-    alone = make_trl_run("alone", settings)
+    tied = tiny_llama(tie_word_embeddings=method == "full")
+    alone = make_trl_run("alone", settings, model=tied)
     trl_jobs.environment |= rules.variables(alone.config, tmp_path)  # a checkpoint is read without unpickling objects
     two = {"parallelism": {"ranks_per_node": 2}, "training.micro_batch_size": 1}
-    sharded = make_trl_run("sharded", settings | two)
+    sharded = make_trl_run("sharded", settings | two, model=tied)
     for run in (alone, sharded):
-        write_rows(run.paths.dataset_path / "validation", 5, 32, seed=1)
+        if objective == "dpo":
+            use_pairs(run)
+        else:
+            write_rows(run.paths.dataset_path / "validation", 5, 32, seed=1)
 
     def train_sharded() -> None:
         job = trl_jobs.start(2, ["trl_sharding_worker", "zero3", str(sharded.paths.directory)])
@@ -247,7 +259,8 @@ def test_sharded_ranks_train_save_and_resume_as_one(
         tuned.append(load_file(result.with_suffix(".safetensors")))
     assert tuned[0].keys() == tuned[1].keys()
     for name, tensor in tuned[0].items():
-        assert torch.allclose(tensor, tuned[1][name], rtol=1e-3, atol=1e-5), name
+        # AdamW moves a weight with a tiny gradient by as much as others, in either direction
+        assert float((tensor - tuned[1][name]).abs().max()) < 1e-3, name
 
 
 def test_kill_9_of_two_ranks_changes_no_loss(make_trl_run: MakeRun, trl_jobs: Jobs) -> None:

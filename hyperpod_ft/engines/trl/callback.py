@@ -4,7 +4,7 @@ The trainer's own schedules of these are off. It calls `on_log` after each step,
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,17 +33,19 @@ class StepsFollower(TrainerCallback):
     trainer: Trainer
     log: MetricsLog
     validation: HeldOutRows | None
+    signals: Sequence[int]
 
-    def __init__(
-        self, checkpoints: TrainerCheckpoints, progress: TrainingProgress, signals: list[int], vocabulary: int | None
-    ) -> None:
-        self.checkpoints, self.progress, self.signals, self.vocabulary = checkpoints, progress, signals, vocabulary
+    def __init__(self, checkpoints: TrainerCheckpoints, progress: TrainingProgress, vocabulary: int | None) -> None:
+        self.checkpoints, self.progress, self.vocabulary = checkpoints, progress, vocabulary
         self.training = checkpoints.task.config.training
         self.stop = 0
 
-    def follow(self, trainer: Trainer, log: MetricsLog, validation: HeldOutRows | None) -> None:
-        """To be called before the training begins; the trainer is made with its callbacks."""
-        self.trainer, self.log, self.validation = trainer, log, validation
+    def follow(self, trainer: Trainer, log: MetricsLog, validation: HeldOutRows | None, signals: Sequence[int]) -> None:
+        """To be called before the training begins; the trainer is made with its callbacks.
+
+        `signals`: those that have arrived so far.
+        """
+        self.trainer, self.log, self.validation, self.signals = trainer, log, validation, signals
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.training.validate_every_steps and state.global_step == 0:

@@ -35,8 +35,8 @@ from hyperpod_ft.engines.trl.validation import HeldOutRows
 def train(task: TrainingTask, ranks: Ranks) -> TrainingResult:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
     device = device_of(task.config.cluster.instance_type, ranks.local_rank)
-    with _process_group(ranks), collect_signals() as signals, contextlib.ExitStack() as ends:
-        return _train(task, ranks, device, signals, ends)
+    with _process_group(ranks), contextlib.ExitStack() as ends:
+        return _train(task, ranks, device, ends)
 
 
 @contextlib.contextmanager
@@ -53,9 +53,7 @@ def _process_group(ranks: Ranks) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _train(
-    task: TrainingTask, ranks: Ranks, device: torch.device, signals: list[int], ends: contextlib.ExitStack
-) -> TrainingResult:
+def _train(task: TrainingTask, ranks: Ranks, device: torch.device, ends: contextlib.ExitStack) -> TrainingResult:
     training = task.config.training
     rows = PackedSplit(task.dataset / "train")
     in_step = task.config.rows_per_step(ranks.world_size)
@@ -67,7 +65,7 @@ def _train(
     ended = begun == steps or progress.stopped_early
     if begun > 0 and not ended:
         progress = replace(progress, resumed_from=(*progress.resumed_from, begun))
-    follower = StepsFollower(checkpoints, progress, signals, read_config(task.base_model).get("vocab_size"))
+    follower = StepsFollower(checkpoints, progress, read_config(task.base_model).get("vocab_size"))
     trainer, collator = trainers.build(task, rows, numbered(order, steps), steps, checkpoints.directory, follower, ends)
     total, trainable = _parameters(trainer.model)
     log = MetricsLog(
@@ -82,8 +80,9 @@ def _train(
         if ranks.is_rank_0:
             log.open()
             log.announce(f"{trainable:,} of {total:,}", f"{task.layout.sharding}, {device.type}")
-        follower.follow(trainer, log, HeldOutRows.of(task, ranks, collator) if collator else None)
-        with checkpoint_directory.reporting_full_volumes(task.checkpoints):
+        validation = HeldOutRows.of(task, ranks, collator) if collator else None
+        with checkpoint_directory.reporting_full_volumes(task.checkpoints), collect_signals() as signals:
+            follower.follow(trainer, log, validation, signals)
             trainer.train(resume_from_checkpoint=str(task.checkpoint(begun)) if begun else None)
             progress = follower.progress
             if follower.stop and progress.step < steps and not progress.stopped_early:

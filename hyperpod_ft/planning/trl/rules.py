@@ -9,6 +9,7 @@ from hyperpod_ft.planning.layout import Degrees, Layout, Sharding
 from hyperpod_ft.planning.memory import Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.trl.memory import TrlMemory
+from hyperpod_ft.planning.trl.settings import ATTENTION, attention
 
 TRIAL_LAUNCHER: tuple[str, ...] = ()
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("parallelism.sharding", "auto"),)
@@ -23,7 +24,7 @@ def generates_on_accelerators(config: RunConfig) -> bool:
 
 
 def imports(config: RunConfig) -> tuple[str, ...]:
-    return ("trl",)
+    return ("trl", *ATTENTION[attention(config)])
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:

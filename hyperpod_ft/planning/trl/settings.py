@@ -12,11 +12,11 @@ from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 
-Choices = tuple[str, ...]
-"""A setting's values, where it has these alone."""
+Values = type | tuple[str, ...] | list[str]
+"""What a setting may be: of a type, one of some names, or a list of some of these names."""
 
 # Of any trainer. Other optimizers need packages that its environment does not have.
-_COMMON: Mapping[str, type | Choices] = {
+_COMMON: Mapping[str, Values] = {
     "adam_epsilon": float,
     "dataloader_num_workers": int,
     "ddp_bucket_cap_mb": int,
@@ -24,13 +24,17 @@ _COMMON: Mapping[str, type | Choices] = {
     "model_init_kwargs": dict,
     "neftune_noise_alpha": float,
     "optim": ("adamw_torch_fused", "adamw_torch", "adafactor", "adagrad", "rmsprop", "sgd"),
-    "optim_args": str,
     "tf32": bool,
     "torch_compile": bool,
-    "torch_compile_mode": str,
+    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "torch_empty_cache_steps": int,
 }
-SETTINGS: Mapping[str, Mapping[str, type | Choices]] = {
+# Those that need dpo.label_smoothing are left out.
+_PREFERENCE_LOSSES = [
+    *("sigmoid", "sigmoid_norm", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard"),
+    *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft"),
+]
+SETTINGS: Mapping[str, Mapping[str, Values]] = {
     "sft": {**_COMMON, "loss_type": ("nll", "dft")},
     "dpo": {
         **_COMMON,
@@ -38,7 +42,7 @@ SETTINGS: Mapping[str, Mapping[str, type | Choices]] = {
         "f_alpha_divergence_coef": float,
         "f_divergence_type": ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"),
         "ld_alpha": float,
-        "loss_type": list,
+        "loss_type": _PREFERENCE_LOSSES,
         "loss_weights": list,
         "use_weighting": bool,
     },
@@ -109,6 +113,14 @@ ELSEWHERE: Mapping[str, str] = {
 """Settings of TRL that are keys of a run file."""
 
 _OF_MODEL = "attn_implementation"
+# The modules that each needs.
+ATTENTION: Mapping[str, tuple[str, ...]] = {
+    "eager": (),
+    "sdpa": (),
+    "flex_attention": (),
+    "flash_attention_2": ("flash_attn",),
+    "flash_attention_3": ("flash_attn_interface",),
+}
 
 
 def attention(config: RunConfig) -> str:
@@ -140,15 +152,23 @@ def check(objective: str, given: Mapping[str, Any]) -> None:
                 f"did you mean {close[0]}?" if close else f"remove it; they are {', '.join(known)}",
             )
         _check_value(name, value, known[name])
+    weights, losses = given.get("loss_weights"), given.get("loss_type", ["sigmoid"])
+    if weights is not None and len(weights) != len(losses):
+        raise UserError(f"trl: loss_weights has {len(weights)} numbers for {len(losses)} losses", "give each one")
 
 
-def _check_value(name: str, value: Any, wanted: type | Choices) -> None:
+def _check_value(name: str, value: Any, wanted: Values) -> None:
     if isinstance(wanted, tuple):
         if value not in wanted:
             raise UserError(f"trl: {name} is {shown(value)}", f"set it to one of {', '.join(wanted)}")
+    elif isinstance(wanted, list):
+        if not isinstance(value, list) or not value or set(map(str, value)) - {*wanted}:
+            raise UserError(f"trl: {name} is {shown(value)}", f"set it to a list of some of {', '.join(wanted)}")
     elif not isinstance(value, (int, float) if wanted is float else wanted) or (
         isinstance(value, bool) and wanted is not bool
     ):
         raise UserError(f"trl: {name} is {shown(value)}, not of type {wanted.__name__}", "correct it")
-    if name == "model_init_kwargs" and (value.keys() != {_OF_MODEL} or not isinstance(value[_OF_MODEL], str)):
-        raise UserError(f"trl: {name} may have {_OF_MODEL} alone, a name", "remove the others")
+    if name == "model_init_kwargs" and (value.keys() != {_OF_MODEL} or value[_OF_MODEL] not in ATTENTION):
+        raise UserError(
+            f"trl: {name} is {shown(value)}", f"give {_OF_MODEL} alone, which is one of {', '.join(ATTENTION)}"
+        )

@@ -83,7 +83,7 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         ("seed: " + "1" * 100_000 + "\n", ("run.yaml:1: ", "100,000 digits")),
         ("seed: " + "x" * 100_000 + "\n", ("seed: must be a number (given: 'xxx", "...")),
         ("seed: [" + f"'{'x' * 100}', " * 2000 + "]\n", ("seed: must be a number (given: ['xxx", "...")),
-        ("engine: " + "x" * 100_000 + "\n", ("engine", "'torch' or 'neuron'", "...")),
+        ("engine: " + "x" * 100_000 + "\n", ("engine", "'torch', 'neuron' or 'trl'", "...")),
         ("? " + "k" * 100_000 + "\n: 1\n", ("kkk...: unknown key", "known: name, engine")),
         ("? [" + "k, " * 2000 + "]\n: 1\n", ("is not a string",)),
         ("a: !<" + "t" * 100_000 + "> 1\n", ("run.yaml:1: ttt",)),

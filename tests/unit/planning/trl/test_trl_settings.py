@@ -32,7 +32,7 @@ def test_settings_are_those_of_the_installed_trl(make_run: MakeRun, objective: s
     names = {field.name for field in dataclasses.fields(CONFIGS[objective])}
     assert not settings.ELSEWHERE.keys() & settings.SETTINGS[objective].keys()
     for name, wanted in settings.SETTINGS[objective].items():
-        kind = str if isinstance(wanted, tuple) else wanted
+        kind = {tuple: str, list: list}.get(type(wanted), wanted)
         types = (hints[name], *typing.get_args(hints[name]))
         assert kind in {typing.get_origin(each) or each for each in types}, name
     asked = {"dpo": {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"}}
@@ -61,7 +61,8 @@ def test_optimizers_are_those_that_need_no_package() -> None:
         ({"loss_type": "dpo"}, "loss_type is 'dpo'; set it to one of nll, dft"),
         ({"neftune_noise_alpha": "5"}, "neftune_noise_alpha is '5', not of type float"),
         ({"torch_empty_cache_steps": True}, "not of type int"),
-        ({"model_init_kwargs": {"dtype": "float16"}}, "model_init_kwargs may have attn_implementation alone"),
+        ({"model_init_kwargs": {"dtype": "float16"}}, "give attn_implementation alone"),
+        ({"model_init_kwargs": {"attn_implementation": "flash"}}, "one of eager, sdpa, flex_attention"),
     ],
 )
 def test_settings_are_checked_before_anything_runs(tmp_path: Path, given: dict[str, Any], says: str) -> None:
@@ -69,6 +70,22 @@ def test_settings_are_checked_before_anything_runs(tmp_path: Path, given: dict[s
         degrees_of(load(tmp_path, **TRL, trl=given))
     assert load(tmp_path, **TRL, trl={"neftune_noise_alpha": 5, "optim": "adafactor"}).trl["optim"] == "adafactor"
     assert "trl: has no effect with engine torch" in refused(tmp_path, trl=given)
+
+
+def test_losses_of_preferences_are_checked(tmp_path: Path) -> None:
+    dpo = TRL | {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"}
+    assert "dataset.packing: engine trl needs one pair a row" in refused(tmp_path, **dpo | {"dataset__packing": "auto"})
+    assert "dpo.label_smoothing: only engine torch" in refused(tmp_path, **dpo, dpo__label_smoothing=0.1)
+    assert "a list of some of sigmoid" in refused(tmp_path, **dpo, trl={"loss_type": ["sigmoid", "dft"]})
+    losses = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0]}
+    assert "loss_weights has 1 numbers for 2 losses" in refused(tmp_path, **dpo, trl=losses)
+    assert load(tmp_path, **dpo, trl=losses | {"loss_weights": [1.0, 0.5]}).trl
+
+
+def test_attention_kernels_are_looked_for_before_training(make_run: MakeRun) -> None:
+    flash = {"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}
+    assert rules.imports(make_run(**TRL, trl=flash).config) == ("trl", "flash_attn")
+    assert rules.imports(make_run(**TRL).config) == ("trl",)
 
 
 @pytest.mark.parametrize(
