@@ -23,7 +23,18 @@ from hyperpod_ft.errors import UserError
 
 EngineName = Literal["torch", "neuron", "trl"]
 StageName = Literal[
-    "env", "download", "certify", "dataset", "tasks", "precompile", "train", "consolidate", "merge", "generate", "eval"
+    "env",
+    "download",
+    "certify",
+    "dataset",
+    "reward",
+    "tasks",
+    "precompile",
+    "train",
+    "consolidate",
+    "merge",
+    "generate",
+    "eval",
 ]
 
 

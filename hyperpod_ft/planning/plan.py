@@ -7,7 +7,6 @@ from typing import Any
 
 from hyperpod_ft.config.fields import time_limit_seconds
 from hyperpod_ft.config.run_config import RunConfig, StageName
-from hyperpod_ft.config.sections.rewards import Reward
 from hyperpod_ft.digests import text_sha256
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.continued import OF_ADAPTER
@@ -184,16 +183,19 @@ def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     adapters = ("lora",) if config.training.method == "lora" else ()
     # an engine's own section has its name
     settings = _settings(config, "training", "dpo", "grpo", "seed", "cluster.instance_type", config.engine, *adapters)
-    settings |= {"reward": [_reward(reward) for reward in config.reward]} if config.reward else {}
+    settings |= _rewards(config)
     # a degree of 1 divides nothing; who computes which experts changes no result, as with sharding
     changing = {name: size for name, size in asdict(degrees).items() if size > 1 and name != "expert_parallel"}
     return settings | {"degrees": changing}
 
 
-def _reward(reward: Reward) -> dict[str, Any]:
-    """A file of the user's is what is in it, wherever it is."""
-    given = reward.model_dump(mode="json", exclude_defaults=True, exclude={"timeout"})
-    return given | {"function": reward.function_name}
+def _rewards(config: RunConfig) -> dict[str, Any]:
+    """The functions of section `reward`. A file of the user's is what is in it, wherever it is."""
+    given = [
+        reward.model_dump(mode="json", exclude_defaults=True, exclude={"timeout"}) | {"function": reward.function_name}
+        for reward in config.reward
+    ]
+    return {"reward": given} if given else {}
 
 
 def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
@@ -265,7 +267,16 @@ _STAGES: dict[StageName, _Definition] = {
         lambda config, _: _settings(config, "dataset", "seed"),
         shared=True,
     ),
-    # before the training: a name that the harness does not know is found in time
+    # before the training: a function that fails is found in time
+    "reward": _Definition(
+        1,
+        ("env", "dataset"),
+        lambda config, _: _rewards(config),
+        applies=lambda config: config.training.objective == "grpo",
+        cpus=1,
+        inherited=False,  # its inputs are among those of train
+    ),
+    # likewise: a name that the harness does not know is found in time
     "tasks": _Definition(
         1,
         ("env",),
@@ -285,7 +296,9 @@ _STAGES: dict[StageName, _Definition] = {
         self_contained=True,
         inherited=False,  # its inputs, except the interpreter, are among those of train
     ),
-    "train": _Definition(1, ("env", "download", "certify", "dataset", "precompile"), _training, starts_ranks=True),
+    "train": _Definition(
+        1, ("env", "download", "certify", "dataset", "reward", "precompile"), _training, starts_ranks=True
+    ),
     # with method full, it writes the final model
     "consolidate": _Definition(
         2,
