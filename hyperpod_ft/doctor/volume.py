@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.doctor.check import DoctorCheck, Expectations
-from hyperpod_ft.environments.interpreters import NEURON_DISK_GB
+from hyperpod_ft.environments.interpreters import ENVIRONMENT_GB
 from hyperpod_ft.errors import UserError, printable
 from hyperpod_ft.findings import Finding, error, ok, warning
 from hyperpod_ft.job.health import VOLUME_GIB
@@ -135,7 +135,7 @@ def renames(path: Path) -> Finding:
 
 def _space(expected: Expectations) -> Finding:
     free = shutil.disk_usage(expected.writable).free
-    needed = max(VOLUME_GIB * 2**30, NEURON_DISK_GB * 1e9 if expected.environment_name else 0)
+    needed = max(VOLUME_GIB * 2**30, ENVIRONMENT_GB * 1e9 if expected.environment_name else 0)
     found = f"{free / 2**30:.1f} GiB free on {expected.writable}"
     if free < needed:
         return error("free space", f"{found}, less than {needed / 2**30:.0f}", "free some space; see `quota`")

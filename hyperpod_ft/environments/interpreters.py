@@ -13,7 +13,7 @@ from hyperpod_ft.errors import UserError, last_line
 from hyperpod_ft.planning.pins import PYTHON_VERSIONS
 
 # Of 1e9 bytes. The packages take about half of it; pip unpacks next to what it installs.
-NEURON_DISK_GB = 10
+ENVIRONMENT_GB = 10
 _IMAGES_ENVIRONMENTS = "aws_neuronx_venv_torch_neuronx_*/bin/python"  # in /opt, in AWS's machine images
 _SITE_PACKAGES = "import site; print(*site.getsitepackages(), sep=chr(10))"
 _SUITABLE = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
@@ -47,9 +47,9 @@ def create_environment(environment: Path, shared: Path, versions: tuple[str, ...
     no suitable Python, or too little free space.
     """
     free = shutil.disk_usage(environment.parent).free / 1e9
-    if free < NEURON_DISK_GB:
+    if free < ENVIRONMENT_GB:
         raise UserError(
-            f"{environment.parent}: {free:.1f} GB free; such an environment needs {NEURON_DISK_GB} GB",
+            f"{environment.parent}: {free:.1f} GB free; such an environment needs {ENVIRONMENT_GB} GB",
             "free space, or set cluster.root to a larger volume",
         )
     if python := find(versions):

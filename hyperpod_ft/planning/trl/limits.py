@@ -139,5 +139,5 @@ def check_shape(config: RunConfig, degrees: Degrees, shape: ModelShape) -> None:
     if shape.softcap and settings.attention(config) == "sdpa":
         raise UserError(
             f"trl: attention sdpa leaves out the soft cap of the scores of {shape.model_type} models",
-            "leave attn_implementation out, or with objective grpo set it to eager",
+            "set trl: {model_init_kwargs: {attn_implementation: eager}}",
         )

@@ -8,8 +8,10 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from hyperpod_ft.checkpoint.formats.model_directory import EMBEDDINGS
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.training import last_parts
 from hyperpod_ft.errors import UserError
 
 Values = type | tuple[str, ...] | list[str]
@@ -126,14 +128,17 @@ ATTENTION: Mapping[str, tuple[str, ...]] = {
 def attention(config: RunConfig) -> str:
     """The attention implementation, by transformers' name: of those without further packages, one that packs well.
 
-    On GPUs flex attention skips what documents do not see. On CPUs, where it has no backward pass, a mask does; SDPA
-    would leave out the soft cap of some types.
+    On GPUs flex attention skips what documents do not see. Where the embedding is trained, in fp32, queries and keys
+    are too, which autocast evens out for SDPA, but not for flex attention. Answers are sampled with SDPA too: a row is one
+    document. On CPUs a mask separates documents, and SDPA would leave out the soft cap of some types.
     """
-    if config.training.objective == "grpo":  # no row has several documents, and answers grow token by token
-        default = "sdpa"
-    else:
-        default = "flex_attention" if config.instance.has_accelerators else "eager"
-    return str(config.trl.get("model_init_kwargs", {}).get(_OF_MODEL, default))
+    if named := config.trl.get("model_init_kwargs"):
+        return str(named[_OF_MODEL])
+    if not config.instance.has_accelerators:
+        return "eager"
+    whole = config.training.method == "full" or last_parts(config.lora.modules_to_save) & {*EMBEDDINGS}
+    fp32_queries = whole and config.training.precision == "bf16"
+    return "sdpa" if fp32_queries or config.training.objective == "grpo" else "flex_attention"
 
 
 def check(objective: str, given: Mapping[str, Any]) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ft.environments import interpreters
 from hyperpod_ft.environments.installation import build
 from hyperpod_ft.environments.interpreters import probe
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.pins import PYTHON_VERSIONS
 from tests.unit.wheels import wheel
 
 
@@ -17,7 +19,12 @@ def _no_package_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
 
 
-def test_a_built_environment_works_under_its_final_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["torch", "trl"])
+def test_a_built_environment_works_under_its_final_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setitem(PYTHON_VERSIONS, "trl", (f"{sys.version_info.major}.{sys.version_info.minor}",))
+    monkeypatch.setattr(interpreters, "ENVIRONMENT_GB", 0)
     files = {
         "tiny.py": "def main(): print('tiny works')\n",
         "tiny-1.2.dist-info/entry_points.txt": "[console_scripts]\ntiny = tiny:main\n",
@@ -26,7 +33,7 @@ def test_a_built_environment_works_under_its_final_name(tmp_path: Path) -> None:
     pins = tmp_path / "pins.txt"
     pins.write_text(f"{tmp_path}/tiny/tiny-1.2-py3-none-any.whl\n")
     environment = tmp_path / "envs" / "0123"
-    build(pins, environment)
+    build(pins, environment, kind)
     assert [path.name for path in environment.parent.iterdir()] == ["0123"]
     done = subprocess.run([environment / "bin" / "tiny"], capture_output=True, text=True, check=True)
     assert done.stdout == "tiny works\n"

@@ -171,7 +171,7 @@ def script(path: Path, text: str) -> Path:
 def old_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node whose only Pythons are of other versions, or cannot make environments; gives its directory of programs."""
     programs = tmp_path / "programs"
-    monkeypatch.setattr(interpreters, "NEURON_DISK_GB", 0)
+    monkeypatch.setattr(interpreters, "ENVIRONMENT_GB", 0)
     monkeypatch.setattr(sys, "executable", str(script(programs / "python3.9", "echo 3.9")))
     script(programs / "python3.11", "echo 3.11; exit 1 # stands in for a Python without ensurepip")
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")

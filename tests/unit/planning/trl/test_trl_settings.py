@@ -2,6 +2,7 @@
 
 import dataclasses
 import typing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_fit import check_trainable
 from hyperpod_ft.planning.parallelism import degrees_of
-from hyperpod_ft.planning.trl import rules, settings
+from hyperpod_ft.planning.trl import limits, rules, settings
 from scripts.memory_table import LLAMA_3_8B
 from tests.conftest import MakeRun
 from tests.unit.config.run_files import load, refused
@@ -82,6 +83,24 @@ def test_losses_of_preferences_are_checked(tmp_path: Path) -> None:
     losses = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0]}
     assert "loss_weights has 1 numbers for 2 losses" in refused(tmp_path, **dpo, trl=losses)
     assert load(tmp_path, **dpo, trl=losses | {"loss_weights": [1.0, 0.5]}).trl
+
+
+def test_attention_takes_what_autocast_gives_it(make_run: MakeRun) -> None:
+    """Flex attention needs one dtype, and a trained embedding makes fp32 of queries and keys, but not of values."""
+    full, whole = {"training__method": "full"}, {"lora__modules_to_save": ["embed_tokens"]}
+    for given, expected in (
+        ({}, "flex_attention"),
+        (full, "sdpa"),
+        (whole, "sdpa"),
+        (full | {"training__precision": "fp32"}, "flex_attention"),
+        ({"cluster__instance_type": "local"}, "eager"),
+        ({"trl": {"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}}, "flash_attention_2"),
+    ):
+        assert settings.attention(make_run(**TRL | given).config) == expected
+    config = make_run(**TRL | full).config
+    shape = replace(shape_of(LLAMA_3_8B), softcap=True)
+    with pytest.raises(UserError, match="sdpa leaves out the soft cap"):
+        limits.check_shape(config, degrees_of(config), shape)
 
 
 def test_attention_kernels_are_looked_for_before_training(make_run: MakeRun) -> None:
