@@ -129,8 +129,8 @@ def attention(config: RunConfig) -> str:
     """The attention implementation, by transformers' name: of those without further packages, one that packs well.
 
     On GPUs flex attention skips what documents do not see. Where the embedding is trained, in fp32, queries and keys
-    are too, which autocast evens out for SDPA, but not for flex attention. Answers are sampled with SDPA too: a row is one
-    document. On CPUs a mask separates documents, and SDPA would leave out the soft cap of some types.
+    are too, which autocast evens out for SDPA, but not for flex attention. Answers are sampled with SDPA too, one a
+    row. On CPUs a mask separates documents, and SDPA would leave out the soft cap of some types.
     """
     if named := config.trl.get("model_init_kwargs"):
         return str(named[_OF_MODEL])
