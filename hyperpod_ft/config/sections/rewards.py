@@ -30,20 +30,18 @@ _OWN = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 class Grpo(Section):
     """Group relative policy optimization (training.objective grpo)."""
 
-    generations: Annotated[PositiveInt, Field(ge=2)] = Field(
-        8, description="Answers sampled to each prompt, which are compared with one another."
-    )
+    generations: Annotated[PositiveInt, Field(ge=2)] = Field(8, description="Answers sampled to each prompt.")
     max_completion_length: PositiveInt = Field(
-        256, description="Tokens of an answer, at most; they follow a prompt of at most dataset.max_length."
+        256, description="Tokens of an answer, at most, after a prompt of at most dataset.max_length."
     )
     beta: NonNegativeFloat = Field(
-        0.0, description="Weight of the KL divergence from the model before training. 0: it is not computed."
+        0.0, description="Weight of the KL divergence from the base model. 0: it is not computed."
     )
-    temperature: PositiveFloat = Field(1.0, description="Temperature with which answers are sampled.")
+    temperature: PositiveFloat = Field(1.0, description="Temperature of the sampling.")
 
 
 class Reward(Section):
-    """What answers are rewarded for (training.objective grpo). The reward of an answer is the weighted sum."""
+    """What answers are rewarded for (training.objective grpo): the weighted sum is an answer's reward."""
 
     function: Annotated[str, Field(min_length=1)] = Field(
         description="`exact_match` (the answer is that of a column, white space around it aside), `regex`, `json` (it"
@@ -54,7 +52,7 @@ class Reward(Section):
         None, description="Name in metrics and reports; by default the function's."
     )
     weight: Annotated[float, BeforeValidator(refuse_bool), Field(ge=-1e9, le=1e9)] = Field(
-        1.0, description="Factor in the sum; negative for what is not wanted."
+        1.0, description="Factor in the sum, negative for what is not wanted."
     )
     column: str | None = Field(None, description="`exact_match`: the column of the dataset with the expected answer.")
     pattern: str | None = Field(None, description="`regex`: the regular expression, as Python's `re` reads it.")
@@ -63,10 +61,8 @@ class Reward(Section):
     )
     min_length: NonNegativeInt = Field(0, description="`length`: the smallest number of characters.")
     max_length: NonNegativeInt | None = Field(None, description="`length`: the largest.")
-    timeout: PositiveFloat = Field(
-        10.0, description="Seconds that a call may take. An answer on which it takes longer gets no reward."
-    )
-    revision: Revision | None = Field(None, description="Digest of the file of your function; set by the kit.")
+    timeout: PositiveFloat = Field(10.0, description="Seconds that a call may take.")
+    revision: Revision | None = Field(None, description="Digest of your file; set by the kit.")
 
     @property
     def file(self) -> str | None:

@@ -23,8 +23,8 @@ class Training(Section):
     objective: Literal["sft", "dpo", "grpo"] = Field(
         "sft",
         description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen to rejected"
-        " completions, with a dataset of format preference (not engine neuron). `grpo`: sample answers and learn from"
-        " their rewards, with a dataset of format prompt and section `reward` (engine trl).",
+        " completions, with a dataset of format preference (not engine neuron). `grpo`: learn from the"
+        " rewards of sampled answers (engine trl; docs/engines.md).",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; overrides epochs.")
