@@ -15,9 +15,12 @@ from hyperpod_ft.engines.batches import DataOrder
 from hyperpod_ft.engines.trl.prompts import RewardFunction
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.rewards.process import NoRewardError
+from hyperpod_ft.runs.results.samples import Samples
+from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset, download, reward, stage
 from tests.training.conftest import curve, metrics, tiny_llama, train_here
+from tests.training.every_stage import perform
 from tests.training.test_trl import again_from
 from tests.unit import tiny_tokenizer
 from tests.unit.stage_runs import finish
@@ -90,6 +93,28 @@ def test_prompts_reach_the_model_as_prepared(
     assert sorted(map(tuple, served)) == sorted(set(map(tuple, stored)))
 
 
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"prompt": " "}, r"rows\.jsonl:6 \(empty prompt"),
+        (
+            {"prompt": "fox " * 99},
+            r"rows\.jsonl:6 \(longer than max_length: .* or for long ones raise dataset\.max_length$",
+        ),
+        ({"prompt": CHATS[0]["prompt"]}, "the prompt is .*, others are "),
+        ({"prompt": "a", "images": ["a.png"]}, "does not use column images"),
+    ],
+)
+def test_prompts_that_cannot_be_used_are_named(tmp_path: Path, row: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        prepared(tmp_path, [*TEXTS, row])
+
+
+def test_a_function_that_fails_is_found_before_the_training(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^reward\.0\.function: long raises TypeError: .*'answer'; .* rows.jsonl"):
+        prepared(tmp_path, [{"prompt": "how many clips"}] * 2)
+
+
 def test_a_restart_changes_no_answer_and_no_reward(tmp_path: Path) -> None:
     run = prepared(tmp_path, TEXTS, {"training": {"max_steps": 6, "save_every_steps": 2, "learning_rate": 1e-2}})
     facts = train_here(run).facts
@@ -99,6 +124,19 @@ def test_a_restart_changes_no_answer_and_no_reward(tmp_path: Path) -> None:
     again_from(run, 4)
     assert train_here(run).facts["resumed_from"] == [4]
     assert ([[row[name] for name in names] for row in metrics(run)], curve(run)) == whole
+
+
+def test_the_recipe_learns_a_form_from_rewards_alone(tmp_path: Path) -> None:
+    changes = [f"cluster.root={tmp_path / 'root'}", "training.max_steps=14"]
+    run = perform(Run.of(run_file.load(run_file.find("quickstart-grpo"), changes)))
+    rewards = [row["reward"] for row in metrics(run)]
+    assert rewards[0] < 0.3 and max(rewards[-5:]) > 0.9, rewards
+    summary = summary_of(run)
+    assert summary and summary.reward == rewards[-1] and summary.completion_length
+    samples = Samples.read(run.paths.samples_path)
+    answers = [prompt.tuned for prompt in samples.prompts]
+    assert sum(answer.startswith("nodes ") for answer in answers) > len(answers) / 2, answers
+    assert "GRPO" in (run.paths.tuned_model / "README.md").read_text(encoding="utf-8")
 
 
 def test_an_answer_without_reward_is_named_and_all_of_them_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
