@@ -94,7 +94,7 @@ def _package_repository(value: str) -> str:
 PackageRepository = Annotated[str, AfterValidator(_package_repository)]
 
 
-def _refuse_bool(value: Any) -> Any:
+def refuse_bool(value: Any) -> Any:
     # pydantic would read `true` as 1
     if isinstance(value, bool):
         raise ValueError("must be a number, not true or false")
@@ -102,11 +102,11 @@ def _refuse_bool(value: Any) -> Any:
 
 
 # Far above any sensible value, and below what overflows in torch and Slurm.
-PositiveInt = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=1, le=2**31 - 1)]
-NonNegativeInt = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0, le=2**31 - 1)]
-Share = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0, lt=1)]
-NonNegativeFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0, le=1e9, allow_inf_nan=False)]
-PositiveFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
+PositiveInt = Annotated[int, BeforeValidator(refuse_bool), Field(ge=1, le=2**31 - 1)]
+NonNegativeInt = Annotated[int, BeforeValidator(refuse_bool), Field(ge=0, le=2**31 - 1)]
+Share = Annotated[float, BeforeValidator(refuse_bool), Field(ge=0, lt=1)]
+NonNegativeFloat = Annotated[float, BeforeValidator(refuse_bool), Field(ge=0, le=1e9, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, BeforeValidator(refuse_bool), Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 
 
 class Section(BaseModel):

@@ -16,13 +16,25 @@ from hyperpod_ft.config.sections.data import Data
 from hyperpod_ft.config.sections.inputs import Model
 from hyperpod_ft.config.sections.parallelism import Neuron, Parallelism
 from hyperpod_ft.config.sections.results import Eval, Generate, Merge
+from hyperpod_ft.config.sections.rewards import Grpo, Reward
 from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK, Deploy, SageMaker
 from hyperpod_ft.config.sections.training import Dpo, Lora, Training
 from hyperpod_ft.errors import UserError
 
 EngineName = Literal["torch", "neuron", "trl"]
 StageName = Literal[
-    "env", "download", "certify", "dataset", "tasks", "precompile", "train", "consolidate", "merge", "generate", "eval"
+    "env",
+    "download",
+    "certify",
+    "dataset",
+    "reward",
+    "tasks",
+    "precompile",
+    "train",
+    "consolidate",
+    "merge",
+    "generate",
+    "eval",
 ]
 
 
@@ -43,6 +55,8 @@ class RunConfig(Section):
     dataset: Data
     lora: Lora = Field(default_factory=Lora)
     dpo: Dpo = Field(default_factory=Dpo)
+    grpo: Grpo = Field(default_factory=Grpo)
+    reward: tuple[Reward, ...] = ()
     training: Training = Field(default_factory=Training)
     parallelism: Parallelism = Field(default_factory=Parallelism)
     neuron: Neuron = Field(default_factory=Neuron)
@@ -80,6 +94,11 @@ class RunConfig(Section):
         """The hardware of a training node."""
         return CATALOGUE[self.cluster.instance_type]
 
+    def rows_per_step(self, data_parallel: int) -> int:
+        """Training rows per optimizer step, over all data-parallel ranks; with grpo, each is answered several times."""
+        forward = self.training.micro_batch_size * self.training.gradient_accumulation_steps * data_parallel
+        return forward // self.grpo.generations if self.training.objective == "grpo" else forward
+
     @property
     def has_other_interpreters(self) -> bool:
         """Whether its jobs may be on machines that lack this one's environments: in containers of training jobs."""
@@ -92,6 +111,10 @@ class RunConfig(Section):
     def differing(self) -> dict[str, Any]:
         """Those that differ from their defaults."""
         return flattened(self.model_dump(mode="json", exclude_defaults=True))
+
+
+# the formats that an objective needs, and that no other has
+_FORMATS = {"dpo": "preference", "grpo": "prompt"}
 
 
 def _check_training(config: RunConfig) -> None:
@@ -127,19 +150,40 @@ def _check_training(config: RunConfig) -> None:
 
 
 def _check_objective(config: RunConfig) -> None:
-    """Preferences and DPO need each other."""
-    dpo, dataset = config.training.objective == "dpo", config.dataset
-    if dpo != dataset.has_preferences:
-        raise ValueError(
-            f"training.objective: {config.training.objective} does not train on dataset.format {dataset.formats[0]};"
-            " objective dpo and format preference go together"
-        )
+    """Preferences and DPO need each other, and so do prompts, rewards and GRPO."""
+    objective, dataset = config.training.objective, config.dataset
+    dpo, grpo = objective == "dpo", objective == "grpo"
+    for of, form in _FORMATS.items():
+        if (objective == of) != (form in dataset.formats):
+            raise ValueError(
+                f"training.objective: {objective} does not train on dataset.format {dataset.formats[0]};"
+                f" objective {of} and format {form} go together"
+            )
     if not dpo and config.dpo != Dpo():
         raise ValueError("dpo: has no effect without training.objective dpo; remove it")
+    for key, default in (("grpo", Grpo()), ("reward", ())):
+        if not grpo and getattr(config, key) != default:
+            raise ValueError(f"{key}: has no effect without training.objective grpo; remove it")
+    if grpo:
+        _check_rewards(config)
     if dpo and dataset.packing == "wrapped":
         raise ValueError("dataset.packing: wrapped would cut pairs; use bfd or none for format preference")
     if dpo and dataset.loss_on != "completion":
         raise ValueError("dataset.loss_on: the prompt of a pair cancels in DPO's loss; leave it at completion")
+
+
+def _check_rewards(config: RunConfig) -> None:
+    """What GRPO needs, and what it has none of."""
+    dataset, names = config.dataset, [reward.known_as for reward in config.reward]
+    if not config.reward:
+        raise ValueError("reward: is missing; list at least one function for objective grpo (docs/engines.md)")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"reward.{names.index(twice)}.name: {twice} is there twice; give one of them another name")
+    if config.training.validate_every_steps:
+        raise ValueError("training.validate_every_steps: objective grpo has no validation loss; remove it")
+    for key, possible in (("packing", ("auto", "none")), ("overlong", ("drop",)), ("loss_on", ("completion",))):
+        if (value := getattr(dataset, key)) not in possible:
+            raise ValueError(f"dataset.{key}: {value} is not possible with format prompt; set it to {possible[-1]}")
 
 
 def _check_training_jobs(config: RunConfig, section: SageMaker) -> None:

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.config import sources, yaml_file
+from hyperpod_ft.config import reward_signature, sources, yaml_file
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.results import Eval
+from hyperpod_ft.config.sections.rewards import Reward
 from hyperpod_ft.config.yaml_file import FileKind
 from hyperpod_ft.errors import UserError, did_you_mean
 from hyperpod_ft.shipped import PACKAGE
@@ -74,9 +75,19 @@ def resolve(config: RunConfig, base: Path) -> RunConfig:
         given = _section(values, key)
         pinned = sources.resolve(f"{key}.source", given["source"], given["revision"], base)
         given |= {"source": pinned.source, "revision": pinned.revision or None}
+    for number, reward in enumerate(config.reward):
+        values["reward"][number].update(_resolve_reward(f"reward.{number}", reward, base))
     if config.eval:
         values["eval"] |= _resolve_evaluation(config.eval, base)
     return validate(values, "resolved run file")
+
+
+def _resolve_reward(key: str, reward: Reward, base: Path) -> dict[str, Any]:
+    if reward.file is None:
+        return {}
+    pinned = sources.resolve_path(f"{key}.function", reward.file, f"{key}.revision", reward.revision, base)
+    reward_signature.check(f"{key}.function", Path(pinned.source), reward.function_name)
+    return {"function": f"{pinned.source}:{reward.function_name}", "revision": pinned.revision}
 
 
 def _section(values: dict[str, Any], key: str) -> dict[str, Any]:

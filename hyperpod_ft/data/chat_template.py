@@ -72,11 +72,11 @@ class _Form:
 def of(dataset: Dataset, model: Path) -> ChatTemplate | None:
     """The template for a model that was trained on this dataset, from the base model `model`.
 
-    None where the base model's own stays: the rows were chats, which it wrote; preferences, which refine a model that
-    already answers; or texts without questions. With `chat_template_kwargs`, it begins with them as defaults. Where no
-    list of messages gives the training prompt, the template refuses every question with the reason.
+    None where the base model's own stays: the rows were chats, which it wrote; preferences or prompts, which refine a
+    model that already answers; or texts without questions. With `chat_template_kwargs`, it begins with them as
+    defaults. Where no list of messages gives the training prompt, the template refuses every question with the reason.
     """
-    if dataset.format in ("chat", "preference", "text"):
+    if dataset.format in ("chat", "preference", "prompt", "text"):
         return _with_defaults(dataset.chat_template_kwargs, model) if dataset.chat_template_kwargs else None
     try:
         encoder = Encoder.load(model, chat=False)

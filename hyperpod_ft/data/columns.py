@@ -14,6 +14,7 @@ _USED = {
     "chat": ("messages", "conversations", "prompt", "completion", *BESIDE_MESSAGES),
     "text": ("text",),
     "preference": ("prompt", "chosen", "rejected", *BESIDE_MESSAGES),
+    "prompt": ("prompt", *BESIDE_MESSAGES),
 }
 _UNSEEN = "the model would not see {it}"
 _CONVERSATION = ("system", "system_prompt", "history")
@@ -32,7 +33,7 @@ LISTED = 50  # columns; a row may have any number
 
 def used(dataset: Dataset) -> frozenset[str]:
     """The columns that make the text of an example."""
-    if dataset.format != "template":
+    if dataset.prompt_template is None and dataset.completion_template is None:
         return frozenset(_USED[dataset.format])
     from jinja2 import meta  # noqa: PLC0415 - only this format needs it
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
@@ -49,13 +50,14 @@ class UnusedColumns:
         self.names: set[str] = set()
         self._format = dataset.format
         self._used = used(dataset)
-        self._with_messages = sorted(self._used) if dataset.format in ("preference", "template") else ()
+        self._with_messages = sorted(self._used) if dataset.format in ("preference", "prompt", "template") else ()
+        self._for_rewards = not dataset.has_answers
         self._ignored = frozenset(dataset.ignored_columns)
 
     def add(self, where: str, row: Mapping[str, Any]) -> None:
         """Raises UserError for a row with a column that would change the training; `where` is its file and line."""
         unused = row.keys() - self._used
-        if not unused <= self.names and len(self.names) < LISTED:
+        if not self._for_rewards and not unused <= self.names and len(self.names) < LISTED:
             self.names.update(sorted(unused)[: LISTED - len(self.names)])
         changing = {name: why for name, why in self._changing(row, unused) if name not in self._ignored}
         if changing:

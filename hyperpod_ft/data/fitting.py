@@ -34,7 +34,7 @@ class Fitted:
     def of(cls, tokens: Tokens, dataset: Dataset) -> "Fitted":
         within, shape = _within(tokens, dataset), (-1, dataset.documents_per_example)
         shortened = tokens.only(within)
-        nothing = (tokens.label_tokens.reshape(shape) == 0).any(1)
+        nothing = dataset.has_answers & (tokens.label_tokens.reshape(shape) == 0).any(1)
         overlong = ~nothing & (shortened.lengths < tokens.lengths).reshape(shape).any(1)
         dropped = overlong & (dataset.overlong == "drop")
         truncated = overlong & ~dropped

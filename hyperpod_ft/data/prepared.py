@@ -22,6 +22,7 @@ SplitName = Literal["train", "validation"]
 
 _DECODER = "decoder_input_ids"
 _SAMPLES = "samples.jsonl"
+_PROMPTS = "prompts.jsonl"
 _REPORT = "report.json"
 
 
@@ -42,6 +43,31 @@ class Sample:
     def as_dict(self) -> dict[str, Any]:
         values = asdict(self)
         return values if self.source else {key: value for key, value in values.items() if key != "source"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A row of format `prompt` as text.
+
+    `templated`: a chat template wrote it, with its special tokens; `columns`: the other ones of its raw row; `where`:
+    file and line of that.
+    """
+
+    text: str
+    templated: bool
+    columns: dict[str, Any]
+    where: str
+
+
+class Prompts:
+    """The prompts of a split, in the order of its rows."""
+
+    def __init__(self, directory: Path) -> None:
+        # JSON strings may contain Unicode line breaks: lines end at \n only
+        self._lines = (directory / _PROMPTS).read_bytes().split(b"\n")[:-1]
+
+    def __getitem__(self, row: int) -> Prompt:
+        return Prompt(**json.loads(self._lines[row]))
 
 
 def open_split(directory: Path) -> PackedRows | Seq2SeqRows:
@@ -117,6 +143,13 @@ def write_split(directory: Path, name: SplitName, blocks: Iterable[PackedRows | 
                     header = {"descr": "<i4", "fortran_order": False, "shape": (row_count, rows.shape[1])}
                     np.lib.format.write_array_header_1_0(streams[array], header)  # type: ignore[no-untyped-call,unused-ignore]  # typed since numpy 2.3
                 streams[array].write(np.ascontiguousarray(rows, "<i4").data)
+
+
+def write_prompts(directory: Path, name: SplitName, prompts: Iterable[Prompt]) -> None:
+    """Write the prompts of a split's rows beside their arrays."""
+    with (directory / name / _PROMPTS).open("w", encoding="utf-8") as stream:
+        for prompt in prompts:
+            stream.write(json.dumps(asdict(prompt), ensure_ascii=False) + "\n")
 
 
 def write_samples(directory: Path, samples: Iterable[Sample]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hyperpod_ft.config.sections.data import Part
-from hyperpod_ft.config.sections.inputs import Preparation
+from hyperpod_ft.config.sections.data import Data, Part
+from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.fitting import TOO_LONG
 from hyperpod_ft.data.inspection.shown import Tally
 from hyperpod_ft.data.mixing.source_report import SourceReport
@@ -74,7 +74,7 @@ class RawRowCount:
                 + self._for_long_ones(part.dataset),
             )
 
-    def check(self, dataset: Preparation) -> None:
+    def check(self, dataset: Data | Dataset) -> None:
         """Raises UserError when more rows are bad than `max_bad_rows`."""
         count = self.bad.total()
         if count > dataset.max_bad_rows:
@@ -90,11 +90,11 @@ class RawRowCount:
         named = ", ".join(str(row) for row in self.listed[:_NAMED_IN_ERROR])
         return named + (f" and {count - _NAMED_IN_ERROR} more" if count > _NAMED_IN_ERROR else "")
 
-    def _for_long_ones(self, dataset: Preparation) -> str:
+    def _for_long_ones(self, dataset: Data | Dataset) -> str:
         if not self.bad[TOO_LONG] + self.emptied:
             return ""
         lengths = "max_length or max_target_length" if dataset.max_target_length else "max_length"
-        truncate = " or set dataset.overlong to truncate" if self.bad[TOO_LONG] else ""
+        truncate = " or set dataset.overlong to truncate" if self.bad[TOO_LONG] and dataset.has_answers else ""
         return f", or for long ones raise dataset.{lengths}{truncate}"
 
 
@@ -253,7 +253,8 @@ class DatasetReport:
         if targets is not None:
             padding += f", {targets:.2%} of targets"
         yield f"packed rows: {self.train_rows:,} train, {self.validation_rows:,} validation; padding {padding}"
-        if self.padding_share > _MOSTLY and targets is None:
+        # prompts, which have no labels, are not trained as padded rows
+        if self.padding_share > _MOSTLY and targets is None and self.label_tokens:
             yield (
                 "warning: rows are mostly padding, which takes as much time as text: the longest document has"
                 f" {self.lengths.longest:,} tokens; lower dataset.max_length"

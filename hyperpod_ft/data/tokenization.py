@@ -177,6 +177,7 @@ def separated(made: Sequence[Sequence[tuple[Example, ...]]], encoder: Encoder) -
 def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) -> Tokens:
     """The documents' tokens: [BOS] prompt completion EOS; for an encoder-decoder, prompt EOS completion EOS.
 
+    A prompt without a completion has no EOS.
     Prompt and completion are encoded separately, so that the prompt's ids are the same as in generation. A document's
     first token is never trained: nothing in the document predicts it, and the token before it in a packed row belongs
     to another document.
@@ -196,7 +197,8 @@ def tokenize(examples: Sequence[Example], dataset: Dataset, encoder: Encoder) ->
         templated = np.array([example.templated for example in examples], np.bool_)
         inserted = begins
         with_bos = _adds_bos(encoded.ids, begins, edges[first + 1], templated, encoder)
-        with_eos = _adds_eos(encoded.ids, begins, ends, templated, encoder)
+        answered = np.array([example.segments[-1].trained for example in examples], np.bool_)
+        with_eos = answered & _adds_eos(encoded.ids, begins, ends, templated, encoder)
         mark = (encoder.bos or (encoder.eos,))[0]
     else:
         inserted = edges[first + counts - 1]  # the completion is the last segment

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
-from hyperpod_ft.config.sections.training import rows_per_step
 from hyperpod_ft.config.sources import kind_of
 from hyperpod_ft.data import source_files
 from hyperpod_ft.data.text.prompts import check_prompt
@@ -78,7 +77,7 @@ def preview(run: Run, launchers: Launchers) -> Preview:
     fit = check_run(run)
     decision = decide(run)
     will_run = {stage.name for stage in decision.stages}
-    rows = rows_per_step(run.config.training, run.plan.degrees.data_parallel)
+    rows = run.config.rows_per_step(run.plan.degrees.data_parallel)
     return Preview(
         run=run,
         stages=tuple(

@@ -39,6 +39,7 @@ class LatestMetrics:
     rows_per_second: float | None = None  # packed rows
     mfu: float | None = None  # 0 to 1
     reward_accuracy: float | None = None  # of DPO, 0 to 1
+    reward: float | None = None  # of GRPO
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,7 @@ def _latest_metrics(run: Run, stages: tuple[StageStatus, ...]) -> LatestMetrics 
         rows_per_second=row.get("rows_per_second"),
         mfu=row.get("mfu"),
         reward_accuracy=row.get("rewards/accuracies"),
+        reward=row.get("reward"),
     )
 
 

@@ -182,10 +182,20 @@ def _fetched(config: RunConfig) -> dict[str, Any]:
 def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     adapters = ("lora",) if config.training.method == "lora" else ()
     # an engine's own section has its name
-    settings = _settings(config, "training", "dpo", "seed", "cluster.instance_type", config.engine, *adapters)
+    settings = _settings(config, "training", "dpo", "grpo", "seed", "cluster.instance_type", config.engine, *adapters)
+    settings |= _rewards(config)
     # a degree of 1 divides nothing; who computes which experts changes no result, as with sharding
     changing = {name: size for name, size in asdict(degrees).items() if size > 1 and name != "expert_parallel"}
     return settings | {"degrees": changing}
+
+
+def _rewards(config: RunConfig) -> dict[str, Any]:
+    """The functions of section `reward`. A file of the user's is what is in it, wherever it is."""
+    given = [
+        reward.model_dump(mode="json", exclude_defaults=True, exclude={"timeout"}) | {"function": reward.function_name}
+        for reward in config.reward
+    ]
+    return {"reward": given} if given else {}
 
 
 def _graphs(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
@@ -257,7 +267,16 @@ _STAGES: dict[StageName, _Definition] = {
         lambda config, _: _settings(config, "dataset", "seed"),
         shared=True,
     ),
-    # before the training: a name that the harness does not know is found in time
+    # before the training: a function that fails is found in time
+    "reward": _Definition(
+        1,
+        ("env", "dataset"),
+        lambda config, _: _rewards(config),
+        applies=lambda config: config.training.objective == "grpo",
+        cpus=1,
+        inherited=False,  # its inputs are among those of train
+    ),
+    # likewise: a name that the harness does not know is found in time
     "tasks": _Definition(
         1,
         ("env",),
@@ -277,7 +296,9 @@ _STAGES: dict[StageName, _Definition] = {
         self_contained=True,
         inherited=False,  # its inputs, except the interpreter, are among those of train
     ),
-    "train": _Definition(1, ("env", "download", "certify", "dataset", "precompile"), _training, starts_ranks=True),
+    "train": _Definition(
+        1, ("env", "download", "certify", "dataset", "reward", "precompile"), _training, starts_ranks=True
+    ),
     # with method full, it writes the final model
     "consolidate": _Definition(
         2,

@@ -76,9 +76,13 @@ _QUANTITIES = (
     _Quantity("aux_loss", "Load-balancing loss of routers, without its coefficient"),
     _Quantity(LARGEST, "Largest load of an expert, times the mean of its layer"),
     _Quantity(DEAD, "Experts without a token, of all layers"),
+    _Quantity("reward", "Reward of an answer, mean of the step"),
+    _Quantity("completions/mean_length", "Tokens of an answer, mean of the step"),
+    _Quantity("kl", "KL divergence from the model before training, nats per token"),
     _Quantity("rewards/margins", "DPO reward margin, chosen minus rejected"),
     _Quantity("rewards/accuracies", "DPO pairs whose chosen completion has the higher reward, %", 100),
 )
+_REWARD = ("rewards/", "/mean")  # begin and end the names of metrics of a function
 _AXES = {"step": "Optimizer step", "seconds": "Time in training", "epoch": "Epochs"}
 
 
@@ -86,7 +90,7 @@ def charts(reports: Sequence[RunReport]) -> list[Chart]:
     """The charts of one run, or of several with one color each."""
     if len(reports) == 1:
         (report,) = reports
-        found = [_loss(report), _losses_of_sources(report), *_quantities(reports)]
+        found = [_loss(report), _losses_of_sources(report), _rewards(report), *_quantities(reports)]
         return [chart for chart in (*found, _timeline(report), _lengths(report)) if chart]
     return [chart for chart in (_losses(reports), _validation_losses(reports), *_quantities(reports)) if chart]
 
@@ -112,6 +116,21 @@ def _losses_of_sources(report: RunReport) -> Chart | None:
         for number, key in enumerate(_of_sources(report))
     ]
     return _lines("validation_loss_of_sources", f"Validation loss by source, {_unit(report)}", [report], series)
+
+
+def _rewards(report: RunReport) -> Chart | None:
+    """The reward of each function, where there are several."""
+    keys = [key for key in report.metrics if key.startswith(_REWARD[0]) and key.endswith(_REWARD[1])]
+    if len(keys) < 2:
+        return None
+    budget = _budget([report])
+    series = [
+        _series(
+            report, key, key.removeprefix(_REWARD[0]).removesuffix(_REWARD[1]), 1 + number % _COLORS, "line", budget
+        )
+        for number, key in enumerate(keys)
+    ]
+    return _lines("rewards", "Reward by function, without its weight", [report], series)
 
 
 def _of_sources(report: RunReport) -> list[str]:
@@ -167,7 +186,9 @@ def _lines(name: str, label: str, reports: Sequence[RunReport], series: Sequence
 
 
 def _unit(report: RunReport) -> str:
-    return "nats per pair" if report.settings["training.objective"] == "dpo" else "nats per label token"
+    return {"dpo": "nats per pair", "grpo": "of the policy"}.get(
+        str(report.settings["training.objective"]), "nats per label token"
+    )
 
 
 def _smooth_loss(report: RunReport) -> tuple[Sequence[float | None], int]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hyperpod_ft.config import yaml_text
-from hyperpod_ft.config.sections.training import rows_per_step
+from hyperpod_ft.config.sections.rewards import Reward
 from hyperpod_ft.data.inspection import shown
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.launch.follow import last_lines
@@ -104,7 +104,7 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     method = f"LoRA, r {lora.r}, alpha {lora.alpha:g}" if training.method == "lora" else "every parameter"
     trained, total = (finite(facts.get(name)) for name in ("trainable_parameters", "total_parameters"))
     share = f" ({trained:,.0f} of {total:,.0f} parameters)" if trained and total else ""
-    rows = rows_per_step(training, degrees.data_parallel)
+    rows = config.rows_per_step(degrees.data_parallel)
     ranks = count(degrees.world_size, "rank")
     known = steps(run)
     length = f"{known.total:,} steps ({known.total / known.per_epoch:.3g} epochs)" if known else "steps not known yet"
@@ -115,9 +115,12 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
             dict.fromkeys(_pinned(part.dataset.source, part.dataset.asset.revision) for part in config.dataset.parts)
         ),
         "Method": method + share,
-        "Objective": {"sft": "supervised fine-tuning", "dpo": f"direct preferences (DPO), beta {config.dpo.beta:g}"}[
-            training.objective
-        ],
+        "Objective": {
+            "sft": "supervised fine-tuning",
+            "dpo": f"direct preferences (DPO), beta {config.dpo.beta:g}",
+            "grpo": f"rewards (GRPO) of {config.grpo.generations} answers to each prompt, beta {config.grpo.beta:g}",
+        }[training.objective],
+        **({"Rewards": ", ".join(_rewarded(reward) for reward in config.reward)} if config.reward else {}),
         "Length": f"{length} of {rows:,} rows, {lengths}",
         "Learning rate": f"{training.learning_rate:g}, {training.schedule}, warm-up {training.warmup_share:.0%}",
         "Precision": training.precision,
@@ -125,6 +128,10 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
         "Engine": config.engine,
         "Seed": str(config.seed),
     }
+
+
+def _rewarded(reward: Reward) -> str:
+    return f"{reward.known_as} x {reward.weight:g}"
 
 
 def _pinned(source: str, revision: str) -> str:

@@ -48,6 +48,11 @@ class TrainingPaths:
         return self.reference_log_probabilities / "measured"
 
     @property
+    def reward_files(self) -> Path:
+        """Copies of the user's reward functions (objective grpo), by their number in the run file."""
+        return self.directory / "rewards"
+
+    @property
     def metrics_path(self) -> Path:
         """One JSON object a logged step."""
         return self.directory / "metrics.jsonl"

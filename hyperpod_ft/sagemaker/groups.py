@@ -17,7 +17,7 @@ from hyperpod_ft.sagemaker.section import SAGEMAKER, sagemaker_section, slug, st
 
 FROZEN = ("run.yaml", "plan.json")  # of a run directory; with the scripts, they decide what a container runs
 GROUPS: dict[str, tuple[str, ...]] = {
-    "prepare": ("env", "download", "certify", "dataset"),
+    "prepare": ("env", "download", "certify", "dataset", "reward"),
     "train": ("precompile", "train"),
     "finish": ("consolidate", "merge", "generate"),
 }

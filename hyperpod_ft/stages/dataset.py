@@ -26,7 +26,7 @@ from hyperpod_ft import publish
 from hyperpod_ft.checkpoint.formats import added_tokens
 from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, read_config
 from hyperpod_ft.config.sections.data import Data
-from hyperpod_ft.data import context_check, packing, prepared, tokenizer
+from hyperpod_ft.data import columns, context_check, packing, prepared, tokenizer
 from hyperpod_ft.data.columns import LISTED
 from hyperpod_ft.data.encoder import Encoder
 from hyperpod_ft.data.fitting import TOO_LONG
@@ -36,7 +36,7 @@ from hyperpod_ft.data.mixing.mixture import Draw, Numbers
 from hyperpod_ft.data.mixing.source_report import SourceReport
 from hyperpod_ft.data.mixing.sources import ReadExample, TokenizedSource, read, tokenized
 from hyperpod_ft.data.packing import PackedRows, Packing
-from hyperpod_ft.data.prepared import Sample, SplitName
+from hyperpod_ft.data.prepared import Prompt, Sample, SplitName
 from hyperpod_ft.data.report import DatasetReport, Lengths, RawRowCount
 from hyperpod_ft.data.seq2seq.packing import Seq2SeqRows, fill_seq2seq, pack_seq2seq
 from hyperpod_ft.data.stored import packings as stored_packings
@@ -86,12 +86,17 @@ def work(run: Run) -> Result:
     with publish.new_directory(run.paths.dataset_path) as directory:
         packings: dict[SplitName, list[StoredPackings]] = {
             "train": [_pack(run, how, examples, drawn.train, start)],
-            "validation": [_pack(run, how, examples, chosen, start) for chosen in drawn.validation],
+            # prompts have no validation loss
+            "validation": [
+                _pack(run, how, examples, chosen, start) for chosen in drawn.validation if dataset.has_answers
+            ],
         }
         rows = {name: sum(one.row_count for one in of_split) for name, of_split in packings.items()}
         for name, of_split in packings.items():
             fill = _filling(dataset, encoder.pad, start)
             prepared.write_split(directory, name, _blocks(of_split, examples, dataset, fill), rows[name])
+        if not dataset.has_answers:
+            prepared.write_prompts(directory, "train", _prompts(sources, drawn.train, encoder))
         splits: dict[SplitName, Numbers] = {
             "train": drawn.train[:_SAMPLES_PER_SPLIT],
             "validation": mixture.mixed(drawn.validation)[:_SAMPLES_PER_SPLIT],
@@ -99,7 +104,7 @@ def work(run: Run) -> Result:
         found = read(sources, np.concatenate(list(splits.values())), encoder)
         of_sources: tuple[SourceReport, ...] = ()
         if dataset.mixes:
-            held_out = [one.row_count for one in packings["validation"]]
+            held_out = [one.row_count for one in packings["validation"]] or [0] * len(sources)
             of_sources = _source_reports(sources, examples, kept, drawn, held_out)
         report = _report(counts, examples, drawn, rows, dataset, texts, of_sources)
         if "chat" in dataset.formats:
@@ -142,6 +147,8 @@ def _packing_of(run: Run) -> packing.How:
     """How examples fill rows; where the model decides that against packing, a line says why."""
     if run.config.dataset.packing != "auto":
         return run.config.dataset.packing
+    if not run.config.dataset.has_answers:
+        return "none"
     certificate = run.journal.certificate()
     if not (certificate and certificate.not_packed):
         return "bfd"
@@ -193,6 +200,24 @@ def _blocks(
         packed, tokens = stored_packings.in_memory(stored, examples)
         for first, stop in prepared.blocks_of(packed.row_count, max(1, _TOKENS_PER_BLOCK // width)):
             yield fill(packed, tokens, first, stop)
+
+
+def _prompts(sources: Sequence[TokenizedSource], chosen: Numbers, encoder: Encoder) -> Iterator[Prompt]:
+    """The text of prompts, and the columns beside them. Raises UserError for text among messages."""
+    templated: bool | None = None
+    for first, stop in prepared.blocks_of(len(chosen), _COUNTED):
+        part = chosen[first:stop]
+        found = read(sources, part, encoder)
+        for number in part.tolist():  # an epoch may have an example several times
+            example, row, source = found[number].documents[0], found[number].row, found[number].source
+            used = columns.used(source.part.dataset) if source.part.dataset.prompt_template is None else frozenset()
+            beside = {name: value for name, value in row.values.items() if name not in used}
+            where = f"{source.name}/{row.where}" if source.name else row.where
+            templated = example.templated if templated is None else templated
+            if example.templated != templated:
+                kinds = ("chat messages", "text") if example.templated else ("text", "chat messages")
+                raise UserError(f"{where}: the prompt is {kinds[0]}, others are {kinds[1]}", "write all prompts alike")
+            yield Prompt(example.prompt, example.templated, beside, where)
 
 
 def _print_new_tokens(run: Run, examples: StoredTokens) -> None:

@@ -127,7 +127,8 @@ def _questions(config: RunConfig, prepared: PreparedDataset, tokenizer: Tokenize
             expected = sample.completion
             if given_as == "text":  # as much of the rest as an answer can be
                 expected = tokenizers.beginning(tokenizer, expected, wanted.max_new_tokens)
-            questions.append(_Question(split, sample.prompt, ids, expected, templated))
+            origin = split if config.dataset.has_answers else "prompts"
+            questions.append(_Question(origin, sample.prompt, ids, expected, templated))
     if empty := [question for question in questions if not question.text.strip()]:
         raise UserError(f"generate: a prompt from {empty[0].origin} is empty", "write a prompt with text")
     return questions

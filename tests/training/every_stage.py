@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages import certify, consolidate, dataset, download, generate, merge, stage
+from hyperpod_ft.stages import certify, consolidate, dataset, download, generate, merge, reward, stage
 from tests.training.conftest import train_here
 from tests.unit.stage_runs import finish
 
@@ -12,6 +12,7 @@ _WORKS: dict[str, Any] = {
     "download": download.work,
     "certify": certify.work,
     "dataset": dataset.work,
+    "reward": reward.work,
     "consolidate": consolidate.work,
     "merge": merge.work,
     "generate": generate.work,

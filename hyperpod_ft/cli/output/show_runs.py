@@ -195,6 +195,7 @@ def training_progress(current: RunStatus) -> str:
     rate = f"  {training.tokens_per_second:,.0f} tokens/s" if training.tokens_per_second else ""
     mfu = f"  MFU {training.mfu:.1%}" if training.mfu is not None else ""
     preferred = f"  rewards/accuracies {training.reward_accuracy:.1%}" if training.reward_accuracy is not None else ""
+    preferred += f"  reward {training.reward:.4f}" if training.reward is not None else ""
     return f"step {training.step}{total}  loss {training.loss:.4f}{preferred}{rate}{mfu}"
 
 

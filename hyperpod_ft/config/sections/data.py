@@ -115,6 +115,11 @@ class Data(Preparation, SourceSettings):
         return "preference" in self.formats
 
     @property
+    def has_answers(self) -> bool:
+        """Whether rows have something to learn: all of them, or none."""
+        return self.parts[0].dataset.has_answers
+
+    @property
     def may_have_messages(self) -> bool:
         """Whether rows may be messages, which the tokenizer's chat template writes."""
         return any(part.dataset.may_have_messages for part in self.parts)
@@ -142,11 +147,11 @@ class Data(Preparation, SourceSettings):
             DataSource.model_validate(_given(self, SourceSettings))  # its errors name the keys that are missing
         for part in self.parts:
             Dataset.model_validate(_given(part.dataset, Dataset))
-        if self.has_preferences and len(self.formats) > 1:
-            others = ", ".join(name for name in self.formats if name != "preference")
-            raise ValueError(f"format preference cannot be mixed with {others}; train on them in different runs")
+        for alone in {"preference", "prompt"}.intersection(self.formats):
+            if others := ", ".join(name for name in self.formats if name != alone):
+                raise ValueError(f"format {alone} cannot be mixed with {others}; train on them in different runs")
         for key in ("train_on", "reasoning", "chat_template_kwargs"):
-            wanted = ("chat", "preference") if key == "chat_template_kwargs" else ("chat",)
+            wanted = ("chat", "preference", "prompt") if key == "chat_template_kwargs" else ("chat",)
             if getattr(self, key) != type(self).model_fields[key].default and not set(wanted).intersection(
                 self.formats
             ):

@@ -77,7 +77,7 @@ class Model(Section):
 SPLIT = r"\w+(\.\w+)*(\[(-?\d{1,18}%?)?:(-?\d{1,18}%?)?\])?"
 
 
-Format = Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "template", "preference"]
+Format = Literal["dolly", "alpaca", "prompt-completion", "chat", "text", "template", "preference", "prompt"]
 
 
 class SourceSettings(Section):
@@ -110,11 +110,14 @@ class SourceSettings(Section):
         description="`dolly` (instruction, context, response), `alpaca` (instruction, input, output),"
         " `prompt-completion` (prompt, completion), `chat` (messages or conversations,"
         " with tools; the tokenizer's chat template),"
-        " `text` (text), `template` (the two templates below), or `preference` (prompt, chosen, rejected:"
-        " strings or chat messages, for training.objective dpo).",
+        " `text` (text), `template` (the two templates below), `preference` (prompt, chosen, rejected:"
+        " strings or chat messages, for training.objective dpo), or `prompt` (prompt: a string or chat messages, and"
+        " columns that rewards need, for training.objective grpo).",
     )
-    prompt_template: str | None = Field(None, description="Format `template`: Jinja template of the row's fields.")
-    completion_template: str | None = Field(None, description="The same for the completion.")
+    prompt_template: str | None = Field(
+        None, description="Formats `template` and `prompt`: Jinja template of the row's fields."
+    )
+    completion_template: str | None = Field(None, description="Format `template`: the same for the completion.")
 
     @model_validator(mode="after")
     def _templates_belong_to_their_format(self) -> "SourceSettings":
@@ -123,8 +126,10 @@ class SourceSettings(Section):
             return self
         if self.format == "template" and self.completion_template is None:
             raise ValueError("format template needs completion_template (and usually prompt_template); add it")
-        if self.format != "template" and given:
+        if given and self.format not in ("template", "prompt"):
             raise ValueError(f"prompt_template and completion_template are for format template, not {self.format}")
+        if self.format == "prompt" and self.completion_template is not None:
+            raise ValueError("completion_template: rows of format prompt have no completion; remove it")
         if given:
             self._check_templates()
         return self
@@ -187,8 +192,8 @@ class Preparation(Section):
     )
     chat_template_kwargs: dict[str, str | int | float | bool] = Field(
         {},
-        description="Formats `chat` and `preference`: values for the chat template, such as `enable_thinking: false`. A"
-        " row may have its own.",
+        description="Formats `chat`, `preference` and `prompt`: values for the chat template, such as"
+        " `enable_thinking: false`. A row may have its own.",
     )
     packing: Literal["auto", "bfd", "wrapped", "none"] = Field(
         "auto",
@@ -224,7 +229,12 @@ class Dataset(Preparation, DataSource):
     @property
     def may_have_messages(self) -> bool:
         """Whether rows may be messages, which the tokenizer's chat template writes."""
-        return self.format in ("chat", "preference")
+        return self.format in ("chat", "preference", "prompt")
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether rows have something to learn; prompts alone are answered by the model."""
+        return self.format != "prompt"
 
     @property
     def documents_per_example(self) -> int:
@@ -235,7 +245,7 @@ class Dataset(Preparation, DataSource):
     def _suits_an_encoder_decoder(self) -> "Dataset":
         if self.max_target_length is None:
             return self
-        if self.format in ("chat", "text", "preference"):
+        if self.format in ("chat", "text", "preference", "prompt"):
             raise ValueError(
                 f"format {self.format}: an encoder-decoder is trained on pairs of source and target; use"
                 " prompt-completion, template, dolly or alpaca, or leave max_target_length out"

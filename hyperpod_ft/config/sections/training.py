@@ -20,14 +20,18 @@ class Training(Section):
     """The training loop and optimizer."""
 
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
-    objective: Literal["sft", "dpo"] = Field(
+    objective: Literal["sft", "dpo", "grpo"] = Field(
         "sft",
         description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen to rejected"
-        " completions, with a dataset of format preference (not engine neuron).",
+        " completions, with a dataset of format preference (not engine neuron). `grpo`: learn from the"
+        " rewards of sampled answers (engine trl; docs/engines.md).",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; overrides epochs.")
-    micro_batch_size: PositiveInt = Field(1, description="Packed rows per forward pass on each data-parallel rank.")
+    micro_batch_size: PositiveInt = Field(
+        1,
+        description="Packed rows per forward pass on each data-parallel rank; with objective grpo, sampled answers.",
+    )
     gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
     learning_rate: PositiveFloat = Field(2e-4, description="Peak learning rate of AdamW.")
     schedule: Literal["cosine", "linear", "constant"] = Field(
@@ -178,11 +182,6 @@ class Dpo(Section):
     label_smoothing: Annotated[Share, Field(lt=0.5)] = Field(
         0.0, description="Assumed share of pairs with chosen and rejected swapped (conservative DPO)."
     )
-
-
-def rows_per_step(training: Training, data_parallel: int) -> int:
-    """Training rows per optimizer step, over all data-parallel ranks."""
-    return training.micro_batch_size * training.gradient_accumulation_steps * data_parallel
 
 
 def total_steps(training: Training, rows: int, rows_per_step: int) -> int:

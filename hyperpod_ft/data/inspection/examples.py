@@ -111,7 +111,8 @@ def _places(example: Example, tokens: int, dataset: Dataset, encoder: Encoder) -
     marks = tokens - sum(map(len, offsets))
     has_encoder = dataset.max_target_length is not None
     at = 0
-    if marks == 2 and not has_encoder:
+    answered = example.segments[-1].trained
+    if marks == 1 + answered and not has_encoder:
         yield _Place(0, 0, "BOS")
     for number, (segment, of_segment) in enumerate(zip(example.segments, offsets, strict=True), 1):
         if has_encoder and number == len(offsets):
@@ -122,7 +123,7 @@ def _places(example: Example, tokens: int, dataset: Dataset, encoder: Encoder) -
         if of_segment:
             yield _Place(at + of_segment[-1][0], end)
         at = end
-    if marks:
+    if marks and answered:
         yield _Place(at, at, "EOS")
 
 

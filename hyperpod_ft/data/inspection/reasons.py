@@ -27,8 +27,8 @@ def of_characters(example: Example, dataset: Dataset, tokenizer: Tokenizer | Non
     if example.conversation is not None:
         assert tokenizer is not None
         return _Painting.of(example, example.conversation, tokenizer).reasons
-    if dataset.format == "text":
-        return ["text"] * len(example.segments[0].text)
+    if dataset.format in ("text", "prompt"):
+        return ["text" if dataset.format == "text" else "prompt"] * len(example.segments[0].text)
     *prompt, completion = (len(segment.text) for segment in example.segments)
     found: list[Reason] = ["prompt"] * sum(prompt)
     found += ["completion"] * completion

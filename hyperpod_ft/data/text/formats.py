@@ -8,7 +8,7 @@ from hyperpod_ft.config.sections.inputs import Dataset
 from hyperpod_ft.data.text import chat, prompts
 from hyperpod_ft.data.text import conversation as conversations
 from hyperpod_ft.data.text.conversation import Conversation
-from hyperpod_ft.data.text.example import Example, RowError
+from hyperpod_ft.data.text.example import Example, RowError, Segment
 from hyperpod_ft.data.tokenizer import Tokenizer
 
 
@@ -22,6 +22,9 @@ def examples(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer | No
     if dataset.format == "preference":
         assert tokenizer is not None
         return [tuple(map(_checked, _pair(dataset, row, tokenizer)))]
+    if dataset.format == "prompt":
+        assert tokenizer is not None
+        return [(_alone(dataset, row, tokenizer),)]
     if dataset.format == "chat":
         assert tokenizer is not None
         found = chat.examples(
@@ -57,6 +60,14 @@ def _plain(dataset: Dataset, row: Mapping[str, Any]) -> Example:
     if dataset.max_target_length is not None and not prompt.strip():
         raise RowError("empty prompt", "an encoder-decoder needs a source")
     return prompts.joined(prompt, completion, prompt_trained=dataset.loss_on == "all")
+
+
+def _alone(dataset: Dataset, row: Mapping[str, Any], tokenizer: Tokenizer) -> Example:
+    """A prompt without an answer."""
+    text = prompt_of(dataset, row, tokenizer)
+    if not text.strip():
+        raise RowError("empty prompt", "there is nothing to answer")
+    return Example(text, "", (Segment(text, trained=False),), templated=prompts.is_chat(dataset, row))
 
 
 def _checked(example: Example) -> Example:

@@ -37,7 +37,11 @@ def completion(dataset: Dataset, row: Mapping[str, Any]) -> str:
 
 def is_chat(dataset: Dataset, row: Mapping[str, Any]) -> bool:
     """Whether the tokenizer's chat template writes the row's prompt."""
-    return dataset.format == "chat" or (dataset.format == "preference" and isinstance(row.get("prompt"), list))
+    if dataset.format == "prompt" and dataset.prompt_template is not None:
+        return False
+    return dataset.format == "chat" or (
+        dataset.format in ("preference", "prompt") and isinstance(row.get("prompt"), list)
+    )
 
 
 def check_prompt(dataset: Dataset, row: Mapping[str, Any], where: str) -> None:
@@ -106,6 +110,10 @@ def check_unicode(text: str) -> None:
         raise RowError("invalid UTF-8", f"character {error.start + 1} of the text") from error
 
 
+def _filled_prompt(dataset: Dataset, row: Mapping[str, Any]) -> str:
+    return _fill("prompt_template", dataset.prompt_template or "", row)
+
+
 def _dolly_prompt(_: Dataset, row: Mapping[str, Any]) -> str:
     instruction, context = _filled_field(row, "instruction"), _optional_field(row, "context")
     return (DOLLY_CONTEXT if context else DOLLY).format(instruction=instruction, context=context)
@@ -121,7 +129,10 @@ _PROMPTS: dict[str, Callable[[Dataset, Mapping[str, Any]], str]] = {
     "alpaca": _alpaca_prompt,
     "prompt-completion": lambda _, row: text_field(row, "prompt"),
     "preference": lambda _, row: text_field(row, "prompt"),
-    "template": lambda dataset, row: _fill("prompt_template", dataset.prompt_template or "", row),
+    "prompt": lambda dataset, row: (
+        text_field(row, "prompt") if dataset.prompt_template is None else _filled_prompt(dataset, row)
+    ),
+    "template": _filled_prompt,
 }
 _COMPLETIONS: dict[str, Callable[[Dataset, Mapping[str, Any]], str]] = {
     "dolly": lambda _, row: text_field(row, "response"),

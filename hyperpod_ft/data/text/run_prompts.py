@@ -33,7 +33,9 @@ def as_asked(
 
 def are_chats(dataset: Dataset, samples: Iterable[Sample]) -> bool:
     """Whether the raw rows are chats, which those of preferences may be; `samples`: of the prepared dataset."""
-    return dataset.format == "chat" or (dataset.format == "preference" and any(one.templated for one in samples))
+    return dataset.format == "chat" or (
+        dataset.format in ("preference", "prompt") and any(one.templated for one in samples)
+    )
 
 
 def as_chat(dataset: Dataset, prompt: str | dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hyperpod_ft import digests
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.config.sections.training import learning_rate, rows_per_step, total_steps
+from hyperpod_ft.config.sections.training import learning_rate, total_steps
 from hyperpod_ft.engines import metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PackedSplit
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingResult, TrainingTask
@@ -67,7 +67,7 @@ class TrainingLoop:
         self.config, degrees = task.config.training, task.layout.degrees
         self.rows = PackedSplit(task.dataset / "train")
         self.data_parallel = degrees.data_parallel
-        of_step = rows_per_step(self.config, degrees.data_parallel)
+        of_step = task.config.rows_per_step(degrees.data_parallel)
         self.total_steps = total_steps(self.config, len(self.rows), of_step)
         self.trainer = trainer.build(task, self.total_steps)
         self.pipeline = degrees.pipeline_parallel > 1

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from hyperpod_ft.checkpoint.formats.model_directory import of_language_model, read_config
-from hyperpod_ft.config.sections.training import learning_rate, rows_per_step, total_steps
+from hyperpod_ft.config.sections.training import learning_rate, total_steps
 from hyperpod_ft.engines import checkpoint_directory, metrics, sanity
 from hyperpod_ft.engines.batches import Batch, DataOrder, PreferenceSplit, Seq2SeqBatch
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingResult, TrainingTask
@@ -81,7 +81,7 @@ class TrainingLoop:
         self.order = DataOrder(
             rows=len(self.rows),
             seed=task.config.seed,
-            rows_per_step=rows_per_step(self.config, data_parallel),
+            rows_per_step=task.config.rows_per_step(data_parallel),
             micro_batches_per_step=self.config.gradient_accumulation_steps,
             data_parallel=data_parallel,
         )

@@ -1,5 +1,6 @@
 """The run file as arguments of TRL's trainers. Pure; TRL's config classes check the values."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,6 @@ def arguments(config: RunConfig, sharding: Sharding, steps: int, directory: Path
         "train_sampling_strategy": "sequential",
         "remove_unused_columns": False,
         "dataloader_pin_memory": not on_cpu,
-        "max_length": None,  # the rows have it
-        "label_names": ["labels"],
         # every step is reported; the callback decides about the rest
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
@@ -65,11 +64,24 @@ def _placed(sharding: Sharding, *, recompute: bool) -> dict[str, Any]:
 
 def _sft(_: RunConfig) -> dict[str, Any]:
     """The rows are already tokenized, packed and labeled."""
-    return {"dataset_kwargs": {"skip_prepare_dataset": True}}
+    return {**_OF_ROWS, "dataset_kwargs": {"skip_prepare_dataset": True}}
 
 
 def _dpo(config: RunConfig) -> dict[str, Any]:
-    return {"beta": config.dpo.beta}
+    return {**_OF_ROWS, "beta": config.dpo.beta}
 
 
-_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo}
+def _grpo(config: RunConfig) -> dict[str, Any]:
+    return {
+        "num_generations": config.grpo.generations,
+        "max_completion_length": config.grpo.max_completion_length,
+        "beta": config.grpo.beta,
+        "temperature": config.grpo.temperature,
+        "reward_weights": [reward.weight for reward in config.reward],
+        "shuffle_dataset": False,  # likewise
+    }
+
+
+# the rows have their length
+_OF_ROWS: Mapping[str, Any] = {"max_length": None, "label_names": ["labels"]}
+_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo, "grpo": _grpo}

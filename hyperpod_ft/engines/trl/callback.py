@@ -21,7 +21,7 @@ from hyperpod_ft.engines.trl.validation import HeldOutRows
 from hyperpod_ft.runs.results.metrics import OF_SOURCE
 
 # Reported otherwise, or not again from the beginning after a restart.
-_NOT_METRICS = {"loss", "grad_norm", "learning_rate", "epoch", "num_tokens"}
+_NOT_METRICS = {"loss", "grad_norm", "learning_rate", "epoch", "num_tokens", "step_time"}
 
 
 class StepsFollower(TrainerCallback):
@@ -78,7 +78,7 @@ class StepsFollower(TrainerCallback):
             return
         step = state.global_step
         sanity.check_finite(step, logs["loss"], logs["grad_norm"])
-        others = {name: value for name, value in logs.items() if name not in _NOT_METRICS}
+        others = {name: value for name, value in logs.items() if name not in _NOT_METRICS and value is not None}
         self.progress = self.log.advance(self.progress, logs["loss"], others)
         loss = None
         every, ends = self.training.validate_every_steps, step == state.max_steps

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.config.sections.training import rows_per_step, total_steps
+from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.config.sections.training import total_steps
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
 from hyperpod_ft.engines.interface import TrainingResult, TrainingTask
@@ -34,8 +35,8 @@ from hyperpod_ft.engines.trl.validation import HeldOutRows
 def train(task: TrainingTask, ranks: Ranks) -> TrainingResult:
     """Train to the last step; see `hyperpod_ft.engines.interface.Engine`."""
     device = device_of(task.config.cluster.instance_type, ranks.local_rank)
-    with _process_group(ranks):
-        return _train(task, ranks, device)
+    with _process_group(ranks), contextlib.ExitStack() as ends:
+        return _train(task, ranks, device, ends)
 
 
 @contextlib.contextmanager
@@ -52,10 +53,10 @@ def _process_group(ranks: Ranks) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _train(task: TrainingTask, ranks: Ranks, device: torch.device) -> TrainingResult:
+def _train(task: TrainingTask, ranks: Ranks, device: torch.device, ends: contextlib.ExitStack) -> TrainingResult:
     training = task.config.training
     rows = PackedSplit(task.dataset / "train")
-    in_step = rows_per_step(training, ranks.world_size)
+    in_step = task.config.rows_per_step(ranks.world_size)
     steps = total_steps(training, len(rows), in_step)
     order = DataOrder(len(rows), task.config.seed, in_step, training.gradient_accumulation_steps, ranks.world_size)
     checkpoints = TrainerCheckpoints(task, ranks)
@@ -65,11 +66,11 @@ def _train(task: TrainingTask, ranks: Ranks, device: torch.device) -> TrainingRe
     if begun > 0 and not ended:
         progress = replace(progress, resumed_from=(*progress.resumed_from, begun))
     follower = StepsFollower(checkpoints, progress, read_config(task.base_model).get("vocab_size"))
-    trainer, collator = trainers.build(task, rows, numbered(order, steps), steps, checkpoints.directory, follower)
+    trainer, collator = trainers.build(task, rows, numbered(order, steps), steps, checkpoints.directory, follower, ends)
     total, trainable = _parameters(trainer.model)
     log = MetricsLog(
         task,
-        throughput(task, in_step, rows.max_length, trainable),
+        throughput(task, in_step, _row_tokens(task.config, rows.max_length), trainable),
         len(rows),
         steps,
         progress,
@@ -79,7 +80,7 @@ def _train(task: TrainingTask, ranks: Ranks, device: torch.device) -> TrainingRe
         if ranks.is_rank_0:
             log.open()
             log.announce(f"{trainable:,} of {total:,}", f"{task.layout.sharding}, {device.type}")
-        validation = HeldOutRows.of(task, ranks, collator)
+        validation = HeldOutRows.of(task, ranks, collator) if collator else None
         with checkpoint_directory.reporting_full_volumes(task.checkpoints), collect_signals() as signals:
             follower.follow(trainer, log, validation, signals)
             trainer.train(resume_from_checkpoint=str(task.checkpoint(begun)) if begun else None)
@@ -91,6 +92,13 @@ def _train(task: TrainingTask, ranks: Ranks, device: torch.device) -> TrainingRe
     checkpoints.finish()
     facts = log.facts(progress, trainable) | {"total_parameters": total, "sharding": str(task.layout.sharding)}
     return TrainingResult(checkpoint_directory.of_trained(task, progress, leads=ranks.is_rank_0), facts)
+
+
+def _row_tokens(config: RunConfig, max_length: int) -> int:
+    """Tokens of a row with padding; of a prompt, with all its answers."""
+    if config.training.objective != "grpo":
+        return max_length
+    return config.grpo.generations * (max_length + config.grpo.max_completion_length)
 
 
 def _parameters(model: nn.Module | None) -> tuple[int, int]:

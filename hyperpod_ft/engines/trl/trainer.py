@@ -2,8 +2,9 @@
 
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
 import torch
@@ -12,54 +13,77 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from transformers.utils import logging
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from hyperpod_ft.checkpoint.formats import pretrained
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.data import tokenizer
+from hyperpod_ft.data.prepared import Prompts
 from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.peft_config import lora_config
 from hyperpod_ft.engines.trl.arguments import arguments
+from hyperpod_ft.engines.trl.prompts import read_as_they_are, reward_functions, with_prompts
 from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl.settings import attention
 
-_KINDS: Mapping[str, tuple[Any, Any, type[RowCollator]]] = {
-    "sft": (SFTTrainer, SFTConfig, RowCollator),
-    "dpo": (DPOTrainer, DPOConfig, PairCollator),
+_KINDS: Mapping[str, tuple[Any, Any]] = {
+    "sft": (SFTTrainer, SFTConfig),
+    "dpo": (DPOTrainer, DPOConfig),
+    "grpo": (GRPOTrainer, GRPOConfig),
 }
+_COLLATORS: Mapping[str, type[RowCollator]] = {"sft": RowCollator, "dpo": PairCollator}
 # DPOTrainer prepares the rows that it is made with, and then trains on those of its dataset
 _UNUSED = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
 
 
 def build(
-    task: TrainingTask, rows: PackedSplit, order: Dataset, steps: int, directory: Path, callback: TrainerCallback
-) -> tuple[Trainer, RowCollator]:
-    """The trainer of `rows` in this `order` (rows.py), and what makes its batches; it writes to `directory`.
+    task: TrainingTask,
+    rows: PackedSplit,
+    order: Dataset,
+    steps: int,
+    directory: Path,
+    callback: TrainerCallback,
+    ends: ExitStack,
+) -> tuple[Trainer, RowCollator | None]:
+    """The trainer of `rows` in this `order` (rows.py), and what makes its batches; None: TRL does, from prompts.
 
-    Raises UserError for what TRL refuses of the run file's section `trl`.
+    It writes to `directory`; when `ends` is closed, its processes end. Raises UserError for what TRL refuses of the run
+    file's section `trl`.
     """
     config = task.config
     logging.set_verbosity_error()
     datasets.disable_progress_bars()
     model = _model(config, task.base_model)
     adapters = lora_config(config, model.config.model_type) if config.training.method == "lora" else None
-    # flash attention finds the documents of a batch only where they are one row (transformers)
-    kind, settings, collators = _KINDS[config.training.objective]
-    collator = collators(rows, flat="flash" in attention(config))
+    kind, settings = _KINDS[config.training.objective]
+    processing: Any = tokenizer.load(task.base_model)
+    collator = None
+    if config.training.objective == "grpo":
+        prompts = Prompts(task.dataset / "train")
+        order = with_prompts(order, prompts)
+        if prompts[0].templated:
+            read_as_they_are(processing)
+        further: dict[str, Any] = {"reward_funcs": ends.enter_context(reward_functions(task, prompts, processing))}
+    else:
+        # flash attention finds the documents of a batch only where they are one row (transformers)
+        collator = _COLLATORS[config.training.objective](rows, flat="flash" in attention(config))
+        further = {"data_collator": collator}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trainer = kind(
                 model=model,
                 args=settings(**arguments(config, task.layout.sharding, steps, directory)),
-                data_collator=collator,
                 train_dataset=_UNUSED if config.training.objective == "dpo" else order,
-                processing_class=cast(Any, tokenizer.load(task.base_model)),
+                processing_class=processing,
                 peft_config=adapters,
                 callbacks=[callback],
+                **further,
             )
     except (TypeError, ValueError, ImportError) as error:
         if not config.trl:

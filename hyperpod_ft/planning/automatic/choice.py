@@ -10,7 +10,6 @@ from typing import Any
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.parallelism import Parallelism
-from hyperpod_ft.config.sections.training import rows_per_step
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.step_time import StepTime, step_time
 from hyperpod_ft.planning.layout import Degrees, Sharding, divisors
@@ -39,7 +38,7 @@ class AllowedDegrees:
     @property
     def rows_per_step(self) -> int:
         """Training rows in one step."""
-        return rows_per_step(self.config.training, self.degrees.data_parallel)
+        return self.config.rows_per_step(self.degrees.data_parallel)
 
     @property
     def tokens_per_second(self) -> float:

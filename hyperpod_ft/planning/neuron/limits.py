@@ -53,8 +53,12 @@ def check_settings(config: RunConfig) -> None:
             f"cluster.instance_type: engine neuron needs a trn instance type, not {config.cluster.instance_type}",
             "choose one, or set engine: torch",
         )
-    if config.training.objective == "dpo":
-        raise UserError("training.objective: only engine torch supports dpo", "set engine: torch, or objective sft")
+    if config.training.objective != "sft":
+        other = {"dpo": "torch", "grpo": "trl"}[config.training.objective]
+        raise UserError(
+            f"training.objective: engine neuron has no {config.training.objective}",
+            f"set engine: {other}, or objective sft",
+        )
     if config.dataset.max_target_length is not None:
         raise UserError("dataset.max_target_length: only engine torch trains encoder-decoders", "set engine: torch")
     if config.eval and config.eval.python is None:

@@ -44,11 +44,11 @@ class TrlMemory(StepMemory):
         """
         config, lora = self.config, self.config.training.method == "lora"
         copies = self.element if self.element < FP32 and not sharding.by_layer else 0
-        # whole weights are trained, so that those before training are another model
-        reference = 0 if lora or config.training.objective == "sft" else stage.parameters * (FP32 + copies)
         frozen = stage.parameters * self.element if lora else 0
         # whole weights are trained, so that those before training are another model
-        reference = 0 if lora or config.training.objective == "sft" else stage.parameters * (FP32 + copies)
+        objective = config.training.objective
+        refers = not lora and (objective == "dpo" or (objective == "grpo" and config.grpo.beta > 0))
+        reference = stage.parameters * (FP32 + copies) if refers else 0
         weights = float(frozen + stage.trainable * (FP32 + copies))
         gradients, ranks = float(stage.trainable * FP32), sharding.shard_ranks
         if sharding.by_layer:
@@ -64,9 +64,28 @@ class TrlMemory(StepMemory):
             weights=weights + reference,
             gradients=gradients,
             optimizer=stage.trainable * _STATE.get(config.trl.get("optim", ""), _ADAMW) / ranks,
-            activations=self.activations(stage, logits),
+            activations=max(self.activations(stage, logits), self._cache),
             logits=logits,
         )
+
+    @property
+    def _length(self) -> int:
+        """Tokens of a row; of an answer with its prompt."""
+        grpo = self.config.training.objective == "grpo"
+        return self.config.dataset.max_length + (self.config.grpo.max_completion_length if grpo else 0)
+
+    @property
+    def tokens(self) -> int:
+        return self.config.training.micro_batch_size * self._length
+
+    @property
+    def _cache(self) -> float:
+        """Bytes of keys and values while all answers of a step are sampled, before anything is kept to be trained."""
+        training = self.config.training
+        if training.objective != "grpo":
+            return 0
+        tokens = self.tokens * training.gradient_accumulation_steps
+        return float(2 * tokens * self.shape.layers * self.shape.key_width * self.element)
 
     @property
     def _attention(self) -> float:
@@ -74,6 +93,6 @@ class TrlMemory(StepMemory):
 
         SDPA keeps the mask of a layer as numbers, for all heads together; eager attention the softmax.
         """
-        shape, length, named = self.shape, self.config.dataset.max_length, attention(self.config)
+        shape, length, named = self.shape, self._length, attention(self.config)
         scores = {"sdpa": self.element, "eager": shape.heads * self.in_fp32_too}.get(named, 0) * length
         return self.element * 5 * shape.query_width + scores

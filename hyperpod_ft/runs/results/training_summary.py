@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from hyperpod_ft.config.sections.training import rows_per_step, total_steps
+from hyperpod_ft.config.sections.training import total_steps
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.runs.results import usage
 from hyperpod_ft.runs.results.evaluation import EvaluationResult, evaluations
@@ -66,6 +66,10 @@ class TrainingSummary:
     reward_accuracy: Annotated[float | None, _Line("rewards/accuracies", "{:.1%}".format)]
     validation_reward_margin: Annotated[float | None, _Line("validation rewards/margins", "{:.4f}".format)]
     validation_reward_accuracy: Annotated[float | None, _Line("validation rewards/accuracies", "{:.1%}".format)]
+    # of GRPO, in the last step
+    reward: Annotated[float | None, _Line("reward", "{:.4f}".format)]
+    completion_length: Annotated[float | None, _Line("tokens of an answer", "{:,.1f}".format)]
+    kl: Annotated[float | None, _Line("KL divergence from the base", "{:.4f}".format)]
     # of a mixture's experts, in the last step
     expert_load_max: Annotated[float | None, _Line("largest load of an expert", "{:.2f}".format)]
     dead_experts: Annotated[int | None, _Line("experts without a token", "{:,.0f}".format)]
@@ -112,6 +116,7 @@ def summary_of(run: Run) -> TrainingSummary | None:
         "reward_accuracy": facts.get("rewards/accuracies"),
         "validation_reward_margin": facts.get("validation_rewards/margins"),
         "validation_reward_accuracy": facts.get("validation_rewards/accuracies"),
+        "completion_length": facts.get("completions/mean_length"),
         "precompile_seconds": precompiled.seconds if precompiled else None,
         "cost": facts.get("cost") if cost is None else cost,
         "validation_losses": {
@@ -197,5 +202,5 @@ def steps(run: Run) -> Steps | None:
     training, rows = run.config.training, record.facts.get("train_rows")
     if not isinstance(rows, int) or not is_number(rows):
         return None
-    per_step = rows_per_step(training, run.plan.degrees.data_parallel)
+    per_step = run.config.rows_per_step(run.plan.degrees.data_parallel)
     return Steps(rows / per_step, total_steps(training, rows, per_step))

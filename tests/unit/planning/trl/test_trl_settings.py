@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transformers.training_args import OptimizerNames
 from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.sft_config import SFTConfig
 
 from hyperpod_ft.engines.trl.arguments import arguments
@@ -22,7 +23,7 @@ from tests.conftest import MakeRun
 from tests.unit.config.run_files import load, refused
 from tests.unit.planning.memory_estimates import estimated, shape_of
 
-CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig}
+CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig, "grpo": GRPOConfig}
 TRL: dict[str, Any] = {"engine": "trl", "cluster__instance_type": "p5.48xlarge"}
 TRL |= {"parallelism__tensor_parallel": 1, "parallelism__ranks_per_node": 8}
 
@@ -37,6 +38,7 @@ def test_settings_are_those_of_the_installed_trl(make_run: MakeRun, objective: s
         types = (hints[name], *typing.get_args(hints[name]))
         assert kind in {typing.get_origin(each) or each for each in types}, name
     asked = {"dpo": {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"}}
+    asked["grpo"] = {"training__objective": "grpo", "dataset__format": "prompt", "reward": [{"function": "json"}]}
     given = arguments(
         make_run(**TRL, **asked.get(objective, {})).config, Sharding("replicated", 1), 10, Path("checkpoints")
     )

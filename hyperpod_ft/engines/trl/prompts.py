@@ -1,0 +1,79 @@
+"""Prompts as TRL's trainer reads them, and the rewards of its answers.
+
+TRL tokenizes text with the special tokens that the tokenizer adds, and what a chat template writes without. The kit has
+rendered messages already: each prompt becomes one message, which a template writes again as it is.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hyperpod_ft.config.sections.rewards import Reward
+from hyperpod_ft.data.prepared import Prompts
+from hyperpod_ft.engines.interface import TrainingTask
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.rewards.process import NoRewardError, RewardProcess
+
+_ROW = "row"
+_AS_IT_IS = "{{ messages[0]['content'] }}"
+_SHOWN = 60  # characters of an answer in a message
+
+
+def read_as_they_are(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let the tokenizer's chat template write what a message has, and nothing else."""
+    tokenizer.chat_template = _AS_IT_IS
+
+
+def with_prompts(order: Dataset, prompts: Prompts) -> Dataset:
+    """The rows of `order`, each with its prompt: text, or a message of what a chat template wrote."""
+
+    def read(batch: dict[str, list[int]]) -> dict[str, list[Any]]:
+        found = [prompts[row] for row in batch[_ROW]]
+        given = [[{"role": "user", "content": one.text}] if one.templated else one.text for one in found]
+        return {"prompt": given, _ROW: batch[_ROW]}
+
+    return order.with_transform(read)
+
+
+class RewardFunction:
+    """One function of the run file as TRL calls it. Answers on which it fails get no reward of it, and are printed."""
+
+    def __init__(
+        self, number: int, reward: Reward, process: RewardProcess, prompts: Prompts, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        self.__name__ = reward.known_as  # in TRL's metrics
+        self._key, self._process, self._prompts, self._tokenizer = f"reward.{number}", process, prompts, tokenizer
+
+    def __call__(self, *, completion_ids: list[list[int]], row: Sequence[int], **_: Any) -> list[float | None]:
+        """The reward of each answer. Raises UserError when the function has failed on all of them."""
+        texts = self._tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
+        rewards: list[float | None] = []
+        failed: list[str] = []
+        for text, number in zip(texts, row, strict=True):
+            prompt = self._prompts[number]
+            try:
+                rewards.append(self._process(prompt.text, text, prompt.columns))
+            except NoRewardError as error:
+                failed.append(f"{self.__name__} {error}; the answer {text[:_SHOWN]!r} to {prompt.where}")
+                print(f"train: {self._key}: {failed[-1]} gets no reward of it", flush=True)
+                rewards.append(None)
+        if len(failed) == len(rewards):
+            raise UserError(f"{self._key}.function: {failed[0]}, and all others of the step", "correct the function")
+        return rewards
+
+
+@contextlib.contextmanager
+def reward_functions(
+    task: TrainingTask, prompts: Prompts, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[list[RewardFunction]]:
+    """The run's functions, each with its process until the end of the block."""
+    with contextlib.ExitStack() as stack:
+        functions = []
+        for number, reward in enumerate(task.config.reward):
+            process = RewardProcess(reward, task.reward_files / f"{number}.py" if reward.file else None)
+            stack.callback(process.close)
+            functions.append(RewardFunction(number, reward, process, prompts, tokenizer))
+        yield functions

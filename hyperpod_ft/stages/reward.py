@@ -1,0 +1,48 @@
+"""Stage `reward`: copy the user's reward functions into the run, and call every function on a prompt, on CPUs.
+
+python -m hyperpod_ft.stages.reward RUN_DIR
+
+A function that fails is found before accelerators are held. The training calls the copies.
+"""
+
+import contextlib
+import shutil
+from pathlib import Path
+
+from hyperpod_ft import publish
+from hyperpod_ft.config import sources
+from hyperpod_ft.data.prepared import Prompts
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.rewards.process import NoRewardError, RewardProcess
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages.stage import Result, main
+
+_ANSWER = "An answer."
+
+
+def work(run: Run) -> Result:
+    with publish.new_directory(run.paths.reward_files) as directory:
+        for number, reward in enumerate(run.config.reward):
+            if reward.file is not None:
+                key = f"reward.{number}"
+                # it may have changed since the run was submitted
+                sources.resolve_path(f"{key}.function", reward.file, f"{key}.revision", reward.revision, Path("/"))
+                shutil.copyfile(reward.file, directory / f"{number}.py")
+        prompt = Prompts(run.paths.dataset_path / "train")[0]
+        for number, reward in enumerate(run.config.reward):
+            process = RewardProcess(reward, directory / f"{number}.py" if reward.file else None)
+            with contextlib.closing(process):
+                try:
+                    value = process(prompt.text, _ANSWER, prompt.columns)
+                except NoRewardError as error:
+                    raise UserError(
+                        f"reward.{number}.function: {reward.known_as} {error}; it was called with {prompt.where}",
+                        "correct it, or the columns of the dataset",
+                    ) from error
+            print(f"reward: {reward.known_as} gives {_ANSWER!r} to {prompt.where}: {value}", flush=True)
+    copied = [run.paths.reward_files] if any(reward.file for reward in run.config.reward) else []
+    return Result(copied, {"functions": [reward.known_as for reward in run.config.reward]})
+
+
+if __name__ == "__main__":
+    main("reward", work)

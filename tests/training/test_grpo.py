@@ -1,0 +1,157 @@
+"""GRPO: the prompts that reach the model, restarts, and what becomes of functions that fail."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationMixin
+
+from hyperpod_ft.config import run_file
+from hyperpod_ft.config.sections.rewards import Reward
+from hyperpod_ft.data.prepared import Prompt, open_split
+from hyperpod_ft.engines.batches import DataOrder
+from hyperpod_ft.engines.trl.prompts import RewardFunction
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.rewards.process import NoRewardError
+from hyperpod_ft.runs.results.samples import Samples
+from hyperpod_ft.runs.results.training_summary import summary_of
+from hyperpod_ft.runs.run import Run
+from hyperpod_ft.stages import dataset, download, reward, stage
+from tests.training.conftest import curve, metrics, tiny_llama, train_here
+from tests.training.every_stage import perform
+from tests.training.test_trl import again_from
+from tests.unit import tiny_tokenizer
+from tests.unit.stage_runs import finish
+
+pytestmark = pytest.mark.training
+FUNCTION = "def long(prompt, completion, *, answer, **columns): return len(completion) / len(answer)\n"
+TEXTS = [{"prompt": f"how many {word}s", "answer": word * 9} for word in ("clip", "fox", "context", "brown", "quick")]
+CHATS = [{"prompt": [{"role": "user", "content": row["prompt"]}], "answer": row["answer"]} for row in TEXTS]
+
+
+def prepared(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any] | None = None) -> Run:
+    """A run whose stages before `train` are done."""
+    tokenizer, model = tiny_tokenizer.make(), tmp_path / "model"
+    torch.manual_seed(7)
+    AutoModelForCausalLM.from_config(tiny_llama(vocab_size=len(tokenizer))).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rewards.py").write_text(FUNCTION)
+    values: dict[str, Any] = {
+        "name": "run",
+        "engine": "trl",
+        "cluster": {"root": str(tmp_path / "root"), "instance_type": "local"},
+        "model": {"source": str(model)},
+        "dataset": {"source": "./rows.jsonl", "format": "prompt", "max_length": 48, "validation_share": 0},
+        "lora": {"r": 4, "alpha": 8, "dropout": 0.1},
+        "grpo": {"generations": 4, "max_completion_length": 6, "beta": 0.1},
+        "reward": [{"function": "rewards.py:long"}, {"function": "json", "weight": -1}],
+        "training": {"objective": "grpo", "precision": "fp32", "micro_batch_size": 4, "gradient_accumulation_steps": 2},
+        "parallelism": {"ranks_per_node": 1},
+    }
+    for section, changes in (settings or {}).items():
+        values[section] |= changes
+    run = Run.of(run_file.resolve(run_file.validate(values, "run"), tmp_path))
+    run.paths.directory.mkdir(parents=True, exist_ok=True)
+    run.freeze()
+    finish(run, "env")
+    for each in (download, dataset, reward):
+        stage.perform(run, each.__name__.rpartition(".")[2], each.work)
+    return run
+
+
+@pytest.mark.parametrize("rows", [TEXTS, CHATS], ids=["text", "chat"])
+def test_prompts_reach_the_model_as_prepared(
+    tmp_path: Path, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token by token, in the order of the seed, each for all its answers; and a server would render the same."""
+    asked: list[list[int]] = []
+    generate = GenerationMixin.generate
+
+    def watched(self: Any, **given: Any) -> Any:
+        pairs = zip(given["input_ids"], given["attention_mask"], strict=True)
+        asked.extend(ids[mask.bool()].tolist() for ids, mask in pairs)
+        return generate(self, **given)
+
+    monkeypatch.setattr(GenerationMixin, "generate", watched)
+    run = prepared(tmp_path, rows, {"training": {"max_steps": 3}})
+    train_here(run)
+    split, order = open_split(run.paths.dataset_path / "train"), DataOrder(5, 42, 2, 2, 1)
+    lengths = (split.position_ids[:, ::-1] == 0).argmax(1)  # padding begins again at 0
+    numbers = [int(row) for step in (1, 2, 3) for row in order.step(step) for _ in range(4)]
+    stored = [split.input_ids[row][: 48 - 1 - lengths[row]].tolist() for row in numbers]
+    assert asked == stored
+    tokenizer = tiny_tokenizer.make()
+    served = [
+        tokenizer(row["prompt"])["input_ids"]
+        if isinstance(row["prompt"], str)
+        else tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
+        for row in rows
+    ]
+    assert sorted(map(tuple, served)) == sorted(set(map(tuple, stored)))
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"prompt": " "}, r"rows\.jsonl:6 \(empty prompt"),
+        (
+            {"prompt": "fox " * 99},
+            r"rows\.jsonl:6 \(longer than max_length: .* or for long ones raise dataset\.max_length$",
+        ),
+        ({"prompt": CHATS[0]["prompt"]}, "the prompt is .*, others are "),
+        ({"prompt": "a", "images": ["a.png"]}, "does not use column images"),
+    ],
+)
+def test_prompts_that_cannot_be_used_are_named(tmp_path: Path, row: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        prepared(tmp_path, [*TEXTS, row])
+
+
+def test_a_function_that_fails_is_found_before_the_training(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^reward\.0\.function: long raises TypeError: .*'answer'; .* rows.jsonl"):
+        prepared(tmp_path, [{"prompt": "how many clips"}] * 2)
+
+
+def test_a_restart_changes_no_answer_and_no_reward(tmp_path: Path) -> None:
+    run = prepared(tmp_path, TEXTS, {"training": {"max_steps": 6, "save_every_steps": 2, "learning_rate": 1e-2}})
+    facts = train_here(run).facts
+    names = ("reward", "rewards/long/mean", "rewards/json/mean", "kl", "completions/mean_length")
+    whole = [[row[name] for name in names] for row in metrics(run)], curve(run)
+    assert facts["reward"] == whole[0][-1][0] and whole[0][1][3] > 0
+    again_from(run, 4)
+    assert train_here(run).facts["resumed_from"] == [4]
+    assert ([[row[name] for name in names] for row in metrics(run)], curve(run)) == whole
+
+
+def test_the_recipe_learns_a_form_from_rewards_alone(tmp_path: Path) -> None:
+    changes = [f"cluster.root={tmp_path / 'root'}", "training.max_steps=14"]
+    run = perform(Run.of(run_file.load(run_file.find("quickstart-grpo"), changes)))
+    rewards = [row["reward"] for row in metrics(run)]
+    assert rewards[0] < 0.3 and max(rewards[-5:]) > 0.9, rewards
+    summary = summary_of(run)
+    assert summary and summary.reward == rewards[-1] and summary.completion_length
+    samples = Samples.read(run.paths.samples_path)
+    answers = [prompt.tuned for prompt in samples.prompts]
+    assert sum(answer.startswith("nodes ") for answer in answers) > len(answers) / 2, answers
+    assert "GRPO" in (run.paths.tuned_model / "README.md").read_text(encoding="utf-8")
+
+
+def test_an_answer_without_reward_is_named_and_all_of_them_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    def process(prompt: str, completion: str, columns: dict[str, Any]) -> float:
+        if completion == "bad":
+            raise NoRewardError("raises KeyError: 'x'")
+        return 1.0
+
+    class Texts:
+        def batch_decode(self, ids: list[str], **_: Any) -> list[str]:
+            return ids
+
+    rows = [Prompt("p", False, {}, f"rows.jsonl line {line}") for line in (1, 2)]
+    scored: Any = RewardFunction(0, Reward(function="json"), process, rows, Texts())  # type: ignore[arg-type]
+    assert scored(completion_ids=["good", "bad"], row=[0, 1]) == [1.0, None]
+    assert "reward.0: json raises KeyError: 'x'; the answer 'bad' to rows.jsonl line 2" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^reward\.0\.function: json raises KeyError: 'x'; the answer 'bad' to rows"):
+        scored(completion_ids=["bad", "bad"], row=[0, 1])

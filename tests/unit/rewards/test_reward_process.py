@@ -1,0 +1,65 @@
+"""A user's function in its own process: whatever it does, its caller goes on."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ft.config.sections.rewards import Reward
+from hyperpod_ft.rewards.process import NoRewardError, RewardProcess
+
+FUNCTION = """
+import os, time
+def scored(prompt, completion, *, answer, **columns):
+    print("what a function prints is no answer of its process")
+    what = {
+        "hang": lambda: time.sleep(600),
+        "exit": lambda: os._exit(3),
+        "raise": lambda: 1 / 0,
+        "text": lambda: "good",
+        "nan": lambda: float("nan"),
+        "none": lambda: None,
+    }
+    return what[completion]() if completion in what else completion == answer
+"""
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[RewardProcess]:
+    (tmp_path / "rewards.py").write_text(FUNCTION)
+    with closing(RewardProcess(Reward(function="rewards.py:scored", timeout=1.0), tmp_path / "rewards.py")) as started:
+        yield started
+
+
+def test_what_fails_gets_no_reward_and_the_next_answer_does(process: RewardProcess) -> None:
+    expected = {
+        "hang": "takes longer than 1 s",
+        "exit": "ends its process with status 3",
+        "raise": "raises ZeroDivisionError: division by zero",
+        "text": "returns a str, not a number",
+        "nan": "returns nan",
+    }
+    for completion, says in expected.items():
+        with pytest.raises(NoRewardError, match=f"^{says}"):
+            process("p", completion, {"answer": "42"})
+        assert process("p", "42", {"answer": "42", "other": [1]}) == 1.0, completion
+    assert process("p", "none", {"answer": "42"}) is None
+    with pytest.raises(NoRewardError, match="missing 1 required keyword-only argument: 'answer'"):
+        process("p", "42", {})
+
+
+def test_a_pattern_that_never_ends_is_stopped() -> None:
+    reward = Reward(function="regex", pattern="(a+)+b", timeout=1.0)
+    with closing(RewardProcess(reward, None)) as process:
+        assert process("p", "aab", {}) == 1.0
+        with pytest.raises(NoRewardError, match="takes longer"):
+            process("p", "a" * 64, {})
+
+
+def test_a_file_that_cannot_be_loaded_says_so_each_time(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("import nothing_of_this_name\n")
+    with closing(RewardProcess(Reward(function="rewards.py:f"), tmp_path / "rewards.py")) as process:
+        for _ in range(2):
+            with pytest.raises(NoRewardError, match="cannot be loaded: ModuleNotFoundError"):
+                process("p", "c", {})

@@ -1,0 +1,76 @@
+"""What a run file may say of rewards, and what is refused when it is read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ft.config import run_file
+from hyperpod_ft.planning.plan import plan
+from tests.unit.config.run_files import load, refused
+
+GRPO: dict[str, Any] = {
+    "engine": "trl",
+    "cluster__instance_type": "p5.48xlarge",
+    "parallelism__tensor_parallel": 1,
+    "parallelism__ranks_per_node": 8,
+    "training__objective": "grpo",
+    "dataset__format": "prompt",
+    "reward": [{"function": "json"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"reward": []}, "reward: is missing"),
+        ({"reward": [{"function": "jsn"}]}, "reward.0: function: jsn is neither"),
+        ({"reward": [{"function": "regex"}]}, "pattern: is missing"),
+        ({"reward": [{"function": "regex", "pattern": "("}]}, "pattern: is not a regular expression"),
+        ({"reward": [{"function": "json", "column": "a"}]}, "column: has no effect with function json"),
+        ({"reward": [{"function": "length"}]}, "max_length: is missing"),
+        ({"reward": [{"function": "json"}] * 2}, "reward.0.name: json is there twice"),
+        ({"training__validate_every_steps": 2}, "training.validate_every_steps: objective grpo has no"),
+        ({"dataset__packing": "bfd"}, "dataset.packing: bfd is not possible with format prompt"),
+        ({"dataset__format": "text"}, "objective grpo and format prompt go together"),
+        ({"training__objective": "sft"}, "objective grpo and format prompt go together"),
+        ({"engine": "torch"}, "training.objective: engine torch has no grpo"),
+        ({"grpo__generations": 3}, "grpo.generations: 3 does not divide the 8 answers of a step"),
+        ({"parallelism__sharding": "zero3"}, "parallelism.sharding: zero3 has not been tried with objective grpo"),
+        ({"trl": {"use_vllm": True}}, "trl: use_vllm is not supported"),
+        ({"trl": {"beta": 0.1}}, "set grpo.beta instead"),
+        ({"trl": {"num_iterations": 2}}, "'num_iterations' is not one of the settings"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+    assert says in refused(tmp_path, **GRPO | changed)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "no such file or directory"),
+        ("def g(prompt, completion, **columns): ...", "defines no function f at its top level"),
+        ("def f(prompt, completion): ...", "line 1: f does not take all columns"),
+        ("def f(completion, **columns): ...", "line 1: f is not a function of a prompt and a completion"),
+        ("async def f(prompt, completion, **columns): ...", "line 1: f is not a function"),
+        ("def f(:", "is not valid Python in line 1"),
+    ],
+)
+def test_a_file_is_read_but_not_executed(tmp_path: Path, text: str | None, says: str) -> None:
+    if text is not None:
+        (tmp_path / "rewards.py").write_text(f"{text}\nraise SystemExit('was executed')")
+    said = refused(tmp_path, **GRPO | {"reward": [{"function": "rewards.py:f"}]})
+    assert said.startswith("reward.0.function: ") and says in said
+
+
+def test_a_run_depends_on_what_is_in_the_file_not_on_where_it_is(tmp_path: Path) -> None:
+    ids = []
+    for folder, value in (("one", 1), ("two", 1), ("three", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rewards.py").write_text(f"def f(prompt, completion, **columns): return {value}\n")
+        config = load(tmp_path, **GRPO | {"reward": [{"function": f"{folder}/rewards.py:f"}]})
+        assert run_file.resolve(config, Path("/")) == config
+        ids.append(plan(config).run_id)
+    assert ids[0] == ids[1] != ids[2]
+    assert plan(load(tmp_path, **GRPO)).run_id != plan(load(tmp_path, **GRPO | {"grpo__beta": 0.1})).run_id
