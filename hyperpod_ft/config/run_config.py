@@ -100,6 +100,13 @@ class RunConfig(Section):
         return forward // self.grpo.generations if self.training.objective == "grpo" else forward
 
     @property
+    def row_tokens(self) -> int:
+        """Positions of a training row, with padding; of a prompt, with all its answers."""
+        if self.training.objective != "grpo":
+            return self.dataset.row_tokens
+        return self.grpo.generations * (self.dataset.max_length + self.grpo.max_completion_length)
+
+    @property
     def has_other_interpreters(self) -> bool:
         """Whether its jobs may be on machines that lack this one's environments: in containers of training jobs."""
         return self.sagemaker is not None

@@ -89,7 +89,7 @@ def preview(run: Run, launchers: Launchers) -> Preview:
         available_bytes=available(run.config),
         steps=steps(run),
         rows_per_step=rows,
-        tokens_per_step=rows * run.config.dataset.row_tokens,
+        tokens_per_step=rows * run.config.row_tokens,
         refused=str(decision.refused or ""),
         other_jobs=tuple(job for launcher in launchers.known for job in launcher.previews(run, decision.stages)),
     )

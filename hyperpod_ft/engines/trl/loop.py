@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
-from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import total_steps
 from hyperpod_ft.engines import checkpoint_directory
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
@@ -70,7 +69,7 @@ def _train(task: TrainingTask, ranks: Ranks, device: torch.device, ends: context
     total, trainable = _parameters(trainer.model)
     log = MetricsLog(
         task,
-        throughput(task, in_step, _row_tokens(task.config, rows.max_length), trainable),
+        throughput(task, in_step, task.config.row_tokens, trainable),
         len(rows),
         steps,
         progress,
@@ -92,13 +91,6 @@ def _train(task: TrainingTask, ranks: Ranks, device: torch.device, ends: context
     checkpoints.finish()
     facts = log.facts(progress, trainable) | {"total_parameters": total, "sharding": str(task.layout.sharding)}
     return TrainingResult(checkpoint_directory.of_trained(task, progress, leads=ranks.is_rank_0), facts)
-
-
-def _row_tokens(config: RunConfig, max_length: int) -> int:
-    """Tokens of a row with padding; of a prompt, with all its answers."""
-    if config.training.objective != "grpo":
-        return max_length
-    return config.grpo.generations * (max_length + config.grpo.max_completion_length)
 
 
 def _parameters(model: nn.Module | None) -> tuple[int, int]:

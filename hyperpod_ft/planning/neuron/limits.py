@@ -56,7 +56,7 @@ def check_settings(config: RunConfig) -> None:
     if config.training.objective != "sft":
         other = {"dpo": "torch", "grpo": "trl"}[config.training.objective]
         raise UserError(
-            f"training.objective: engine neuron has no {config.training.objective}",
+            f"training.objective: only engine {other} supports {config.training.objective}",
             f"set engine: {other}, or objective sft",
         )
     if config.dataset.max_target_length is not None:
