@@ -17,7 +17,8 @@ STEPS = 24
 
 def test_a_run_of_trl_ends_well_after_a_kill(head: Head, tmp_path: Path) -> None:
     training = {"save_every_steps": 4, "validate_every_steps": 8, "keep_best": True, "max_steps": STEPS}
-    content = values(tmp_path / "volume", **training) | {"engine": "trl", "trl": {"neftune_noise_alpha": 1.0}}
+    content = values(tmp_path / "volume", **training) | {"engine": "trl", "env": {"python": "current"}}
+    content["trl"] = {"neftune_noise_alpha": 1.0}
     run_file = head.write(content)
     head("submit", run_file)
     status = head.status()
