@@ -12,6 +12,7 @@ from hyperpod_ft.config import run_file
 from hyperpod_ft.config.sections.rewards import Reward
 from hyperpod_ft.data.prepared import Prompt, open_split
 from hyperpod_ft.engines.batches import DataOrder
+from hyperpod_ft.engines.trl import prompts
 from hyperpod_ft.engines.trl.prompts import RewardFunction
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.rewards.process import NoRewardError
@@ -139,7 +140,9 @@ def test_the_recipe_learns_a_form_from_rewards_alone(tmp_path: Path) -> None:
     assert "GRPO" in (run.paths.tuned_model / "README.md").read_text(encoding="utf-8")
 
 
-def test_an_answer_without_reward_is_named_and_all_of_them_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_without_reward_is_named_and_all_of_a_step_end_the_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def process(prompt: str, completion: str, columns: dict[str, Any]) -> float:
         if completion == "bad":
             raise NoRewardError("raises KeyError: 'x'")
@@ -155,3 +158,6 @@ def test_an_answer_without_reward_is_named_and_all_of_them_end_the_run(capsys: p
     assert "reward.0: json raises KeyError: 'x'; the answer 'bad' to rows.jsonl line 2" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"^reward\.0\.function: json raises KeyError: 'x'; the answer 'bad' to rows"):
         scored(completion_ids=["bad", "bad"], row=[0, 1])
+    # another rank has an answer with a reward
+    monkeypatch.setattr(prompts, "gather_object", lambda found: [*found, True])
+    assert scored(completion_ids=["bad"], row=[0]) == [None]

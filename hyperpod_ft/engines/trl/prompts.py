@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -48,7 +49,7 @@ class RewardFunction:
         self._key, self._process, self._prompts, self._tokenizer = f"reward.{number}", process, prompts, tokenizer
 
     def __call__(self, *, completion_ids: list[list[int]], row: Sequence[int], **_: Any) -> list[float | None]:
-        """The reward of each answer. Raises UserError when the function has failed on all of them."""
+        """The rewards on this rank. Raises UserError, on every rank, when the function has failed on the whole step."""
         texts = self._tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
         rewards: list[float | None] = []
         failed: list[str] = []
@@ -60,7 +61,7 @@ class RewardFunction:
                 failed.append(f"{self.__name__} {error}; the answer {text[:_SHOWN]!r} to {prompt.where}")
                 print(f"train: {self._key}: {failed[-1]} gets no reward of it", flush=True)
                 rewards.append(None)
-        if len(failed) == len(rewards):
+        if not any(gather_object([len(failed) < len(rewards)])):  # TRL calls it once a step on every rank
             raise UserError(f"{self._key}.function: {failed[0]}, and all others of the step", "correct the function")
         return rewards
 
