@@ -51,7 +51,9 @@ def function_of(settings: Mapping[str, Any]) -> Callable[..., Any]:
 
 def main() -> None:
     die_with_parent(int(sys.argv[1]), signal.SIGKILL)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # programs that the function starts inherit what is left in place of both
+    calls, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
 
     def say(value: Mapping[str, Any]) -> None:
@@ -59,12 +61,12 @@ def main() -> None:
         answers.flush()
 
     try:
-        function = function_of(json.loads(sys.stdin.readline()))
+        function = function_of(json.loads(calls.readline()))
     except Exception as error:  # likewise
         say({"error": f"cannot be loaded: {type(error).__name__}: {error}"})
         return
     say({})
-    for line in sys.stdin:
+    for line in calls:
         say(answer(function, json.loads(line)))
 
 
