@@ -72,6 +72,19 @@ def test_a_process_has_neither_the_signals_nor_the_input_of_its_caller(process: 
     assert process("p", "input", {"answer": ""}) == 0.0
 
 
+def test_columns_may_have_the_names_of_parameters(process: RewardProcess, tmp_path: Path) -> None:
+    columns = {"prompt": "x", "completion": "42"}
+    assert process("p", "42", {"answer": "42", **columns}) == 1.0
+    own = "def f(prompt, completion, /, **columns): return prompt == 'p' and completion == columns['completion']"
+    (tmp_path / "own.py").write_text(own)
+    for reward, file in (
+        (Reward(function="exact_match", column="completion"), None),
+        (Reward(function="own.py:f"), tmp_path / "own.py"),
+    ):
+        with closing(RewardProcess(reward, file)) as started:
+            assert [started("p", answer, columns) for answer in ("42", "41")] == [1.0, 0.0]
+
+
 def test_a_pattern_that_never_ends_is_stopped() -> None:
     reward = Reward(function="regex", pattern="(a+)+b", timeout=1.0)
     with closing(RewardProcess(reward, None)) as process:
