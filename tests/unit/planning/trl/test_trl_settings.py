@@ -26,6 +26,16 @@ from tests.unit.planning.memory_estimates import estimated, shape_of
 CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig, "grpo": GRPOConfig}
 TRL: dict[str, Any] = {"engine": "trl", "cluster__instance_type": "p5.48xlarge"}
 TRL |= {"parallelism__tensor_parallel": 1, "parallelism__ranks_per_node": 8}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "sft": {},
+    "dpo": {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"},
+    "grpo": {"training__objective": "grpo", "dataset__format": "prompt", "reward": [{"function": "json"}]},
+}
+
+
+def given_to_trl(make_run: MakeRun, objective: str, **values: Any) -> dict[str, Any]:
+    config = make_run(**TRL, **OBJECTIVES[objective], **values).config
+    return arguments(config, Sharding("replicated", 1), 10, Path("checkpoints"))
 
 
 @pytest.mark.parametrize("objective", CONFIGS)
@@ -37,12 +47,15 @@ def test_settings_are_those_of_the_installed_trl(make_run: MakeRun, objective: s
         kind = {tuple: str, list: list}.get(type(wanted), wanted)
         types = (hints[name], *typing.get_args(hints[name]))
         assert kind in {typing.get_origin(each) or each for each in types}, name
-    asked = {"dpo": {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"}}
-    asked["grpo"] = {"training__objective": "grpo", "dataset__format": "prompt", "reward": [{"function": "json"}]}
-    given = arguments(
-        make_run(**TRL, **asked.get(objective, {})).config, Sharding("replicated", 1), 10, Path("checkpoints")
-    )
+    given = given_to_trl(make_run, objective)
     assert not given.keys() - names and not given.keys() & settings.SETTINGS[objective].keys()
+
+
+@pytest.mark.parametrize("objective", CONFIGS)
+def test_trl_leaves_the_dropout_of_adapters_on(make_run: MakeRun, objective: str) -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(CONFIGS[objective])}
+    given = defaults | given_to_trl(make_run, objective, lora__dropout=0.1)
+    assert not given.get("disable_dropout")
 
 
 def test_settings_elsewhere_are_settings_of_trl() -> None:
@@ -76,7 +89,7 @@ def test_settings_are_checked_before_anything_runs(tmp_path: Path, given: dict[s
 
 
 def test_losses_of_preferences_are_checked(tmp_path: Path) -> None:
-    dpo = TRL | {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"}
+    dpo = TRL | OBJECTIVES["dpo"]
     assert "dataset.packing: engine trl needs one pair a row" in refused(tmp_path, **dpo | {"dataset__packing": "auto"})
     assert "dpo.label_smoothing: only engine torch" in refused(tmp_path, **dpo, dpo__label_smoothing=0.1)
     assert "a list of some of sigmoid" in refused(tmp_path, **dpo, trl={"loss_type": ["sigmoid", "dft"]})
