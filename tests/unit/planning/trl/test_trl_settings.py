@@ -2,17 +2,22 @@
 
 import dataclasses
 import typing
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import TrainerControl
 from transformers.training_args import OptimizerNames
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.sft_config import SFTConfig
 
+from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.trl.arguments import arguments
+from hyperpod_ft.engines.trl.callback import StepsFollower
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_fit import check_trainable
@@ -56,6 +61,32 @@ def test_trl_leaves_the_dropout_of_adapters_on(make_run: MakeRun, objective: str
     defaults = {field.name: field.default for field in dataclasses.fields(CONFIGS[objective])}
     given = defaults | given_to_trl(make_run, objective, lora__dropout=0.1)
     assert not given.get("disable_dropout")
+
+
+@pytest.mark.parametrize(
+    ("objective", "trl", "checked"),
+    [
+        ("sft", {}, True),
+        ("dpo", {"loss_type": ["apo_zero"]}, True),
+        ("dpo", {"loss_type": ["sigmoid", "ipo"]}, False),
+        ("dpo", {"loss_type": ["sigmoid", "sft"], "loss_weights": [30, 1]}, False),
+        ("grpo", {}, False),
+    ],
+)
+def test_losses_on_another_scale_are_not_compared_with_guessing(
+    make_run: MakeRun, objective: str, trl: dict[str, Any], checked: bool
+) -> None:
+    config = make_run(**TRL, **OBJECTIVES[objective], trl=trl).config
+    checkpoints: Any = SimpleNamespace(task=SimpleNamespace(config=config), ranks=SimpleNamespace(is_rank_0=False))
+    log: Any = SimpleNamespace(
+        advance=lambda progress, loss, _: replace(progress, step=1, first_loss=loss, smoothed_loss=loss)
+    )
+    state: Any = SimpleNamespace(log_history=[], global_step=1, max_steps=100)
+    trainer: Any = None
+    follower = StepsFollower(checkpoints, TrainingProgress(), vocabulary=128)
+    follower.follow(trainer, log, None, [])
+    with pytest.raises(UserError, match="step 1: the base") if checked else nullcontext():
+        follower.on_log(trainer, state, TrainerControl(), logs={"loss": 25.0, "grad_norm": 1.0})
 
 
 def test_settings_elsewhere_are_settings_of_trl() -> None:
