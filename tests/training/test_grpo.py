@@ -1,6 +1,8 @@
 """GRPO: the prompts that reach the model, restarts, and what becomes of functions that fail."""
 
 import json
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from transformers import AutoModelForCausalLM, GenerationMixin
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.sections.rewards import Reward
-from hyperpod_ft.data.prepared import Prompt, open_split
+from hyperpod_ft.data.prepared import Prompt, Prompts, open_split, write_prompts
 from hyperpod_ft.engines.batches import DataOrder
 from hyperpod_ft.engines.trl import prompts
 from hyperpod_ft.engines.trl.prompts import RewardFunction
@@ -109,6 +111,15 @@ def test_prompts_reach_the_model_as_prepared(
 def test_prompts_that_cannot_be_used_are_named(tmp_path: Path, row: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         prepared(tmp_path, [*TEXTS, row])
+
+
+def test_rewards_get_every_column_but_those_that_are_ignored(tmp_path: Path) -> None:
+    row = {"prompt": "how many clips", "answer": "clips", "note": "\ud800", "images": ["a.png"]}
+    run = prepared(tmp_path, [row] * 2, {"dataset": {"ignored_columns": ["images"]}})
+    assert Prompts(run.paths.dataset_path / "train")[0].columns == {"answer": "clips", "note": "\ud800"}
+    other = Prompt("a", False, {"day": date(2026, 1, 2), "price": Decimal("1.50")}, "rows.parquet row 1")
+    write_prompts(run.paths.dataset_path, "train", [other])
+    assert Prompts(run.paths.dataset_path / "train")[0].columns == {"day": "2026-01-02", "price": "1.50"}
 
 
 def test_a_function_that_fails_is_found_before_the_training(tmp_path: Path) -> None:
