@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,20 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
 from hyperpod_ft.engines.ranks import Interrupted
 from hyperpod_ft.engines.trl import loop
 from hyperpod_ft.engines.trl.callback import StepsFollower
+from hyperpod_ft.engines.trl.rows import numbered
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl import rules
 from hyperpod_ft.planning.trl.limits import FAMILIES
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
 from tests.forking import ForkServer
+from tests.tasks import task_of
 from tests.training.conftest import (
     ENVIRONMENT,
     Jobs,
@@ -156,6 +158,17 @@ def test_preferences_train_as_with_engine_torch(make_trl_run: MakeRun, method: s
         ours, theirs = ([row[name] for row in rows if row[name] is not None] for rows in found)
         assert len(ours) == len(theirs) and ours[:same] == pytest.approx(theirs[:same], rel=1e-4, abs=1e-6), name
     assert found[0][-1]["loss"] < found[0][0]["loss"]
+
+
+def test_magnitudes_do_not_decay(make_trl_run: MakeRun, tmp_path: Path) -> None:
+    """As with engine torch, only matrices do."""
+    run = make_trl_run(settings=TRL | {"lora": {"r": 4, "dora": True}})
+    rows, order = PackedSplit(run.paths.dataset_path / "train"), numbered(DataOrder(24, 42, 4, 2, 1), 4)
+    with ExitStack() as ends:
+        trainer, _ = loop.trainers.build(task_of(run), rows, order, 4, tmp_path / "trainer", TrainerCallback(), ends)
+    groups = trainer.create_optimizer().param_groups
+    decays = {(parameter.ndim, group["weight_decay"]) for group in groups for parameter in group["params"]}
+    assert decays == {(1, 0.0), (2, 0.1)}
 
 
 def test_a_restart_changes_no_loss(make_trl_run: MakeRun) -> None:
