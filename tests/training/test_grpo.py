@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, GenerationMixin
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.sections.rewards import Reward
 from hyperpod_ft.data.prepared import Prompt, Prompts, open_split, write_prompts
+from hyperpod_ft.data.tokenizer import prompt_ids
 from hyperpod_ft.engines.batches import DataOrder
 from hyperpod_ft.engines.trl import prompts
-from hyperpod_ft.engines.trl.prompts import RewardFunction
+from hyperpod_ft.engines.trl.prompts import RewardFunction, with_prompts
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.rewards.process import NoRewardError
 from hyperpod_ft.runs.results.samples import Samples
@@ -111,6 +113,17 @@ def test_prompts_reach_the_model_as_prepared(
 def test_prompts_that_cannot_be_used_are_named(tmp_path: Path, row: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         prepared(tmp_path, [*TEXTS, row])
+
+
+def test_text_has_bos_once_and_no_eos() -> None:
+    """As in the prepared rows, whatever the tokenizer adds."""
+    tokenizer, texts = tiny_tokenizer.make(), ["how many clips", "<s>how many clips"]
+    tokenizer.add_bos_token, tokenizer.add_eos_token = True, True
+    stored = [prompt_ids(tokenizer, text) for text in texts]
+    assert [tokenizer(text)["input_ids"] for text in texts] != stored
+    stored_rows: Any = [Prompt(text, False, {}, "rows.jsonl line 1") for text in texts]
+    given = with_prompts(Dataset.from_dict({"row": [0, 1]}), stored_rows, tokenizer)[:]["prompt"]
+    assert tokenizer(text=given)["input_ids"] == stored
 
 
 def test_rewards_get_every_column_but_those_that_are_ignored(tmp_path: Path) -> None:

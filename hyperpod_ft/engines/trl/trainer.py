@@ -27,7 +27,7 @@ from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.peft_config import lora_config
 from hyperpod_ft.engines.trl.arguments import arguments
-from hyperpod_ft.engines.trl.prompts import read_as_they_are, reward_functions, with_prompts
+from hyperpod_ft.engines.trl.prompts import reward_functions, with_prompts
 from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl.settings import attention
@@ -86,9 +86,7 @@ def build(
     collator = None
     if config.training.objective == "grpo":
         prompts = Prompts(task.dataset / "train")
-        order = with_prompts(order, prompts)
-        if prompts[0].templated:
-            read_as_they_are(processing)
+        order = with_prompts(order, prompts, processing)
         further: dict[str, Any] = {"reward_funcs": ends.enter_context(reward_functions(task, prompts, processing))}
     else:
         # flash attention finds the documents of a batch only where they are one row (transformers)
