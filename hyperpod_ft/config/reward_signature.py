@@ -7,8 +7,8 @@ from hyperpod_ft.errors import UserError
 
 
 def check(key: str, file: Path, name: str) -> None:
-    """Raise UserError unless the file has a function `name(prompt, completion, **columns)`; `key`: of the run file."""
-    form = f"def {name}(prompt, completion, **columns)"
+    """Raise UserError unless the file has a `def name(prompt, completion, /, **columns)`; `key`: of the run file."""
+    form = f"def {name}(prompt, completion, /, **columns)"
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except OSError as error:

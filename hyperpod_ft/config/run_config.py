@@ -202,6 +202,12 @@ def _check_training_jobs(config: RunConfig, section: SageMaker) -> None:
             f"sagemaker.store: with engine {config.engine}, several nodes write their checkpoints to one shared volume;"
             " set sagemaker.file_system instead"
         )
+    own = [f"reward.{number}.function" for number, reward in enumerate(config.reward) if reward.file]
+    if section.store and own:
+        raise ValueError(
+            f"{own[0]}: with sagemaker.store, training jobs do not get your file; use the kit's functions, or set"
+            " sagemaker.file_system instead"
+        )
 
 
 def _check_endpoint(config: RunConfig, section: Deploy) -> None:

@@ -146,10 +146,10 @@ def write_split(directory: Path, name: SplitName, blocks: Iterable[PackedRows | 
 
 
 def write_prompts(directory: Path, name: SplitName, prompts: Iterable[Prompt]) -> None:
-    """Write the prompts of a split's rows beside their arrays."""
-    with (directory / name / _PROMPTS).open("w", encoding="utf-8") as stream:
+    """Write the prompts of a split's rows beside their arrays. Values that JSON has not, such as dates, become text."""
+    with (directory / name / _PROMPTS).open("w", encoding="ascii") as stream:  # columns may have lone surrogates
         for prompt in prompts:
-            stream.write(json.dumps(asdict(prompt), ensure_ascii=False) + "\n")
+            stream.write(json.dumps(asdict(prompt), default=str) + "\n")
 
 
 def write_samples(directory: Path, samples: Iterable[Sample]) -> None:

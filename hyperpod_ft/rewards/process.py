@@ -1,8 +1,10 @@
 """A reward function in a process of its own, which can neither hang nor crash the one that trains."""
 
+import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -42,12 +44,15 @@ class RewardProcess:
         reward: float | None = self._ask(call, self.reward.timeout)["reward"]
         return reward
 
-    def close(self) -> None:
-        """End the process."""
-        if self._process:
-            self._process.kill()
-            self._process.communicate()
-            self._process, self._read = None, b""
+    def close(self) -> int | None:
+        """End the process, and what the function started in it. Returns its exit status; None if there is none."""
+        process, self._process, self._read = self._process, None, b""
+        if process is None:
+            return None
+        # the pipes are closed, not read to their end: what left the process group may hold them
+        with contextlib.suppress(ProcessLookupError, BrokenPipeError), process:
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode
 
     def _start(self) -> None:
         if self._process:
@@ -57,6 +62,7 @@ class RewardProcess:
             [sys.executable, "-m", "hyperpod_ft.rewards.caller", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # torchrun's signals to the rank's process group must not end it
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         )
         try:
@@ -81,9 +87,7 @@ class RewardProcess:
                 raise NoRewardError(f"takes longer than {seconds:g} s")
             received = os.read(output, 1 << 16)
             if not received:
-                status = self._process.wait()
-                self.close()
-                raise NoRewardError(f"ends its process with status {status}")
+                raise NoRewardError(f"ends its process with status {self.close()}")
             self._read += received
         line, _, self._read = self._read.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)

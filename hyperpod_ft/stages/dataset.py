@@ -210,7 +210,8 @@ def _prompts(sources: Sequence[TokenizedSource], chosen: Numbers, encoder: Encod
         found = read(sources, part, encoder)
         for number in part.tolist():  # an epoch may have an example several times
             example, row, source = found[number].documents[0], found[number].row, found[number].source
-            used = columns.used(source.part.dataset) if source.part.dataset.prompt_template is None else frozenset()
+            dataset = source.part.dataset
+            used = {*dataset.ignored_columns, *(columns.used(dataset) if dataset.prompt_template is None else ())}
             beside = {name: value for name, value in row.values.items() if name not in used}
             where = f"{source.name}/{row.where}" if source.name else row.where
             templated = example.templated if templated is None else templated

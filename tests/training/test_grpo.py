@@ -1,24 +1,31 @@
 """GRPO: the prompts that reach the model, restarts, and what becomes of functions that fail."""
 
 import json
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, GenerationMixin
 
 from hyperpod_ft.config import run_file
 from hyperpod_ft.config.sections.rewards import Reward
-from hyperpod_ft.data.prepared import Prompt, open_split
+from hyperpod_ft.data.prepared import Prompt, Prompts, open_split, write_prompts
+from hyperpod_ft.data.tokenizer import prompt_ids
 from hyperpod_ft.engines.batches import DataOrder
-from hyperpod_ft.engines.trl.prompts import RewardFunction
+from hyperpod_ft.engines.throughput import throughput
+from hyperpod_ft.engines.trl import prompts
+from hyperpod_ft.engines.trl.prompts import RewardFunction, with_prompts
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.rewards.process import NoRewardError
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset, download, reward, stage
+from tests.tasks import task_of
 from tests.training.conftest import curve, metrics, tiny_llama, train_here
 from tests.training.every_stage import perform
 from tests.training.test_trl import again_from
@@ -110,6 +117,26 @@ def test_prompts_that_cannot_be_used_are_named(tmp_path: Path, row: dict[str, An
         prepared(tmp_path, [*TEXTS, row])
 
 
+def test_text_has_bos_once_and_no_eos() -> None:
+    """As in the prepared rows, whatever the tokenizer adds."""
+    tokenizer, texts = tiny_tokenizer.make(), ["how many clips", "<s>how many clips"]
+    tokenizer.add_bos_token, tokenizer.add_eos_token = True, True
+    stored = [prompt_ids(tokenizer, text) for text in texts]
+    assert [tokenizer(text)["input_ids"] for text in texts] != stored
+    stored_rows: Any = [Prompt(text, False, {}, "rows.jsonl line 1") for text in texts]
+    given = with_prompts(Dataset.from_dict({"row": [0, 1]}), stored_rows, tokenizer)[:]["prompt"]
+    assert tokenizer(text=given)["input_ids"] == stored
+
+
+def test_rewards_get_every_column_but_those_that_are_ignored(tmp_path: Path) -> None:
+    row = {"prompt": "how many clips", "answer": "clips", "note": "\ud800", "images": ["a.png"]}
+    run = prepared(tmp_path, [row] * 2, {"dataset": {"ignored_columns": ["images"]}})
+    assert Prompts(run.paths.dataset_path / "train")[0].columns == {"answer": "clips", "note": "\ud800"}
+    other = Prompt("a", False, {"day": date(2026, 1, 2), "price": Decimal("1.50")}, "rows.parquet row 1")
+    write_prompts(run.paths.dataset_path, "train", [other])
+    assert Prompts(run.paths.dataset_path / "train")[0].columns == {"day": "2026-01-02", "price": "1.50"}
+
+
 def test_a_function_that_fails_is_found_before_the_training(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^reward\.0\.function: long raises TypeError: .*'answer'; .* rows.jsonl"):
         prepared(tmp_path, [{"prompt": "how many clips"}] * 2)
@@ -121,6 +148,7 @@ def test_a_restart_changes_no_answer_and_no_reward(tmp_path: Path) -> None:
     names = ("reward", "rewards/long/mean", "rewards/json/mean", "kl", "completions/mean_length")
     whole = [[row[name] for name in names] for row in metrics(run)], curve(run)
     assert facts["reward"] == whole[0][-1][0] and whole[0][1][3] > 0
+    assert throughput(task_of(run), 2, 256, 1000).flops_per_token is None
     again_from(run, 4)
     assert train_here(run).facts["resumed_from"] == [4]
     assert ([[row[name] for name in names] for row in metrics(run)], curve(run)) == whole
@@ -139,7 +167,9 @@ def test_the_recipe_learns_a_form_from_rewards_alone(tmp_path: Path) -> None:
     assert "GRPO" in (run.paths.tuned_model / "README.md").read_text(encoding="utf-8")
 
 
-def test_an_answer_without_reward_is_named_and_all_of_them_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_without_reward_is_named_and_all_of_a_step_end_the_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def process(prompt: str, completion: str, columns: dict[str, Any]) -> float:
         if completion == "bad":
             raise NoRewardError("raises KeyError: 'x'")
@@ -155,3 +185,6 @@ def test_an_answer_without_reward_is_named_and_all_of_them_end_the_run(capsys: p
     assert "reward.0: json raises KeyError: 'x'; the answer 'bad' to rows.jsonl line 2" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"^reward\.0\.function: json raises KeyError: 'x'; the answer 'bad' to rows"):
         scored(completion_ids=["bad", "bad"], row=[0, 1])
+    # another rank has an answer with a reward
+    monkeypatch.setattr(prompts, "gather_object", lambda found: [*found, True])
+    assert scored(completion_ids=["bad"], row=[0]) == [None]

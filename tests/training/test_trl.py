@@ -1,10 +1,11 @@
 """Engine trl: the rows that reach the model, losses, restarts, checkpoints and what is consolidated from them."""
 
+import errno
 import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,21 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
+from hyperpod_ft.engines.checkpoint_directory import reporting_full_volumes
 from hyperpod_ft.engines.ranks import Interrupted
 from hyperpod_ft.engines.trl import loop
 from hyperpod_ft.engines.trl.callback import StepsFollower
+from hyperpod_ft.engines.trl.rows import numbered
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl import rules
 from hyperpod_ft.planning.trl.limits import FAMILIES
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import consolidate, merge
 from tests.forking import ForkServer
+from tests.tasks import task_of
 from tests.training.conftest import (
     ENVIRONMENT,
     Jobs,
@@ -156,6 +160,17 @@ def test_preferences_train_as_with_engine_torch(make_trl_run: MakeRun, method: s
         ours, theirs = ([row[name] for row in rows if row[name] is not None] for rows in found)
         assert len(ours) == len(theirs) and ours[:same] == pytest.approx(theirs[:same], rel=1e-4, abs=1e-6), name
     assert found[0][-1]["loss"] < found[0][0]["loss"]
+
+
+def test_magnitudes_do_not_decay(make_trl_run: MakeRun, tmp_path: Path) -> None:
+    """As with engine torch, only matrices do."""
+    run = make_trl_run(settings=TRL | {"lora": {"r": 4, "dora": True}})
+    rows, order = PackedSplit(run.paths.dataset_path / "train"), numbered(DataOrder(24, 42, 4, 2, 1), 4)
+    with ExitStack() as ends:
+        trainer, _ = loop.trainers.build(task_of(run), rows, order, 4, tmp_path / "trainer", TrainerCallback(), ends)
+    groups = trainer.create_optimizer().param_groups
+    decays = {(parameter.ndim, group["weight_decay"]) for group in groups for parameter in group["params"]}
+    assert decays == {(1, 0.0), (2, 0.1)}
 
 
 def test_a_restart_changes_no_loss(make_trl_run: MakeRun) -> None:
@@ -328,6 +343,13 @@ def test_a_full_volume_is_one_line(make_trl_run: MakeRun, train_program: TrainPr
     assert status == 2 and run.journal.record("train") is None
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and "the checkpoint cannot be written: " in errors[0], said
+
+
+def test_errors_that_may_pass_are_not_those_of_the_volume(tmp_path: Path) -> None:
+    """Such as one of a program that the training starts: an attempt after it may do better."""
+    for code, kind in ((errno.ENOSPC, UserError), (errno.EIO, OSError), (errno.ECONNRESET, OSError)):
+        with pytest.raises(kind), reporting_full_volumes(tmp_path):
+            raise OSError(code, os.strerror(code))
 
 
 def test_a_damaged_file_is_not_consolidated(make_trl_run: MakeRun) -> None:

@@ -46,7 +46,7 @@ class Reward(Section):
     function: Annotated[str, Field(min_length=1)] = Field(
         description="`exact_match` (the answer is that of a column, white space around it aside), `regex`, `json` (it"
         " is valid JSON), `length` (it is within limits): 1 if so, else 0. Or `rewards.py:function`, your own:"
-        " `function(prompt, completion, **columns)` returns a number, or None where it does not apply."
+        " `function(prompt, completion, /, **columns)` returns a number, or None where it does not apply."
     )
     name: Annotated[str, matches(r"[A-Za-z_][A-Za-z0-9_-]{0,63}", "a name of letters, digits, _ and -")] | None = Field(
         None, description="Name in metrics and reports; by default the function's."

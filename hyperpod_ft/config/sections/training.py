@@ -75,7 +75,11 @@ class Training(Section):
         " guessing by sanity_margin. From step sanity_steps on, or at the last, it stops if the smoothed loss exceeds"
         " the base model's by as much. 0 turns both off. A loss that is not finite always stops training.",
     )
-    sanity_margin: PositiveFloat = Field(2.0, description="Margin of these checks, in nats per token.")
+    sanity_margin: PositiveFloat = Field(
+        2.0,
+        description="Margin of these checks, in nats per token. Losses on other scales are not checked: those of grpo,"
+        " and of ipo, sppo_hard and loss_weights (section trl).",
+    )
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
     keep_checkpoints: PositiveInt = Field(2, description="Number of complete checkpoints to keep.")

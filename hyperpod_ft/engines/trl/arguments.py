@@ -68,7 +68,7 @@ def _sft(_: RunConfig) -> dict[str, Any]:
 
 
 def _dpo(config: RunConfig) -> dict[str, Any]:
-    return {**_OF_ROWS, "beta": config.dpo.beta}
+    return {**_OF_ROWS, "beta": config.dpo.beta, "disable_dropout": not config.lora.dropout}
 
 
 def _grpo(config: RunConfig) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.training import learning_rate
 from hyperpod_ft.engines import sanity
 from hyperpod_ft.engines.interface import TrainingProgress
@@ -22,6 +23,13 @@ from hyperpod_ft.runs.results.metrics import OF_SOURCE
 
 # Reported otherwise, or not again from the beginning after a restart.
 _NOT_METRICS = {"loss", "grad_norm", "learning_rate", "epoch", "num_tokens", "step_time"}
+
+
+def has_known_scale(config: RunConfig) -> bool:
+    """Whether the loss is in nats, as sanity.check takes it. Those of rewards are not, nor those of beta squared."""
+    losses = config.trl.get("loss_type", ())
+    scaled = config.training.objective == "grpo" or "loss_weights" in config.trl
+    return not (scaled or "ipo" in losses or "sppo_hard" in losses)
 
 
 class StepsFollower(TrainerCallback):
@@ -89,7 +97,8 @@ class StepsFollower(TrainerCallback):
         if self.checkpoints.ranks.is_rank_0:
             rate = learning_rate(self.training, step, state.max_steps)
             self.log.write(self.progress, rate, logs["grad_norm"], loss, others)
-        sanity.check(self.training, self.progress, state.max_steps, self.vocabulary)
+        if has_known_scale(self.checkpoints.task.config):
+            sanity.check(self.training, self.progress, state.max_steps, self.vocabulary)
         if self.training.keep_best and self.progress.best_step == step:
             self.checkpoints.save_weights(self.trainer, self.progress, self.checkpoints.task.best_checkpoint)
         ends = ends or self.progress.stopped_early

@@ -1,18 +1,20 @@
 """Prompts as TRL's trainer reads them, and the rewards of its answers.
 
-TRL tokenizes text with the special tokens that the tokenizer adds, and what a chat template writes without. The kit has
-rendered messages already: each prompt becomes one message, which a template writes again as it is.
+TRL tokenizes text with the special tokens that its tokenizer adds, here only the BOS that the kit adds. The kit has
+rendered messages already: each prompt becomes one message, which a chat template writes again as it is.
 """
 
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hyperpod_ft.config.sections.rewards import Reward
-from hyperpod_ft.data.prepared import Prompts
+from hyperpod_ft.data.prepared import Prompt, Prompts
+from hyperpod_ft.data.tokenizer import bos_ids
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.rewards.process import NoRewardError, RewardProcess
@@ -22,18 +24,20 @@ _AS_IT_IS = "{{ messages[0]['content'] }}"
 _SHOWN = 60  # characters of an answer in a message
 
 
-def read_as_they_are(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Let the tokenizer's chat template write what a message has, and nothing else."""
+def with_prompts(order: Dataset, prompts: Prompts, tokenizer: Any) -> Dataset:
+    """The rows of `order`, each with its prompt: text, or a message of what a chat template wrote.
+
+    The tokenizer, of transformers, is changed: it makes of them the tokens of the prepared rows.
+    """
+    opening = str(tokenizer.bos_token) if bos_ids(tokenizer) else ""
+    tokenizer.add_bos_token, tokenizer.add_eos_token = bool(opening), False
     tokenizer.chat_template = _AS_IT_IS
 
-
-def with_prompts(order: Dataset, prompts: Prompts) -> Dataset:
-    """The rows of `order`, each with its prompt: text, or a message of what a chat template wrote."""
+    def given(prompt: Prompt) -> Any:
+        return [{"role": "user", "content": prompt.text}] if prompt.templated else prompt.text.removeprefix(opening)
 
     def read(batch: dict[str, list[int]]) -> dict[str, list[Any]]:
-        found = [prompts[row] for row in batch[_ROW]]
-        given = [[{"role": "user", "content": one.text}] if one.templated else one.text for one in found]
-        return {"prompt": given, _ROW: batch[_ROW]}
+        return {"prompt": [given(prompts[row]) for row in batch[_ROW]], _ROW: batch[_ROW]}
 
     return order.with_transform(read)
 
@@ -48,7 +52,7 @@ class RewardFunction:
         self._key, self._process, self._prompts, self._tokenizer = f"reward.{number}", process, prompts, tokenizer
 
     def __call__(self, *, completion_ids: list[list[int]], row: Sequence[int], **_: Any) -> list[float | None]:
-        """The reward of each answer. Raises UserError when the function has failed on all of them."""
+        """The rewards on this rank. Raises UserError, on every rank, when the function has failed on the whole step."""
         texts = self._tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
         rewards: list[float | None] = []
         failed: list[str] = []
@@ -60,7 +64,7 @@ class RewardFunction:
                 failed.append(f"{self.__name__} {error}; the answer {text[:_SHOWN]!r} to {prompt.where}")
                 print(f"train: {self._key}: {failed[-1]} gets no reward of it", flush=True)
                 rewards.append(None)
-        if len(failed) == len(rewards):
+        if not any(gather_object([len(failed) < len(rewards)])):  # TRL calls it once a step on every rank
             raise UserError(f"{self._key}.function: {failed[0]}, and all others of the step", "correct the function")
         return rewards
 

@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import torch
 from datasets import Dataset
+from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers.utils import logging
 from trl.trainer.dpo_config import DPOConfig
@@ -26,15 +27,35 @@ from hyperpod_ft.engines.batches import PackedSplit
 from hyperpod_ft.engines.interface import TrainingTask
 from hyperpod_ft.engines.peft_config import lora_config
 from hyperpod_ft.engines.trl.arguments import arguments
-from hyperpod_ft.engines.trl.prompts import read_as_they_are, reward_functions, with_prompts
+from hyperpod_ft.engines.trl.prompts import reward_functions, with_prompts
 from hyperpod_ft.engines.trl.rows import PairCollator, RowCollator
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl.settings import attention
 
+
+class _MatricesDecay(Trainer):
+    """Parameters of one dimension have no weight decay, as with engine torch: TRL would decay DoRA's magnitudes."""
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
+
+
+class _Sft(_MatricesDecay, SFTTrainer):
+    pass
+
+
+class _Dpo(_MatricesDecay, DPOTrainer):
+    pass
+
+
+class _Grpo(_MatricesDecay, GRPOTrainer):
+    pass
+
+
 _KINDS: Mapping[str, tuple[Any, Any]] = {
-    "sft": (SFTTrainer, SFTConfig),
-    "dpo": (DPOTrainer, DPOConfig),
-    "grpo": (GRPOTrainer, GRPOConfig),
+    "sft": (_Sft, SFTConfig),
+    "dpo": (_Dpo, DPOConfig),
+    "grpo": (_Grpo, GRPOConfig),
 }
 _COLLATORS: Mapping[str, type[RowCollator]] = {"sft": RowCollator, "dpo": PairCollator}
 # DPOTrainer prepares the rows that it is made with, and then trains on those of its dataset
@@ -65,9 +86,7 @@ def build(
     collator = None
     if config.training.objective == "grpo":
         prompts = Prompts(task.dataset / "train")
-        order = with_prompts(order, prompts)
-        if prompts[0].templated:
-            read_as_they_are(processing)
+        order = with_prompts(order, prompts, processing)
         further: dict[str, Any] = {"reward_funcs": ends.enter_context(reward_functions(task, prompts, processing))}
     else:
         # flash attention finds the documents of a batch only where they are one row (transformers)

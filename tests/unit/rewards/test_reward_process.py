@@ -1,5 +1,6 @@
 """A user's function in its own process: whatever it does, its caller goes on."""
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,13 @@ from hyperpod_ft.config.sections.rewards import Reward
 from hyperpod_ft.rewards.process import NoRewardError, RewardProcess
 
 FUNCTION = """
-import os, time
+import os, subprocess, time
+def fork(path):
+    if not os.fork():
+        time.sleep(20)
+        open(path, "w")
+        os._exit(0)
+    time.sleep(600)
 def scored(prompt, completion, *, answer, **columns):
     print("what a function prints is no answer of its process")
     what = {
@@ -20,6 +27,9 @@ def scored(prompt, completion, *, answer, **columns):
         "text": lambda: "good",
         "nan": lambda: float("nan"),
         "none": lambda: None,
+        "group": lambda: os.getpgid(0),
+        "input": lambda: len(subprocess.run(["cat"], stdout=subprocess.PIPE).stdout),
+        "fork": lambda: fork(answer),
     }
     return what[completion]() if completion in what else completion == answer
 """
@@ -47,6 +57,32 @@ def test_what_fails_gets_no_reward_and_the_next_answer_does(process: RewardProce
     assert process("p", "none", {"answer": "42"}) is None
     with pytest.raises(NoRewardError, match="missing 1 required keyword-only argument: 'answer'"):
         process("p", "42", {})
+
+
+def test_a_process_ends_with_what_it_started(process: RewardProcess, tmp_path: Path) -> None:
+    """What it started holds the pipes too."""
+    with pytest.raises(NoRewardError, match="takes longer"):
+        process("p", "fork", {"answer": str(tmp_path / "survived")})
+    assert not (tmp_path / "survived").exists()
+    assert process("p", "42", {"answer": "42"}) == 1.0
+
+
+def test_a_process_has_neither_the_signals_nor_the_input_of_its_caller(process: RewardProcess) -> None:
+    assert process("p", "group", {"answer": ""}) != os.getpgid(0)
+    assert process("p", "input", {"answer": ""}) == 0.0
+
+
+def test_columns_may_have_the_names_of_parameters(process: RewardProcess, tmp_path: Path) -> None:
+    columns = {"prompt": "x", "completion": "42"}
+    assert process("p", "42", {"answer": "42", **columns}) == 1.0
+    own = "def f(prompt, completion, /, **columns): return prompt == 'p' and completion == columns['completion']"
+    (tmp_path / "own.py").write_text(own)
+    for reward, file in (
+        (Reward(function="exact_match", column="completion"), None),
+        (Reward(function="own.py:f"), tmp_path / "own.py"),
+    ):
+        with closing(RewardProcess(reward, file)) as started:
+            assert [started("p", answer, columns) for answer in ("42", "41")] == [1.0, 0.0]
 
 
 def test_a_pattern_that_never_ends_is_stopped() -> None:

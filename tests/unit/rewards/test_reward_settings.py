@@ -64,6 +64,14 @@ def test_a_file_is_read_but_not_executed(tmp_path: Path, text: str | None, says:
     assert said.startswith("reward.0.function: ") and says in said
 
 
+def test_a_store_has_no_files_of_rewards(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def f(prompt, completion, /, **columns): return 1.0")
+    section = {"region": "us-west-2", "role": "arn:aws:iam::111122223333:role/r", "store": "s3://bucket/ft"}
+    own = {"reward": [{"function": "json"}, {"function": "rewards.py:f"}]}
+    assert "reward.1.function: with sagemaker.store" in refused(tmp_path, **GRPO | own, sagemaker=section)
+    assert load(tmp_path, **GRPO, sagemaker=section).sagemaker and load(tmp_path, **GRPO | own).reward
+
+
 def test_a_run_depends_on_what_is_in_the_file_not_on_where_it_is(tmp_path: Path) -> None:
     ids = []
     for folder, value in (("one", 1), ("two", 1), ("three", 2)):

@@ -2,17 +2,22 @@
 
 import dataclasses
 import typing
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import TrainerControl
 from transformers.training_args import OptimizerNames
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.sft_config import SFTConfig
 
+from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.trl.arguments import arguments
+from hyperpod_ft.engines.trl.callback import StepsFollower
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.layout import Sharding
 from hyperpod_ft.planning.model_fit import check_trainable
@@ -26,6 +31,16 @@ from tests.unit.planning.memory_estimates import estimated, shape_of
 CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig, "grpo": GRPOConfig}
 TRL: dict[str, Any] = {"engine": "trl", "cluster__instance_type": "p5.48xlarge"}
 TRL |= {"parallelism__tensor_parallel": 1, "parallelism__ranks_per_node": 8}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "sft": {},
+    "dpo": {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"},
+    "grpo": {"training__objective": "grpo", "dataset__format": "prompt", "reward": [{"function": "json"}]},
+}
+
+
+def given_to_trl(make_run: MakeRun, objective: str, **values: Any) -> dict[str, Any]:
+    config = make_run(**TRL, **OBJECTIVES[objective], **values).config
+    return arguments(config, Sharding("replicated", 1), 10, Path("checkpoints"))
 
 
 @pytest.mark.parametrize("objective", CONFIGS)
@@ -34,15 +49,44 @@ def test_settings_are_those_of_the_installed_trl(make_run: MakeRun, objective: s
     names = {field.name for field in dataclasses.fields(CONFIGS[objective])}
     assert not settings.ELSEWHERE.keys() & settings.SETTINGS[objective].keys()
     for name, wanted in settings.SETTINGS[objective].items():
-        kind = {tuple: str, list: list}.get(type(wanted), wanted)
+        kind = {tuple: str, list: list, dict: dict}.get(type(wanted), wanted)
         types = (hints[name], *typing.get_args(hints[name]))
         assert kind in {typing.get_origin(each) or each for each in types}, name
-    asked = {"dpo": {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"}}
-    asked["grpo"] = {"training__objective": "grpo", "dataset__format": "prompt", "reward": [{"function": "json"}]}
-    given = arguments(
-        make_run(**TRL, **asked.get(objective, {})).config, Sharding("replicated", 1), 10, Path("checkpoints")
-    )
+    given = given_to_trl(make_run, objective)
     assert not given.keys() - names and not given.keys() & settings.SETTINGS[objective].keys()
+
+
+@pytest.mark.parametrize("objective", CONFIGS)
+def test_trl_leaves_the_dropout_of_adapters_on(make_run: MakeRun, objective: str) -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(CONFIGS[objective])}
+    given = defaults | given_to_trl(make_run, objective, lora__dropout=0.1)
+    assert not given.get("disable_dropout")
+
+
+@pytest.mark.parametrize(
+    ("objective", "trl", "checked"),
+    [
+        ("sft", {}, True),
+        ("dpo", {"loss_type": ["apo_zero"]}, True),
+        ("dpo", {"loss_type": ["sigmoid", "ipo"]}, False),
+        ("dpo", {"loss_type": ["sigmoid", "sft"], "loss_weights": [30, 1]}, False),
+        ("grpo", {}, False),
+    ],
+)
+def test_losses_on_another_scale_are_not_compared_with_guessing(
+    make_run: MakeRun, objective: str, trl: dict[str, Any], checked: bool
+) -> None:
+    config = make_run(**TRL, **OBJECTIVES[objective], trl=trl).config
+    checkpoints: Any = SimpleNamespace(task=SimpleNamespace(config=config), ranks=SimpleNamespace(is_rank_0=False))
+    log: Any = SimpleNamespace(
+        advance=lambda progress, loss, _: replace(progress, step=1, first_loss=loss, smoothed_loss=loss)
+    )
+    state: Any = SimpleNamespace(log_history=[], global_step=1, max_steps=100)
+    trainer: Any = None
+    follower = StepsFollower(checkpoints, TrainingProgress(), vocabulary=128)
+    follower.follow(trainer, log, None, [])
+    with pytest.raises(UserError, match="step 1: the base") if checked else nullcontext():
+        follower.on_log(trainer, state, TrainerControl(), logs={"loss": 25.0, "grad_norm": 1.0})
 
 
 def test_settings_elsewhere_are_settings_of_trl() -> None:
@@ -64,7 +108,8 @@ def test_optimizers_are_those_that_need_no_package() -> None:
         ({"loss_type": "dpo"}, "loss_type is 'dpo'; set it to one of nll, dft"),
         ({"neftune_noise_alpha": "5"}, "neftune_noise_alpha is '5', not of type float"),
         ({"torch_empty_cache_steps": True}, "not of type int"),
-        ({"model_init_kwargs": {"dtype": "float16"}}, "give attn_implementation alone"),
+        ({"adam_epsilon": float("nan")}, "adam_epsilon is nan; set it to a finite number"),
+        ({"model_init_kwargs": {"dtype": "float16"}}, "'dtype' is not one of .* they are attn_implementation"),
         ({"model_init_kwargs": {"attn_implementation": "flash"}}, "one of eager, sdpa, flex_attention"),
     ],
 )
@@ -76,13 +121,32 @@ def test_settings_are_checked_before_anything_runs(tmp_path: Path, given: dict[s
 
 
 def test_losses_of_preferences_are_checked(tmp_path: Path) -> None:
-    dpo = TRL | {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"}
+    dpo = TRL | OBJECTIVES["dpo"]
     assert "dataset.packing: engine trl needs one pair a row" in refused(tmp_path, **dpo | {"dataset__packing": "auto"})
     assert "dpo.label_smoothing: only engine torch" in refused(tmp_path, **dpo, dpo__label_smoothing=0.1)
-    assert "a list of some of sigmoid" in refused(tmp_path, **dpo, trl={"loss_type": ["sigmoid", "dft"]})
+    assert "loss_type is 'dft'; set it to one of sigmoid" in refused(
+        tmp_path, **dpo, trl={"loss_type": ["sigmoid", "dft"]}
+    )
     losses = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0]}
     assert "loss_weights has 1 numbers for 2 losses" in refused(tmp_path, **dpo, trl=losses)
+    assert "loss_weights is 'a', not of type float" in refused(tmp_path, **dpo, trl=losses | {"loss_weights": ["a", 1]})
+    assert "loss_type is empty" in refused(tmp_path, **dpo, trl={"loss_type": []})
+    for name, value in (("f_divergence_type", "forward_kl"), ("use_weighting", True)):
+        aot = {"loss_type": ["sigmoid", "aot"], name: value}
+        assert f"TRL has no {name} for loss_type aot" in refused(tmp_path, **dpo, trl=aot)
+        assert load(tmp_path, **dpo, trl=aot | {"loss_type": ["sigmoid", "ipo"]}).trl
     assert load(tmp_path, **dpo, trl=losses | {"loss_weights": [1.0, 0.5]}).trl
+
+
+def test_settings_of_generation_replace_no_others(tmp_path: Path) -> None:
+    def said(given: dict[str, Any]) -> str:
+        return refused(tmp_path, **TRL, **OBJECTIVES["grpo"], trl={"generation_kwargs": given})
+
+    assert "generation_kwargs: temperature is grpo.temperature" in said({"temperature": 2.0})
+    for name in ("max_new_tokens", "num_return_sequences", "top_p"):
+        assert f"generation_kwargs: '{name}' is not one of the settings" in said({name: 1})
+    assert "generation_kwargs: typical_p is '0.9', not of type float" in said({"typical_p": "0.9"})
+    assert load(tmp_path, **TRL, **OBJECTIVES["grpo"], trl={"generation_kwargs": {"typical_p": 0.9}}).trl
 
 
 def test_attention_takes_what_autocast_gives_it(make_run: MakeRun) -> None:
