@@ -49,7 +49,7 @@ def test_settings_are_those_of_the_installed_trl(make_run: MakeRun, objective: s
     names = {field.name for field in dataclasses.fields(CONFIGS[objective])}
     assert not settings.ELSEWHERE.keys() & settings.SETTINGS[objective].keys()
     for name, wanted in settings.SETTINGS[objective].items():
-        kind = {tuple: str, list: list}.get(type(wanted), wanted)
+        kind = {tuple: str, list: list, dict: dict}.get(type(wanted), wanted)
         types = (hints[name], *typing.get_args(hints[name]))
         assert kind in {typing.get_origin(each) or each for each in types}, name
     given = given_to_trl(make_run, objective)
@@ -108,7 +108,7 @@ def test_optimizers_are_those_that_need_no_package() -> None:
         ({"loss_type": "dpo"}, "loss_type is 'dpo'; set it to one of nll, dft"),
         ({"neftune_noise_alpha": "5"}, "neftune_noise_alpha is '5', not of type float"),
         ({"torch_empty_cache_steps": True}, "not of type int"),
-        ({"model_init_kwargs": {"dtype": "float16"}}, "give attn_implementation alone"),
+        ({"model_init_kwargs": {"dtype": "float16"}}, "'dtype' is not one of .* they are attn_implementation"),
         ({"model_init_kwargs": {"attn_implementation": "flash"}}, "one of eager, sdpa, flex_attention"),
     ],
 )
@@ -117,16 +117,36 @@ def test_settings_are_checked_before_anything_runs(tmp_path: Path, given: dict[s
         degrees_of(load(tmp_path, **TRL, trl=given))
     assert load(tmp_path, **TRL, trl={"neftune_noise_alpha": 5, "optim": "adafactor"}).trl["optim"] == "adafactor"
     assert "trl: has no effect with engine torch" in refused(tmp_path, trl=given)
+    assert "adam_epsilon is inf; set it to a finite" in refused(tmp_path, "trl.adam_epsilon=1e999", **TRL)
 
 
 def test_losses_of_preferences_are_checked(tmp_path: Path) -> None:
     dpo = TRL | OBJECTIVES["dpo"]
     assert "dataset.packing: engine trl needs one pair a row" in refused(tmp_path, **dpo | {"dataset__packing": "auto"})
     assert "dpo.label_smoothing: only engine torch" in refused(tmp_path, **dpo, dpo__label_smoothing=0.1)
-    assert "a list of some of sigmoid" in refused(tmp_path, **dpo, trl={"loss_type": ["sigmoid", "dft"]})
+    assert "loss_type is 'dft'; set it to one of sigmoid" in refused(
+        tmp_path, **dpo, trl={"loss_type": ["sigmoid", "dft"]}
+    )
     losses = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0]}
     assert "loss_weights has 1 numbers for 2 losses" in refused(tmp_path, **dpo, trl=losses)
+    assert "loss_weights is 'a', not of type float" in refused(tmp_path, **dpo, trl=losses | {"loss_weights": ["a", 1]})
+    assert "loss_type is empty" in refused(tmp_path, **dpo, trl={"loss_type": []})
+    for name, value in (("f_divergence_type", "forward_kl"), ("use_weighting", True)):
+        aot = {"loss_type": ["sigmoid", "aot"], name: value}
+        assert f"TRL has no {name} for loss_type aot" in refused(tmp_path, **dpo, trl=aot)
+        assert load(tmp_path, **dpo, trl=aot | {"loss_type": ["sigmoid", "ipo"]}).trl
     assert load(tmp_path, **dpo, trl=losses | {"loss_weights": [1.0, 0.5]}).trl
+
+
+def test_settings_of_generation_replace_no_others(tmp_path: Path) -> None:
+    def said(given: dict[str, Any]) -> str:
+        return refused(tmp_path, **TRL, **OBJECTIVES["grpo"], trl={"generation_kwargs": given})
+
+    assert "generation_kwargs: temperature is grpo.temperature" in said({"temperature": 2.0})
+    for name in ("max_new_tokens", "num_return_sequences", "top_p"):
+        assert f"generation_kwargs: '{name}' is not one of the settings" in said({name: 1})
+    assert "generation_kwargs: typical_p is '0.9', not of type float" in said({"typical_p": "0.9"})
+    assert load(tmp_path, **TRL, **OBJECTIVES["grpo"], trl={"generation_kwargs": {"typical_p": 0.9}}).trl
 
 
 def test_attention_takes_what_autocast_gives_it(make_run: MakeRun) -> None:
