@@ -32,6 +32,7 @@ The learning rate and the position in the data are functions of the step alone, 
 """
 
 import contextlib
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ from hyperpod_ft.checkpoint.sharded.sharded import of_engine
 from hyperpod_ft.checkpoint.tensors.logical_tensor import LogicalTensor, Piece, contiguous_strides
 from hyperpod_ft.config.sections.training import Lora
 from hyperpod_ft.engines.interface import TrainingProgress, TrainingTask
-from hyperpod_ft.errors import UserError
+from hyperpod_ft.errors import VOLUME_ERRORS, UserError
 from hyperpod_ft.planning.families import family_of
 from hyperpod_ft.planning.lora import targets
 from hyperpod_ft.runs.training_paths import BEST, checkpoint_name
@@ -151,13 +152,17 @@ def delete_old(task: TrainingTask, newest: Path, *, shared: bool = True) -> None
 
 @contextlib.contextmanager
 def reporting_full_volumes(directory: Path) -> Iterator[None]:
-    """Raise UserError where the block cannot write a checkpoint to `directory`."""
+    """Raise UserError where the block cannot write a checkpoint to `directory`, and another attempt could not either.
+
+    Errors that may pass, such as one of input and output or of a connection, stay what they are: ranks start again.
+    """
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         # torch.save wraps the OSError in a RuntimeError, safetensors in its own error
         cause = error if isinstance(error, OSError) else error.__context__
-        if not isinstance(cause, OSError) and not isinstance(error, SafetensorError):
+        lasts = isinstance(cause, OSError) and cause.errno in VOLUME_ERRORS and cause.errno != errno.EIO
+        if not lasts and not isinstance(error, SafetensorError):
             raise
         raise UserError(
             f"{directory}: the checkpoint cannot be written: {cause or error}", "free or repair the volume, then resume"

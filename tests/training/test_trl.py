@@ -1,5 +1,6 @@
 """Engine trl: the rows that reach the model, losses, restarts, checkpoints and what is consolidated from them."""
 
+import errno
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
 from hyperpod_ft.engines.batches import DataOrder, PackedSplit
+from hyperpod_ft.engines.checkpoint_directory import reporting_full_volumes
 from hyperpod_ft.engines.ranks import Interrupted
 from hyperpod_ft.engines.trl import loop
 from hyperpod_ft.engines.trl.callback import StepsFollower
@@ -341,6 +343,13 @@ def test_a_full_volume_is_one_line(make_trl_run: MakeRun, train_program: TrainPr
     assert status == 2 and run.journal.record("train") is None
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and "the checkpoint cannot be written: " in errors[0], said
+
+
+def test_errors_that_may_pass_are_not_those_of_the_volume(tmp_path: Path) -> None:
+    """Such as one of a program that the training starts: an attempt after it may do better."""
+    for code, kind in ((errno.ENOSPC, UserError), (errno.EIO, OSError), (errno.ECONNRESET, OSError)):
+        with pytest.raises(kind), reporting_full_volumes(tmp_path):
+            raise OSError(code, os.strerror(code))
 
 
 def test_a_damaged_file_is_not_consolidated(make_trl_run: MakeRun) -> None:
