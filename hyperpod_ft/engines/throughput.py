@@ -119,7 +119,7 @@ class Throughput:
     rows_per_step: int
     max_length: int  # tokens in a row
     documents_per_row: float | None  # on average over the training rows
-    flops_per_token: float | None  # None: unknown for this model family
+    flops_per_token: float | None  # None: unknown for this model family or objective
     peak_flops: float  # of all ranks, per second; 0: unknown for this machine
 
     def rates(self, steps: int, seconds: float) -> Rates:
@@ -153,6 +153,8 @@ def throughput(task: TrainingTask, rows_per_step: int, max_length: int, trainabl
         rank = lora.r if task.config.training.method == "lora" else None
         names = target_names(lora, shape.model_type)
         flops: float | None = t5_flops_per_token(shape, task.config.dataset, names, rank)
+    elif task.config.training.objective == "grpo":
+        flops = None  # how long answers become is not known, nor what it took to sample them
     else:
         flops = _decoder_flops(task, model_config, total, trained, of_base, max_length, tied=tied)
     rank_flops = task.config.instance.rank_tflops * 1e12

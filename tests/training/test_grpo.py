@@ -16,6 +16,7 @@ from hyperpod_ft.config.sections.rewards import Reward
 from hyperpod_ft.data.prepared import Prompt, Prompts, open_split, write_prompts
 from hyperpod_ft.data.tokenizer import prompt_ids
 from hyperpod_ft.engines.batches import DataOrder
+from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.trl import prompts
 from hyperpod_ft.engines.trl.prompts import RewardFunction, with_prompts
 from hyperpod_ft.errors import UserError
@@ -24,6 +25,7 @@ from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset, download, reward, stage
+from tests.tasks import task_of
 from tests.training.conftest import curve, metrics, tiny_llama, train_here
 from tests.training.every_stage import perform
 from tests.training.test_trl import again_from
@@ -146,6 +148,7 @@ def test_a_restart_changes_no_answer_and_no_reward(tmp_path: Path) -> None:
     names = ("reward", "rewards/long/mean", "rewards/json/mean", "kl", "completions/mean_length")
     whole = [[row[name] for name in names] for row in metrics(run)], curve(run)
     assert facts["reward"] == whole[0][-1][0] and whole[0][1][3] > 0
+    assert throughput(task_of(run), 2, 256, 1000).flops_per_token is None
     again_from(run, 4)
     assert train_here(run).facts["resumed_from"] == [4]
     assert ([[row[name] for name in names] for row in metrics(run)], curve(run)) == whole
