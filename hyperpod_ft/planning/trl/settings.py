@@ -194,7 +194,8 @@ def _check_value(where: str, value: Any, wanted: Values, elsewhere: Mapping[str,
             raise UserError(f"{where} is {shown(value)}", f"set it to one of {', '.join(wanted)}")
         return
     kind = wanted if isinstance(wanted, type) else list if isinstance(wanted, list) else dict
-    if not isinstance(value, (int, float) if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
+    allowed: Any = (int, float) if kind is float else kind
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
         raise UserError(f"{where} is {shown(value)}, not of type {kind.__name__}", "correct it")
     if kind is float and not abs(value) < math.inf:
         raise UserError(f"{where} is {shown(value)}", "set it to a finite number")

@@ -108,7 +108,6 @@ def test_optimizers_are_those_that_need_no_package() -> None:
         ({"loss_type": "dpo"}, "loss_type is 'dpo'; set it to one of nll, dft"),
         ({"neftune_noise_alpha": "5"}, "neftune_noise_alpha is '5', not of type float"),
         ({"torch_empty_cache_steps": True}, "not of type int"),
-        ({"adam_epsilon": float("nan")}, "adam_epsilon is nan; set it to a finite number"),
         ({"model_init_kwargs": {"dtype": "float16"}}, "'dtype' is not one of .* they are attn_implementation"),
         ({"model_init_kwargs": {"attn_implementation": "flash"}}, "one of eager, sdpa, flex_attention"),
     ],
@@ -118,6 +117,7 @@ def test_settings_are_checked_before_anything_runs(tmp_path: Path, given: dict[s
         degrees_of(load(tmp_path, **TRL, trl=given))
     assert load(tmp_path, **TRL, trl={"neftune_noise_alpha": 5, "optim": "adafactor"}).trl["optim"] == "adafactor"
     assert "trl: has no effect with engine torch" in refused(tmp_path, trl=given)
+    assert "adam_epsilon is inf; set it to a finite" in refused(tmp_path, "trl.adam_epsilon=1e999", **TRL)
 
 
 def test_losses_of_preferences_are_checked(tmp_path: Path) -> None:
