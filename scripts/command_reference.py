@@ -27,7 +27,7 @@ Defaults are in parentheses. `hyperpod-ft --install-completion` sets up completi
 
 ## What commands share
 
-A command's usage names what it shares with others, without repeating the text:
+These options and arguments are explained here once; usage lines only name them, except the first two:
 
 - `--profile NAME`, of `cluster`, `deploy` and `sagemaker`: Profile of the AWS configuration.
 - `--region NAME`, of the same: AWS region, where no file names it. Default: that of the AWS configuration.

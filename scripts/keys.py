@@ -7,7 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-_ENGINE = re.compile(r" \(engine (torch|neuron)(?:; ([^()]+))?\)")  # whose key it is, beside a page
+_ENGINE = re.compile(r" \(engine (torch|neuron|trl)(?:; ([^()]+))?\)")  # whose key it is, beside a page
 _PAGE = re.compile(r"\bdocs/([a-z0-9-]+)\.md")
 
 

@@ -19,8 +19,8 @@ from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.run_config import RunConfig
 
 _FORM = (
-    "Each key is shown with its default. In parentheses are its other values, unless its text names them, and its",
-    "engine if only one has it. A key without a default is unset, unless marked as required.",
+    "Each key is shown with its default; keys without one are unset or required. Parentheses list other allowed",
+    "values, and the engine if only one supports the key.",
 )
 _EXAMPLE = """\
 name: qwen3-8b-support

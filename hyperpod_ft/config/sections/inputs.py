@@ -175,8 +175,8 @@ class Preparation(Section):
     )
     max_target_length: Annotated[PositiveInt, Field(ge=8, le=1 << 20)] | None = Field(
         None,
-        description="Length of the decoder's part of a packed row, in tokens. Required for encoder-decoders (T5,"
-        " Flan-T5), refused for others.",
+        description="Length of the decoder's part of a packed row, in tokens (engine torch). Required for"
+        " encoder-decoders (T5, Flan-T5), refused for others.",
     )
     loss_on: Literal["completion", "all"] = Field(
         "completion",

@@ -17,13 +17,13 @@ class Parallelism(Section):
     )
     tensor_parallel: PositiveInt | None = Field(
         None,
-        description="Ranks of one node that share each layer's matrices. If not set: 8 on trn1, 4 on trn2, otherwise"
-        " 1.",
+        description="Ranks of one node that share each layer's matrices (not engine trl). If not set: 8 on trn1, 4 on"
+        " trn2, otherwise 1.",
     )
     pipeline_parallel: PositiveInt = Field(
         1,
-        description="Ranks that share the layers as stages of a pipeline. Engine torch needs at least as many"
-        " gradient_accumulation_steps, its micro batches.",
+        description="Ranks that share the layers as stages of a pipeline (not engine trl). Engine torch needs at least"
+        " as many gradient_accumulation_steps, its micro batches.",
     )
     pipeline_schedule: Literal["1f1b", "interleaved", "gpipe"] = Field(
         "1f1b",
@@ -32,7 +32,7 @@ class Parallelism(Section):
         " forward passes first: the most memory).",
     )
     virtual_pipeline_parallel: PositiveInt = Field(
-        2, ge=2, description="Stages on each rank with schedule `interleaved`."
+        2, ge=2, description="Stages on each rank with schedule `interleaved` (engine torch)."
     )
     context_parallel: PositiveInt = Field(
         1, description="Ranks that share each row's tokens, for long rows (engine torch)."
@@ -53,13 +53,13 @@ class Parallelism(Section):
     sharding: Literal["auto", "replicated", "zero1", "zero2", "zero3"] = Field(
         "auto",
         description="What is divided over the data-parallel ranks (engines torch and trl): nothing (`replicated`), the"
-        " optimizer's state (`zero1`), gradients too (`zero2`), weights too (`zero3`). `auto`: the first of them"
-        " that fits (docs/parallelism.md).",
+        " optimizer's state (`zero1`, not engine trl), gradients too (`zero2`), weights too (`zero3`). `auto`: the"
+        " first of them that fits (docs/parallelism.md).",
     )
     shard_ranks: PositiveInt | None = Field(
         None,
-        description="Number of data-parallel ranks that divide the state. Each further group of this size holds a"
-        " replica (hybrid sharding). If not set: all, or with `auto` those of a node if that fits.",
+        description="Number of data-parallel ranks that divide the state (engine torch). Each further group of this"
+        " size holds a replica (hybrid sharding). If not set: all, or with `auto` those of a node if that fits.",
     )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none",

@@ -60,7 +60,10 @@ class SageMaker(Section):
     )
     file_system: FileSystem | None = None
     image: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9./:@_-]{0,254}", "the URI of a container image")] | None = (
-        Field(None, description="Container image of every job. If not set, AWS's image for the engine and the device.")
+        Field(
+            None,
+            description="Container image of every job. If not set, AWS's, where it exists (docs/training-jobs.md).",
+        )
     )
     cpu_instance_type: str = Field(
         "c7i.4xlarge", description="Instance type of the jobs that use only CPUs, before and after training."

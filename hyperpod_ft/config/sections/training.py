@@ -85,8 +85,8 @@ class Training(Section):
     keep_checkpoints: PositiveInt = Field(2, description="Number of complete checkpoints to keep.")
     async_save: bool = Field(
         False,
-        description="Write checkpoints while training continues. Needs host memory for one checkpoint of the node's"
-        " ranks.",
+        description="Write checkpoints while training continues (not engine trl). Needs host memory for one checkpoint"
+        " of the node's ranks.",
     )
     save_only_model: bool = Field(
         False,
@@ -127,8 +127,8 @@ class Lora(Section):
     dropout: Share = Field(0.0, description="Dropout on the input of the adapters.")
     target_modules: tuple[str, ...] | None = Field(
         None,
-        description="Names of the linear modules and embeddings to adapt. If not set: all linear layers of attention"
-        " and MLP (docs/methods.md); for T5, `q` and `v`. `[]`, beside `target_parameters`: none.",
+        description="Names of the linear modules and embeddings (not engine trl) to adapt. If not set: all linear"
+        " layers of attention and MLP (docs/methods.md); for T5, `q` and `v`. `[]`, beside `target_parameters`: none.",
     )
     target_parameters: tuple[str, ...] = Field(
         (),
@@ -184,7 +184,7 @@ class Dpo(Section):
         0.1, description="Scale of the rewards: the higher, the closer the model stays to its starting point."
     )
     label_smoothing: Annotated[Share, Field(lt=0.5)] = Field(
-        0.0, description="Assumed share of pairs with chosen and rejected swapped (conservative DPO)."
+        0.0, description="Assumed share of pairs with chosen and rejected swapped (conservative DPO; engine torch)."
     )
 
 
