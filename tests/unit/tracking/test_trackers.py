@@ -8,6 +8,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,9 @@ def test_mlflow_completes_a_row_that_was_cut_off(given: dict[str, Any]) -> None:
 
 def test_trackio(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(Path(given["root"]) / "trackio"))
+    # it reads that when it is imported, which TRL's trainers do too
+    for name in [name for name in sys.modules if name.split(".")[0] == "trackio" or name.endswith(".trackio_runs")]:
+        monkeypatch.delitem(sys.modules, name)
     from hyperpod_ft.tracking.trackers import trackio_runs
 
     run = publish(trackio_runs, given)
