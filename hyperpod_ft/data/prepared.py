@@ -69,6 +69,9 @@ class Prompts:
     def __getitem__(self, row: int) -> Prompt:
         return Prompt(**json.loads(self._lines[row]))
 
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self[row] for row in range(len(self._lines)))
+
 
 def open_split(directory: Path) -> PackedRows | Seq2SeqRows:
     """Memory-mapped rows of `directory`. Raises UserError when arrays are missing, damaged or of different shapes."""

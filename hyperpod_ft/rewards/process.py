@@ -45,7 +45,7 @@ class RewardProcess:
         return reward
 
     def close(self) -> int | None:
-        """End the process, and what the function started in it. Returns its exit status; None if there is none."""
+        """End the process and its children. Returns its exit status; None if it was not running."""
         process, self._process, self._read = self._process, None, b""
         if process is None:
             return None

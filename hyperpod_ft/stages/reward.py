@@ -1,16 +1,20 @@
-"""Stage `reward`: copy the user's reward functions into the run, and call every function on a prompt, on CPUs.
+"""Stage `reward`: copy the user's reward functions into the run, and try every function on CPUs.
 
 python -m hyperpod_ft.stages.reward RUN_DIR
 
-A function that fails is found before accelerators are held. The training calls the copies.
+Prompts without a column that a function compares with, and functions that fail on the first prompt, are found before
+accelerators are held. The training calls the copies.
 """
 
 import contextlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from hyperpod_ft import publish
 from hyperpod_ft.config import sources
+from hyperpod_ft.config.fields import shown
+from hyperpod_ft.config.sections.rewards import Reward
 from hyperpod_ft.data.prepared import Prompts
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.rewards.process import NoRewardError, RewardProcess
@@ -28,7 +32,9 @@ def work(run: Run) -> Result:
                 # it may have changed since the run was submitted
                 sources.resolve_path(f"{key}.function", reward.file, f"{key}.revision", reward.revision, Path("/"))
                 shutil.copyfile(reward.file, directory / f"{number}.py")
-        prompt = Prompts(run.paths.dataset_path / "train")[0]
+        prompts = Prompts(run.paths.dataset_path / "train")
+        _check_columns(run.config.reward, prompts)
+        prompt = prompts[0]
         for number, reward in enumerate(run.config.reward):
             process = RewardProcess(reward, directory / f"{number}.py" if reward.file else None)
             with contextlib.closing(process):
@@ -42,6 +48,16 @@ def work(run: Run) -> Result:
             print(f"reward: {reward.known_as} gives {_ANSWER!r} to {prompt.where}: {value}", flush=True)
     copied = [run.paths.reward_files] if any(reward.file for reward in run.config.reward) else []
     return Result(copied, {"functions": [reward.known_as for reward in run.config.reward]})
+
+
+def _check_columns(rewards: Sequence[Reward], prompts: Prompts) -> None:
+    """Raise UserError for a prompt without a column that a function compares with."""
+    needed = {reward.column: f"reward.{number}.column" for number, reward in enumerate(rewards) if reward.column}
+    for prompt in prompts if needed else ():
+        if missing := needed.keys() - prompt.columns.keys():
+            column = min(missing)
+            said = f"{needed[column]}: {prompt.where} has no column {shown(column)}"
+            raise UserError(said, "correct it, or the dataset")
 
 
 if __name__ == "__main__":

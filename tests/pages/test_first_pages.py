@@ -1,8 +1,8 @@
 """README, docs/one-machine.md, docs/methods.md and docs/slurm.md, typed as they stand.
 
-Genuine: all commands, a Slurm, the training. README's quickstart is run in whole, in a copy of the checkout; on the
-other pages a reader goes on from there, and a wrapper shortens what is submitted. The tutorials for clusters run on a
-cluster's nodes: tests/lifecycle/test_cluster_page.py.
+Genuine: all commands, a Slurm, the training. README's quickstart is run in whole, in a copy of the checkout. The other
+pages start from its finished run, and a wrapper shortens what they submit. The tutorials for clusters run on nodes of
+one: tests/lifecycle/test_cluster_page.py.
 """
 
 import json

@@ -59,7 +59,7 @@ def prepared(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any
         "parallelism": {"ranks_per_node": 1},
     }
     for section, changes in (settings or {}).items():
-        values[section] |= changes
+        values[section] = changes if isinstance(changes, list) else values[section] | changes
     run = Run.of(run_file.resolve(run_file.validate(values, "run"), tmp_path))
     run.paths.directory.mkdir(parents=True, exist_ok=True)
     run.freeze()
@@ -140,6 +140,13 @@ def test_rewards_get_every_column_but_those_that_are_ignored(tmp_path: Path) -> 
 def test_a_function_that_fails_is_found_before_the_training(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^reward\.0\.function: long raises TypeError: .*'answer'; .* rows.jsonl"):
         prepared(tmp_path, [{"prompt": "how many clips"}] * 2)
+
+
+def test_a_prompt_without_the_column_of_a_function_is_named(tmp_path: Path) -> None:
+    rows = [{"prompt": "how many clips", "answer": "clips"}, {"prompt": "how many foxes"}]
+    changes = {"reward": [{"function": "exact_match", "column": "answer"}]}
+    with pytest.raises(UserError, match=r"^reward\.0\.column: .*rows\.jsonl:2 has no column 'answer'"):
+        prepared(tmp_path, rows, changes)
 
 
 def test_a_restart_changes_no_answer_and_no_reward(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def sharding(config: RunConfig, degrees: Degrees, shape: ModelShape | None) -> s
 
 
 def explain_pipeline(config: RunConfig, degrees: Degrees, shape: ModelShape) -> str | None:
-    """There is none."""
+    """None: every rank has all layers."""
     return None
 
 

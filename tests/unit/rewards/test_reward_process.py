@@ -1,4 +1,4 @@
-"""A user's function in its own process: whatever it does, its caller goes on."""
+"""A user's function in its own process: nothing that it does stops its caller."""
 
 import os
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
 """What engine trl takes of a run file: TRL's own settings by their names and types, and the limits of the engine."""
 
 import dataclasses
+import re
 import typing
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,12 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from transformers import TrainerControl
 from transformers.training_args import OptimizerNames
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.sft_config import SFTConfig
 
+from hyperpod_ft.config.run_file import validate
 from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.trl.arguments import arguments
 from hyperpod_ft.engines.trl.callback import StepsFollower
@@ -28,6 +31,7 @@ from tests.conftest import MakeRun
 from tests.unit.config.run_files import load, refused
 from tests.unit.planning.memory_estimates import estimated, shape_of
 
+ROOT = Path(__file__).resolve().parents[4]
 CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig, "grpo": GRPOConfig}
 TRL: dict[str, Any] = {"engine": "trl", "cluster__instance_type": "p5.48xlarge"}
 TRL |= {"parallelism__tensor_parallel": 1, "parallelism__ranks_per_node": 8}
@@ -54,6 +58,17 @@ def test_settings_are_those_of_the_installed_trl(make_run: MakeRun, objective: s
         assert kind in {typing.get_origin(each) or each for each in types}, name
     given = given_to_trl(make_run, objective)
     assert not given.keys() - names and not given.keys() & settings.SETTINGS[objective].keys()
+
+
+def test_the_page_shows_what_is_accepted_and_names_every_setting() -> None:
+    page = (ROOT / "docs/engines.md").read_text(encoding="utf-8").partition("## Engine trl")[2].partition("\n## ")[0]
+    shown = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    assert [one["engine"] for one in shown] == ["trl", "trl"]
+    for values in shown:
+        values["dataset"] = {"source": "tatsu-lab/alpaca", "format": "alpaca"} | values.get("dataset", {})
+        validate({"name": "shown", "model": {"source": "Qwen/Qwen3-8B"}} | values, "docs/engines.md")
+        settings.check(values.get("training", {}).get("objective", "sft"), values.get("trl", {}))
+    assert not {name for known in settings.SETTINGS.values() for name in known if name not in page}
 
 
 @pytest.mark.parametrize("objective", CONFIGS)
