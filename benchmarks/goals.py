@@ -13,6 +13,8 @@ Entry = Mapping[str, Any]
 Results = Mapping[str, Mapping[str, Entry]]
 
 KIT, COPY = "hyperpod-ft", "cp -r"
+ENGINE_TRL = f"{KIT}, engine trl"
+PLAIN_TRL = "trl alone"  # the settings of engine trl, without the kit
 ALONE = "one rank"
 NAIVE = "naive settings"
 S5CMD = "s5cmd"
@@ -71,10 +73,11 @@ def rows_per_cpu_second(entry: Entry) -> float:
     return statistics.median(rates(entry))
 
 
-def rate_over_peers(entry: Entry) -> float:
+def rate_over_peers(entry: Entry) -> float | None:
     """The kit's rows per CPU second over those of the fastest peer."""
     peers = [name for name in entry["contenders"] if name != KIT and REPEATED.format(name) in entry["contenders"]]
-    return rows_per_cpu_second(entry) / max(statistics.median(rates(entry, name)) for name in peers)
+    fastest = max((statistics.median(rates(entry, name)) for name in peers), default=None)
+    return fastest and rows_per_cpu_second(entry) / fastest
 
 
 def host_memory_ratio(entry: Entry, name: str = KIT) -> float:
@@ -106,15 +109,28 @@ def step_time(entry: Entry) -> str:
     return "step_cpu" if entry["instance_type"] == "local" else "step_seconds"
 
 
+def peers_of(entry: Entry) -> list[str]:
+    """The contenders that are not of the kit."""
+    return [name for name in entry["contenders"] if name not in (KIT, ENGINE_TRL)]
+
+
 def training_ratios(entry: Entry, name: str = KIT) -> list[float]:
     """Tokens per second of a contender over the fastest peer's, per round."""
-    peers = [rounds(entry, peer) for peer in entry["contenders"] if peer != KIT]
+    peers = [rounds(entry, peer) for peer in peers_of(entry)]
     time = step_time(entry)
     return [min(peer[i][time] for peer in peers) / one[time] for i, one in enumerate(rounds(entry, name))]
 
 
-def training_ratio(entry: Entry) -> float:
-    return statistics.median(training_ratios(entry))
+def training_ratio(entry: Entry) -> float | None:
+    return statistics.median(training_ratios(entry)) if peers_of(entry) else None
+
+
+def overhead_of_engine_trl(entry: Entry) -> float | None:
+    """What a step of engine trl costs, over one of a plain script with the same settings."""
+    if not {ENGINE_TRL, PLAIN_TRL} <= set(entry["contenders"]):
+        return None
+    time, both = step_time(entry), zip(rounds(entry, ENGINE_TRL), rounds(entry, PLAIN_TRL), strict=True)
+    return statistics.median(own[time] / plain[time] for own, plain in both)
 
 
 def tokens_per_second(entry: Entry, name: str = KIT) -> float:
@@ -140,10 +156,10 @@ def epoch_ratio(entry: Entry) -> float:
     return statistics.median(epoch_ratios(entry))
 
 
-def training_memory(entry: Entry) -> float:
+def training_memory(entry: Entry) -> float | None:
     """Peak memory of the kit beyond its imports, over that of the peer with the least."""
-    peers = (median(entry, peer, "beyond_imports") for peer in entry["contenders"] if peer != KIT)
-    return median(entry, KIT, "beyond_imports") / min(peers)
+    least = min((median(entry, peer, "beyond_imports") for peer in peers_of(entry)), default=None)
+    return least and median(entry, KIT, "beyond_imports") / least
 
 
 def transfer_ratios(entry: Entry, name: str = KIT) -> list[float]:
@@ -151,27 +167,25 @@ def transfer_ratios(entry: Entry, name: str = KIT) -> list[float]:
     return ratios(entry, S5CMD, name)
 
 
-def transfer_ratio(entry: Entry) -> float:
-    return statistics.median(transfer_ratios(entry))
+def transfer_ratio(entry: Entry) -> float | None:
+    return statistics.median(transfer_ratios(entry)) if S5CMD in entry["contenders"] else None
 
 
 @dataclass(frozen=True)
 class Goal:
     """`value` computes the figure of the entries `sizes`; `must` and `aim` are upper bounds, lower bounds for a rate.
 
-    Without `must` the figure is only shown; `aim` is only shown too. A goal `over_peers` has no figure when no peer was
-    measured.
+    A figure of contenders that were not measured is None. Without `must` it is only shown; `aim` is only shown too.
     """
 
     what: str
     benchmark: str
     sizes: tuple[str, ...]
-    value: Callable[..., float]
+    value: Callable[..., float | None]
     form: str
     must: float | None
     aim: float | None = None
     is_rate: bool = False
-    over_peers: bool = False
 
     def met(self, value: float) -> bool:
         if self.must is None:
@@ -212,15 +226,20 @@ def _checkpoint_goals(operation: str, aim_wall: float, must_peak: float, aim_pea
 
 def _training_goal(case: str, what: str, must: float, aim: float) -> Goal:
     title = f"{what}, tokens per CPU second over TRL's"
-    return Goal(title, "training", (case,), training_ratio, "{:.2f}x", must, aim, is_rate=True, over_peers=True)
+    return Goal(title, "training", (case,), training_ratio, "{:.2f}x", must, aim, is_rate=True)
 
 
 def _gpu_goals(case: str, what: str, must_mfu: float, aim_mfu: float, aim_rate: float | None) -> Iterator[Goal]:
     title, sizes = f"one GPU, {what}", (case,)
-    yield Goal(f"{title}, over TRL's", "gpu", sizes, training_ratio, "{:.2f}x", 1.3, is_rate=True, over_peers=True)
+    yield Goal(f"{title}, over TRL's", "gpu", sizes, training_ratio, "{:.2f}x", 1.3, is_rate=True)
     yield Goal(f"{title}, MFU", "gpu", sizes, mfu_percent, "{:.0f} %", must_mfu, aim_mfu, is_rate=True)
     if aim_rate:
         yield Goal(f"{title}, tokens/s", "gpu", sizes, tokens_per_second, "{:,.0f}", None, aim_rate, is_rate=True)
+
+
+def _overhead_goal(benchmark: str, case: str) -> Goal:
+    what = f"{case}, a step of engine trl over a plain script's"
+    return Goal(what, benchmark, (case,), overhead_of_engine_trl, "{:.3f}x", 1.03)
 
 
 GOALS = (
@@ -237,7 +256,6 @@ GOALS = (
         "{:.2f}x",
         0.5,
         0.35,
-        over_peers=True,
     ),
     *(
         Goal(
@@ -252,6 +270,8 @@ GOALS = (
         )
         for case, what in EPOCHS.items()
     ),
+    _overhead_goal("training", "lora-fp32-512"),
+    _overhead_goal("gpu", "lora-8b-4096"),
     *_gpu_goals("lora-8b-4096", "8B LoRA, bf16, packed 4096", 45, 52, 14_000),
     Goal("one GPU, 8B LoRA, packed 4096, memory", "gpu", ("lora-8b-4096",), device_gib, "{:.0f} GiB", None, 75),
     *_gpu_goals("lora-8b-8192", "8B LoRA, bf16, packed 8192", 45, 52, 12_000),
@@ -269,7 +289,6 @@ GOALS = (
         2,
         5,
         is_rate=True,
-        over_peers=True,
     ),
     Goal("dataset, peak memory", "dataset", (TEXT,), peak_mb, "{:.0f} MB", 150),
     Goal("dataset, unfilled slots of best-fit packing", "dataset", (TEXT,), unfilled_percent, "{:.2f} %", 0.2),
@@ -295,7 +314,6 @@ GOALS = (
             must,
             1.0,
             is_rate=True,
-            over_peers=True,
         )
         for verb, must in (("push", 0.8), ("pull", None))
     ),
@@ -307,6 +325,6 @@ def reached(results: Results) -> dict[Goal, float]:
     found: dict[Goal, float] = {}
     for goal in GOALS:
         entries = [results.get(goal.benchmark, {}).get(size) for size in goal.sizes]
-        if all(entries) and not (goal.over_peers and any(entry and len(entry["contenders"]) < 2 for entry in entries)):
-            found[goal] = goal.value(*entries)
+        if all(entries) and (value := goal.value(*entries)) is not None:
+            found[goal] = value
     return found

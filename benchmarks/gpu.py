@@ -3,7 +3,8 @@
 python -m benchmarks.gpu [CASE ...]
 
 Runs in the environment it is started in. If TRL is installed there, it is compared as it comes, with gradient
-checkpointing, and without: compiled, and with Liger's kernels (flash attention 2 and 3 are not tried). Weights and
+checkpointing, and without: compiled, and with Liger's kernels (flash attention 2 and 3 are not tried); and engine trl
+with a plain script of its settings. Weights and
 tokens are random: zeros would make the GPU 13 % too fast. Writes benchmarks/results/gpu.json, and 16 GB of weights
 below `--work` for the time of an 8B case. Exits with 1 when a goal is missed.
 """
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command, environments, training
-from benchmarks.goals import KIT
+from benchmarks.goals import KIT, PLAIN_TRL
 from benchmarks.synthetic import Geometry
 from benchmarks.training_run import Case
 
@@ -27,10 +28,11 @@ CASES = {
     "full-1b-4096": Case("full", "bf16", 4096, 8, 4, LLAMA_1B, INSTANCE),
 }
 PEERS: dict[str, dict[str, Any]] = {
-    "trl, flex, compiled": {"fused_head": True, "attention": "flex_attention", "compile": True},
-    "trl, liger, flex": {"fused_head": True, "liger": True, "attention": "flex_attention"},
-    "trl, liger": {"fused_head": True, "liger": True},
-    "trl, as it comes": {"fused_head": True, "gradient_checkpointing": True},
+    PLAIN_TRL: {"fused_head": True, "attention": "flex_attention"},
+    "trl flex compiled": {"fused_head": True, "attention": "flex_attention", "compile": True},
+    "trl liger flex": {"fused_head": True, "liger": True, "attention": "flex_attention"},
+    "trl liger sdpa": {"fused_head": True, "liger": True},
+    "trl defaults": {"fused_head": True, "gradient_checkpointing": True},
 }
 
 
@@ -38,7 +40,7 @@ def main() -> None:
     options = training.parse_arguments("Benchmark the training step on a GPU.", CASES, steps=20)
     python = Path(sys.executable)
     installed = command.Installed({}, {}, {KIT: environments.versions(python, training.KIT_PACKAGES)})
-    for peer in PEERS if options.peers == "all" else ():
+    for peer in {"all": list(PEERS), "none": []}.get(options.peers, options.peers.split(",")):
         if importlib.util.find_spec("trl"):
             installed.pythons[peer] = python
             installed.versions[peer] = environments.versions(python, training.PACKAGES)

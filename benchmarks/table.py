@@ -91,7 +91,7 @@ def _sections(results: Results) -> Iterator[list[str]]:
 
 def _training_table(entries: Mapping[str, Entry]) -> Iterator[str]:
     first = next(iter(entries.values()))
-    on_cpu, peers = first["instance_type"] == "local", [name for name in first["contenders"] if name != KIT]
+    on_cpu, peers = first["instance_type"] == "local", goals.peers_of(first)
     rate, memory = ("tokens per CPU second", "MB beyond the imports") if on_cpu else ("tokens/s", "MB of the GPU")
     yield _row("", f"{rate}: kit", *peers, "kit over the fastest", f"{memory}: kit", *peers)
     yield "|---" * (4 + 2 * len(peers)) + "|"

@@ -5,7 +5,8 @@ python -m benchmarks.training [CASE ...]
 Both train the same random Llama (8 layers of width 512, 32,000 tokens) on the same packed rows of random tokens, in one
 process with one thread, without gradient checkpointing. TRL runs as it comes, with its fused output matrix, and with
 the logits of transformers instead, which is faster on CPUs; the better of the two counts. The first steps, which warm
-up, do not. The kit's process has the allocator settings that its scripts give ranks on CPUs. Writes
+up, do not. The kit's processes have the allocator settings that its scripts give ranks on CPUs. Engine trl is compared
+with a plain script of the same settings, in one case. Writes
 benchmarks/results/training.json; `python -m benchmarks.table` adds it to the documentation. Exits with 1 when a goal is
 missed.
 """
@@ -21,22 +22,20 @@ from typing import Any
 
 from benchmarks import command, environments, rounds
 from benchmarks.command import Peer
-from benchmarks.goals import KIT
+from benchmarks.goals import ENGINE_TRL, KIT, PLAIN_TRL
 from benchmarks.rounds import Contender
 from benchmarks.synthetic import ADAPTED, ALPHA, RANK, Geometry
 from benchmarks.training_run import Case, prepare
 from hyperpod_ft.launch.render import ALLOCATION_ON_CPUS
 
 PACKAGES = ("trl", "transformers", "peft", "torch")
-PEERS = {
-    "trl 1.16": Peer("current", "train_with_trl.py", PACKAGES),
-    "trl 1.16, whole logits": Peer("current", "train_with_trl.py", PACKAGES),
-}
 # further settings of each peer's driver
 SETTINGS: dict[str, dict[str, Any]] = {
     "trl 1.16": {"fused_head": True},
     "trl 1.16, whole logits": {"fused_head": False},
+    PLAIN_TRL: {"fused_head": True, "attention": "eager"},
 }
+PEERS = {name: Peer("current", "train_with_trl.py", PACKAGES) for name in SETTINGS}
 KIT_PACKAGES = ("hyperpod-ft", "torch", "transformers", "numpy")
 GEOMETRY = Geometry(layers=8, hidden=512, intermediate=1376, heads=8, kv_heads=4, vocabulary=32_000)
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -84,7 +83,9 @@ def benchmark(
     with tempfile.TemporaryDirectory(dir=options.work) as scratch:
         directory = Path(scratch).resolve()
         (directory / "outputs").mkdir()
-        contenders = [_kit(directory, case, options.steps)]
+        contenders = [_kit(KIT, "torch", directory, case, options.steps)]
+        if PLAIN_TRL in installed.pythons:
+            contenders.append(_kit(ENGINE_TRL, "trl", directory, case, options.steps))
         contenders += [
             _peer(peer, python, directory, case, options.steps, peers[peer])
             for peer, python in installed.pythons.items()
@@ -108,13 +109,13 @@ def benchmark(
     return command.record(options.results, kind, name, entry)
 
 
-def _kit(directory: Path, case: Case, steps: int) -> Contender:
-    file = directory / "outputs" / "kit.json"
-    run = prepare(directory, case, steps)
+def _kit(name: str, engine: str, directory: Path, case: Case, steps: int) -> Contender:
+    file = directory / "outputs" / f"{engine}.json"
+    run = prepare(directory, case, steps, {"training": {"save_only_model": True}}, name=engine, engine=engine)
     program = [sys.executable, "-m", "benchmarks.training_steps", str(run), str(WARM_UP), str(file)]
     if case.instance_type == "local":
         program = ["env", *(f"{name}={value}" for name, value in ALLOCATION_ON_CPUS.items()), *program]
-    return Contender(KIT, program, lambda: [file], lambda: {}, figures=lambda: _figures(file, case))
+    return Contender(name, program, lambda: [file], lambda: {}, figures=lambda: _figures(file, case))
 
 
 def _peer(name: str, python: Path, directory: Path, case: Case, steps: int, more: Mapping[str, Any]) -> Contender:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.synthetic import ADAPTED, ALPHA, RANK, Geometry, write_base
 from hyperpod_ft.config import run_file
 from hyperpod_ft.runs.run import Run
-from hyperpod_ft.stages import download, env, stage
+from hyperpod_ft.stages import certify, download, env, stage
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ def prepare(
     steps: int,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
     name: str = "benchmark",
+    engine: str = "torch",
 ) -> Path:
     """Write `directory`/model and a run of one rank whose model and rows are there; returns the run's directory.
 
@@ -48,11 +51,16 @@ def prepare(
     """
     if not (directory / "model").exists():
         write_base(directory / "model", case.geometry)
+        # the rows are tokens already: TRL only wants to have one
+        words = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1}, "<pad>"))
+        PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>").save_pretrained(  # noqa: S106
+            directory / "model"
+        )
     (directory / "rows.jsonl").write_text('{"text": "the rows are written below"}\n', encoding="utf-8")
     lora = {"r": RANK, "alpha": ALPHA, "target_modules": list(ADAPTED)}
     values: dict[str, Any] = {
         "name": name,
-        "engine": "torch",
+        "engine": engine,
         "cluster": {"root": str(directory / "root"), "instance_type": case.instance_type},
         "parallelism": {"ranks_per_node": 1},
         "env": {"python": "current"},
@@ -75,7 +83,7 @@ def prepare(
         **({"lora": lora} if case.method == "lora" else {}),
     }
     for section, settings in (changes or {}).items():
-        values[section] |= settings
+        values[section] = values.get(section, {}) | settings
     file = directory / "run.json"  # JSON is YAML
     file.write_text(json.dumps(values), encoding="utf-8")
     run = Run.of(run_file.load(file))
@@ -83,6 +91,8 @@ def prepare(
     with contextlib.redirect_stdout(io.StringIO()):
         stage.perform(run, "env", env.work)
         stage.perform(run, "download", download.work)
+        if engine == "torch":  # else it would leave attention to transformers
+            stage.perform(run, "certify", certify.work)
     if not (rows := run.paths.dataset_path / "train").exists():
         write_rows(rows, case, steps)
     return run.paths.directory

@@ -30,7 +30,7 @@ from hyperpod_ft.runs.run import Run
 from tests.tasks import task_of
 from tests.training.conftest import VOCABULARY, MakeRun, process_group_of_its_own, tiny_llama
 from tests.unit import tiny_t5
-from tests.unit.tiny_families import SIZES
+from tests.unit.tiny_families import MIXTURES, SIZES
 
 NO_CUDA = "torch.cuda.is_available() is false: torch finds no CUDA device, or was built without CUDA"
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CUDA)])
@@ -43,6 +43,7 @@ T5 = {
     "dataset.max_target_length": 16,
     "lora": {"r": 4, "alpha": 8, "target_modules": ["q", "k", "v", "o", "wi_0", "wi_1", "wo"]},
 }
+EXPERTS = {"lora": {"r": 4, "alpha": 8, "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}}
 # settings, and the type of the model with its own ones
 TRAININGS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "lora": (EAGER, "llama", {}),
@@ -56,6 +57,10 @@ TRAININGS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "sliding window": (EAGER, "mistral", {"sliding_window": 8}),
     "softcap": (EAGER, "gemma2", {"sliding_window": 8}),
     "Flan-T5": (EAGER | T5, "t5", {}),
+    "mixture": (EAGER | FULL, "qwen3_moe", MIXTURES["qwen3_moe"]),
+    "adapters of experts": (EAGER | EXPERTS, "mixtral", MIXTURES["mixtral"]),
+    "mixture with sinks": (EAGER | EXPERTS | {"dataset.packing": "none"}, "gpt_oss", MIXTURES["gpt_oss"]),
+    "compiled mixture": (FULL, "qwen3_moe", MIXTURES["qwen3_moe"]),
     "compiled": (FULL, "qwen3", {}),
     "compiled, recomputed": ({"training.activation_checkpointing": "selective"}, "qwen3", {}),
     "compiled softcap": ({}, "gemma2", {"sliding_window": 8}),

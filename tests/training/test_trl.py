@@ -143,6 +143,27 @@ def test_rows_reach_the_model_as_prepared(make_trl_run: MakeRun, monkeypatch: py
             assert torch.equal(inputs[name], getattr(batch, name)), name
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is false")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("settings", [TRL, FULL, TRL | DPO, TRL | {"trl": {"torch_compile": True}}])
+def test_a_gpu_gives_the_losses_of_a_cpu(make_trl_run: MakeRun, settings: dict[str, Any], precision: str) -> None:
+    """With flex attention, or SDPA where that is not the engine's choice, instead of eager attention."""
+    model = AutoConfig.for_model("llama", **SIZES | {"vocab_size": 128, "hidden_size": 64, "head_dim": 16})
+    curves = []
+    for instance in ("local", "p5.4xlarge"):
+        changes = {"cluster.instance_type": instance, "training.precision": precision}
+        run = make_trl_run(instance, settings | changes, model=model, max_length=48)
+        if "dpo" in settings:
+            use_pairs(run)
+        try:
+            train_here(run)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        curves.append([row[1] for row in curve(run)])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4 if precision == "fp32" else 1e-2)
+
+
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_preferences_train_as_with_engine_torch(make_trl_run: MakeRun, method: str) -> None:
     """Adapters begin with other random numbers, so that only the first step of theirs is the same."""

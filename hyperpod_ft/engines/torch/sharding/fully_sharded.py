@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
 from hyperpod_ft.engines.torch import devices
 from hyperpod_ft.engines.torch.sharding.shards import RankShard, check_replicas, local
 from hyperpod_ft.engines.torch.sharding.trained_weights import HostMemory, TrainedWeights, in_buckets
+from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.layout import Sharding
 
 
@@ -37,7 +38,7 @@ def shard_by_layer(
     """
     offload = sharding.offload == "parameters"
     # one object for all parameters of a mesh
-    placed = {other: ShardPlacementResult(None, _mesh_info(other)) for other in set(others.values())}
+    placed = {other: _placement(other) for other in set(others.values())}
     options: dict[str, Any] = {
         "mesh": _mesh_info(mesh).mesh,
         "shard_placement_fn": lambda parameter: placed[others[parameter]] if parameter in others else None,
@@ -56,6 +57,18 @@ def shard_by_layer(
             # the loss is already divided by the tokens of all ranks: gradients are summed, not averaged
             submodule.set_gradient_divide_factor(1.0)
             submodule.set_force_sum_reduction_for_comms(True)
+
+
+def _placement(mesh: DeviceMesh) -> Any:
+    """What FSDP2 takes for parameters of another mesh, since torch 2.12."""
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult  # noqa: PLC0415
+    except ImportError as error:
+        raise UserError(
+            f"parallelism.expert_parallel: sharded experts need torch 2.12, this is {torch.__version__}",
+            "remove env.python, or use a newer torch there",
+        ) from error
+    return ShardPlacementResult(None, _mesh_info(mesh))
 
 
 def _mesh_info(mesh: DeviceMesh) -> FSDPMeshInfo:
