@@ -270,7 +270,7 @@ GOALS = (
         )
         for case, what in EPOCHS.items()
     ),
-    _overhead_goal("training", "lora-fp32-512"),
+    _overhead_goal("training", "lora-fp32-2048"),
     _overhead_goal("gpu", "lora-8b-4096"),
     *_gpu_goals("lora-8b-4096", "8B LoRA, bf16, packed 4096", 45, 52, 14_000),
     Goal("one GPU, 8B LoRA, packed 4096, memory", "gpu", ("lora-8b-4096",), device_gib, "{:.0f} GiB", None, 75),

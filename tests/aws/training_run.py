@@ -128,14 +128,15 @@ class Jobs:
         """Until every stage is done; fails when a job does."""
 
         def done() -> bool:
-            Launchers().bring_small_files(run)  # a run in a store is known here by what this brings
             for name in self.names(run):
                 found = self.describe(name)
                 assert found["TrainingJobStatus"] != "Failed", (found["FailureReason"], self.log(name))
+                if found["TrainingJobStatus"] == "InProgress":
+                    return False
+            Launchers().bring_small_files(run)  # dozens of requests; a run in a store is known here by what they bring
             return all(run.journal.is_done(stage.name) for stage in run.plan.stages)
 
-        # each look costs dozens of requests
-        wait_for(done, SECONDS, lambda: [self.log(name) for name in self.names(run)], every=5)
+        wait_for(done, SECONDS, lambda: [self.log(name) for name in self.names(run)], every=1)
 
     def fetch(self, run: Run) -> None:
         """Bring the results of a run in a store here."""
