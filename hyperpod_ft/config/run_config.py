@@ -183,7 +183,7 @@ def _check_rewards(config: RunConfig) -> None:
     """What GRPO needs, and what it has none of."""
     dataset, names = config.dataset, [reward.known_as for reward in config.reward]
     if not config.reward:
-        raise ValueError("reward: is missing; list at least one function for objective grpo (docs/engines.md)")
+        raise ValueError("reward: is missing; list at least one function for objective grpo (docs/methods.md)")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"reward.{names.index(twice)}.name: {twice} is there twice; give one of them another name")
     if config.training.validate_every_steps:
