@@ -63,7 +63,7 @@ class RunConfig(Section):
     trl: dict[str, Any] = Field(
         {},
         description="Settings of TRL's trainer that have no key elsewhere, by TRL's names, such as"
-        " `neftune_noise_alpha: 5` (engine trl; docs/engines.md lists them).",
+        " `neftune_noise_alpha: 5` (engine trl).",
     )
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
