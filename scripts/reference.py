@@ -24,48 +24,15 @@ _FORM = (
     "Each key is shown with its default; keys without one are unset or required. Parentheses list other allowed",
     "values, and the engine if only one supports the key.",
 )
-_EXAMPLE = """\
-name: qwen3-8b-support
-engine: torch
-cluster:
-  root: ~/hyperpod-ft              # your directory on the volume that all nodes mount
-  instance_type: p5.48xlarge       # 8 H100
-  partition: p5
-model:
-  source: Qwen/Qwen3-8B            # a Hub id, a directory or an S3 prefix
-dataset:
-  source: ./support.jsonl          # conversations, beside this file
-  format: chat
-  max_length: 4096                 # tokens of a packed row
-  validation_share: 0.02           # held out for the validation loss
-training:
-  method: lora                     # or full
-  epochs: 2
-  micro_batch_size: 2              # rows that each GPU computes at once
-  learning_rate: 1.0e-4
-  activation_checkpointing: selective
-  validate_every_steps: 100
-  keep_best: true                  # the model with the lowest validation loss
-lora:
-  r: 32
-  alpha: 64
-generate:
-  validation_samples: 32           # answers of both models that are compared
-"""
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def run_file() -> str:
-    """The run file's keys, a list for each section, after an example."""
-    runfile.validate(yaml_text.read(_EXAMPLE, "example"), "example")
+    """The run file's keys, a list for each section."""
     lines = [
         "# The run file",
         "",
-        "One YAML file describes a run. A complete one:",
-        "",
-        "```yaml",
-        *_EXAMPLE.splitlines(),
-        "```",
+        "One YAML file describes a run, such as [README's](../README.md), or one [by objective](methods.md).",
         "",
         "`--set section.key=value` overrides a key on the command line; the value is YAML. Relative paths start at the",
         "run file's directory. Unknown keys are refused.",

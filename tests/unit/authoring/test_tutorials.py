@@ -1,4 +1,4 @@
-"""The run files of docs/tutorial.md are those of `init`, and fit their instances; those of methods.md are valid."""
+"""The run files of docs/tutorial.md are those that `init` writes, and fit their instances."""
 
 import json
 from pathlib import Path
@@ -41,11 +41,3 @@ def test_the_run_file_is_that_of_init(tmp_path: Path, instance: str) -> None:
     rest = {name: value for name, value in written.items() if name not in ("model", "generate", "name")}
     assert page == rest | {name: page[name] for name in ("model", "generate", "name")}
     assert page["name"] == "qwen3-8b-questions-lora"
-
-
-@pytest.mark.parametrize("text", [*blocks("docs/methods.md", "yaml"), *blocks("docs/models.md", "yaml")])
-def test_run_files_by_objective_and_method(text: str) -> None:
-    shown = yaml.safe_load(text)
-    given = {"name": "shown", "engine": "torch", "dataset": {"source": "tatsu-lab/alpaca", "format": "alpaca"}} | shown
-    given["model"] = {"source": "Qwen/Qwen3-8B"} | shown.get("model", {})
-    run_file.validate(given, "run.yaml")
