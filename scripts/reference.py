@@ -5,6 +5,7 @@ A test fails when they are out of date.
 python scripts/reference.py
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import cluster_keys
@@ -17,53 +18,21 @@ from pydantic.fields import FieldInfo
 from hyperpod_ft.config import run_file as runfile
 from hyperpod_ft.config import yaml_text
 from hyperpod_ft.config.run_config import RunConfig
+from hyperpod_ft.planning.trl.settings import SETTINGS, Values
 
 _FORM = (
     "Each key is shown with its default; keys without one are unset or required. Parentheses list other allowed",
     "values, and the engine if only one supports the key.",
 )
-_EXAMPLE = """\
-name: qwen3-8b-support
-engine: torch
-cluster:
-  root: ~/hyperpod-ft              # your directory on the volume that all nodes mount
-  instance_type: p5.48xlarge       # 8 H100
-  partition: p5
-model:
-  source: Qwen/Qwen3-8B            # a Hub id, a directory or an S3 prefix
-dataset:
-  source: ./support.jsonl          # conversations, beside this file
-  format: chat
-  max_length: 4096                 # tokens of a packed row
-  validation_share: 0.02           # held out for the validation loss
-training:
-  method: lora                     # or full
-  epochs: 2
-  micro_batch_size: 2              # rows that each GPU computes at once
-  learning_rate: 1.0e-4
-  activation_checkpointing: selective
-  validate_every_steps: 100
-  keep_best: true                  # the model with the lowest validation loss
-lora:
-  r: 32
-  alpha: 64
-generate:
-  validation_samples: 32           # answers of both models that are compared
-"""
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def run_file() -> str:
-    """The run file's keys, a list for each section, after an example."""
-    runfile.validate(yaml_text.read(_EXAMPLE, "example"), "example")
+    """The run file's keys, a list for each section."""
     lines = [
         "# The run file",
         "",
-        "One YAML file describes a run. A complete one:",
-        "",
-        "```yaml",
-        *_EXAMPLE.splitlines(),
-        "```",
+        "One YAML file describes a run, such as [README's](../README.md), or one [by objective](methods.md).",
         "",
         "`--set section.key=value` overrides a key on the command line; the value is YAML. Relative paths start at the",
         "run file's directory. Unknown keys are refused.",
@@ -100,7 +69,7 @@ def _recipe(name: str, path: Path) -> str:
 def _sections(model: type[BaseModel]) -> list[str]:
     sections = {name: field for name, field in model.model_fields.items() if keys.section(field)}
     plain = {name: field for name, field in model.model_fields.items() if name not in sections}
-    lines = ["## Top level", "", *_keys(plain)]
+    lines = ["## Top level", "", *_keys(plain), *_trl()]
     for name, field in sections.items():
         section = keys.section(field)
         assert section is not None
@@ -122,6 +91,35 @@ def _described(
         lines += _described(f"{name}.{key}", found, seen=seen)
         seen |= {(key, field.description) for key, field in found.model_fields.items()}
     return lines
+
+
+def _trl() -> list[str]:
+    """The settings of section `trl`: those that every objective has alike, then each objective's own."""
+    first, *others = SETTINGS.values()
+    every = {name: values for name, values in first.items() if all(other.get(name) == values for other in others)}
+    kinds = {"Every objective": every} | {
+        f"`{objective}`": {name: values for name, values in settings.items() if name not in every}
+        for objective, settings in SETTINGS.items()
+    }
+    return [
+        "## `trl`",
+        "",
+        "By objective ([what they mean](https://huggingface.co/docs/trl)); `plan` refuses others.",
+        "",
+        *(f"- {kind}: {', '.join(_setting(name, of) for name, of in known.items())}" for kind, known in kinds.items()),
+        "",
+    ]
+
+
+def _setting(name: str, values: Values) -> str:
+    """A setting with what it may be: one of some names, a list of them, or a mapping of some keys."""
+    if isinstance(values, list):
+        return f"{_setting(name, values[0])} in a list"
+    if isinstance(values, tuple):
+        return f"`{name}` ({', '.join(f'`{value}`' for value in values)})"
+    if isinstance(values, Mapping):
+        return f"`{name}` (with {', '.join(_setting(*inner) for inner in values.items())})"
+    return f"`{name}`"
 
 
 def _keys(fields: dict[str, FieldInfo]) -> list[str]:

@@ -63,7 +63,7 @@ class RunConfig(Section):
     trl: dict[str, Any] = Field(
         {},
         description="Settings of TRL's trainer that have no key elsewhere, by TRL's names, such as"
-        " `neftune_noise_alpha: 5` (engine trl; docs/engines.md lists them).",
+        " `neftune_noise_alpha: 5` (engine trl).",
     )
     merge: Merge = Field(default_factory=Merge)
     generate: Generate = Field(default_factory=Generate)
@@ -183,7 +183,7 @@ def _check_rewards(config: RunConfig) -> None:
     """What GRPO needs, and what it has none of."""
     dataset, names = config.dataset, [reward.known_as for reward in config.reward]
     if not config.reward:
-        raise ValueError("reward: is missing; list at least one function for objective grpo (docs/engines.md)")
+        raise ValueError("reward: is missing; list at least one function for objective grpo (docs/methods.md)")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"reward.{names.index(twice)}.name: {twice} is there twice; give one of them another name")
     if config.training.validate_every_steps:

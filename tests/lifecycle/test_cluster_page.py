@@ -1,4 +1,4 @@
-"""docs/trainium.md and docs/gpus.md, typed as they stand, by a user on the head node of a cluster.
+"""docs/tutorial.md, typed as it stands, once for GPUs and once for Trainium, by a user on the head node of a cluster.
 
 Genuine: what lifecycle/ made of the nodes, Slurm, pip and venv, the kit. Stand-ins, besides those of image.py: apt-get,
 which brings back this machine's ensurepip; curl, which writes rows like GSM8K's; the package index, which has each
@@ -25,6 +25,7 @@ from tests.unit.wheels import wheel
 
 pytestmark = [pytest.mark.lifecycle, pytest.mark.timeout(1800)]
 
+PAGE = "docs/tutorial.md"
 ENSUREPIP = Path(f"/usr/lib/python{sysconfig.get_python_version()}/ensurepip")
 PACKAGES = sysconfig.get_path("purelib")
 STAND_INS = Path("/opt/stand-ins")
@@ -142,13 +143,15 @@ def as_user(node: Node, commands: str, typed: str = "", status: int = 0) -> str:
     return shown
 
 
-def typed_by_a_user(head: Node, shell: str, page: str) -> tuple[str, str]:
+def typed_by_a_user(head: Node, shell: str, instance: str) -> tuple[str, str]:
     """Type the page's blocks; returns what its third step printed, and its fourth and fifth with a small model.
 
-    Before the fourth, stages run on this node, as they do where others have no network, if the page says how.
+    For GPUs, stages run on this node before the fourth, as they do where others have no network.
     """
-    install, data, edit, check, submit, use, *offline = map(without_comments, page_blocks(page))
-    (typed,) = page_blocks(page, "yaml")
+    install, data, edit, check, submit, use, offline = map(without_comments, page_blocks(PAGE))
+    gpus, trainium = page_blocks(PAGE, "yaml")
+    typed = gpus if instance.startswith("p5") else trainium
+    data = data.replace("p5.48xlarge", instance)
     assert install.removeprefix("cd ~/hyperpod-ft-src\n") == without_comments(page_blocks("docs/install.md")[0])
     by_root = [line.removeprefix("sudo ").replace("&& sudo ", "&& ") for line in install.splitlines() if "sudo" in line]
     head.run("bash", "-lc", "\n".join(["set -e", *by_root]))
@@ -158,14 +161,14 @@ def typed_by_a_user(head: Node, shell: str, page: str) -> tuple[str, str]:
     shell += "\ncd ~/first-run"
     tolerant = re.sub(r"^(hyperpod-ft doctor .*)$", r"\1 || [ $? = 1 ]", check, flags=re.MULTILINE)
     shown = as_user(head, f"{shell}\n{tolerant}")
-    submit = "\n".join([*offline, submit])
+    submit = f"{offline}\n{submit}" if typed == gpus else submit
     return shown, as_user(head, f"{shell}\n$EDITOR run.yaml\n{submit}\n{use}", SMALL)
 
 
 def test_trainium(head: Node) -> None:
     assert "ensurepip" in as_user(head, "python3 -m venv ~/kit", status=1)
     as_user(head, "rm -r ~/kit")
-    shown, trained = typed_by_a_user(head, "", "docs/trainium.md")
+    shown, trained = typed_by_a_user(head, "", "trn1.32xlarge")
     assert "idle" in shown, shown
     for row in (
         *("cluster.root +ok", "locks +ok", "partitions +ok: partition trn1 has 2 nodes", "accounting +ok: slurmdbd"),
@@ -184,7 +187,7 @@ def test_trainium(head: Node) -> None:
 def test_gpus(head: Node) -> None:
     """In a home in which nothing was installed. Partition p5 has the name of the cluster's only nodes."""
     as_user(head, "mkdir ~/second; cp -r ~/hyperpod-ft-src ~/second/")
-    shown, trained = typed_by_a_user(head, "export HOME=~/second", "docs/gpus.md")
+    shown, trained = typed_by_a_user(head, "export HOME=~/second", "p5.48xlarge")
     assert re.search(r"node ip-10-1-0-12 +ok: volume, locks", shown), shown
     assert re.search(r"^ranks +1 x p5.48xlarge, 8 per node = 8", shown, re.MULTILINE), shown
     assert re.search(r"generate +done", trained), trained

@@ -1,4 +1,4 @@
-"""README, docs/one-machine.md, docs/methods.md and docs/slurm.md, typed as they stand.
+"""README, docs/one-machine.md, methods.md, models.md and slurm.md, typed as they stand.
 
 Genuine: all commands, a Slurm, the training. README's quickstart is run in whole, in a copy of the checkout. The other
 pages start from its finished run, and a wrapper shortens what they submit. The tutorials for clusters run on nodes of
@@ -114,8 +114,8 @@ def test_preferences(runs: Path) -> None:
 
 
 def test_flan_t5(tmp_path: Path) -> None:
-    found = blocks("docs/methods.md", heading="Flan-T5 and T5")
-    (shown,) = run_blocks("docs/methods.md", found, tmp_path, reader(tmp_path))
+    found = blocks("docs/models.md", heading="Flan-T5 and T5")
+    (shown,) = run_blocks("docs/models.md", found, tmp_path, reader(tmp_path))
     assert re.search(r"^train +", shown, re.MULTILINE), shown
     assert (tmp_path / "xxl.yaml").exists()
 

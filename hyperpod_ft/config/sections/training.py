@@ -24,7 +24,7 @@ class Training(Section):
         "sft",
         description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen to rejected"
         " completions, with a dataset of format preference (not engine neuron). `grpo`: learn from the"
-        " rewards of sampled answers (engine trl; docs/engines.md).",
+        " rewards of sampled answers (engine trl; docs/methods.md).",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; overrides epochs.")

@@ -1,7 +1,6 @@
 """What engine trl takes of a run file: TRL's own settings by their names and types, and the limits of the engine."""
 
 import dataclasses
-import re
 import typing
 from contextlib import nullcontext
 from dataclasses import replace
@@ -28,6 +27,7 @@ from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.trl import limits, rules, settings
 from scripts.memory_table import LLAMA_3_8B
 from tests.conftest import MakeRun
+from tests.pages.blocks import blocks
 from tests.unit.config.run_files import load, refused
 from tests.unit.planning.memory_estimates import estimated, shape_of
 
@@ -60,15 +60,16 @@ def test_settings_are_those_of_the_installed_trl(make_run: MakeRun, objective: s
     assert not given.keys() - names and not given.keys() & settings.SETTINGS[objective].keys()
 
 
-def test_the_page_shows_what_is_accepted_and_names_every_setting() -> None:
-    page = (ROOT / "docs/engines.md").read_text(encoding="utf-8").partition("## Engine trl")[2].partition("\n## ")[0]
-    shown = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
-    assert [one["engine"] for one in shown] == ["trl", "trl"]
-    for values in shown:
+def test_the_pages_show_what_is_accepted_and_name_every_setting() -> None:
+    shown = [yaml.safe_load(text) for page in ("engines", "methods") for text in blocks(f"docs/{page}.md", "yaml")]
+    of_trl = [values for values in shown if values.get("engine") == "trl"]
+    assert [values.get("training", {}).get("objective", "sft") for values in of_trl] == ["sft", "grpo"]
+    for values in of_trl:
         values["dataset"] = {"source": "tatsu-lab/alpaca", "format": "alpaca"} | values.get("dataset", {})
-        validate({"name": "shown", "model": {"source": "Qwen/Qwen3-8B"}} | values, "docs/engines.md")
+        validate({"name": "shown", "model": {"source": "Qwen/Qwen3-8B"}} | values, "docs")
         settings.check(values.get("training", {}).get("objective", "sft"), values.get("trl", {}))
-    assert not {name for known in settings.SETTINGS.values() for name in known if name not in page}
+    page = (ROOT / "docs/run-file.md").read_text(encoding="utf-8").partition("## `trl`")[2].partition("\n## ")[0]
+    assert not {name for known in settings.SETTINGS.values() for name in known if f"`{name}`" not in page}
 
 
 @pytest.mark.parametrize("objective", CONFIGS)
