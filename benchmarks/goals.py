@@ -71,10 +71,16 @@ def rows_per_cpu_second(entry: Entry) -> float:
     return statistics.median(rates(entry))
 
 
+def peers(entry: Entry) -> list[str]:
+    """The measured contenders other than the kit; of `dataset`, those measured on the repeated text too."""
+    found = entry["contenders"]
+    needed = "{}" if REPEATED.format(KIT) not in found else REPEATED
+    return [name for name in found if not name.startswith(KIT) and needed.format(name) in found]
+
+
 def rate_over_peers(entry: Entry) -> float:
     """The kit's rows per CPU second over those of the fastest peer."""
-    peers = [name for name in entry["contenders"] if name != KIT and REPEATED.format(name) in entry["contenders"]]
-    return rows_per_cpu_second(entry) / max(statistics.median(rates(entry, name)) for name in peers)
+    return rows_per_cpu_second(entry) / max(statistics.median(rates(entry, name)) for name in peers(entry))
 
 
 def host_memory_ratio(entry: Entry, name: str = KIT) -> float:
@@ -108,9 +114,9 @@ def step_time(entry: Entry) -> str:
 
 def training_ratios(entry: Entry, name: str = KIT) -> list[float]:
     """Tokens per second of a contender over the fastest peer's, per round."""
-    peers = [rounds(entry, peer) for peer in entry["contenders"] if peer != KIT]
+    others = [rounds(entry, peer) for peer in peers(entry)]
     time = step_time(entry)
-    return [min(peer[i][time] for peer in peers) / one[time] for i, one in enumerate(rounds(entry, name))]
+    return [min(other[i][time] for other in others) / one[time] for i, one in enumerate(rounds(entry, name))]
 
 
 def training_ratio(entry: Entry) -> float:
@@ -142,8 +148,7 @@ def epoch_ratio(entry: Entry) -> float:
 
 def training_memory(entry: Entry) -> float:
     """Peak memory of the kit beyond its imports, over that of the peer with the least."""
-    peers = (median(entry, peer, "beyond_imports") for peer in entry["contenders"] if peer != KIT)
-    return median(entry, KIT, "beyond_imports") / min(peers)
+    return median(entry, KIT, "beyond_imports") / min(median(entry, peer, "beyond_imports") for peer in peers(entry))
 
 
 def transfer_ratios(entry: Entry, name: str = KIT) -> list[float]:
@@ -307,6 +312,6 @@ def reached(results: Results) -> dict[Goal, float]:
     found: dict[Goal, float] = {}
     for goal in GOALS:
         entries = [results.get(goal.benchmark, {}).get(size) for size in goal.sizes]
-        if all(entries) and not (goal.over_peers and any(entry and len(entry["contenders"]) < 2 for entry in entries)):
+        if all(entries) and not (goal.over_peers and any(entry and not peers(entry) for entry in entries)):
             found[goal] = goal.value(*entries)
     return found
