@@ -10,6 +10,7 @@ from hyperpod_ft.planning.memory import Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.trl.memory import TrlMemory
 from hyperpod_ft.planning.trl.settings import ATTENTION, attention
+from hyperpod_ft.shipped import installing
 
 TRIAL_LAUNCHER: tuple[str, ...] = ()
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("parallelism.sharding", "auto"),)
@@ -41,7 +42,7 @@ def environment_name(config: RunConfig) -> str:
 
 
 def packages_remedy(config: RunConfig) -> str:
-    return "install the `trl` extra there (pip install 'hyperpod-ft[trl]'), or remove env.python"
+    return f"install the `trl` extra there ({installing('trl')}), or remove env.python"
 
 
 def program_directories(config: RunConfig, python: Path) -> tuple[Path, ...]:
