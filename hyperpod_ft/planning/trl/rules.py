@@ -25,7 +25,9 @@ def generates_on_accelerators(config: RunConfig) -> bool:
 
 
 def imports(config: RunConfig) -> tuple[str, ...]:
-    return ("trl", *ATTENTION[attention(config)])
+    of_rewards = {"math_verify" for reward in config.reward if reward.function == "math_verify"}
+    of_rewards |= {"jsonschema" for reward in config.reward if reward.json_schema is not None}
+    return ("trl", *ATTENTION[attention(config)], *sorted(of_rewards))
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:
