@@ -60,6 +60,7 @@ class Draft:
                 continue
             section = self.values[name]
             if not isinstance(section, dict):
+                yield from [""] * isinstance(section, list)
                 yield from self._entry(name, name, section, "")
                 continue
             yield from ("", f"{name}:")

@@ -256,8 +256,8 @@ def _set_lengths(draft: Draft, model_config: Mapping[str, Any], answer: int) -> 
     """`answer`: tokens that are sampled after a row."""
     positions = model_config.get("max_position_embeddings")
     if isinstance(positions, int) and answer < positions < draft.get("dataset.max_length") + answer:
-        left = " that answers leave" if answer else ""
-        draft.set("dataset.max_length", positions - answer, f"all positions that the model has{left}")
+        less = ", less those of an answer" if answer else ""
+        draft.set("dataset.max_length", positions - answer, f"all positions that the model has{less}")
     if is_encoder_decoder(model_config):
         draft.default("dataset.max_target_length", 512, "tokens of the decoder's part")
 

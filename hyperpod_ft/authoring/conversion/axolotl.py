@@ -181,7 +181,8 @@ def finish(conversion: Conversion, objective: str) -> None:
     if values.get("excess_length_strategy") == "raise":
         conversion.changes["excess_length_strategy"] = "a row that is too long is dropped, and counted"
     packing = "auto" if conversion.is_on("sample_packing") and objective == "sft" else "none"
-    training_arguments.set_packing(conversion, packing, overlong if objective != "grpo" else "drop")
+    if objective != "grpo":
+        training_arguments.set_packing(conversion, packing, overlong)
     training_arguments.set_validation_share(conversion, "val_set_size")
     if values.get("early_stopping_patience"):
         if draft.get("training.validate_every_steps"):

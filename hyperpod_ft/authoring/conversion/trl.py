@@ -120,7 +120,8 @@ def finish(conversion: Conversion, objective: str) -> None:
             "the kit has bfd and wrapped, where examples do not attend to one another"
         )
     packing = ("wrapped" if strategy == "wrapped" else "auto") if packed else "none"
-    training_arguments.set_packing(conversion, packing, "drop" if objective == "grpo" else "truncate")
+    if objective != "grpo":
+        training_arguments.set_packing(conversion, packing)
     if objective == "sft":
         _set_loss(conversion)
     training_arguments.finish(conversion)

@@ -1,5 +1,6 @@
 """What a run file may say of rewards, and what is refused when it is read."""
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,13 @@ def test_a_file_is_read_but_not_executed(tmp_path: Path, text: str | None, says:
         (tmp_path / "rewards.py").write_text(f"{text}\nraise SystemExit('was executed')")
     said = refused(tmp_path, **GRPO | {"reward": [{"function": "rewards.py:f"}]})
     assert said.startswith("reward.0.function: ") and says in said
+
+
+def test_a_head_node_without_jsonschema_leaves_schemas_to_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    assert load(tmp_path, **GRPO | {"reward": [{"function": "json", "json_schema": {"type": "objet"}}]}).reward
 
 
 def test_an_answer_must_fit_after_its_prompt(tmp_path: Path) -> None:
