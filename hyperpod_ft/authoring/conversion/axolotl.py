@@ -173,7 +173,8 @@ def finish(conversion: Conversion, objective: str) -> None:
     conversion.set_new_tokens(
         values.get("tokens"), special.get("additional_special_tokens") if isinstance(special, dict) else None
     )
-    if objective == "grpo":
+    known = objectives.OBJECTIVES[objective]
+    if known.rewards:
         settings = values.get("trl")
         objectives.set_rewards(conversion, settings if isinstance(settings, dict) else {}, "trl.")
     training_arguments.set_batch(conversion, "micro_batch_size", 1)
@@ -181,7 +182,7 @@ def finish(conversion: Conversion, objective: str) -> None:
     if values.get("excess_length_strategy") == "raise":
         conversion.changes["excess_length_strategy"] = "a row that is too long is dropped, and counted"
     packing = "auto" if conversion.is_on("sample_packing") and objective == "sft" else "none"
-    if objective != "grpo":
+    if known.format != "prompt":
         training_arguments.set_packing(conversion, packing, overlong)
     training_arguments.set_validation_share(conversion, "val_set_size")
     if values.get("early_stopping_patience"):
@@ -247,7 +248,7 @@ def _source(conversion: Conversion, where: str, entry: Mapping[str, Any], object
 def _format(conversion: Conversion, where: str, entry: Mapping[str, Any], objective: str) -> dict[str, Any] | None:
     """The dataset's format; None if it is another tool's own. Raises UserError for other fields than the kit reads."""
     dpo, kind = objective == "dpo", str(entry.get("type"))
-    if objective == "grpo":
+    if objectives.OBJECTIVES[objective].format == "prompt":
         if not is_unset(entry.get("type")):
             raise UserError(
                 f"{where}.type: is a function that makes the rows",

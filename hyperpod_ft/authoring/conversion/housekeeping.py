@@ -14,7 +14,7 @@ _HOUSEKEEPING = {
         " device_map use_ray low_cpu_mem_usage experimental_skip_move_to_device"
     ),
     "answers are sampled by transformers, in the training's own process": "use_vllm vllm",
-    "what is answered is in metrics.jsonl by its length and its rewards": (
+    "the lengths and rewards of answers are in metrics.jsonl": (
         "log_completions log_unique_prompts num_completions_to_print"
     ),
     "the engine has kernels of its own, or chooses them": (

@@ -24,8 +24,14 @@ class KnownObjective:
     learning_rate: float  # TRL's default
     format: str | None = None  # of its rows, which no other objective has
     validates: bool = True
+    rewards: bool = False  # whether functions score its answers
     rules: Mapping[str, Rule] = field(default_factory=dict)  # of TRL's keys that are keys of a run file
     defaults: Mapping[str, Any] = field(default_factory=dict)  # TRL's, where the kit's differ
+
+
+def _iterations(conversion: Conversion, key: str) -> None:
+    if conversion.number(key) != 1:
+        conversion.changes[key] = _ONE_STEP
 
 
 OBJECTIVES: Mapping[str, KnownObjective] = {
@@ -43,6 +49,7 @@ OBJECTIVES: Mapping[str, KnownObjective] = {
         1e-6,
         "prompt",
         validates=False,
+        rewards=True,
         rules={
             "beta": number("grpo.beta"),
             "max_completion_length": number("grpo.max_completion_length"),
@@ -52,7 +59,7 @@ OBJECTIVES: Mapping[str, KnownObjective] = {
             **dict.fromkeys(("reward_funcs", "reward_weights", "scale_rewards"), used),
             "reward_model_name_or_path": changes("rewards are functions: the kit asks no reward model"),
             **dict.fromkeys(("steps_per_generation", "generation_batch_size"), changes(_ONE_STEP)),
-            "num_iterations": changes(_ONE_STEP),
+            "num_iterations": _iterations,
         },
         defaults={"grpo.max_completion_length": 512},
     ),

@@ -100,11 +100,12 @@ def finish(conversion: Conversion, objective: str) -> None:
     draft.head.append(f"Taken for a file of `trl {objective}`.")
     if not conversion.dataset_given:
         _set_dataset(conversion, objective)
-    if objective == "grpo":
+    known = objectives.OBJECTIVES[objective]
+    if known.rewards:
         objectives.set_rewards(conversion, values)
     if values.get("loss_type") in _NO_SETTING:
         draft.drop("trl.loss_type")
-    draft.default("training.learning_rate", objectives.OBJECTIVES[objective].learning_rate, "TRL's default")
+    draft.default("training.learning_rate", known.learning_rate, "TRL's default")
     draft.default("training.schedule", "linear", "TRL's default")
     draft.default("training.warmup_share", 0.0, "TRL's default")
     draft.default("dataset.max_length", 1024, "TRL's default")
@@ -120,7 +121,7 @@ def finish(conversion: Conversion, objective: str) -> None:
             "the kit has bfd and wrapped, where examples do not attend to one another"
         )
     packing = ("wrapped" if strategy == "wrapped" else "auto") if packed else "none"
-    if objective != "grpo":
+    if known.format != "prompt":
         training_arguments.set_packing(conversion, packing)
     if objective == "sft":
         _set_loss(conversion)

@@ -91,6 +91,7 @@ rl: grpo
 trl:
   reward_funcs: [rewards.polite]
   num_generations: 4
+  num_iterations: 1
   beta: 0.04
   use_vllm: true
   sync_ref_model: true
