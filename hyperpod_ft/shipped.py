@@ -17,6 +17,11 @@ def shipped(folder: str) -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / folder
 
 
+def installing(extra: str, python: str = "") -> str:
+    """How to install an extra of the kit, which is on no package index; `python`: the environment's interpreter."""
+    return f"in the kit's clone, {f'{python} -m ' if python else ''}pip install -c constraints.txt '.[{extra}]'"
+
+
 def state_directory() -> Path:
     """The kit's folder in the user's state directory ($XDG_STATE_HOME); it may not exist yet."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

@@ -175,6 +175,8 @@ def _why_unusable(dataset: Dataset, row: Mapping[str, Any]) -> str:
         elif dataset.format == "preference":
             for name in ("chosen", "rejected"):
                 prompts.field(row, name)
+        elif not dataset.has_answers:
+            prompts.check_prompt(dataset, row, "prompt")
         else:
             prompts.prompt(dataset, row)
             if dataset.format != "text":

@@ -39,6 +39,15 @@ class Draft:
         section, _, name = key.rpartition(".")
         return (self.values.get(section, {}) if section else self.values).get(name)
 
+    def drop(self, key: str) -> bool:
+        """Remove a key of a section; whether it had a value that is not false."""
+        section, _, name = key.partition(".")
+        found = self.values.get(section, {})
+        value = found.pop(name, None)
+        if not found:
+            self.values.pop(section, None)
+        return bool(value)
+
     def text(self) -> str:
         """The run file, its sections and keys in the order of docs/run-file.md."""
         return "\n".join(self._lines()) + "\n"
@@ -51,6 +60,7 @@ class Draft:
                 continue
             section = self.values[name]
             if not isinstance(section, dict):
+                yield from [""] * isinstance(section, list)
                 yield from self._entry(name, name, section, "")
                 continue
             yield from ("", f"{name}:")

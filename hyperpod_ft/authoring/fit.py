@@ -1,7 +1,7 @@
 """What makes a training run fit its instances, by estimates: degrees, batch and activation checkpointing.
 
-GPUs get the layout with the highest estimated tokens per second (planning/automatic), Trainium the usual tensor
-parallelism and the shortest pipeline that fits. On CPUs nothing is estimated.
+On GPUs, engine torch gets the layout with the highest estimated tokens per second (planning/automatic). Other engines,
+and Trainium, get the usual tensor parallelism and the shortest pipeline that fits. On CPUs nothing is estimated.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ft.authoring.draft import Draft
-from hyperpod_ft.config import run_file
+from hyperpod_ft.config import engine_choice, run_file
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.automatic.choice import propose, timed_shape
@@ -106,7 +106,7 @@ def _layout(config: RunConfig, model_config: Mapping[str, Any], keep_batch: bool
     """Raises UserError when this micro batch does not fit with any degrees, or a step would have too many rows."""
     shape = timed_shape(model_config)
     speed = 0.0
-    if shape is not None and not config.instance.is_neuron:
+    if shape is not None and config.engine == "torch" and not config.instance.is_neuron:
         automatic = config.parallelism.model_copy(update={"degrees": "auto", "tensor_parallel": None})
         chosen = propose(config.model_copy(update={"parallelism": automatic}), model_config).chosen
         config, degrees, speed = chosen.config, chosen.degrees, chosen.tokens_per_second
@@ -176,8 +176,8 @@ def _set_layout(draft: Draft, layout: _Layout, keep_batch: bool) -> None:
 
 
 def _config(draft: Draft, change: Mapping[str, Any]) -> RunConfig:
-    """The draft's config after a change. Raises ConfigError."""
+    """The draft's config after a change, with its engine. Raises ConfigError."""
     changed = Draft({key: dict(value) if isinstance(value, dict) else value for key, value in draft.values.items()})
     for key, value in change.items():
         changed.set(key, value)
-    return run_file.validate(changed.values, "run file")
+    return engine_choice.with_engine(run_file.validate(changed.values, "run file"))

@@ -111,7 +111,10 @@ def check_dataset(source: str, format_name: str | None, split: str | None, outpu
 
 
 def set_cluster(draft: Draft, instance: Instance, nodes: int) -> None:
-    draft.set("engine", "neuron" if instance.name.startswith("trn1") else "torch")
+    if instance.is_neuron:
+        draft.set("engine", "neuron" if instance.name.startswith("trn1") else "torch")
+    else:
+        draft.set("engine", "auto", "torch, or trl for what only that has")
     if instance.name == "local":
         draft.set(
             "cluster.root", ".hyperpod-ft", "models, datasets and runs; on a cluster a directory that all nodes see"
@@ -234,7 +237,7 @@ def complete(draft: Draft, output: Path, *, keep_batch: bool = False) -> None:
         model_config = with_room(read_config(directory), directory, *tokens) if directory else None
         if model_config is not None:
             described = of_language_model(model_config)
-            _set_lengths(draft, described)
+            _set_lengths(draft, described, config.grpo.max_completion_length if config.reward else 0)
             family = str(described.get("model_type", ""))
             if directory and config.engine == "torch" and not (family_of(family) or is_encoder_decoder(model_config)):
                 _set_targets(draft, directory)
@@ -249,10 +252,12 @@ def complete(draft: Draft, output: Path, *, keep_batch: bool = False) -> None:
             check_model_directory(config, degrees, directory)
 
 
-def _set_lengths(draft: Draft, model_config: Mapping[str, Any]) -> None:
+def _set_lengths(draft: Draft, model_config: Mapping[str, Any], answer: int) -> None:
+    """`answer`: tokens that are sampled after a row."""
     positions = model_config.get("max_position_embeddings")
-    if isinstance(positions, int) and positions < draft.get("dataset.max_length"):
-        draft.set("dataset.max_length", positions, "all positions that the model has")
+    if isinstance(positions, int) and answer < positions < draft.get("dataset.max_length") + answer:
+        less = ", less those of an answer" if answer else ""
+        draft.set("dataset.max_length", positions - answer, f"all positions that the model has{less}")
     if is_encoder_decoder(model_config):
         draft.default("dataset.max_target_length", 512, "tokens of the decoder's part")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from hyperpod_ft import __version__
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.shipped import installing
 
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
 CONNECTIONS = 20  # of a client, at most
@@ -113,7 +114,7 @@ def explained(subject: str, remedies: Mapping[str, str] | None = None) -> Iterat
         from botocore import exceptions  # noqa: PLC0415
     except ImportError as error:
         raise UserError(
-            f"{subject}: boto3 is not installed", f"install it: {sys.executable} -m pip install 'hyperpod-ft[aws]'"
+            f"{subject}: boto3 is not installed", f"install it: {installing('aws', sys.executable)}"
         ) from error
     try:
         yield

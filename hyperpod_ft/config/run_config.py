@@ -21,7 +21,7 @@ from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK, Deploy, SageMak
 from hyperpod_ft.config.sections.training import Dpo, Lora, Training
 from hyperpod_ft.errors import UserError
 
-EngineName = Literal["torch", "neuron", "trl"]
+EngineName = Literal["auto", "torch", "neuron", "trl"]
 StageName = Literal[
     "env",
     "download",
@@ -46,7 +46,7 @@ class RunConfig(Section):
     ] = Field(description="Name of the run; used in paths and Slurm job names.")
     engine: EngineName = Field(
         description="`torch` (CPU, CUDA, trn2), `neuron` (PyTorch/XLA on trn1, trn2) or `trl` (TRL's trainers on CPU,"
-        " CUDA); docs/engines.md compares them."
+        " CUDA); docs/engines.md compares them. `auto`: trl for what torch does not have, else torch."
     )
     seed: NonNegativeInt = Field(42, description="Seed of the data order, the adapters and dropout.")
     cluster: Cluster = Field(default_factory=Cluster)
@@ -75,7 +75,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _settings_go_together(self) -> "RunConfig":
         """What is wrong for every engine; what one engine cannot do is in its limits (planning/*/limits.py)."""
-        if self.trl and self.engine != "trl":
+        if self.trl and self.engine not in ("trl", "auto"):
             raise ValueError(f"trl: has no effect with engine {self.engine}; remove it")
         _check_training(self)
         _check_objective(self)
@@ -197,7 +197,7 @@ def _check_training_jobs(config: RunConfig, section: SageMaker) -> None:
     """What training jobs cannot do."""
     if config.eval:
         raise ValueError("eval: SageMaker training jobs do not evaluate; remove section eval or section sagemaker")
-    if config.engine != "torch" and section.store and config.cluster.nodes > 1:
+    if config.engine not in ("torch", "auto") and section.store and config.cluster.nodes > 1:
         raise ValueError(
             f"sagemaker.store: with engine {config.engine}, several nodes write their checkpoints to one shared volume;"
             " set sagemaker.file_system instead"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.config import reward_signature, sources, yaml_file
+from hyperpod_ft.config import engine_choice, reward_signature, sources, yaml_file
 from hyperpod_ft.config.fields import shortened
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sections.results import Eval
@@ -61,12 +61,12 @@ def validate(values: Mapping[str, Any], where: str) -> RunConfig:
 
 
 def resolve(config: RunConfig, base: Path) -> RunConfig:
-    """Make every path absolute and pin every source, so that the result does not depend on where it is read.
+    """Make every path absolute, pin every source and name the engine: the result does not depend on where it is read.
 
     Reads local sources to digest them. Resolving the result again changes nothing.
     """
     root = (base / Path(config.cluster.root).expanduser()).resolve()
-    values = config.model_dump()
+    values = engine_choice.with_engine(config).model_dump()
     values["cluster"]["root"] = str(root)
     for section in ("env", "tracking"):
         values[section]["python"] = _interpreter(values[section]["python"], base)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.shipped import installing
 
 
 class Tokenizer(Protocol):
@@ -49,7 +50,7 @@ def load(model: Path) -> Tokenizer:
     except ModuleNotFoundError as error:
         raise UserError(
             f"{model}: reading its tokenizer needs {error.name}, which is not installed here",
-            f"{sys.executable} -m pip install 'hyperpod-ft[torch]'",
+            installing("torch", sys.executable),
         ) from error
 
     loader: Any = transformers.AutoTokenizer

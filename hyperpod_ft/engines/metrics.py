@@ -84,7 +84,8 @@ class MetricsLog:
         self._throughput, self._rows, self._steps, self._peak_memory_mb = throughput, rows, steps, peak_memory_mb
         self._begun_at = self._progress_at = time.monotonic()
         self._begun_step = progress.step
-        self._rows_written = [(self._begun_at, progress.step)] * 2  # when, and of which step: the last two
+        # when, of which step, and the tokens counted until then: the last two
+        self._rows_written = [(self._begun_at, progress.step, progress.tokens)] * 2
 
     def open(self) -> None:
         """Drop the rows of steps that will be trained again."""
@@ -131,7 +132,7 @@ class MetricsLog:
         """Leave these seconds, which just passed without training, out of rates and of the training time."""
         self._begun_at += seconds
         self._progress_at += seconds
-        self._rows_written = [(at + seconds, step) for at, step in self._rows_written]
+        self._rows_written = [(at + seconds, step, tokens) for at, step, tokens in self._rows_written]
 
     def write(
         self,
@@ -154,8 +155,9 @@ class MetricsLog:
             return
         assert progress.last_loss is not None
         now = time.monotonic()
-        since, written = self._rows_written[0 if nothing_launched else 1]
-        rates = self._throughput.rates(step - written, now - since)
+        since, written, tokens = self._rows_written[0 if nothing_launched else 1]
+        counted = None if progress.tokens is None else progress.tokens - (tokens or 0)
+        rates = self._throughput.rates(step - written, now - since, counted)
         row = StepMetrics(
             step=step,
             epoch=round(step * self._throughput.rows_per_step / self._rows, 4),
@@ -173,7 +175,7 @@ class MetricsLog:
             stream.write(json.dumps(row.as_dict()) + "\n")
         pace = (now - self._begun_at) / (step - self._begun_step)
         print(row.line(self._steps, pace * (self._steps - step)), flush=True)
-        self._rows_written = [self._rows_written[1], (now, step)]
+        self._rows_written = [self._rows_written[1], (now, step, progress.tokens)]
 
     def facts(self, progress: TrainingProgress, trainable_parameters: int) -> dict[str, Any]:
         """The facts of a finished training for its record, over all attempts that its checkpoints come from.
@@ -183,7 +185,7 @@ class MetricsLog:
         first step of each attempt took, usually to compile.
         """
         trained = progress.step * self._throughput.rows_per_step
-        rates = asdict(self._throughput.rates(progress.step, progress.seconds)) if progress.seconds else {}
+        rates = self._throughput.rates(progress.step, progress.seconds, progress.tokens) if progress.seconds else None
         median = _median_step_seconds(self._task.metrics_path)
         warm_up = None
         if median is not None:
@@ -194,9 +196,10 @@ class MetricsLog:
             "first_loss": progress.first_loss,
             "final_loss": progress.last_loss,
             "rows": trained,  # packed, of all epochs
-            "tokens": trained * self._throughput.max_length,  # padding included
+            # padding included
+            "tokens": trained * self._throughput.max_length if progress.tokens is None else progress.tokens,
             "seconds": round(progress.seconds, 3),  # in the training loop
-            **rates,
+            **(asdict(rates) if rates else {}),
             "seconds_per_step": median,
             "warm_up_seconds": None if warm_up is None else round(warm_up, 3),
             "resumed_from": list(progress.resumed_from),

@@ -108,7 +108,7 @@ class Rates:
     seconds_per_step: float
     rows_per_second: float
     documents_per_second: float | None
-    tokens_per_second: float  # all positions of the rows, padding included
+    tokens_per_second: float  # all positions of the rows, padding included; with grpo, prompts and sampled answers
     mfu: float | None  # model-FLOPs utilization, 0 to 1, of the ranks' dense bf16 peak
 
 
@@ -122,10 +122,10 @@ class Throughput:
     flops_per_token: float | None  # None: unknown for this model family or objective
     peak_flops: float  # of all ranks, per second; 0: unknown for this machine
 
-    def rates(self, steps: int, seconds: float) -> Rates:
-        """The rates of `steps` steps that took `seconds` together."""
+    def rates(self, steps: int, seconds: float, counted: int | None = None) -> Rates:
+        """The rates of `steps` steps that took `seconds` together; `counted`: their tokens, if not those of rows."""
         rows = steps * self.rows_per_step / seconds
-        tokens = rows * self.max_length
+        tokens = rows * self.max_length if counted is None else counted / seconds
         known = self.flops_per_token is not None and self.peak_flops > 0
         return Rates(
             seconds_per_step=round(seconds / steps, 4),

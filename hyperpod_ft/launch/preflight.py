@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ft.config import engine_choice
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.config.sources import kind_of
 from hyperpod_ft.data import source_files
@@ -59,6 +60,8 @@ class Preview:
         return {
             "run_directory": str(self.run.paths.directory),
             **values,
+            "engine": self.run.config.engine,
+            "engine_reason": engine_choice.why(self.run.config),
             "proposal": self.run.proposal.as_dict() if self.run.proposal else None,
             "sharding": self.fit.sharding if self.fit else None,
             "pipeline": self.fit.pipeline if self.fit else None,

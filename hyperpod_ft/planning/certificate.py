@@ -4,7 +4,8 @@ The stage belongs to engine torch. It trains a small random model of the same co
 refused, except that documents may have to train in rows of their own.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter
 
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.engine_rules import limits_of
 from hyperpod_ft.planning.layout import Degrees
 
 
@@ -72,3 +74,21 @@ class Certificate:
 
 
 _CERTIFICATE = TypeAdapter(Certificate)
+
+
+@contextlib.contextmanager
+def naming_trl(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> Iterator[None]:
+    """Let an error of the block name engine trl as another remedy, if that engine takes the run and its model."""
+    try:
+        yield
+    except UserError as error:
+        if error.problem.partition(":")[0] not in ("model.source", "training.objective"):  # wrong with any engine
+            raise
+        other, limits = config.model_copy(update={"engine": "trl"}), limits_of("trl")
+        try:
+            limits.check_settings(other)
+            limits.check_degrees(other, degrees)
+            limits.check_model_config(other, degrees, model_config)
+        except UserError:
+            raise error from None
+        raise UserError(error.problem, f"{error.remedy}, or set engine: trl") from error

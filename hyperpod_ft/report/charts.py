@@ -68,7 +68,7 @@ class _Quantity:
 
 
 _QUANTITIES = (
-    _Quantity("tokens_per_second", "Speed, tokens/s (padding included)"),
+    _Quantity("tokens_per_second", "Speed, tokens/s"),
     _Quantity("mfu", "Model FLOPs utilization (MFU), %", 100),
     _Quantity("memory_mb", "Peak memory of rank 0, GB", 1e-3),
     _Quantity("learning_rate", "Learning rate"),

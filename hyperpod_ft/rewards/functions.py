@@ -1,15 +1,18 @@
 """The kit's reward functions: pure functions of an answer's text, 1 where it is as wanted, else 0.
 
-Imports only the standard library: a process that calls one starts in a moment.
+Only those that need other packages import them: a process that calls one of the others starts in a moment.
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Score = Callable[[str, Mapping[str, Any]], float]
-"""Of an answer, given the other columns of its row."""
+from hyperpod_ft.config import reward_schema
+
+Score = Callable[[str, Mapping[str, Any]], float | None]
+"""Of an answer, given the other columns of its row; None where that does not apply."""
 
 
 def exact_match(completion: str, expected: object) -> float:
@@ -23,13 +26,28 @@ def regex(completion: str, pattern: str, match: str) -> float:
     return float(found is not None)
 
 
-def valid_json(completion: str) -> float:
-    """Whether the answer is one JSON value (RFC 8259: NaN and infinities are none)."""
+def valid_json(completion: str, follows: Callable[[Any], bool]) -> float:
+    """Whether the answer is one JSON value (RFC 8259: NaN and infinities are none) that `follows` a schema."""
     try:
-        json.loads(completion, parse_constant=_refuse)
+        return float(follows(json.loads(completion, parse_constant=_refuse)))
     except (ValueError, RecursionError):
         return 0.0
-    return 1.0
+
+
+def _math_verify() -> Callable[[str, object], float | None]:
+    """Whether the last number or LaTeX expression of an answer equals the expected one; None if there is none."""
+    from math_verify import parse, verify  # noqa: PLC0415
+
+    for part in ("parser", "grader"):  # they warn of every call without a timeout; the kit's own ends the process
+        logging.getLogger(f"math_verify.{part}").setLevel(logging.ERROR)
+
+    def score(completion: str, expected: object) -> float | None:
+        text = str(expected)
+        wanted = parse(text if "$" in text else f"${text}$", parsing_timeout=None)
+        found = parse(completion, parsing_timeout=None)
+        return float(verify(wanted, found, timeout_seconds=None)) if wanted else None
+
+    return score
 
 
 def length(completion: str, shortest: int, longest: int | None) -> float:
@@ -42,13 +60,19 @@ def named(settings: Mapping[str, Any]) -> Score:
 
     The function raises KeyError for a row without the column that it compares with.
     """
-    of: dict[str, Score] = {
-        "exact_match": lambda answer, columns: exact_match(answer, columns[settings["column"]]),
-        "regex": lambda answer, _: regex(answer, settings["pattern"], settings["match"]),
-        "json": lambda answer, _: valid_json(answer),
-        "length": lambda answer, _: length(answer, settings["min_length"], settings["max_length"]),
-    }
-    return of[settings["function"]]
+    match settings["function"]:
+        case "exact_match" | "math_verify" as name:
+            compare = exact_match if name == "exact_match" else _math_verify()
+            return lambda answer, columns: compare(answer, columns[settings["column"]])
+        case "regex":
+            return lambda answer, _: regex(answer, settings["pattern"], settings["match"])
+        case "json":
+            schema = settings["json_schema"]
+            follows = (lambda _: True) if schema is None else reward_schema.validator(schema).is_valid
+            return lambda answer, _: valid_json(answer, follows)
+        case "length":
+            return lambda answer, _: length(answer, settings["min_length"], settings["max_length"])
+    raise AssertionError(settings["function"])
 
 
 def _refuse(constant: str) -> None:

@@ -28,7 +28,7 @@ class RewardProcess:
     def __init__(self, reward: Reward, file: Path | None) -> None:
         """`file`: the copy of the user's file; None for one of the kit's functions."""
         self.reward = reward
-        settings = reward.model_dump(include={"column", "pattern", "match", "min_length", "max_length"})
+        settings = reward.model_dump(include={"column", "json_schema", "pattern", "match", "min_length", "max_length"})
         self._settings = settings | {"function": reward.function_name, "file": str(file) if file else None}
         self._process: subprocess.Popen[bytes] | None = None
         self._read = b""

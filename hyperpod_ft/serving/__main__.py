@@ -25,6 +25,7 @@ from hyperpod_ft.serving.http.openai_api import HttpError, Request
 from hyperpod_ft.serving.http.server import Answers, Server
 from hyperpod_ft.serving.markup.parts import Part, Reasoning, ToolCall
 from hyperpod_ft.serving.models import name_and_directory
+from hyperpod_ft.shipped import installing
 
 _EXAMPLE = "Which command submits a batch script?"
 
@@ -118,7 +119,7 @@ def _load(given: argparse.Namespace) -> Answers:
 
         gc_pause.resume_collection()
     except ModuleNotFoundError as error:
-        raise UserError(f"{sys.executable}: {error}", "pip install 'hyperpod-ft[torch]'") from error
+        raise UserError(f"{sys.executable}: {error}", installing("torch")) from error
     return Answering.load(dict(given.model), dict(given.adapter), _tokenizer(given), device_named(given.device))
 
 

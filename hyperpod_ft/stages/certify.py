@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hyperpod_ft.checkpoint.formats.model_directory import read_config
+from hyperpod_ft.planning.certificate import naming_trl
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages.stage import Result, main
 
@@ -23,7 +24,11 @@ def work(run: Run) -> Result:
     from hyperpod_ft.engines.torch.certificate.division import check_division  # noqa: PLC0415
 
     lora = run.config.lora if run.config.training.method == "lora" else None
-    with tempfile.TemporaryDirectory(prefix="hyperpod-ft-certify-") as scratch:
+    model_config = read_config(run.paths.base_model)
+    with (
+        naming_trl(run.config, run.plan.degrees, model_config),
+        tempfile.TemporaryDirectory(prefix="hyperpod-ft-certify-") as scratch,
+    ):
         found = certify(run.paths.base_model, lora, Path(scratch))
         found.check(run.config, run.plan.degrees)
         small = Path(scratch, SMALL)
@@ -32,7 +37,7 @@ def work(run: Run) -> Result:
                 check_division(small, lora, Path(scratch), run.plan.degrees, packed=not found.not_packed)
     print(f"certify: {found}", flush=True)
     # of what it is, for doctor: records of the volume's runs say it nowhere else
-    model_type = read_config(run.paths.base_model).get("model_type")
+    model_type = model_config.get("model_type")
     return Result(facts=asdict(found) | {"model_type": model_type, "method": run.config.training.method})
 
 

@@ -69,6 +69,14 @@ def prepared(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any
     return run
 
 
+def in_order(run: Run, steps: int) -> list[list[int]]:
+    """The tokens of the prepared prompts, in the order of the seed, each for all its answers."""
+    split, order = open_split(run.paths.dataset_path / "train"), DataOrder(5, 42, 2, 2, 1)
+    lengths = (split.position_ids[:, ::-1] == 0).argmax(1)  # padding begins again at 0
+    numbers = [int(row) for step in range(1, steps + 1) for row in order.step(step) for _ in range(4)]
+    return [split.input_ids[row][: 48 - 1 - lengths[row]].tolist() for row in numbers]
+
+
 @pytest.mark.parametrize("rows", [TEXTS, CHATS], ids=["text", "chat"])
 def test_prompts_reach_the_model_as_prepared(
     tmp_path: Path, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
@@ -85,10 +93,7 @@ def test_prompts_reach_the_model_as_prepared(
     monkeypatch.setattr(GenerationMixin, "generate", watched)
     run = prepared(tmp_path, rows, {"training": {"max_steps": 3}})
     train_here(run)
-    split, order = open_split(run.paths.dataset_path / "train"), DataOrder(5, 42, 2, 2, 1)
-    lengths = (split.position_ids[:, ::-1] == 0).argmax(1)  # padding begins again at 0
-    numbers = [int(row) for step in (1, 2, 3) for row in order.step(step) for _ in range(4)]
-    stored = [split.input_ids[row][: 48 - 1 - lengths[row]].tolist() for row in numbers]
+    stored = in_order(run, 3)
     assert asked == stored
     tokenizer = tiny_tokenizer.make()
     served = [
@@ -156,8 +161,12 @@ def test_a_restart_changes_no_answer_and_no_reward(tmp_path: Path) -> None:
     whole = [[row[name] for name in names] for row in metrics(run)], curve(run)
     assert facts["reward"] == whole[0][-1][0] and whole[0][1][3] > 0
     assert throughput(task_of(run), 2, 256, 1000).flops_per_token is None
+    answered = round(sum(row["completions/mean_length"] for row in metrics(run)) * 8)
+    assert facts["tokens"] == sum(map(len, in_order(run, 6))) + answered, "those of prompts and answers"
+    assert abs(facts["tokens_per_second"] * facts["seconds"] - facts["tokens"]) < facts["seconds"]
     again_from(run, 4)
-    assert train_here(run).facts["resumed_from"] == [4]
+    again = train_here(run).facts
+    assert (again["resumed_from"], again["tokens"]) == ([4], facts["tokens"])
     assert ([[row[name] for name in names] for row in metrics(run)], curve(run)) == whole
 
 

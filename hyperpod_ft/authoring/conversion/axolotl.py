@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from hyperpod_ft.authoring.conversion import training_arguments
+from hyperpod_ft.authoring.conversion import objectives, training_arguments
 from hyperpod_ft.authoring.conversion.foreign_file import (
     GIVE_DATASET,
     Conversion,
     Rule,
     changes,
+    convert_keys,
     is_unset,
     number,
     switch,
@@ -22,7 +24,7 @@ from hyperpod_ft.config.sections.cluster import PROJECT, PROJECT_CHARACTERS
 from hyperpod_ft.errors import UserError
 
 # what is trained when a key is on, beside `rl`
-OBJECTIVES = {
+OTHERS = {
     "reward_model": "a reward model",
     "process_reward_model": "a reward model",
     "processor_type": "on images, sound or video",
@@ -99,6 +101,18 @@ def _special_tokens(conversion: Conversion, key: str) -> None:
         conversion.changes[key] = "tokens are those of the model's tokenizer; model.new_special_tokens adds others"
 
 
+def _trl(conversion: Conversion, key: str) -> None:
+    """The settings of TRL's trainer, by TRL's names."""
+    given = conversion.values[key]
+    if not isinstance(given, dict) or conversion.values.get("rl") not in objectives.OBJECTIVES:
+        conversion.changes[key] = "has settings of TRL's trainers, and is used with rl alone"
+        return
+    inner = replace(conversion, values=given, changes={}, housekeeping={})
+    convert_keys(inner, objectives.trl_rules(conversion.values["rl"]))
+    conversion.changes |= {f"{key}.{name}": why for name, why in inner.changes.items()}
+    conversion.housekeeping |= {f"{key}.{name}": why for name, why in inner.housekeeping.items()}
+
+
 # keys that another rule, or `finish`, reads
 _READ_ELSEWHERE = (
     "base_model_config datasets rl adapter wandb_mode sample_packing micro_batch_size load_in_4bit"
@@ -134,22 +148,23 @@ RULES: Mapping[str, Rule] = {
     "chat_template": _chat_template,
     "special_tokens": _special_tokens,
     "plugins": _plugins,
+    "trl": _trl,
     "test_datasets": changes("set dataset.validation_source, or dataset.validation_share"),
 }
 
 
-def check_objective(conversion: Conversion) -> None:
+def objective_of(conversion: Conversion) -> str:
     """Raises UserError when the kit does not have what `rl` trains."""
-    if conversion.values.get("rl") not in (None, "", "dpo"):
-        raise UserError("rl: the kit has supervised training and DPO", "train with rl: dpo, or without rl")
+    objective = objectives.require("rl", str(conversion.values.get("rl") or "sft"))
     if conversion.values.get("adapter") not in (None, "", "lora", "qlora"):
         raise UserError("adapter: the kit has LoRA, QLoRA and training of all parameters", "use lora, qlora or none")
+    return objective
 
 
-def finish(conversion: Conversion) -> None:
+def finish(conversion: Conversion, objective: str) -> None:
     """What needs more than one key."""
     draft, values = conversion.draft, conversion.values
-    adapter, dpo = values.get("adapter"), bool(values.get("rl"))
+    adapter = values.get("adapter")
     draft.set("training.method", "lora" if adapter else "full")
     if adapter == "qlora" or (adapter and conversion.is_on("load_in_4bit")):
         draft.set("lora.quantization", "nf4")
@@ -158,14 +173,17 @@ def finish(conversion: Conversion) -> None:
     conversion.set_new_tokens(
         values.get("tokens"), special.get("additional_special_tokens") if isinstance(special, dict) else None
     )
-    if dpo:
-        draft.set("training.objective", "dpo")
+    known = objectives.OBJECTIVES[objective]
+    if known.rewards:
+        settings = values.get("trl")
+        objectives.set_rewards(conversion, settings if isinstance(settings, dict) else {}, "trl.")
     training_arguments.set_batch(conversion, "micro_batch_size", 1)
     overlong = "truncate" if values.get("excess_length_strategy") == "truncate" else "drop"
     if values.get("excess_length_strategy") == "raise":
         conversion.changes["excess_length_strategy"] = "a row that is too long is dropped, and counted"
-    packing = "auto" if conversion.is_on("sample_packing") and not dpo else "none"
-    training_arguments.set_packing(conversion, packing, overlong)
+    packing = "auto" if conversion.is_on("sample_packing") and objective == "sft" else "none"
+    if known.format != "prompt":
+        training_arguments.set_packing(conversion, packing, overlong)
     training_arguments.set_validation_share(conversion, "val_set_size")
     if values.get("early_stopping_patience"):
         if draft.get("training.validate_every_steps"):
@@ -177,7 +195,7 @@ def finish(conversion: Conversion) -> None:
     draft.default("training.epochs", 1, "axolotl's default")
     draft.default("dataset.max_length", 512, "axolotl's default")
     if not conversion.dataset_given:
-        _set_dataset(conversion, dpo)
+        _set_dataset(conversion, objective)
     training_arguments.finish(conversion)
 
 
@@ -193,24 +211,24 @@ def _set_modules(conversion: Conversion) -> None:
         conversion.changes["lora_target_modules"] = "is not set: PEFT adapts some layers, the kit all linear ones"
 
 
-def _set_dataset(conversion: Conversion, dpo: bool) -> None:
+def _set_dataset(conversion: Conversion, objective: str) -> None:
     entries = conversion.listed_datasets("datasets")
     whole = [entry.get("type") == "completion" for entry in entries]
     if any(whole) and not all(whole):
         raise UserError("datasets: has type completion beside others; the kit packs all sources alike", GIVE_DATASET)
     conversion.set_sources(
-        [_source(conversion, f"datasets[{number}]", entry, dpo) for number, entry in enumerate(entries)]
+        [_source(conversion, f"datasets[{number}]", entry, objective) for number, entry in enumerate(entries)]
     )
 
 
-def _source(conversion: Conversion, where: str, entry: Mapping[str, Any], dpo: bool) -> dict[str, Any]:
+def _source(conversion: Conversion, where: str, entry: Mapping[str, Any], objective: str) -> dict[str, Any]:
     """The keys of section dataset for one dataset. `where`: its key."""
     source: dict[str, Any] = {"source": str(entry.get("path", ""))}
     if files := entry.get("data_files"):
         source["files"] = files if isinstance(files, list) else [str(files)]
     source |= conversion.split(f"{where}.split", str(entry.get("split") or "train"))
     kind = entry.get("type")
-    keys = _format(conversion, where, entry, dpo)
+    keys = _format(conversion, where, entry, objective)
     if keys is None and not conversion.format_given:
         raise UserError(f"{where}.type: is not one of the kit's formats", "pass --format")
     source |= keys or {}
@@ -227,9 +245,16 @@ def _source(conversion: Conversion, where: str, entry: Mapping[str, Any], dpo: b
     return source
 
 
-def _format(conversion: Conversion, where: str, entry: Mapping[str, Any], dpo: bool) -> dict[str, Any] | None:
+def _format(conversion: Conversion, where: str, entry: Mapping[str, Any], objective: str) -> dict[str, Any] | None:
     """The dataset's format; None if it is another tool's own. Raises UserError for other fields than the kit reads."""
-    kind = str(entry.get("type"))
+    dpo, kind = objective == "dpo", str(entry.get("type"))
+    if objectives.OBJECTIVES[objective].format == "prompt":
+        if not is_unset(entry.get("type")):
+            raise UserError(
+                f"{where}.type: is a function that makes the rows",
+                "write these, with a prompt and the columns of rewards, to a file, and give it with --dataset",
+            )
+        return {"format": "prompt"}
     if kind == "completion":
         conversion.draft.set(
             "dataset.packing", "wrapped", "cuts long texts into rows, as axolotl does, and joins short ones"

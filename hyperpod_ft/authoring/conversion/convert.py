@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from hyperpod_ft.authoring.conversion import axolotl, llama_factory, trl
+from hyperpod_ft.authoring.conversion import axolotl, llama_factory, objectives, trl
 from hyperpod_ft.authoring.conversion.foreign_file import GIVE_DATASET, Conversion, Rule, convert_keys, read
 from hyperpod_ft.authoring.draft import Draft
 from hyperpod_ft.authoring.new_run import (
@@ -17,7 +17,9 @@ from hyperpod_ft.authoring.new_run import (
     set_datasets,
     written_source,
 )
+from hyperpod_ft.config import engine_choice, run_file
 from hyperpod_ft.errors import UserError, printable
+from hyperpod_ft.planning.engine_rules import limits_of
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,14 @@ class _Tool:
     name: str
     keys: frozenset[str]  # that only its files have
     rules: Mapping[str, Rule]
-    objectives: Mapping[str, str]  # of keys whose files train something else than the kit does
-    check_objective: Callable[[Conversion], None]
-    finish: Callable[[Conversion], None]
+    others: Mapping[str, str]  # of keys whose files train something else than the kit does
+    objective_of: Callable[[Conversion], str]  # raises UserError if the kit does not have it
+    finish: Callable[[Conversion, str], None]
     dpo: str  # what makes a file one for DPO
 
 
 def _tool(name: str, keys: set[str], module: ModuleType, dpo: str) -> _Tool:
-    return _Tool(name, frozenset(keys), module.RULES, module.OBJECTIVES, module.check_objective, module.finish, dpo)
+    return _Tool(name, frozenset(keys), module.RULES, module.OTHERS, module.objective_of, module.finish, dpo)
 
 
 _TOOLS = (
@@ -74,10 +76,12 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
     draft = Draft()
     conversion = Conversion(draft, values, path, supplement.dataset is not None, supplement.format is not None)
     try:
-        _check_objective(conversion, tool)
-        convert_keys(conversion, tool.rules)
-        tool.finish(conversion)
-        _set_sources(conversion, supplement, output)
+        objective = _objective(conversion, tool)
+        of_trainer = objectives.trl_rules(objective) if tool.name == "TRL" else {}
+        convert_keys(conversion, {**tool.rules, **of_trainer})
+        objectives.set_objective(conversion, objective)
+        tool.finish(conversion, objective)
+        _set_sources(conversion, supplement, objective, output)
         listed = draft.get("dataset.sources") or [{"format": draft.get("dataset.format")}]
         preferences = any(one.get("format") == "preference" for one in listed)
         if preferences and draft.get("training.objective") != "dpo":
@@ -92,24 +96,27 @@ def convert(path: Path, supplement: Supplement, output: Path) -> Conversion:
     _drop_what_has_no_effect(conversion)
     set_cluster(draft, instance_of(supplement.instance_type), supplement.nodes)
     name_run(draft)
+    _drop_what_the_engine_lacks(conversion)
     draft.head.insert(0, f"Converted from {printable(path.name)}, of {tool.name}, by `hyperpod-ft init --from`.")
     complete(draft, output, keep_batch=True)
     draft.end += [line for heading, lines in conversion.left().items() for line in (heading, *lines)]
     return conversion
 
 
-def _check_objective(conversion: Conversion, tool: _Tool) -> None:
-    """Raises UserError when the file trains something that the kit does not."""
-    for key, objective in tool.objectives.items():
+def _objective(conversion: Conversion, tool: _Tool) -> str:
+    """What the file trains. Raises UserError when the kit does not."""
+    for key, other in tool.others.items():
         if conversion.is_on(key):
-            raise UserError(
-                f"{key}: is for training {objective}", "the kit has supervised training, training on text, and DPO"
-            )
-    tool.check_objective(conversion)
+            raise UserError(f"{key}: is for training {other}", objectives.the_kit_has())
+    return tool.objective_of(conversion)
 
 
-def _set_sources(conversion: Conversion, supplement: Supplement, output: Path) -> None:
+def _set_sources(conversion: Conversion, supplement: Supplement, objective: str, output: Path) -> None:
     draft = conversion.draft
+    for reward in draft.get("reward") or ():
+        file, _, function = reward["function"].rpartition(":")
+        if file:
+            reward["function"] = f"{written_source(file, output)}:{function}"
     model = supplement.model or draft.get("model.source")
     dataset = supplement.dataset or draft.get("dataset.source")
     several = draft.get("dataset.sources")
@@ -125,6 +132,7 @@ def _set_sources(conversion: Conversion, supplement: Supplement, output: Path) -
         raise UserError("names no dataset", GIVE_DATASET)
     found = _found(conversion, dataset)
     known = supplement.format or draft.values.get("dataset", {}).pop("format", None)
+    known = known or objectives.OBJECTIVES[objective].format
     if known == "preference" and not supplement.format and Path(found).exists():
         known = None  # whether they are, their rows tell
     set_dataset(draft, found, known, output)
@@ -140,12 +148,36 @@ def _found(conversion: Conversion, source: str) -> str:
 def _drop_what_has_no_effect(conversion: Conversion) -> None:
     """Settings of what the other file does not switch on."""
     draft = conversion.draft
+    objective = draft.get("training.objective") or "sft"
     for section, is_used, reason in (
         ("lora", draft.get("training.method") == "lora", "has no effect when all parameters are trained"),
-        ("dpo", draft.get("training.objective") == "dpo", "has no effect without preferences"),
+        ("dpo", objective == "dpo", "has no effect without preferences"),
     ):
         for key in () if is_used else draft.values.pop(section, {}):
             conversion.housekeeping[f"{section}.{key}"] = reason
-    if draft.get("training.objective") == "dpo" and draft.get("dataset.loss_on"):
-        del draft.values["dataset"]["loss_on"]
-        conversion.housekeeping["dataset.loss_on"] = "has no effect with preferences"
+    if objective != "sft" and draft.drop("dataset.loss_on"):
+        conversion.housekeeping["dataset.loss_on"] = f"has no effect with objective {objective}"
+    if not objectives.OBJECTIVES[objective].validates:
+        draft.set("dataset.validation_share", 0.0, f"objective {objective} has no validation loss")
+        for key in ("validate_every_steps", "keep_best", "early_stopping_patience"):
+            if draft.drop(f"training.{key}"):
+                conversion.changes[f"training.{key}"] = f"objective {objective} has no validation loss"
+
+
+def _drop_what_the_engine_lacks(conversion: Conversion) -> None:
+    """Settings that only engine torch has, of a run that needs engine trl; and of section trl on Trainium."""
+    draft = conversion.draft
+    if draft.get("engine") != "auto":
+        for key in draft.values.pop("trl", {}):
+            conversion.changes[f"trl.{key}"] = "only engine trl has it, which needs GPUs or CPUs"
+        return
+    while (config := engine_choice.with_engine(run_file.validate(draft.values, "run file"))).engine == "trl":
+        try:
+            limits_of("trl").check_settings(config)
+        except UserError as error:
+            key, _, reason = error.problem.partition(": ")
+            if "." not in key or not draft.drop(key):
+                raise
+            conversion.changes[key] = reason
+        else:
+            return

@@ -13,7 +13,11 @@ _HOUSEKEEPING = {
         " sequence_parallel_degree context_parallel_size tensor_parallel_size dp_shard_size dp_replicate_size"
         " device_map use_ray low_cpu_mem_usage experimental_skip_move_to_device"
     ),
-    "engine torch has kernels of its own": (
+    "answers are sampled by transformers, in the training's own process": "use_vllm vllm",
+    "the lengths and rewards of answers are in metrics.jsonl": (
+        "log_completions log_unique_prompts num_completions_to_print"
+    ),
+    "the engine has kernels of its own, or chooses them": (
         "attn_implementation xformers_attention sdp_attention sdpa_attention attention gemma4_hybrid_attn_impl"
         " use_kernels tf32 use_liger_kernel enable_liger_kernel cut_cross_entropy lora_mlp_kernel lora_qkv_kernel"
         " lora_o_kernel activation_memory_budget torch_compile_mode torch_compile_backend padding_free"
@@ -53,6 +57,7 @@ _BY_PREFIX = {
         ("deepspeed", "fsdp_ ddp_ ray_ torchdistx_"),
         ("use_kernels", "liger_ flash_ flex_attn_"),
         ("dataset_num_proc", "dataloader_"),
+        ("use_vllm", "vllm_"),
     )
     for prefix in prefixes.split()
 }

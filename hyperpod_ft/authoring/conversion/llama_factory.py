@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ft.authoring.conversion import training_arguments
+from hyperpod_ft.authoring.conversion import objectives, training_arguments
 from hyperpod_ft.authoring.conversion.foreign_file import (
     GIVE_DATASET,
     Conversion,
@@ -22,12 +22,13 @@ from hyperpod_ft.authoring.dataset_format import template, text_of
 from hyperpod_ft.errors import UserError
 
 # what a file is for when a key is on, beside `stage`
-OBJECTIVES = {
+OTHERS = {
     **dict.fromkeys(("image_max_pixels", "video_max_pixels", "freeze_vision_tower"), "on images, sound or video"),
-    "use_dft_loss": "with dynamic fine-tuning",
     "use_asft_loss": "with anchored fine-tuning",
     "use_eaft_loss": "with entropy-adaptive fine-tuning",
 }
+_STAGES = {"pt": "sft", "rm": "reward"}  # by the objective's name, where the tool has another
+_PAIR_LOSSES = (None, "sigmoid", "hinge", "ipo")  # by TRL's names
 _MIXED = "an epoch has every example once; parts of it are the weights of dataset.sources"
 
 
@@ -50,6 +51,7 @@ RULES: Mapping[str, Rule] = {
     "eval_dataset": changes("set dataset.validation_source, or dataset.validation_share"),
     "cutoff_len": number("dataset.max_length"),
     "train_on_prompt": switch("dataset.loss_on", "all"),
+    "use_dft_loss": switch("trl.loss_type", "dft"),
     "mask_history": changes("of a chat, every answer counts in the loss"),
     "num_train_epochs": number("training.epochs"),
     "pure_bf16": changes("trained weights are kept in fp32, and computed with in bf16"),
@@ -74,20 +76,21 @@ _SHAREGPT_TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human
 _SHARED = ("system", "tools")  # columns that belong to messages, under these names
 
 
-def check_objective(conversion: Conversion) -> None:
+def objective_of(conversion: Conversion) -> str:
     """Raises UserError when the kit does not have what the file trains."""
     values = conversion.values
-    if str(values.get("stage", "sft")) not in ("sft", "dpo", "pt"):
-        raise UserError("stage: the kit has supervised training, pre-training on text, and DPO", "use sft, pt or dpo")
+    stage = str(values.get("stage", "sft"))
+    objective = objectives.require("stage", _STAGES.get(stage, stage))
     if str(values.get("finetuning_type", "lora")) not in ("lora", "full"):
         raise UserError("finetuning_type: the kit has LoRA and training of all parameters", "use lora or full")
-    if values.get("stage") == "dpo" and values.get("pref_loss") not in (None, "sigmoid"):
-        raise UserError("pref_loss: the kit has DPO's sigmoid loss", "train with pref_loss: sigmoid")
+    if objective == "dpo" and values.get("pref_loss") not in _PAIR_LOSSES:
+        raise UserError("pref_loss: the kit has sigmoid, hinge and ipo of its losses", "train with one of them")
     if conversion.is_on("do_predict") and not conversion.is_on("do_train"):
         raise UserError("do_predict: the file does not train", "give one with do_train")
+    return objective
 
 
-def finish(conversion: Conversion) -> None:
+def finish(conversion: Conversion, objective: str) -> None:
     """What needs more than one key, and LLaMA-Factory's defaults."""
     draft, values = conversion.draft, conversion.values
     stage = str(values.get("stage", "sft"))
@@ -97,8 +100,8 @@ def finish(conversion: Conversion) -> None:
         _set_lora(conversion)
     special = values.get("add_special_tokens") or values.get("new_special_tokens")  # as it was called before
     conversion.set_new_tokens(values.get("add_tokens"), special)
-    if stage == "dpo":
-        draft.set("training.objective", "dpo")
+    if objective == "dpo" and values.get("pref_loss") not in (None, "sigmoid"):
+        draft.set("trl.loss_type", [values["pref_loss"]])
     if stage != "pt":
         conversion.changes["template"] = (
             "chats take the template of the model's tokenizer, and rows of other formats none: alpaca's are Stanford"

@@ -81,6 +81,7 @@ RULES: Mapping[str, Rule] = {
     "lr_scheduler_type": choice(
         "training.schedule", _SCHEDULES, "the kit has cosine, linear and constant: see training.schedule"
     ),
+    "neftune_noise_alpha": number("trl.neftune_noise_alpha"),
     "bf16": _bf16,
     "fp16": _half,
     "seed": number("seed"),

@@ -1,11 +1,11 @@
-"""TRL's configuration: the file of `trl sft --config` or `trl dpo --config`.
+"""TRL's configuration: the file of `trl sft --config`, `trl dpo --config` or `trl grpo --config`.
 
-Defaults: trl/trainer/sft_config.py, dpo_config.py and model_config.py of TRL 1, which differ from transformers' own.
+Defaults: those of trl/trainer/sft_config.py and its like of TRL 1, which differ from transformers' own.
 """
 
 from collections.abc import Mapping
 
-from hyperpod_ft.authoring.conversion import training_arguments
+from hyperpod_ft.authoring.conversion import objectives, training_arguments
 from hyperpod_ft.authoring.conversion.foreign_file import (
     GIVE_DATASET,
     Conversion,
@@ -20,33 +20,36 @@ from hyperpod_ft.authoring.conversion.foreign_file import (
 )
 from hyperpod_ft.authoring.dataset_format import text_of
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.trl.settings import PREFERENCE_LOSSES
 
 _TOKENIZER = "is taken from the model's own files"
-_ONE_LENGTH = "dataset.max_length counts prompt and answers together"
 _DTYPE = "a frozen model is in bf16, a trained one in fp32 and bf16 (training.precision)"
-# what a file is for, by keys that no file of `trl sft` and `trl dpo` has
-OBJECTIVES = {
-    **dict.fromkeys(("reward_funcs", "num_generations", "use_vllm", "vllm_mode", "scale_rewards"), "with GRPO or RLOO"),
-    **dict.fromkeys(("steps_per_generation", "num_iterations", "epsilon", "reward_weights"), "with GRPO or RLOO"),
-    **dict.fromkeys(("generation_batch_size", "temperature", "log_completions"), "with GRPO or RLOO"),
-    **dict.fromkeys(("desirable_weight", "undesirable_weight"), "with KTO"),
-    "center_rewards_coefficient": "a reward model",
-    **dict.fromkeys(("reward_model_path", "num_ppo_epochs", "kl_coef"), "with PPO"),
-    **dict.fromkeys(("cpo_alpha", "simpo_gamma"), "with CPO or SimPO"),
-    **dict.fromkeys(("teacher_model_name_or_path", "lmbda"), "by distillation"),
+OTHERS: Mapping[str, str] = {}
+# What a file is for, by keys that others do not have, the first that is there: it does not say. Those of GRPO are those
+# of RLOO too.
+_OBJECTIVES: Mapping[str, tuple[str, ...]] = {
+    "kto": ("desirable_weight", "undesirable_weight"),
+    "reward": ("center_rewards_coefficient",),
+    "ppo": ("reward_model_path", "num_ppo_epochs", "kl_coef"),
+    "cpo": ("cpo_alpha", "simpo_gamma"),
+    "distillation": ("teacher_model_name_or_path", "lmbda"),
+    "rloo": ("normalize_advantages", "reward_clip_range"),
+    "grpo": (
+        *("reward_funcs", "num_generations", "use_vllm", "vllm_mode", "scale_rewards", "steps_per_generation"),
+        *("num_iterations", "epsilon", "reward_weights", "generation_batch_size", "temperature", "log_completions"),
+    ),
+    "dpo": (
+        *("beta", "precompute_ref_log_probs", "max_prompt_length", "reference_free", "f_divergence_type"),
+        *("label_smoothing", "ld_alpha", "loss_weights", "use_weighting", "sync_ref_model", "rpo_alpha"),
+    ),
 }
-_ONLY_DPO = (
-    *("beta", "precompute_ref_log_probs", "max_prompt_length", "reference_free", "f_divergence_type", "rpo_alpha"),
-    *("label_smoothing", "ld_alpha", "loss_weights", "use_weighting", "sync_ref_model"),
-)
-_SUPERVISED, _DPO = (None, "nll", "chunked_nll"), ("sigmoid", ["sigmoid"])
+_NO_SETTING = ("nll", "chunked_nll", "sigmoid", ["sigmoid"])  # losses that are defaults
 
 # keys that another rule, or `finish`, reads
 _READ_ELSEWHERE = (
     "dataset_name datasets dataset_train_split dataset_text_field per_device_train_batch_size truncation_mode"
     " packing packing_strategy completion_only_loss assistant_only_loss use_peft lora_target_modules"
-    " lora_target_parameters"
-    " load_in_4bit bnb_4bit_quant_type loss_type"
+    " lora_target_parameters load_in_4bit bnb_4bit_quant_type"
 )
 RULES: Mapping[str, Rule] = {
     **training_arguments.RULES,
@@ -58,16 +61,12 @@ RULES: Mapping[str, Rule] = {
     "num_train_epochs": number("training.epochs"),
     "max_length": number("dataset.max_length"),
     "max_seq_length": number("dataset.max_length"),
-    "max_prompt_length": changes(_ONE_LENGTH),
-    "max_completion_length": changes(_ONE_LENGTH),
     "lora_r": number("lora.r"),
     "lora_alpha": number("lora.alpha"),
     "lora_dropout": number("lora.dropout"),
     "lora_modules_to_save": whole_modules,
     "use_rslora": switch("lora.rslora"),
     "use_dora": switch("lora.dora"),
-    "beta": number("dpo.beta"),
-    "label_smoothing": number("dpo.label_smoothing"),
     "activation_offloading": switch("training.activation_offload"),
     "dtype": changes(_DTYPE),
     "torch_dtype": changes(_DTYPE),
@@ -76,28 +75,37 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def check_objective(conversion: Conversion) -> None:
-    """Raises UserError when the file has a loss that the kit does not have."""
-    if conversion.values.get("loss_type") not in (*_SUPERVISED, *_DPO):
-        raise UserError(
-            "loss_type: the kit has the cross entropy and DPO's sigmoid loss", "train with loss_type nll or sigmoid"
-        )
+def objective_of(conversion: Conversion) -> str:
+    """Raises UserError when the file is for an objective, or has a loss, that the kit does not have."""
+    for objective, keys in _OBJECTIVES.items():
+        for key in keys:
+            if conversion.is_on(key) or (objective == "dpo" and key in conversion.values):
+                return objectives.require(key, objective)
+    loss = conversion.values.get("loss_type")
+    losses = set(map(str, loss if isinstance(loss, list) else [loss]))
+    if is_unset(loss) or losses <= {"nll", "chunked_nll", "dft"}:
+        return "sft"
+    if losses <= {*PREFERENCE_LOSSES}:
+        return "dpo"
+    raise UserError("loss_type: is none of the losses of sft and dpo", objectives.the_kit_has())
 
 
-def finish(conversion: Conversion) -> None:
+def finish(conversion: Conversion, objective: str) -> None:
     """What needs more than one key, and TRL's defaults."""
     draft, values = conversion.draft, conversion.values
     draft.set("training.method", "lora" if conversion.is_on("use_peft") else "full")
     if conversion.is_on("use_peft"):
         _set_lora(conversion)
-    dpo = any(key in values for key in _ONLY_DPO) or values.get("loss_type") in _DPO
-    if dpo:
-        draft.set("training.objective", "dpo")
     # its files do not say
-    draft.head.append(f"Taken for a file of `trl {'dpo' if dpo else 'sft'}`.")
+    draft.head.append(f"Taken for a file of `trl {objective}`.")
     if not conversion.dataset_given:
-        _set_dataset(conversion, dpo)
-    draft.default("training.learning_rate", 1e-6 if dpo else 2e-5, "TRL's default")
+        _set_dataset(conversion, objective)
+    known = objectives.OBJECTIVES[objective]
+    if known.rewards:
+        objectives.set_rewards(conversion, values)
+    if values.get("loss_type") in _NO_SETTING:
+        draft.drop("trl.loss_type")
+    draft.default("training.learning_rate", known.learning_rate, "TRL's default")
     draft.default("training.schedule", "linear", "TRL's default")
     draft.default("training.warmup_share", 0.0, "TRL's default")
     draft.default("dataset.max_length", 1024, "TRL's default")
@@ -112,8 +120,10 @@ def finish(conversion: Conversion) -> None:
         conversion.changes["packing_strategy"] = (
             "the kit has bfd and wrapped, where examples do not attend to one another"
         )
-    training_arguments.set_packing(conversion, ("wrapped" if strategy == "wrapped" else "auto") if packed else "none")
-    if not dpo:
+    packing = ("wrapped" if strategy == "wrapped" else "auto") if packed else "none"
+    if known.format != "prompt":
+        training_arguments.set_packing(conversion, packing)
+    if objective == "sft":
         _set_loss(conversion)
     training_arguments.finish(conversion)
 
@@ -133,7 +143,7 @@ def _set_lora(conversion: Conversion) -> None:
             conversion.changes["bnb_4bit_quant_type"] = "the kit's 4 bits are nf4"
 
 
-def _set_dataset(conversion: Conversion, dpo: bool) -> None:
+def _set_dataset(conversion: Conversion, objective: str) -> None:
     values = conversion.values
     split, where = values.get("dataset_train_split"), "dataset_train_split"
     source = str(values.get("dataset_name") or "")
@@ -149,7 +159,8 @@ def _set_dataset(conversion: Conversion, dpo: bool) -> None:
         for key in entry.keys() - {"path", "split"}:
             conversion.changes[f"datasets[0].{key}"] = "has no counterpart: choose files with dataset.files"
     field = values.get("dataset_text_field")
-    keys = {"format": "preference"} if dpo else {} if is_unset(field) else text_of(str(field))
+    of_objective = objectives.OBJECTIVES[objective].format
+    keys = {"format": of_objective} if of_objective else {} if is_unset(field) else text_of(str(field))
     conversion.set_sources([{"source": source, **conversion.split(where, str(split or "train")), **keys}])
 
 

@@ -28,6 +28,7 @@ from hyperpod_ft.checkpoint.verify.forms import some
 from hyperpod_ft.checkpoint.verify.value_checks import Difference, ValueChecks
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.progress import ByteProgress, activity
+from hyperpod_ft.shipped import installing
 
 if TYPE_CHECKING:
     from hyperpod_ft.checkpoint.verify.logits import Logits
@@ -292,7 +293,5 @@ def _with_torch() -> tuple[Compare, Ask]:
             from hyperpod_ft.checkpoint.verify.logits import compare  # noqa: PLC0415
             from hyperpod_ft.checkpoint.verify.served import ask  # noqa: PLC0415
     except ImportError as error:
-        raise UserError(
-            f"--logits and --served: {error.name} is not installed", "pip install 'hyperpod-ft[torch]'"
-        ) from error
+        raise UserError(f"--logits and --served: {error.name} is not installed", installing("torch")) from error
     return compare, ask

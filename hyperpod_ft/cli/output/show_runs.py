@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hyperpod_ft.cli.output.tables import clip, clip_start, console, shown, table
+from hyperpod_ft.config import engine_choice
 from hyperpod_ft.config.run_config import RunConfig
 from hyperpod_ft.errors import printable
 from hyperpod_ft.launch.follow import last_lines
@@ -49,7 +50,8 @@ def plan(preview: Preview) -> None:
     run, degrees = preview.run, preview.run.plan.degrees
     print(f"run       {run.paths.full_name}  in {shown(run.paths.directory)}")
     training = run.config.training
-    print(f"engine    {run.config.engine}, {training.objective}, {training.method}, {training.precision}")
+    why = f" ({found})" if (found := engine_choice.why(run.config)) else ""
+    print(f"engine    {run.config.engine}, {training.objective}, {training.method}, {training.precision}{why}")
     _print_changes(run.config)
     print(
         f"ranks     {degrees.nodes} x {run.config.cluster.instance_type}, {degrees.ranks_per_node} per node"

@@ -1,10 +1,11 @@
 """What answers are rewarded for: sections `reward` and `grpo`."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from hyperpod_ft.config import reward_schema
 from hyperpod_ft.config.fields import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -21,7 +22,8 @@ from hyperpod_ft.config.fields import (
 _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "exact_match": (("column",), ()),
     "regex": (("pattern",), ("match",)),
-    "json": ((), ()),
+    "json": ((), ("json_schema",)),
+    "math_verify": (("column",), ()),
     "length": ((), ("min_length", "max_length")),
 }
 _OWN = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
@@ -44,9 +46,10 @@ class Reward(Section):
     """What answers are rewarded for (training.objective grpo): the weighted sum is an answer's reward."""
 
     function: Annotated[str, Field(min_length=1)] = Field(
-        description="`exact_match` (the answer is that of a column, white space around it aside), `regex`, `json` (it"
-        " is valid JSON), `length` (it is within limits): 1 if so, else 0. Or `rewards.py:function`, your own:"
-        " `function(prompt, completion, /, **columns)` returns a number, or None where it does not apply."
+        description="`exact_match` (the answer is that of a column, white space around it aside), `math_verify` (its"
+        " last number or LaTeX expression equals that of a column), `regex`, `json` (it is valid JSON), `length` (it is"
+        " within limits): 1 if so, else 0. Or `rewards.py:function`, your own: `function(prompt, completion, /,"
+        " **columns)` returns a number, or None where it does not apply."
     )
     name: Annotated[str, matches(r"[A-Za-z_][A-Za-z0-9_-]{0,63}", "a name of letters, digits, _ and -")] | None = Field(
         None, description="Name in metrics and reports; by default the function's."
@@ -54,7 +57,12 @@ class Reward(Section):
     weight: Annotated[float, BeforeValidator(refuse_bool), Field(ge=-1e9, le=1e9)] = Field(
         1.0, description="Factor in the sum, negative for what is not wanted."
     )
-    column: str | None = Field(None, description="`exact_match`: the column of the dataset with the expected answer.")
+    column: str | None = Field(
+        None, description="`exact_match`, `math_verify`: the column of the dataset with the expected answer."
+    )
+    json_schema: dict[str, Any] | None = Field(
+        None, description="`json`: the JSON schema that the answer must follow, for example `{type: object}`."
+    )
     pattern: str | None = Field(None, description="`regex`: the regular expression, as Python's `re` reads it.")
     match: Literal["full", "search"] = Field(
         "full", description="`regex`: whether it matches the whole answer, or is found in it."
@@ -101,6 +109,8 @@ class Reward(Section):
                 re.compile(self.pattern)
             except (re.error, RecursionError, OverflowError) as error:
                 raise ValueError(f"pattern: is not a regular expression: {error}; correct it") from error
+        if self.json_schema is not None and (wrong := reward_schema.problem(self.json_schema)):
+            raise ValueError(f"json_schema: {wrong}; correct it")
         if self.revision is not None and self.file is None:
             raise ValueError("revision: is for the file of a function of your own; remove it")
         return self

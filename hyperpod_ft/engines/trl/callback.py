@@ -88,6 +88,8 @@ class StepsFollower(TrainerCallback):
         sanity.check_finite(step, logs["loss"], logs["grad_norm"])
         others = {name: value for name, value in logs.items() if name not in _NOT_METRICS and value is not None}
         self.progress = self.log.advance(self.progress, logs["loss"], others)
+        if self.checkpoints.task.config.training.objective == "grpo" and "num_tokens" in logs:
+            self.progress = replace(self.progress, tokens=int(logs["num_tokens"]))  # of all ranks, over restarts
         loss = None
         every, ends = self.training.validate_every_steps, step == state.max_steps
         if self.validation and (ends or (every and step % every == 0)):

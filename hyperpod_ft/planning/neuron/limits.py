@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hyperpod_ft.config.engine_choice import TORCH_OBJECTIVES
 from hyperpod_ft.config.fields import shortened, shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
@@ -54,7 +55,7 @@ def check_settings(config: RunConfig) -> None:
             "choose one, or set engine: torch",
         )
     if config.training.objective != "sft":
-        other = {"dpo": "torch", "grpo": "trl"}[config.training.objective]
+        other = "torch" if config.training.objective in TORCH_OBJECTIVES else "trl"
         raise UserError(
             f"training.objective: only engine {other} supports {config.training.objective}",
             f"set engine: {other}, or objective sft",

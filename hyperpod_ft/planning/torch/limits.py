@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hyperpod_ft.checkpoint.formats.model_directory import decoder_start, is_encoder_decoder, of_language_model
+from hyperpod_ft.config.engine_choice import TORCH_OBJECTIVES
 from hyperpod_ft.config.fields import shown
 from hyperpod_ft.config.run_config import RunConfig, require_defaults
 from hyperpod_ft.errors import UserError
@@ -46,8 +47,8 @@ def check_settings(config: RunConfig) -> None:
             "cluster.instance_type: engine torch does not run on trn1",
             "choose trn2, which TorchNeuron needs, or use engine: neuron",
         )
-    if config.training.objective == "grpo":
-        raise UserError("training.objective: engine torch has no grpo", "set engine: trl")
+    if config.training.objective not in TORCH_OBJECTIVES:
+        raise UserError(f"training.objective: engine torch has no {config.training.objective}", "set engine: trl")
     if config.training.objective == "dpo":
         _check_preferences(config)
     if config.dataset.max_target_length is not None:

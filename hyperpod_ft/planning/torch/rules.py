@@ -20,6 +20,7 @@ from hyperpod_ft.planning.torch import pipeline
 from hyperpod_ft.planning.torch.memory import has_sequence_parallel
 from hyperpod_ft.planning.torch.sharding import choose_sharding, explain_sharding
 from hyperpod_ft.planning.torch.step_memory import memory_of
+from hyperpod_ft.shipped import installing
 
 TRIAL_LAUNCHER: tuple[str, ...] = ()
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (
@@ -73,7 +74,7 @@ def environment_name(config: RunConfig) -> str:
 def packages_remedy(config: RunConfig) -> str:
     if config.instance.is_neuron:
         return "set env.python to an interpreter that has TorchNeuron and the `torch` extra (docs/engines.md)"
-    return "install the `torch` extra there (pip install 'hyperpod-ft[torch]'), or remove env.python"
+    return f"install the `torch` extra there ({installing('torch')}), or remove env.python"
 
 
 def program_directories(config: RunConfig, python: Path) -> tuple[Path, ...]:

@@ -119,6 +119,14 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
 
 def check_model_config(config: RunConfig, degrees: Degrees, model_config: Mapping[str, Any]) -> None:
     check_family(config, degrees, str(model_config.get("model_type", "")))
+    length, answer = config.dataset.max_length, config.grpo.max_completion_length
+    positions = model_config.get("max_position_embeddings")
+    if config.training.objective == "grpo" and isinstance(positions, int) and length + answer > positions:
+        raise UserError(
+            f"grpo.max_completion_length: an answer of {answer} tokens after a prompt of {length} (dataset.max_length)"
+            f" is longer than the model's {positions} positions",
+            "make one of them smaller",
+        )
 
 
 def check_family(config: RunConfig, degrees: Degrees, family: str) -> None:

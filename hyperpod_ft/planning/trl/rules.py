@@ -10,6 +10,7 @@ from hyperpod_ft.planning.memory import Memory, available
 from hyperpod_ft.planning.model_shape import ModelShape
 from hyperpod_ft.planning.trl.memory import TrlMemory
 from hyperpod_ft.planning.trl.settings import ATTENTION, attention
+from hyperpod_ft.shipped import installing
 
 TRIAL_LAUNCHER: tuple[str, ...] = ()
 MEMORY_SETTINGS: tuple[tuple[str, Any], ...] = (("parallelism.sharding", "auto"),)
@@ -24,7 +25,9 @@ def generates_on_accelerators(config: RunConfig) -> bool:
 
 
 def imports(config: RunConfig) -> tuple[str, ...]:
-    return ("trl", *ATTENTION[attention(config)])
+    of_rewards = {"math_verify" for reward in config.reward if reward.function == "math_verify"}
+    of_rewards |= {"jsonschema" for reward in config.reward if reward.json_schema is not None}
+    return ("trl", *ATTENTION[attention(config)], *sorted(of_rewards))
 
 
 def variables(config: RunConfig, cache: Path) -> dict[str, str]:
@@ -41,7 +44,7 @@ def environment_name(config: RunConfig) -> str:
 
 
 def packages_remedy(config: RunConfig) -> str:
-    return "install the `trl` extra there (pip install 'hyperpod-ft[trl]'), or remove env.python"
+    return f"install the `trl` extra there ({installing('trl')}), or remove env.python"
 
 
 def program_directories(config: RunConfig, python: Path) -> tuple[Path, ...]:

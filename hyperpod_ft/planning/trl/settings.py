@@ -43,7 +43,7 @@ _COMMON: Mapping[str, Values] = {
     "torch_empty_cache_steps": int,
 }
 # Those that need dpo.label_smoothing are left out.
-_PREFERENCE_LOSSES = (
+PREFERENCE_LOSSES = (
     *("sigmoid", "sigmoid_norm", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard"),
     *("aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft"),
 )
@@ -67,7 +67,7 @@ SETTINGS: Mapping[str, Mapping[str, Values]] = {
         "f_alpha_divergence_coef": float,
         "f_divergence_type": ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"),
         "ld_alpha": float,
-        "loss_type": [_PREFERENCE_LOSSES],
+        "loss_type": [PREFERENCE_LOSSES],
         "loss_weights": [float],
         "use_weighting": bool,
     },

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,44 @@ bf16: true
 deepspeed: ds.json
 dataloader_drop_last: true
 """
+GRPO = """
+model_name_or_path: ./llama
+dataset_name: ./sums.jsonl
+use_peft: true
+lora_target_modules: all-linear
+reward_funcs: [accuracy_reward, think_format_reward, rewards.polite]
+reward_weights: [1.0, 0.5, 0.1]
+num_generations: 4
+max_completion_length: 128
+beta: 0.04
+temperature: 0.9
+epsilon_high: 2.8e-1
+top_k: 0
+loss_type: dr_grpo
+scale_rewards: false
+per_device_train_batch_size: 8
+optim: paged_adamw_8bit
+eval_steps: 10
+num_iterations: 2
+use_vllm: true
+vllm_mode: colocate
+"""
+AXOLOTL_GRPO = """
+base_model: ./llama
+rl: grpo
+trl:
+  reward_funcs: [rewards.polite]
+  num_generations: 4
+  num_iterations: 1
+  beta: 0.04
+  use_vllm: true
+  sync_ref_model: true
+datasets:
+  - path: ./sums.jsonl
+adapter: lora
+micro_batch_size: 8
+val_set_size: 0.1
+"""
 TRL = """
 model_name_or_path: ./llama
 dataset_name: ./pairs.jsonl
@@ -83,6 +122,8 @@ def directory(tmp_path: Path) -> Path:
     (tmp_path / "birds.jsonl").write_text(json.dumps(bird) + "\n")
     pair = {"prompt": "Name a bird.", "chosen": "A tit.", "rejected": "A bat."}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1 + 1 =", "solution": "2"}\n')
+    (tmp_path / "rewards.py").write_text("def polite(prompt, completion, /, **columns): return 1.0\n")
     (tmp_path / "dataset_info.json").write_text(json.dumps({"birds": {"file_name": "birds.jsonl"}}))
     return tmp_path
 
@@ -181,6 +222,80 @@ def test_trl_with_preferences(directory: Path) -> None:
     assert "`trl dpo`" in found.draft.head[1], "its files do not say for which command they are"
 
 
+def test_trl_with_rewards(directory: Path) -> None:
+    found, config = converted(directory, GRPO)
+    assert (config.engine, config.training.objective, config.dataset.format) == ("trl", "grpo", "prompt")
+    assert found.draft.get("engine") == "auto" and "`trl grpo`" in found.draft.head[1]
+    grpo = config.grpo
+    assert (grpo.generations, grpo.max_completion_length, grpo.beta, grpo.temperature) == (4, 128, 0.04, 0.9)
+    assert config.trl == {"loss_type": "dr_grpo", "epsilon_high": 0.28, "top_k": 0, "scale_rewards": "none"}
+    assert [(one.known_as, one.function_name, one.weight) for one in config.reward] == [
+        ("accuracy_reward", "math_verify", 1.0),
+        ("think_format_reward", "regex", 0.5),
+        ("polite", "polite", 0.1),
+    ]
+    assert "./rewards.py:polite" in found.draft.text()
+    assert (config.training.learning_rate, config.training.optimizer_state) == (1e-6, "fp32")
+    assert set(found.changes) == {
+        *("reward_funcs", "num_iterations", "training.validate_every_steps", "training.optimizer_state"),
+    }
+    assert set(found.housekeeping) == {"use_vllm", "vllm_mode"}
+
+
+def test_axolotl_with_rewards(directory: Path) -> None:
+    found, config = converted(directory, AXOLOTL_GRPO)
+    assert (config.engine, config.grpo.generations, config.grpo.beta) == ("trl", 4, 0.04)
+    assert [one.function_name for one in config.reward] == ["polite"] and config.dataset.validation_share == 0
+    assert set(found.changes) == {"trl.sync_ref_model", "lora_target_modules"}
+    assert set(found.housekeeping) == {"trl.use_vllm"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "old", "new", "said"),
+    [
+        (GRPO, "rewards.polite", "org/model", "org/model is none of the kit's functions"),
+        (GRPO, "rewards.polite", "mine.polite", r"in mine.py, which is neither here .* write def polite\(prompt, "),
+        (GRPO, "rewards.polite", "rewards.rude", r"defines no function rude .*write it as def rude\(prompt, "),
+        (GRPO, "rewards.polite", "get_soft_overlong_punishment", "is none of the kit's functions; write it in"),
+        (GRPO, "num_generations: 4", "num_generations: 4\nnormalize_advantages: true", "for objective rloo"),
+        (AXOLOTL_GRPO, "./sums.jsonl", "./sums.jsonl\n    type: prompts.make", "type: is a function .* --dataset"),
+        (AXOLOTL_GRPO, "  reward_funcs: [rewards.polite]\n", "", r"trl\.reward_funcs: is missing"),
+    ],
+)
+def test_rewards_that_the_kit_cannot_ask(directory: Path, tool: str, old: str, new: str, said: str) -> None:
+    assert old in tool
+    with pytest.raises(UserError, match=said):
+        converted(directory, tool.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("tool", "more", "settings"),
+    [
+        (AXOLOTL, "neftune_noise_alpha: 5", {"neftune_noise_alpha": 5}),
+        (LLAMA_FACTORY, "use_dft_loss: true", {"loss_type": "dft"}),
+        (TRL, "loss_type: ipo", {"loss_type": ["ipo"]}),
+        (
+            TRL,
+            "loss_type: [sigmoid, sft]\nloss_weights: [1.0, 2.0]\nlabel_smoothing: 0.1",
+            {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 2.0]},
+        ),
+        (TRL, "loss_type: sigmoid", {}),
+    ],
+)
+def test_what_only_engine_trl_has(directory: Path, tool: str, more: str, settings: dict[str, Any]) -> None:
+    """Then what only engine torch has is left out, and named."""
+    found, config = converted(directory, f"{tool}{more}\n")
+    assert (config.trl, config.engine) == (settings, "trl" if settings else "torch")
+    assert ("dpo.label_smoothing" in found.changes) == ("label_smoothing" in more)
+    assert ("lora.quantization" in found.changes) == (tool == AXOLOTL)
+
+
+def test_on_trainium_what_only_engine_trl_has_is_named(directory: Path) -> None:
+    found, config = converted(directory, f"{LLAMA_FACTORY}neftune_noise_alpha: 5\n", "trn1.32xlarge")
+    assert config.engine == "neuron" and not config.trl
+    assert "only engine trl has it" in found.changes["trl.neftune_noise_alpha"]
+
+
 def test_every_key_is_used_or_named_and_no_secret_is_copied(directory: Path) -> None:
     extra = (
         "mystery: 3\nlerning_rate: 1\nhub_token: abc\nmodel_revision: hf_0123456789abcdef\n"
@@ -256,14 +371,12 @@ def test_what_cannot_be_converted(directory: Path, text: str, said: str) -> None
 @pytest.mark.parametrize(
     ("tool", "key"),
     [
-        *(
-            (AXOLOTL, key)
-            for key in ("rl: grpo", "rl: kto", "rl: orpo", "reward_model: true", "pretraining_dataset: x")
-        ),
+        *((AXOLOTL, key) for key in ("rl: kto", "rl: orpo", "reward_model: true", "pretraining_dataset: x")),
         *((AXOLOTL, key) for key in ("processor_type: AutoProcessor", "use_eaft: true")),
         *((LLAMA_FACTORY, key) for key in ("stage: rm", "stage: ppo", "stage: kto", "finetuning_type: oft")),
-        *((LLAMA_FACTORY, key) for key in ("image_max_pixels: 9", "use_dft_loss: true", "stage: dpo\npref_loss: orpo")),
-        *((TRL, key) for key in ("reward_funcs: [a]", "num_generations: 8", "desirable_weight: 1.0", "loss_type: ipo")),
+        *((LLAMA_FACTORY, key) for key in ("image_max_pixels: 9", "use_asft_loss: true")),
+        (LLAMA_FACTORY, "stage: dpo\npref_loss: orpo"),
+        *((TRL, key) for key in ("desirable_weight: 1.0", "teacher_model_name_or_path: a/b", "num_ppo_epochs: 4")),
     ],
 )
 def test_another_objective_is_refused_before_anything_else(directory: Path, tool: str, key: str) -> None:

@@ -1,4 +1,4 @@
-"""`parallelism.degrees: auto` as a user meets it."""
+"""`parallelism.degrees: auto` and `engine: auto` as a user meets them."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.unit.hub_server import Repository, serve
 
 RUN_FILE = """
 name: auto
-engine: torch
+engine: auto
 cluster: {root: root, instance_type: p4d.24xlarge}
 model: {source: SOURCE}
 dataset: {source: "example:qa", format: prompt-completion}
@@ -35,11 +35,13 @@ def test_plan_shows_the_choice(tmp_path: Path) -> None:
     assert "tensor 1 x pipeline 1 x context 1 x data 8" in shown.stdout
     planned = json.loads(call("plan", "run.yaml", "--json", cwd=tmp_path).stdout)
     assert planned["degrees"]["data_parallel"] == 8
+    assert planned["engine"] == "torch"
+    assert f"engine    torch, sft, lora, bf16 ({planned['engine_reason']})" in shown.stdout
     assert planned["proposal"]["layouts"][0]["degrees"] == "dp 8 x tp 1"
     # rendered, the run directory has the degrees, not the wish
     assert call("render", "run.yaml", cwd=tmp_path).returncode == 0
     frozen = (Path(tmp_path / planned["run_directory"]) / "run.yaml").read_text()
-    assert "auto" not in frozen.partition("parallelism:")[2].partition("sharding")[0]
+    assert "auto" not in frozen.partition("parallelism:")[2].partition("sharding")[0] and "engine: torch\n" in frozen
 
 
 def test_without_accelerators_no_speed_is_shown(tmp_path: Path) -> None:

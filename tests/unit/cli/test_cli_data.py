@@ -179,4 +179,4 @@ def test_without_transformers_where_it_is_needed(place: Path, tmp_path: Path) ->
     done = call("data", "show", "run.yaml", cwd=place, PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "needs transformers, which is not installed here; " in done.stderr
-    assert done.stderr.endswith("-m pip install 'hyperpod-ft[torch]'\n") and done.stderr.count("\n") == 1
+    assert done.stderr.endswith("-m pip install -c constraints.txt '.[torch]'\n") and done.stderr.count("\n") == 1

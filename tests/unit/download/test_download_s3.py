@@ -159,7 +159,8 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_boto3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(UserError, match=re.escape(f"install it: {sys.executable} -m pip install 'hyperpod-ft[aws]'")):
+    remedy = f"install it: in the kit's clone, {sys.executable} -m pip install -c constraints.txt '.[aws]'"
+    with pytest.raises(UserError, match=re.escape(remedy)):
         perform(s3_run(tmp_path), "download", stage.work)
 
 

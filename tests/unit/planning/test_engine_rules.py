@@ -13,7 +13,7 @@ from hyperpod_ft.config.sections.cluster import Tracker
 from hyperpod_ft.environments import installation
 from hyperpod_ft.planning import engine_rules, pins
 
-NAMES = get_args(EngineName)
+NAMES = [name for name in get_args(EngineName) if name != "auto"]
 
 
 @pytest.mark.parametrize("table", [engine_rules._LIMITS, engine_rules._RULES])

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,3 +100,18 @@ def test_a_file_that_cannot_be_loaded_says_so_each_time(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(NoRewardError, match="cannot be loaded: ModuleNotFoundError"):
                 process("p", "c", {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "answer", "reward"),
+    [
+        ({"function": "json", "json_schema": {"type": "object", "maxProperties": 1}}, '{"a": 1}', 1.0),
+        ({"function": "json", "json_schema": {"type": "object", "maxProperties": 1}}, '{"a": 1, "b": 2}', 0.0),
+        ({"function": "math_verify", "column": "answer"}, r"It is $\frac{4}{2}$.", 1.0),
+    ],
+)
+def test_settings_and_packages_of_the_kits_functions_reach_the_process(
+    settings: dict[str, Any], answer: str, reward: float
+) -> None:
+    with closing(RewardProcess(Reward.model_validate(settings), None)) as process:
+        assert process("p", answer, {"answer": 2}) == reward

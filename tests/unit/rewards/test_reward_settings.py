@@ -1,11 +1,16 @@
 """What a run file may say of rewards, and what is refused when it is read."""
 
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hyperpod_ft.config import run_file
+from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.engine_rules import limits_of, rules_of
+from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.plan import plan
 from tests.unit.config.run_files import load, refused
 
@@ -28,6 +33,16 @@ GRPO: dict[str, Any] = {
         ({"reward": [{"function": "regex"}]}, "pattern: is missing"),
         ({"reward": [{"function": "regex", "pattern": "("}]}, "pattern: is not a regular expression"),
         ({"reward": [{"function": "json", "column": "a"}]}, "column: has no effect with function json"),
+        ({"reward": [{"function": "math_verify"}]}, "column: is missing"),
+        (
+            {"reward": [{"function": "json", "json_schema": {"properties": {"a": {"type": "objet"}}}}]},
+            "json_schema: is not a JSON schema: $.properties.a.type: 'objet' is not valid",
+        ),
+        (
+            {"reward": [{"function": "json", "json_schema": {"allOf": [{"$ref": "https://a.b/c"}]}}]},
+            "json_schema: its reference https://a.b/c leads to nothing in it; correct it",
+        ),
+        ({"reward": [{"function": "regex", "pattern": "a", "json_schema": {}}]}, "json_schema: has no effect"),
         ({"reward": [{"function": "length"}]}, "max_length: is missing"),
         ({"reward": [{"function": "json"}] * 2}, "reward.0.name: json is there twice"),
         ({"training__validate_every_steps": 2}, "training.validate_every_steps: objective grpo has no"),
@@ -62,6 +77,29 @@ def test_a_file_is_read_but_not_executed(tmp_path: Path, text: str | None, says:
         (tmp_path / "rewards.py").write_text(f"{text}\nraise SystemExit('was executed')")
     said = refused(tmp_path, **GRPO | {"reward": [{"function": "rewards.py:f"}]})
     assert said.startswith("reward.0.function: ") and says in said
+
+
+def test_a_head_node_without_jsonschema_leaves_schemas_to_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    assert load(tmp_path, **GRPO | {"reward": [{"function": "json", "json_schema": {"type": "objet"}}]}).reward
+
+
+def test_an_answer_must_fit_after_its_prompt(tmp_path: Path) -> None:
+    """The model's positions are known once its config.json is."""
+    config = load(tmp_path, **GRPO, dataset__max_length=1024, grpo__max_completion_length=1024)
+    check = partial(limits_of("trl").check_model_config, config, degrees_of(config))
+    check({"model_type": "llama", "max_position_embeddings": 2048})
+    with pytest.raises(UserError, match=r"^grpo.max_completion_length: an answer of 1024 .* model's 2047 positions"):
+        check({"model_type": "llama", "max_position_embeddings": 2047})
+
+
+def test_the_environment_has_what_functions_need(tmp_path: Path) -> None:
+    functions = [{"function": "math_verify", "column": "a"}, {"function": "json", "json_schema": {"type": "object"}}]
+    imports = rules_of("trl").imports
+    assert {"jsonschema", "math_verify"} < {*imports(load(tmp_path, **GRPO | {"reward": functions}))}
+    assert not {"jsonschema", "math_verify"} & {*imports(load(tmp_path, **GRPO))}
 
 
 def test_a_store_has_no_files_of_rewards(tmp_path: Path) -> None:

@@ -179,4 +179,7 @@ def test_without_torch_it_says_what_is_missing(tmp_path: Path) -> None:
         f"verify(good, adapter=Path({str(adapter(tmp_path / 'adapter'))!r}), base=good, logits=True)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert "UserError" in done.stderr and "is not installed; pip install 'hyperpod-ft[torch]'" in done.stderr
+    assert (
+        "UserError" in done.stderr
+        and "is not installed; in the kit's clone, pip install -c constraints.txt '.[torch]'" in done.stderr
+    )
