@@ -182,7 +182,9 @@ def _fetched(config: RunConfig) -> dict[str, Any]:
 def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     adapters = ("lora",) if config.training.method == "lora" else ()
     # an engine's own section has its name
-    settings = _settings(config, "training", "dpo", "grpo", "seed", "cluster.instance_type", config.engine, *adapters)
+    settings = _settings(
+        config, "training", "dpo", "sampling", "seed", "cluster.instance_type", config.engine, *adapters
+    )
     settings |= _rewards(config)
     # a degree of 1 divides nothing; who computes which experts changes no result, as with sharding
     changing = {name: size for name, size in asdict(degrees).items() if size > 1 and name != "expert_parallel"}
@@ -272,7 +274,7 @@ _STAGES: dict[StageName, _Definition] = {
         1,
         ("env", "dataset"),
         lambda config, _: _rewards(config),
-        applies=lambda config: config.training.objective == "grpo",
+        applies=lambda config: config.training.samples_answers,
         cpus=1,
         inherited=False,  # its inputs are among those of train
     ),

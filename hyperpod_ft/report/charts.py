@@ -186,7 +186,7 @@ def _lines(name: str, label: str, reports: Sequence[RunReport], series: Sequence
 
 
 def _unit(report: RunReport) -> str:
-    return {"dpo": "nats per pair", "grpo": "of the policy"}.get(
+    return {"dpo": "nats per pair", "grpo": "of the policy", "rloo": "of the policy"}.get(
         str(report.settings["training.objective"]), "nats per label token"
     )
 

@@ -106,6 +106,7 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     share = f" ({trained:,.0f} of {total:,.0f} parameters)" if trained and total else ""
     rows = config.rows_per_step(degrees.data_parallel)
     ranks = count(degrees.world_size, "rank")
+    sampled = f"{config.sampling.generations} answers to each prompt, beta {config.sampling.beta:g}"
     known = steps(run)
     length = f"{known.total:,} steps ({known.total / known.per_epoch:.3g} epochs)" if known else "steps not known yet"
     return {
@@ -118,7 +119,7 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
         "Objective": {
             "sft": "supervised fine-tuning",
             "dpo": f"direct preferences (DPO), beta {config.dpo.beta:g}",
-            "grpo": f"rewards (GRPO) of {config.grpo.generations} answers to each prompt, beta {config.grpo.beta:g}",
+            **{name: f"rewards ({name.upper()}) of {sampled}" for name in ("grpo", "rloo")},
         }[training.objective],
         **({"Rewards": ", ".join(_rewarded(reward) for reward in config.reward)} if config.reward else {}),
         "Length": f"{length} of {rows:,} rows, {lengths}",

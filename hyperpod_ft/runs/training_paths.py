@@ -49,7 +49,7 @@ class TrainingPaths:
 
     @property
     def reward_files(self) -> Path:
-        """Copies of the user's reward functions (objective grpo), by their number in the run file."""
+        """Copies of the user's reward functions, by their number in the run file."""
         return self.directory / "rewards"
 
     @property

@@ -112,7 +112,7 @@ class SourceSettings(Section):
         " with tools; the tokenizer's chat template),"
         " `text` (text), `template` (the two templates below), `preference` (prompt, chosen, rejected:"
         " strings or chat messages, for training.objective dpo), or `prompt` (prompt: a string or chat messages, and"
-        " columns that rewards need, for training.objective grpo).",
+        " columns that rewards need, for training.objective grpo and rloo).",
     )
     prompt_template: str | None = Field(
         None, description="Formats `template` and `prompt`: Jinja template of the row's fields."

@@ -1,4 +1,4 @@
-"""What answers are rewarded for: sections `reward` and `grpo`."""
+"""How answers are sampled, and what they are rewarded for: sections `sampling` and `reward`."""
 
 import re
 from typing import Annotated, Literal
@@ -27,8 +27,8 @@ _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _OWN = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 
 
-class Grpo(Section):
-    """Group relative policy optimization (training.objective grpo)."""
+class Sampling(Section):
+    """The answers that a training learns from (training.objective grpo or rloo)."""
 
     generations: Annotated[PositiveInt, Field(ge=2)] = Field(8, description="Answers sampled to each prompt.")
     max_completion_length: PositiveInt = Field(
@@ -41,7 +41,7 @@ class Grpo(Section):
 
 
 class Reward(Section):
-    """What answers are rewarded for (training.objective grpo): the weighted sum is an answer's reward."""
+    """What answers are rewarded for (training.objective grpo or rloo): the weighted sum is an answer's reward."""
 
     function: Annotated[str, Field(min_length=1)] = Field(
         description="`exact_match` (the answer is that of a column, white space around it aside), `regex`, `json` (it"

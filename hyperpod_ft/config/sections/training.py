@@ -20,17 +20,18 @@ class Training(Section):
     """The training loop and optimizer."""
 
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
-    objective: Literal["sft", "dpo", "grpo"] = Field(
+    objective: Literal["sft", "dpo", "grpo", "rloo"] = Field(
         "sft",
         description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen to rejected"
-        " completions, with a dataset of format preference (not engine neuron). `grpo`: learn from the"
-        " rewards of sampled answers (engine trl; docs/engines.md).",
+        " completions, with a dataset of format preference (not engine neuron). `grpo`,"
+        " `rloo`: learn from the rewards of sampled answers (engine trl; docs/engines.md).",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; overrides epochs.")
     micro_batch_size: PositiveInt = Field(
         1,
-        description="Packed rows per forward pass on each data-parallel rank; with objective grpo, sampled answers.",
+        description="Packed rows per forward pass on each data-parallel rank; with objectives grpo and rloo, sampled"
+        " answers.",
     )
     gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
     learning_rate: PositiveFloat = Field(2e-4, description="Peak learning rate of AdamW.")
@@ -77,8 +78,8 @@ class Training(Section):
     )
     sanity_margin: PositiveFloat = Field(
         2.0,
-        description="Margin of these checks, in nats per token. Losses on other scales are not checked: those of grpo,"
-        " and of ipo, sppo_hard and loss_weights (section trl).",
+        description="Margin of these checks, in nats per token. Losses on other scales are not checked: those of grpo"
+        " and rloo, and of ipo, sppo_hard and loss_weights (section trl).",
     )
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
@@ -113,6 +114,11 @@ class Training(Section):
         description="dtype of the weights that keep_best and save_only_model save (engine torch). A restart needs"
         " fp32.",
     )
+
+    @property
+    def samples_answers(self) -> bool:
+        """Whether the model answers prompts, and learns from the rewards of its answers."""
+        return self.objective in ("grpo", "rloo")
 
     def compiles(self, on_accelerator: bool) -> bool:
         """Whether engine torch compiles layers."""

@@ -71,12 +71,12 @@ def _dpo(config: RunConfig) -> dict[str, Any]:
     return {**_OF_ROWS, "beta": config.dpo.beta, "disable_dropout": not config.lora.dropout}
 
 
-def _grpo(config: RunConfig) -> dict[str, Any]:
+def _rewarded(config: RunConfig) -> dict[str, Any]:
     return {
-        "num_generations": config.grpo.generations,
-        "max_completion_length": config.grpo.max_completion_length,
-        "beta": config.grpo.beta,
-        "temperature": config.grpo.temperature,
+        "num_generations": config.sampling.generations,
+        "max_completion_length": config.sampling.max_completion_length,
+        "beta": config.sampling.beta,
+        "temperature": config.sampling.temperature,
         "reward_weights": [reward.weight for reward in config.reward],
         "shuffle_dataset": False,  # likewise
     }
@@ -84,4 +84,4 @@ def _grpo(config: RunConfig) -> dict[str, Any]:
 
 # the rows have their length
 _OF_ROWS: Mapping[str, Any] = {"max_length": None, "label_names": ["labels"]}
-_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo, "grpo": _grpo}
+_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo, "grpo": _rewarded, "rloo": _rewarded}

@@ -16,6 +16,8 @@ from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.rloo_config import RLOOConfig
+from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -52,10 +54,15 @@ class _Grpo(_MatricesDecay, GRPOTrainer):
     pass
 
 
+class _Rloo(_MatricesDecay, RLOOTrainer):
+    pass
+
+
 _KINDS: Mapping[str, tuple[Any, Any]] = {
     "sft": (_Sft, SFTConfig),
     "dpo": (_Dpo, DPOConfig),
     "grpo": (_Grpo, GRPOConfig),
+    "rloo": (_Rloo, RLOOConfig),
 }
 _COLLATORS: Mapping[str, type[RowCollator]] = {"sft": RowCollator, "dpo": PairCollator}
 # DPOTrainer prepares the rows that it is made with, and then trains on those of its dataset
@@ -84,7 +91,7 @@ def build(
     kind, settings = _KINDS[config.training.objective]
     processing: Any = tokenizer.load(task.base_model)
     collator = None
-    if config.training.objective == "grpo":
+    if config.training.samples_answers:
         prompts = Prompts(task.dataset / "train")
         order = with_prompts(order, prompts, processing)
         further: dict[str, Any] = {"reward_funcs": ends.enter_context(reward_functions(task, prompts, processing))}

@@ -96,23 +96,24 @@ def _check_lora(config: RunConfig) -> None:
 
 def check_degrees(config: RunConfig, degrees: Degrees) -> None:
     """All ranks are data-parallel; a second model for the reference is not sharded, nor one that generates."""
-    training, grpo = config.training, config.training.objective == "grpo"
-    if grpo and config.parallelism.sharding in ("zero2", "zero3"):
+    training = config.training
+    sharding = config.parallelism.sharding
+    if training.samples_answers and sharding in ("zero2", "zero3"):
         raise UserError(
-            f"parallelism.sharding: {config.parallelism.sharding} has not been tried with objective grpo",
+            f"parallelism.sharding: {sharding} has not been tried with objective {training.objective}",
             "leave it out",
         )
     answers = training.micro_batch_size * training.gradient_accumulation_steps * degrees.data_parallel
-    if grpo and answers % config.grpo.generations:
+    if training.samples_answers and answers % config.sampling.generations:
         raise UserError(
-            f"grpo.generations: {config.grpo.generations} does not divide the {answers} answers of a step"
+            f"sampling.generations: {config.sampling.generations} does not divide the {answers} answers of a step"
             " (training.micro_batch_size x gradient_accumulation_steps x data-parallel ranks)",
             "change one of them",
         )
     whole = config.training.objective == "dpo" and config.training.method == "full"
-    if whole and config.parallelism.sharding in ("zero2", "zero3"):
+    if whole and sharding in ("zero2", "zero3"):
         raise UserError(
-            f"parallelism.sharding: {config.parallelism.sharding} has not been tried with the reference model of dpo",
+            f"parallelism.sharding: {sharding} has not been tried with the reference model of dpo",
             "set training.method to lora, or engine: torch",
         )
 

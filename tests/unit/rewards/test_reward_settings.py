@@ -32,13 +32,14 @@ GRPO: dict[str, Any] = {
         ({"reward": [{"function": "json"}] * 2}, "reward.0.name: json is there twice"),
         ({"training__validate_every_steps": 2}, "training.validate_every_steps: objective grpo has no"),
         ({"dataset__packing": "bfd"}, "dataset.packing: bfd is not possible with format prompt"),
-        ({"dataset__format": "text"}, "objective grpo and format prompt go together"),
-        ({"training__objective": "sft"}, "objective grpo and format prompt go together"),
+        ({"dataset__format": "text"}, "objective grpo or rloo and format prompt go together"),
+        ({"training__objective": "sft"}, "objective grpo or rloo and format prompt go together"),
         ({"engine": "torch"}, "training.objective: engine torch has no grpo"),
-        ({"grpo__generations": 3}, "grpo.generations: 3 does not divide the 8 answers of a step"),
+        ({"engine": "torch", "training__objective": "rloo"}, "training.objective: engine torch has no rloo"),
+        ({"sampling__generations": 3}, "sampling.generations: 3 does not divide the 8 answers of a step"),
         ({"parallelism__sharding": "zero3"}, "parallelism.sharding: zero3 has not been tried with objective grpo"),
         ({"trl": {"use_vllm": True}}, "trl: use_vllm is not supported"),
-        ({"trl": {"beta": 0.1}}, "set grpo.beta instead"),
+        ({"trl": {"beta": 0.1}}, "set sampling.beta instead"),
         ({"trl": {"num_iterations": 2}}, "'num_iterations' is not one of the settings"),
     ],
 )
@@ -81,4 +82,4 @@ def test_a_run_depends_on_what_is_in_the_file_not_on_where_it_is(tmp_path: Path)
         assert run_file.resolve(config, Path("/")) == config
         ids.append(plan(config).run_id)
     assert ids[0] == ids[1] != ids[2]
-    assert plan(load(tmp_path, **GRPO)).run_id != plan(load(tmp_path, **GRPO | {"grpo__beta": 0.1})).run_id
+    assert plan(load(tmp_path, **GRPO)).run_id != plan(load(tmp_path, **GRPO | {"sampling__beta": 0.1})).run_id

@@ -15,6 +15,7 @@ from transformers import TrainerControl
 from transformers.training_args import OptimizerNames
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.rloo_config import RLOOConfig
 from trl.trainer.sft_config import SFTConfig
 
 from hyperpod_ft.config.run_file import validate
@@ -32,13 +33,16 @@ from tests.unit.config.run_files import load, refused
 from tests.unit.planning.memory_estimates import estimated, shape_of
 
 ROOT = Path(__file__).resolve().parents[4]
-CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig, "grpo": GRPOConfig}
+CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig, "grpo": GRPOConfig, "rloo": RLOOConfig}
 TRL: dict[str, Any] = {"engine": "trl", "cluster__instance_type": "p5.48xlarge"}
 TRL |= {"parallelism__tensor_parallel": 1, "parallelism__ranks_per_node": 8}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "sft": {},
     "dpo": {"training__objective": "dpo", "dataset__format": "preference", "dataset__packing": "none"},
-    "grpo": {"training__objective": "grpo", "dataset__format": "prompt", "reward": [{"function": "json"}]},
+    **{
+        name: {"training__objective": name, "dataset__format": "prompt", "reward": [{"function": "json"}]}
+        for name in ("grpo", "rloo")
+    },
 }
 
 
@@ -86,6 +90,7 @@ def test_trl_leaves_the_dropout_of_adapters_on(make_run: MakeRun, objective: str
         ("dpo", {"loss_type": ["sigmoid", "ipo"]}, False),
         ("dpo", {"loss_type": ["sigmoid", "sft"], "loss_weights": [30, 1]}, False),
         ("grpo", {}, False),
+        ("rloo", {}, False),
     ],
 )
 def test_losses_on_another_scale_are_not_compared_with_guessing(
@@ -157,7 +162,7 @@ def test_settings_of_generation_replace_no_others(tmp_path: Path) -> None:
     def said(given: dict[str, Any]) -> str:
         return refused(tmp_path, **TRL, **OBJECTIVES["grpo"], trl={"generation_kwargs": given})
 
-    assert "generation_kwargs: temperature is grpo.temperature" in said({"temperature": 2.0})
+    assert "generation_kwargs: temperature is sampling.temperature" in said({"temperature": 2.0})
     for name in ("max_new_tokens", "num_return_sequences", "top_p"):
         assert f"generation_kwargs: '{name}' is not one of the settings" in said({name: 1})
     assert "generation_kwargs: typical_p is '0.9', not of type float" in said({"typical_p": "0.9"})
