@@ -1,6 +1,8 @@
 """GRPO: the prompts that reach the model, restarts, and what becomes of functions that fail."""
 
 import json
+import os
+import signal
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -20,13 +22,15 @@ from hyperpod_ft.engines.throughput import throughput
 from hyperpod_ft.engines.trl import prompts
 from hyperpod_ft.engines.trl.prompts import RewardFunction, with_prompts
 from hyperpod_ft.errors import UserError
+from hyperpod_ft.planning.trl import rules
 from hyperpod_ft.rewards.process import NoRewardError
+from hyperpod_ft.runs.job_files import NOTICE
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
 from hyperpod_ft.stages import dataset, download, reward, stage
 from tests.tasks import task_of
-from tests.training.conftest import curve, metrics, tiny_llama, train_here
+from tests.training.conftest import Jobs, curve, descendants, metrics, tiny_llama, train_here
 from tests.training.every_stage import perform
 from tests.training.test_trl import again_from
 from tests.unit import tiny_tokenizer
@@ -162,6 +166,48 @@ def test_a_restart_changes_no_answer_and_no_reward(tmp_path: Path, objective: st
     again_from(run, 4)
     assert train_here(run).facts["resumed_from"] == [4]
     assert ([[row[name] for name in names] for row in metrics(run)], curve(run)) == whole
+
+
+def test_two_ranks_go_on_after_a_kill_and_stop_at_a_notice(tmp_path: Path, trl_jobs: Jobs) -> None:
+    """They are asked what one rank would be, but sample by seeds of their own (TRL), so that answers differ."""
+    asked = tmp_path / "asked"
+    settings = {
+        "reward": [{"function": "asked.py:asked"}],
+        "training": {"micro_batch_size": 2, "max_steps": 8, "save_every_steps": 2, "learning_rate": 1e-2},
+        "parallelism": {"ranks_per_node": 2},
+    }
+    (tmp_path / "asked.py").write_text(
+        f"def asked(prompt, completion, *, answer, **columns):\n    with open({str(asked)!r}, 'a') as file:\n"
+        "        file.write(answer + chr(10))\n    return len(completion) / len(answer)\n"
+    )
+    run = prepared(tmp_path, TEXTS, settings)
+    trl_jobs.environment |= rules.variables(run.config, tmp_path)
+    asked.unlink()
+    trl_jobs.train(run)
+    whole, answers = (curve(run), [row["reward"] for row in metrics(run)]), asked.read_text().splitlines()
+    rows, order = Prompts(run.paths.dataset_path / "train"), DataOrder(5, 42, 2, 2, 1)
+    for step in range(8):
+        wanted = [rows[row].columns["answer"] for row in order.step(step + 1).tolist() for _ in range(4)]
+        assert sorted(answers[8 * step : 8 * step + 8]) == sorted(wanted)
+
+    again_from(run, 0)
+    run.paths.metrics_path.unlink()
+    processes = []
+    for step, number, of in ((3, signal.SIGKILL, slice(1, 2)), (5, NOTICE, slice(0, 2))):
+        job = trl_jobs.start_held(run, after_step=step)
+        below = descendants(job.process.pid)
+        ranks = sorted(pid for pid in below if descendants(pid))  # each has a process for its rewards
+        assert len(ranks) == 2
+        processes += below
+        for pid in ranks[of]:
+            os.kill(pid, number)
+        assert job.wait() == 1, job.text()
+    assert "SIGUSR1: stopped after step 6, which is saved" in job.text()
+    trl_jobs.train(run)
+    record = run.journal.record("train")
+    assert record is not None and record.facts["resumed_from"] == [2, 6]
+    assert (curve(run), [row["reward"] for row in metrics(run)]) == whole
+    assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
 
 
 def test_the_recipe_learns_a_form_from_rewards_alone(tmp_path: Path) -> None:
