@@ -19,7 +19,7 @@ from hyperpod_ft.report.timeline import timeline
 from hyperpod_ft.runs import attempts
 from hyperpod_ft.runs.assets import model_asset
 from hyperpod_ft.runs.records import Record, utc_now
-from hyperpod_ft.runs.results import expert_load, usage
+from hyperpod_ft.runs.results import expert_load, sampled_answers, usage
 from hyperpod_ft.runs.results.evaluation import evaluations
 from hyperpod_ft.runs.results.metrics import intact_rows
 from hyperpod_ft.runs.results.samples import Samples
@@ -72,6 +72,7 @@ def gather(run: Run, status: RunStatus | None = None) -> RunReport:
         dataset=_dataset(records),
         shown=shown.read(run.paths.dataset_path) if "dataset" in records else (),
         samples=samples,
+        sampled=sampled_answers.read(run.paths.sampled_answers),
         evaluations=evaluations(run),
         training_summary=summary_of(run),
         submissions=run.journal.submissions(),

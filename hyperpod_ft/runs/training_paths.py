@@ -53,6 +53,11 @@ class TrainingPaths:
         return self.directory / "rewards"
 
     @property
+    def sampled_answers(self) -> Path:
+        """Some of the answers that the training has sampled (objectives grpo and rloo)."""
+        return self.directory / "sampled.json"
+
+    @property
     def metrics_path(self) -> Path:
         """One JSON object a logged step."""
         return self.directory / "metrics.jsonl"

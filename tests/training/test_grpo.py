@@ -25,6 +25,7 @@ from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.trl import rules
 from hyperpod_ft.rewards.process import NoRewardError
 from hyperpod_ft.runs.job_files import NOTICE
+from hyperpod_ft.runs.results import sampled_answers
 from hyperpod_ft.runs.results.samples import Samples
 from hyperpod_ft.runs.results.training_summary import summary_of
 from hyperpod_ft.runs.run import Run
@@ -163,9 +164,15 @@ def test_a_restart_changes_no_answer_and_no_reward(tmp_path: Path, objective: st
     assert facts["reward"] == whole[0][-1][0]
     assert whole[0][0][3] == pytest.approx(0, abs=1e-6) and abs(whole[0][1][3]) > 1e-4  # against the model before
     assert throughput(task_of(run), 2, 256, 1000).flops_per_token is None
+    answers, asked = sampled_answers.read(run.paths.sampled_answers), Prompts(run.paths.dataset_path / "train")
+    assert [one.step for one in answers] == [1, 2, 3, 4, 5, 6]
+    for one in answers:
+        prompt = asked[int(DataOrder(5, 42, 2, 2, 1).step(one.step)[0])]
+        assert one.prompt == prompt.text and one.rewards["long"] == len(one.answer) / len(prompt.columns["answer"])
     again_from(run, 4)
     assert train_here(run).facts["resumed_from"] == [4]
     assert ([[row[name] for name in names] for row in metrics(run)], curve(run)) == whole
+    assert sampled_answers.read(run.paths.sampled_answers) == answers
 
 
 def test_two_ranks_go_on_after_a_kill_and_stop_at_a_notice(tmp_path: Path, trl_jobs: Jobs) -> None:

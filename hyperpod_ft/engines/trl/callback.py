@@ -18,7 +18,9 @@ from hyperpod_ft.engines.interface import TrainingProgress
 from hyperpod_ft.engines.metrics import MetricsLog
 from hyperpod_ft.engines.ranks import flags, stop_signal
 from hyperpod_ft.engines.trl.checkpoints import TrainerCheckpoints
+from hyperpod_ft.engines.trl.prompts import first_answer
 from hyperpod_ft.engines.trl.validation import HeldOutRows
+from hyperpod_ft.runs.results import sampled_answers
 from hyperpod_ft.runs.results.metrics import OF_SOURCE
 
 # Reported otherwise, or not again from the beginning after a restart.
@@ -97,6 +99,9 @@ class StepsFollower(TrainerCallback):
         if self.checkpoints.ranks.is_rank_0:
             rate = learning_rate(self.training, step, state.max_steps)
             self.log.write(self.progress, rate, logs["grad_norm"], loss, others)
+            functions = getattr(self.trainer, "reward_funcs", ())
+            if functions and sampled_answers.is_kept(step, state.max_steps):
+                sampled_answers.keep(self.checkpoints.task.sampled_answers, first_answer(step, functions))
         if has_known_scale(self.checkpoints.task.config):
             sanity.check(self.training, self.progress, state.max_steps, self.vocabulary)
         if self.training.keep_best and self.progress.best_step == step:
