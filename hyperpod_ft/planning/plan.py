@@ -163,6 +163,9 @@ def _settings(config: RunConfig, *chosen: str) -> dict[str, Any]:
     }
 
 
+_TEACHER = ("distillation.teacher.source", "distillation.teacher.revision")
+
+
 def _fetched(config: RunConfig) -> dict[str, Any]:
     """What stage download fetches: the sources, without what is done with their rows."""
     parts = config.dataset.parts
@@ -173,7 +176,7 @@ def _fetched(config: RunConfig) -> dict[str, Any]:
         if part.key != "dataset"
     ]
     return {
-        **_settings(config, "model", "dataset.source", "dataset.revision", "dataset.files"),
+        **_settings(config, "model", "dataset.source", "dataset.revision", "dataset.files", *_TEACHER),
         "split": parts[0].dataset.split_name,
         **({"sources": listed} if listed else {}),
     }
@@ -183,7 +186,7 @@ def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     adapters = ("lora",) if config.training.method == "lora" else ()
     # an engine's own section has its name
     settings = _settings(
-        config, "training", "dpo", "sampling", "seed", "cluster.instance_type", config.engine, *adapters
+        config, "training", "dpo", "sampling", "distillation", "seed", "cluster.instance_type", config.engine, *adapters
     )
     settings |= _rewards(config)
     # a degree of 1 divides nothing; who computes which experts changes no result, as with sharding
@@ -274,7 +277,7 @@ _STAGES: dict[StageName, _Definition] = {
         1,
         ("env", "dataset"),
         lambda config, _: _rewards(config),
-        applies=lambda config: config.training.samples_answers,
+        applies=lambda config: config.training.has_rewards,
         cpus=1,
         inherited=False,  # its inputs are among those of train
     ),

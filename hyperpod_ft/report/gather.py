@@ -98,7 +98,7 @@ def _columns(paths: RunPaths) -> dict[str, list[float | None]]:
 
 def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     config, degrees = run.config, run.plan.degrees
-    training, lora, adapter = config.training, config.lora, config.model.adapter
+    training, lora, adapter, taught = config.training, config.lora, config.model.adapter, config.distillation
     lengths = f"{config.dataset.max_length:,} tokens a row"
     if config.dataset.max_target_length:
         lengths += f", {config.dataset.max_target_length:,} of the target"
@@ -113,6 +113,7 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     return {
         "Base model": _pinned(model_asset(config).source, model_asset(config).revision),
         **({"Adapter continued": _pinned(adapter.source, adapter.asset.revision)} if adapter else {}),
+        **({"Teacher": _pinned(taught.teacher.source, taught.teacher.asset.revision)} if taught else {}),
         "Dataset": ", ".join(
             dict.fromkeys(_pinned(part.dataset.source, part.dataset.asset.revision) for part in config.dataset.parts)
         ),
@@ -121,6 +122,7 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
             "sft": "supervised fine-tuning",
             "dpo": f"direct preferences (DPO), beta {config.dpo.beta:g}",
             **{name: f"rewards ({name.upper()}) of {sampled}" for name in ("grpo", "rloo")},
+            "distillation": f"distillation, beta {taught.beta:g}" if taught else "",
         }[training.objective],
         **({"Rewards": ", ".join(_rewarded(reward) for reward in config.reward)} if config.reward else {}),
         "Length": f"{length} of {rows:,} rows, {lengths}",

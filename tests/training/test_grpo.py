@@ -43,8 +43,8 @@ TEXTS = [{"prompt": f"how many {word}s", "answer": word * 9} for word in ("clip"
 CHATS = [{"prompt": [{"role": "user", "content": row["prompt"]}], "answer": row["answer"]} for row in TEXTS]
 
 
-def prepared(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any] | None = None) -> Run:
-    """A run whose stages before `train` are done."""
+def made(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any] | None = None) -> Run:
+    """A run of these rows with a tiny model."""
     tokenizer, model = tiny_tokenizer.make(), tmp_path / "model"
     torch.manual_seed(7)
     AutoModelForCausalLM.from_config(tiny_llama(vocab_size=len(tokenizer))).save_pretrained(model)
@@ -64,8 +64,13 @@ def prepared(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any
         "parallelism": {"ranks_per_node": 1},
     }
     for section, changes in (settings or {}).items():
-        values[section] = changes if isinstance(changes, list) else values[section] | changes
-    run = Run.of(run_file.resolve(run_file.validate(values, "run"), tmp_path))
+        values[section] = changes if isinstance(changes, list) else values.get(section, {}) | changes
+    return Run.of(run_file.resolve(run_file.validate(values, "run"), tmp_path))
+
+
+def prepared(tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any] | None = None) -> Run:
+    """A run whose stages before `train` are done."""
+    run = made(tmp_path, rows, settings)
     run.paths.directory.mkdir(parents=True, exist_ok=True)
     run.freeze()
     finish(run, "env")

@@ -35,6 +35,17 @@ class StartingAdapter(Section):
         return Asset(self.source, self.revision or "")
 
 
+class Teacher(Section):
+    """The model whose probabilities of the next token the trained one learns; it has the same vocabulary."""
+
+    source: Source = Field(description="As `model.source`.")
+    revision: Revision | None = Field(None, description="Hub commit (recommended), tag or branch. Only for Hub ids.")
+
+    @property
+    def asset(self) -> Asset:
+        return Asset(self.source, self.revision or "")
+
+
 _Token = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -112,7 +123,7 @@ class SourceSettings(Section):
         " with tools; the tokenizer's chat template),"
         " `text` (text), `template` (the two templates below), `preference` (prompt, chosen, rejected:"
         " strings or chat messages, for training.objective dpo), or `prompt` (prompt: a string or chat messages, and"
-        " columns that rewards need, for training.objective grpo and rloo).",
+        " columns that rewards need, for training.objective grpo, rloo and distillation).",
     )
     prompt_template: str | None = Field(
         None, description="Formats `template` and `prompt`: Jinja template of the row's fields."

@@ -1,4 +1,4 @@
-"""The training loop, its optimizer, and what is trained: sections `training`, `lora` and `dpo`."""
+"""The training loop, its optimizer, and what is trained: sections `training`, `lora`, `dpo` and `distillation`."""
 
 import math
 from collections.abc import Iterable
@@ -14,24 +14,25 @@ from hyperpod_ft.config.fields import (
     Section,
     Share,
 )
+from hyperpod_ft.config.sections.inputs import Teacher
 
 
 class Training(Section):
     """The training loop and optimizer."""
 
     method: Literal["lora", "full"] = Field("lora", description="Train LoRA adapters, or all parameters.")
-    objective: Literal["sft", "dpo", "grpo", "rloo"] = Field(
+    objective: Literal["sft", "dpo", "grpo", "rloo", "distillation"] = Field(
         "sft",
         description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen to rejected"
         " completions, with a dataset of format preference (not engine neuron). `grpo`,"
-        " `rloo`: learn from the rewards of sampled answers (engine trl; docs/engines.md).",
+        " `rloo`: learn from the rewards of sampled answers. `distillation`: answer as likely as a teacher would (all"
+        " three engine trl; docs/engines.md).",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; overrides epochs.")
     micro_batch_size: PositiveInt = Field(
         1,
-        description="Packed rows per forward pass on each data-parallel rank; with objectives grpo and rloo, sampled"
-        " answers.",
+        description="Packed rows per forward pass on each data-parallel rank; with format prompt, sampled answers.",
     )
     gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
     learning_rate: PositiveFloat = Field(2e-4, description="Peak learning rate of AdamW.")
@@ -78,8 +79,8 @@ class Training(Section):
     )
     sanity_margin: PositiveFloat = Field(
         2.0,
-        description="Margin of these checks, in nats per token. Losses on other scales are not checked: those of grpo"
-        " and rloo, and of ipo, sppo_hard and loss_weights (section trl).",
+        description="Margin of these checks, in nats per token. Losses on other scales are not checked: those of grpo,"
+        " rloo, distillation, and of ipo, sppo_hard and loss_weights (section trl).",
     )
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
@@ -117,7 +118,12 @@ class Training(Section):
 
     @property
     def samples_answers(self) -> bool:
-        """Whether the model answers prompts, and learns from the rewards of its answers."""
+        """Whether the model learns from its answers to prompts."""
+        return self.has_rewards or self.objective == "distillation"
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether it learns from what functions say of them."""
         return self.objective in ("grpo", "rloo")
 
     def compiles(self, on_accelerator: bool) -> bool:
@@ -191,6 +197,17 @@ class Dpo(Section):
     )
     label_smoothing: Annotated[Share, Field(lt=0.5)] = Field(
         0.0, description="Assumed share of pairs with chosen and rejected swapped (conservative DPO; engine torch)."
+    )
+
+
+class Distillation(Section):
+    """Learning from another model (training.objective distillation)."""
+
+    teacher: Teacher
+    beta: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0,
+        description="Which divergence: 1: the Kullback-Leibler divergence from the teacher (reverse); 0: the teacher's"
+        " from the model (forward); between them: of both from their mixture (Jensen-Shannon).",
     )
 
 

@@ -72,16 +72,26 @@ def _dpo(config: RunConfig) -> dict[str, Any]:
 
 
 def _rewarded(config: RunConfig) -> dict[str, Any]:
-    return {
+    return _sampled(config) | {
         "num_generations": config.sampling.generations,
-        "max_completion_length": config.sampling.max_completion_length,
         "beta": config.sampling.beta,
-        "temperature": config.sampling.temperature,
         "reward_weights": [reward.weight for reward in config.reward],
+    }
+
+
+def _distillation(config: RunConfig) -> dict[str, Any]:
+    assert config.distillation
+    return _sampled(config) | {"beta": config.distillation.beta}
+
+
+def _sampled(config: RunConfig) -> dict[str, Any]:
+    return {
+        "max_completion_length": config.sampling.max_completion_length,
+        "temperature": config.sampling.temperature,
         "shuffle_dataset": False,  # likewise
     }
 
 
 # the rows have their length
 _OF_ROWS: Mapping[str, Any] = {"max_length": None, "label_names": ["labels"]}
-_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo, "grpo": _rewarded, "rloo": _rewarded}
+_OF_OBJECTIVE = {"sft": _sft, "dpo": _dpo, "grpo": _rewarded, "rloo": _rewarded, "distillation": _distillation}

@@ -87,6 +87,11 @@ def _check_preferences(config: RunConfig) -> None:
 
 def _check_lora(config: RunConfig) -> None:
     require_defaults(config, _LORA_TORCH_ONLY, "only engine torch supports it")
+    if config.training.samples_answers and config.training.precision == "bf16" and config.lora.modules_to_save:
+        raise UserError(
+            "lora.modules_to_save: TRL samples answers without autocast, in which modules trained whole are fp32",
+            "leave it out, or set training.precision: fp32",
+        )
     if ends := sorted(config.lora.given_names & {*EMBEDDINGS, "lm_head"}):
         raise UserError(
             f"lora.target_modules: TRL does not train an adapter of {ends[0]}",
@@ -104,7 +109,7 @@ def check_degrees(config: RunConfig, degrees: Degrees) -> None:
             "leave it out",
         )
     answers = training.micro_batch_size * training.gradient_accumulation_steps * degrees.data_parallel
-    if training.samples_answers and answers % config.sampling.generations:
+    if answers % config.answers_per_prompt:
         raise UserError(
             f"sampling.generations: {config.sampling.generations} does not divide the {answers} answers of a step"
             " (training.micro_batch_size x gradient_accumulation_steps x data-parallel ranks)",

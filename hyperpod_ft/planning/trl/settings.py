@@ -97,6 +97,7 @@ SETTINGS: Mapping[str, Mapping[str, Values]] = {
         "top_entropy_quantile": float,
     },
     "rloo": {**_SAMPLED, **_REWARDED, "normalize_advantages": bool},
+    "distillation": _SAMPLED,
 }
 """By the run's objective."""
 
@@ -140,7 +141,10 @@ ELSEWHERE: dict[str, str] = {
     "weight_decay": "training.weight_decay",
 }
 """Settings of TRL that are keys of a run file."""
-_OF_OBJECTIVE: Mapping[str, dict[str, str]] = {name: {"beta": "sampling.beta"} for name in ("grpo", "rloo")}
+_OF_OBJECTIVE: Mapping[str, dict[str, str]] = {
+    **{name: {"beta": "sampling.beta"} for name in ("grpo", "rloo")},
+    "distillation": {"beta": "distillation.beta"},
+}
 
 
 def attention(config: RunConfig) -> str:

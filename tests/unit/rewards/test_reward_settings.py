@@ -18,6 +18,11 @@ GRPO: dict[str, Any] = {
     "dataset__format": "prompt",
     "reward": [{"function": "json"}],
 }
+TAUGHT = {
+    "training__objective": "distillation",
+    "distillation": {"teacher": {"source": "Qwen/Qwen3-8B"}},
+    "reward": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -32,12 +37,21 @@ GRPO: dict[str, Any] = {
         ({"reward": [{"function": "json"}] * 2}, "reward.0.name: json is there twice"),
         ({"training__validate_every_steps": 2}, "training.validate_every_steps: objective grpo has no"),
         ({"dataset__packing": "bfd"}, "dataset.packing: bfd is not possible with format prompt"),
-        ({"dataset__format": "text"}, "objective grpo or rloo and format prompt go together"),
-        ({"training__objective": "sft"}, "objective grpo or rloo and format prompt go together"),
+        ({"dataset__format": "text"}, "objective grpo, rloo or distillation and format prompt go together"),
+        ({"training__objective": "sft"}, "objective grpo, rloo or distillation and format prompt go together"),
         ({"engine": "torch"}, "training.objective: engine torch has no grpo"),
         ({"engine": "torch", "training__objective": "rloo"}, "training.objective: engine torch has no rloo"),
         ({"sampling__generations": 3}, "sampling.generations: 3 does not divide the 8 answers of a step"),
         ({"parallelism__sharding": "zero3"}, "parallelism.sharding: zero3 has not been tried with objective grpo"),
+        ({"lora__modules_to_save": ["lm_head"]}, "lora.modules_to_save: TRL samples answers without autocast"),
+        ({"distillation": {"teacher": {"source": "a/b"}}}, "distillation: has no effect without"),
+        ({"training__objective": "distillation"}, "reward: has no effect without training.objective grpo or rloo"),
+        ({"training__objective": "distillation", "reward": []}, "distillation.teacher: is missing"),
+        ({**TAUGHT, "sampling__generations": 2}, "sampling.generations: has no effect with objective distillation"),
+        ({**TAUGHT, "training__validate_every_steps": 2}, "objective distillation has no validation loss"),
+        ({**TAUGHT, "parallelism__sharding": "zero3"}, "zero3 has not been tried with objective distillation"),
+        ({**TAUGHT, "trl": {"beta": 0.1}}, "set distillation.beta instead"),
+        ({**TAUGHT, "engine": "torch"}, "training.objective: engine torch has no distillation"),
         ({"trl": {"use_vllm": True}}, "trl: use_vllm is not supported"),
         ({"trl": {"beta": 0.1}}, "set sampling.beta instead"),
         ({"trl": {"num_iterations": 2}}, "'num_iterations' is not one of the settings"),

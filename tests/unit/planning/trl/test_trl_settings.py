@@ -1,6 +1,7 @@
 """What engine trl takes of a run file: TRL's own settings by their names and types, and the limits of the engine."""
 
 import dataclasses
+import json
 import re
 import typing
 from contextlib import nullcontext
@@ -10,9 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 from transformers import TrainerControl
 from transformers.training_args import OptimizerNames
+from trl.trainer.distillation_config import DistillationConfig
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.rloo_config import RLOOConfig
@@ -24,7 +28,7 @@ from hyperpod_ft.engines.trl.arguments import arguments
 from hyperpod_ft.engines.trl.callback import StepsFollower
 from hyperpod_ft.errors import UserError
 from hyperpod_ft.planning.layout import Sharding
-from hyperpod_ft.planning.model_fit import check_trainable
+from hyperpod_ft.planning.model_fit import check_model_directory, check_trainable
 from hyperpod_ft.planning.parallelism import degrees_of
 from hyperpod_ft.planning.trl import limits, rules, settings
 from scripts.memory_table import LLAMA_3_8B
@@ -33,7 +37,13 @@ from tests.unit.config.run_files import load, refused
 from tests.unit.planning.memory_estimates import estimated, shape_of
 
 ROOT = Path(__file__).resolve().parents[4]
-CONFIGS = {"sft": SFTConfig, "dpo": DPOConfig, "grpo": GRPOConfig, "rloo": RLOOConfig}
+CONFIGS = {
+    "sft": SFTConfig,
+    "dpo": DPOConfig,
+    "grpo": GRPOConfig,
+    "rloo": RLOOConfig,
+    "distillation": DistillationConfig,
+}
 TRL: dict[str, Any] = {"engine": "trl", "cluster__instance_type": "p5.48xlarge"}
 TRL |= {"parallelism__tensor_parallel": 1, "parallelism__ranks_per_node": 8}
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -42,6 +52,11 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     **{
         name: {"training__objective": name, "dataset__format": "prompt", "reward": [{"function": "json"}]}
         for name in ("grpo", "rloo")
+    },
+    "distillation": {
+        "training__objective": "distillation",
+        "dataset__format": "prompt",
+        "distillation": {"teacher": {"source": "Qwen/Qwen3-8B"}},
     },
 }
 
@@ -91,6 +106,7 @@ def test_trl_leaves_the_dropout_of_adapters_on(make_run: MakeRun, objective: str
         ("dpo", {"loss_type": ["sigmoid", "sft"], "loss_weights": [30, 1]}, False),
         ("grpo", {}, False),
         ("rloo", {}, False),
+        ("distillation", {}, False),
     ],
 )
 def test_losses_on_another_scale_are_not_compared_with_guessing(
@@ -219,6 +235,19 @@ def test_models_of_other_types_are_refused(make_run: MakeRun) -> None:
     for family in ("gptj", "mixtral", "t5"):
         with pytest.raises(UserError, match=f"engine trl has not been tried with models of type '{family}'"):
             check_trainable(config, degrees_of(config), LLAMA_3_8B | {"model_type": family})
+
+
+def test_memory_counts_a_teacher(make_run: MakeRun, tmp_path: Path) -> None:
+    """Once its files are here; until then, the estimate says that it is missing."""
+    config = make_run(**TRL, **OBJECTIVES["distillation"]).config
+    model, teacher = tmp_path / "model", tmp_path / "a-teacher"
+    for directory in (model, teacher):
+        directory.mkdir()
+        (directory / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    save_file({"weight": torch.zeros(1000, 500)}, teacher / "model.safetensors")
+    before, fit = (check_model_directory(config, degrees_of(config), model, teacher=each) for each in (None, teacher))
+    assert "the teacher's size is known after download" in before.unknown and not fit.unknown
+    assert before.memory and fit.memory and fit.memory.weights - before.memory.weights == 2 * 1000 * 500
 
 
 def test_memory_grows_with_what_is_kept(make_run: MakeRun) -> None:
