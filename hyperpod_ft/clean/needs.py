@@ -35,7 +35,7 @@ def _paths(run: Run) -> Iterator[Path]:
             yield run.paths.own_tasks
     # another run's model, or an interpreter that was made elsewhere on this volume
     others = [config.model.adapter.source] if config.model.adapter else []
-    others += [config.distillation.teacher.source] if config.distillation else []
+    others += [config.teacher.source] if config.teacher else []
     for given in (config.model.source, *others, *(part.dataset.source for part in config.dataset.parts), *pythons):
         if given and given.startswith("/"):
             yield Path(given)

@@ -18,7 +18,7 @@ from hyperpod_ft.config.sections.parallelism import Neuron, Parallelism
 from hyperpod_ft.config.sections.results import Eval, Generate, Merge
 from hyperpod_ft.config.sections.rewards import Reward, Sampling
 from hyperpod_ft.config.sections.sagemaker import MAX_LORA_RANK, Deploy, SageMaker
-from hyperpod_ft.config.sections.training import Distillation, Dpo, Lora, Training
+from hyperpod_ft.config.sections.training import Dpo, Lora, Teacher, Training
 from hyperpod_ft.errors import UserError
 
 EngineName = Literal["torch", "neuron", "trl"]
@@ -57,7 +57,7 @@ class RunConfig(Section):
     dpo: Dpo = Field(default_factory=Dpo)
     sampling: Sampling = Field(default_factory=Sampling)
     reward: tuple[Reward, ...] = ()
-    distillation: Distillation | None = None
+    teacher: Teacher | None = None
     training: Training = Field(default_factory=Training)
     parallelism: Parallelism = Field(default_factory=Parallelism)
     neuron: Neuron = Field(default_factory=Neuron)
@@ -178,8 +178,8 @@ def _check_objective(config: RunConfig) -> None:
         raise ValueError(f"sampling: has no effect without training.objective {_listed('prompt')}; remove it")
     if not config.training.has_rewards and config.reward:
         raise ValueError("reward: has no effect without training.objective grpo or rloo; remove it")
-    if objective != "distillation" and config.distillation:
-        raise ValueError("distillation: has no effect without training.objective distillation; remove it")
+    if objective != "distillation" and config.teacher:
+        raise ValueError("teacher: has no effect without training.objective distillation; remove it")
     if config.training.samples_answers:
         _check_answers(config)
     if dpo and dataset.packing == "wrapped":
@@ -201,8 +201,8 @@ def _check_answers(config: RunConfig) -> None:
             f"reward: is missing; objective {config.training.objective} needs at least one function (docs/engines.md)"
         )
     if config.training.objective == "distillation":
-        if config.distillation is None:
-            raise ValueError("distillation.teacher: is missing; name the model to learn from (docs/engines.md)")
+        if config.teacher is None:
+            raise ValueError("teacher: is missing; name the model to learn from (docs/engines.md)")
         for key in ("generations", "beta"):
             if getattr(config.sampling, key) != Sampling.model_fields[key].default:
                 raise ValueError(f"sampling.{key}: has no effect with objective distillation; remove it")

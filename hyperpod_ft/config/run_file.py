@@ -71,7 +71,7 @@ def resolve(config: RunConfig, base: Path) -> RunConfig:
     for section in ("env", "tracking"):
         values[section]["python"] = _interpreter(values[section]["python"], base)
     adapter = ("model.adapter",) if config.model.adapter else ()
-    teacher = ("distillation.teacher",) if config.distillation else ()
+    teacher = ("teacher",) if config.teacher else ()
     for key in ("model", *adapter, *teacher, *(part.key for part in config.dataset.parts)):
         given = _section(values, key)
         pinned = sources.resolve(f"{key}.source", given["source"], given["revision"], base)

@@ -42,11 +42,10 @@ def model(run: Run) -> Wanted:
 
 def teacher(run: Run) -> list[Wanted]:
     """The model that training learns from; nothing without one."""
-    given, directory = run.config.distillation, run.paths.teacher
+    given, directory = run.config.teacher, run.paths.teacher
     if given is None or directory is None:
         return []
-    key, asset = "distillation.teacher", given.teacher.asset
-    return [_model(key, asset, model_files(f"{key}.source", asset.source), directory)]
+    return [_model("teacher", given.asset, model_files("teacher.source", given.source), directory)]
 
 
 def _model(key: str, asset: Asset, choose: Choice, directory: Path) -> Wanted:

@@ -79,7 +79,7 @@ def check_model_directory(
     layout = replace(rules.layout(config, degrees, shape), own_attention=own_attention)
     pipeline = rules.explain_pipeline(config, degrees, shape) if shape else None
     unknown = _unknown(shape, model_config) if available(config) else ""
-    if available(config) and config.distillation and teacher is None:
+    if available(config) and config.teacher and teacher is None:
         unknown = "at least that: the teacher's size is known after download"
     return TrainingFit(layout, rules.sharding(config, degrees, shape), memory, unknown, pipeline)
 
@@ -89,7 +89,7 @@ def _teacher_parameters(teacher: Path, directory: Path) -> int:
     ours, theirs = (_vocabulary(each) for each in (directory, teacher))
     if ours != theirs:
         raise UserError(
-            "distillation.teacher.source: the teacher's vocabulary is not that of model.source",
+            "teacher.source: the teacher's vocabulary is not that of model.source",
             "choose a teacher that has the same tokenizer and vocab_size",
         )
     return sum(math.prod(tensor.shape) for tensor in read_model(teacher))

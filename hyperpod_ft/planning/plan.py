@@ -163,12 +163,9 @@ def _settings(config: RunConfig, *chosen: str) -> dict[str, Any]:
     }
 
 
-_TEACHER = ("distillation.teacher.source", "distillation.teacher.revision")
-
-
 def _fetched(config: RunConfig) -> dict[str, Any]:
     """What stage download fetches: the sources, without what is done with their rows."""
-    parts = config.dataset.parts
+    parts, teacher = config.dataset.parts, ("teacher.source", "teacher.revision")
     listed = [
         part.dataset.model_dump(mode="json", include={"source", "revision", "files"}, exclude_defaults=True)
         | {"split": part.dataset.split_name}
@@ -176,7 +173,7 @@ def _fetched(config: RunConfig) -> dict[str, Any]:
         if part.key != "dataset"
     ]
     return {
-        **_settings(config, "model", "dataset.source", "dataset.revision", "dataset.files", *_TEACHER),
+        **_settings(config, "model", "dataset.source", "dataset.revision", "dataset.files", *teacher),
         "split": parts[0].dataset.split_name,
         **({"sources": listed} if listed else {}),
     }
@@ -186,7 +183,7 @@ def _training(config: RunConfig, degrees: Degrees) -> dict[str, Any]:
     adapters = ("lora",) if config.training.method == "lora" else ()
     # an engine's own section has its name
     settings = _settings(
-        config, "training", "dpo", "sampling", "distillation", "seed", "cluster.instance_type", config.engine, *adapters
+        config, "training", "dpo", "sampling", "teacher.beta", "seed", "cluster.instance_type", config.engine, *adapters
     )
     settings |= _rewards(config)
     # a degree of 1 divides nothing; who computes which experts changes no result, as with sharding

@@ -98,7 +98,7 @@ def _columns(paths: RunPaths) -> dict[str, list[float | None]]:
 
 def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     config, degrees = run.config, run.plan.degrees
-    training, lora, adapter, taught = config.training, config.lora, config.model.adapter, config.distillation
+    training, lora, adapter, teacher = config.training, config.lora, config.model.adapter, config.teacher
     lengths = f"{config.dataset.max_length:,} tokens a row"
     if config.dataset.max_target_length:
         lengths += f", {config.dataset.max_target_length:,} of the target"
@@ -113,7 +113,7 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
     return {
         "Base model": _pinned(model_asset(config).source, model_asset(config).revision),
         **({"Adapter continued": _pinned(adapter.source, adapter.asset.revision)} if adapter else {}),
-        **({"Teacher": _pinned(taught.teacher.source, taught.teacher.asset.revision)} if taught else {}),
+        **({"Teacher": _pinned(teacher.source, teacher.asset.revision)} if teacher else {}),
         "Dataset": ", ".join(
             dict.fromkeys(_pinned(part.dataset.source, part.dataset.asset.revision) for part in config.dataset.parts)
         ),
@@ -122,7 +122,7 @@ def _subject(run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
             "sft": "supervised fine-tuning",
             "dpo": f"direct preferences (DPO), beta {config.dpo.beta:g}",
             **{name: f"rewards ({name.upper()}) of {sampled}" for name in ("grpo", "rloo")},
-            "distillation": f"distillation, beta {taught.beta:g}" if taught else "",
+            "distillation": f"distillation, beta {teacher.beta:g}" if teacher else "",
         }[training.objective],
         **({"Rewards": ", ".join(_rewarded(reward) for reward in config.reward)} if config.reward else {}),
         "Length": f"{length} of {rows:,} rows, {lengths}",

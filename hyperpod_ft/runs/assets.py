@@ -26,7 +26,7 @@ def assets(config: RunConfig) -> list[tuple[str, Kind, Asset]]:
     return [
         ("model", "model", model_asset(config)),
         *([("model.adapter", "adapter", config.model.adapter.asset)] if config.model.adapter else ()),
-        *([("distillation.teacher", "model", config.distillation.teacher.asset)] if config.distillation else ()),
+        *([("teacher", "model", config.teacher.asset)] if config.teacher else ()),
         *((part.key, "dataset", part.dataset.asset) for part in config.dataset.parts),
     ]
 
@@ -42,13 +42,13 @@ def fetched_model(config: RunConfig) -> Path:
 
 def teacher(config: RunConfig) -> Path | None:
     """The directory in which stage download puts the teacher; None without one."""
-    return config.root / "models" / config.distillation.teacher.asset.slug if config.distillation else None
+    return config.root / "models" / config.teacher.asset.slug if config.teacher else None
 
 
 def teacher_here(config: RunConfig) -> Path | None:
     """A directory that has the teacher; None when none is on this machine."""
     fetched = teacher(config)
-    return _here(fetched, config.distillation.teacher.source) if fetched and config.distillation else None
+    return _here(fetched, config.teacher.source) if fetched and config.teacher else None
 
 
 def base_model(config: RunConfig) -> Path:

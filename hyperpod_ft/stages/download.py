@@ -22,7 +22,7 @@ def work(run: Run) -> Result:
     adapter.check(run)
     fetched |= {wanted.key: ensure(wanted) for wanted in assets.teacher(run)}
     config, paths = with_adapter(run.config), run.paths
-    check_model_directory(config, run.plan.degrees, paths.fetched_model, teacher=paths.teacher)
+    check_model_directory(config, run.plan.degrees, paths.fetched_model, None, paths.teacher)
     if extended := assets.model_with_new_tokens(run):
         fetched["model.new_tokens"] = ensure(extended)
     fetched |= {wanted.key: ensure(wanted) for wanted in assets.datasets(run)}

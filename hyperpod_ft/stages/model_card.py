@@ -93,9 +93,8 @@ def with_evaluations(card: str, evaluations: Sequence[EvaluationResult]) -> str:
 def _objective(config: RunConfig) -> dict[str, str]:
     if config.training.objective == "sft":
         return {}
-    if config.distillation:
-        teacher = _pinned(config.distillation.teacher.asset)
-        return {"objective": f"distillation of {teacher}, beta {config.distillation.beta:g}"}
+    if config.teacher:
+        return {"objective": f"distillation of {_pinned(config.teacher.asset)}, beta {config.teacher.beta:g}"}
     if config.training.samples_answers:
         name = {"grpo": "group relative policy optimization (GRPO)", "rloo": "REINFORCE leave-one-out (RLOO)"}
         rewards = ", ".join(reward.known_as for reward in config.reward)

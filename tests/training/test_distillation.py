@@ -33,7 +33,7 @@ def taught(tmp_path: Path, method: str, **changes: Any) -> Run:
     settings = {
         "reward": [],
         "sampling": {"generations": 8, "beta": 0.0},
-        "distillation": {"teacher": {"source": str(directory)}},
+        "teacher": {"source": str(directory)},
         "lora": {"modules_to_save": ["lm_head"]},
         "training": training | {"learning_rate": 1e-2},
         "generate": {"train_samples": 2, "max_new_tokens": 4},
@@ -66,5 +66,5 @@ def test_a_model_comes_to_its_teachers_opinion(tmp_path: Path, method: str) -> N
 def test_a_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     run = taught(tmp_path, "lora", vocab_size=9)
     for refusing in (preflight.check_run, perform):  # on the head node, and by stage download
-        with pytest.raises(UserError, match=r"^distillation\.teacher\.source: the teacher's vocabulary is not that of"):
+        with pytest.raises(UserError, match=r"^teacher\.source: the teacher's vocabulary is not that of"):
             refusing(run)

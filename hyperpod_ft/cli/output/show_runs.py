@@ -104,8 +104,8 @@ def _print_changes(config: RunConfig) -> None:
         print(f"tokens    {len(tokens)} new: {clip(', '.join(map(repr, tokens)), 80)}")
     if config.model.adapter:
         print(f"adapter   continues {shown(config.model.adapter.source)}, {_of_adapter(config)}")
-    if config.distillation:
-        print(f"teacher   {shown(config.distillation.teacher.source)}")
+    if config.teacher:
+        print(f"teacher   {shown(config.teacher.source)}")
 
 
 def _of_adapter(config: RunConfig) -> str:

@@ -35,17 +35,6 @@ class StartingAdapter(Section):
         return Asset(self.source, self.revision or "")
 
 
-class Teacher(Section):
-    """The model whose probabilities of the next token the trained one learns; it has the same vocabulary."""
-
-    source: Source = Field(description="As `model.source`.")
-    revision: Revision | None = Field(None, description="Hub commit (recommended), tag or branch. Only for Hub ids.")
-
-    @property
-    def asset(self) -> Asset:
-        return Asset(self.source, self.revision or "")
-
-
 _Token = Annotated[str, StringConstraints(min_length=1)]
 
 

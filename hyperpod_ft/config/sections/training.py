@@ -1,4 +1,4 @@
-"""The training loop, its optimizer, and what is trained: sections `training`, `lora`, `dpo` and `distillation`."""
+"""The training loop, its optimizer, and what is trained: sections `training`, `lora`, `dpo` and `teacher`."""
 
 import math
 from collections.abc import Iterable
@@ -11,10 +11,12 @@ from hyperpod_ft.config.fields import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Revision,
     Section,
     Share,
+    Source,
 )
-from hyperpod_ft.config.sections.inputs import Teacher
+from hyperpod_ft.config.sources import Asset
 
 
 class Training(Section):
@@ -200,15 +202,20 @@ class Dpo(Section):
     )
 
 
-class Distillation(Section):
-    """Learning from another model (training.objective distillation)."""
+class Teacher(Section):
+    """The model whose probabilities of each next token are learned (training.objective distillation)."""
 
-    teacher: Teacher
+    source: Source = Field(description="As `model.source`, with the vocabulary of that model.")
+    revision: Revision | None = Field(None, description="Hub commit (recommended), tag or branch. Only for Hub ids.")
     beta: Annotated[float, Field(ge=0, le=1)] = Field(
         1.0,
-        description="Which divergence: 1: the Kullback-Leibler divergence from the teacher (reverse); 0: the teacher's"
-        " from the model (forward); between them: of both from their mixture (Jensen-Shannon).",
+        description="1: the divergence from the teacher (reverse KL); 0: the teacher's divergence (forward KL); between"
+        " them: generalized Jensen-Shannon.",
     )
+
+    @property
+    def asset(self) -> Asset:
+        return Asset(self.source, self.revision or "")
 
 
 def total_steps(training: Training, rows: int, rows_per_step: int) -> int:

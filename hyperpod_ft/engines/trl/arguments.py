@@ -80,8 +80,8 @@ def _rewarded(config: RunConfig) -> dict[str, Any]:
 
 
 def _distillation(config: RunConfig) -> dict[str, Any]:
-    assert config.distillation
-    return _sampled(config) | {"beta": config.distillation.beta}
+    assert config.teacher
+    return _sampled(config) | {"beta": config.teacher.beta}
 
 
 def _sampled(config: RunConfig) -> dict[str, Any]:

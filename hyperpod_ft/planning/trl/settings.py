@@ -143,7 +143,7 @@ ELSEWHERE: dict[str, str] = {
 """Settings of TRL that are keys of a run file."""
 _OF_OBJECTIVE: Mapping[str, dict[str, str]] = {
     **{name: {"beta": "sampling.beta"} for name in ("grpo", "rloo")},
-    "distillation": {"beta": "distillation.beta"},
+    "distillation": {"beta": "teacher.beta"},
 }
 
 

@@ -20,7 +20,7 @@ GRPO: dict[str, Any] = {
 }
 TAUGHT = {
     "training__objective": "distillation",
-    "distillation": {"teacher": {"source": "Qwen/Qwen3-8B"}},
+    "teacher": {"source": "Qwen/Qwen3-8B"},
     "reward": [],
 }
 
@@ -44,13 +44,13 @@ TAUGHT = {
         ({"sampling__generations": 3}, "sampling.generations: 3 does not divide the 8 answers of a step"),
         ({"parallelism__sharding": "zero3"}, "parallelism.sharding: zero3 has not been tried with objective grpo"),
         ({"lora__modules_to_save": ["lm_head"]}, "lora.modules_to_save: TRL samples answers without autocast"),
-        ({"distillation": {"teacher": {"source": "a/b"}}}, "distillation: has no effect without"),
+        ({"teacher": {"source": "a/b"}}, "teacher: has no effect without training.objective distillation"),
         ({"training__objective": "distillation"}, "reward: has no effect without training.objective grpo or rloo"),
-        ({"training__objective": "distillation", "reward": []}, "distillation.teacher: is missing"),
+        ({"training__objective": "distillation", "reward": []}, "teacher: is missing"),
         ({**TAUGHT, "sampling__generations": 2}, "sampling.generations: has no effect with objective distillation"),
         ({**TAUGHT, "training__validate_every_steps": 2}, "objective distillation has no validation loss"),
         ({**TAUGHT, "parallelism__sharding": "zero3"}, "zero3 has not been tried with objective distillation"),
-        ({**TAUGHT, "trl": {"beta": 0.1}}, "set distillation.beta instead"),
+        ({**TAUGHT, "trl": {"beta": 0.1}}, "set teacher.beta instead"),
         ({**TAUGHT, "engine": "torch"}, "training.objective: engine torch has no distillation"),
         ({"trl": {"use_vllm": True}}, "trl: use_vllm is not supported"),
         ({"trl": {"beta": 0.1}}, "set sampling.beta instead"),

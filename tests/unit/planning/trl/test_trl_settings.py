@@ -56,7 +56,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "distillation": {
         "training__objective": "distillation",
         "dataset__format": "prompt",
-        "distillation": {"teacher": {"source": "Qwen/Qwen3-8B"}},
+        "teacher": {"source": "Qwen/Qwen3-8B"},
     },
 }
 
