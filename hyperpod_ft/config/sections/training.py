@@ -27,8 +27,8 @@ class Training(Section):
         "sft",
         description="`sft`: maximize the likelihood of the labeled tokens. `dpo`: prefer chosen to rejected"
         " completions, with a dataset of format preference (not engine neuron). `grpo`,"
-        " `rloo`: learn from the rewards of sampled answers. `distillation`: answer as likely as a teacher would (all"
-        " three engine trl; docs/engines.md).",
+        " `rloo`: learn from the rewards of sampled answers. `distillation`: from a teacher (all three"
+        " engine trl; docs/engines.md).",
     )
     epochs: PositiveFloat = Field(3, description="Passes over the training rows; may be a fraction.")
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; overrides epochs.")
@@ -81,8 +81,8 @@ class Training(Section):
     )
     sanity_margin: PositiveFloat = Field(
         2.0,
-        description="Margin of these checks, in nats per token. Losses on other scales are not checked: those of grpo,"
-        " rloo, distillation, and of ipo, sppo_hard and loss_weights (section trl).",
+        description="Margin of these checks, in nats per token. Losses on other scales are not checked: of sampled answers,"
+        " ipo, sppo_hard, loss_weights.",
     )
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
@@ -203,14 +203,12 @@ class Dpo(Section):
 
 
 class Teacher(Section):
-    """The model whose probabilities of each next token are learned (training.objective distillation)."""
+    """The model to learn from (training.objective distillation)."""
 
     source: Source = Field(description="As `model.source`, with the vocabulary of that model.")
-    revision: Revision | None = Field(None, description="Hub commit (recommended), tag or branch. Only for Hub ids.")
+    revision: Revision | None = Field(None, description="As `model.revision`.")
     beta: Annotated[float, Field(ge=0, le=1)] = Field(
-        1.0,
-        description="1: the divergence from the teacher (reverse KL); 0: the teacher's divergence (forward KL); between"
-        " them: generalized Jensen-Shannon.",
+        1.0, description="0: forward KL divergence; 1: reverse; between: generalized Jensen-Shannon."
     )
 
     @property

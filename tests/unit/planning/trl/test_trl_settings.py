@@ -82,7 +82,7 @@ def test_settings_are_those_of_the_installed_trl(make_run: MakeRun, objective: s
 def test_the_page_shows_what_is_accepted_and_names_every_setting() -> None:
     page = (ROOT / "docs/engines.md").read_text(encoding="utf-8").partition("## Engine trl")[2].partition("\n## ")[0]
     shown = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
-    assert [one["engine"] for one in shown] == ["trl", "trl"]
+    assert [one["engine"] for one in shown] == ["trl", "trl", "trl"]
     for values in shown:
         values["dataset"] = {"source": "tatsu-lab/alpaca", "format": "alpaca"} | values.get("dataset", {})
         validate({"name": "shown", "model": {"source": "Qwen/Qwen3-8B"}} | values, "docs/engines.md")
