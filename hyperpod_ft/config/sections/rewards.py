@@ -30,13 +30,13 @@ _OWN = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 class Sampling(Section):
     """The answers that a training learns from (dataset.format prompt)."""
 
-    generations: Annotated[PositiveInt, Field(ge=2)] = Field(8, description="Answers to each prompt; 1 with distillation.")
+    generations: Annotated[PositiveInt, Field(ge=2)] = Field(
+        8, description="Answers to each prompt; 1 with distillation."
+    )
     max_completion_length: PositiveInt = Field(
         256, description="Tokens of an answer, at most, after a prompt of at most dataset.max_length."
     )
-    beta: NonNegativeFloat = Field(
-        0.0, description="Weight of the KL divergence from the base model; 0: none."
-    )
+    beta: NonNegativeFloat = Field(0.0, description="Weight of the KL divergence from the base model; 0: none.")
     temperature: PositiveFloat = Field(1.0, description="Temperature of the sampling.")
 
 

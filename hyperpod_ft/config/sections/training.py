@@ -81,8 +81,8 @@ class Training(Section):
     )
     sanity_margin: PositiveFloat = Field(
         2.0,
-        description="Margin of these checks, in nats per token. Losses on other scales are not checked: of sampled answers,"
-        " ipo, sppo_hard, loss_weights.",
+        description="Margin of these checks, in nats per token. Losses on other scales are not checked: of sampled"
+        " answers, ipo, sppo_hard, loss_weights.",
     )
     log_every_steps: PositiveInt = Field(1, description="Steps between lines of metrics.jsonl.")
     save_every_steps: PositiveInt = Field(100, description="Steps between checkpoints; the last step is always saved.")
@@ -205,7 +205,7 @@ class Dpo(Section):
 class Teacher(Section):
     """The model to learn from (training.objective distillation)."""
 
-    source: Source = Field(description="As `model.source`, with the vocabulary of that model.")
+    source: Source = Field(description="As `model.source`, with its vocabulary.")
     revision: Revision | None = Field(None, description="As `model.revision`.")
     beta: Annotated[float, Field(ge=0, le=1)] = Field(
         1.0, description="0: forward KL divergence; 1: reverse; between: generalized Jensen-Shannon."
